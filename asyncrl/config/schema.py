@@ -1,0 +1,160 @@
+"""The typed shape of `run.toml`. Invariant: every setting a run depends on is here, with a unit, a range and one line of documentation.
+
+Frozen, and unknown keys are errors (`load.py` says the nearest name). What follows from the settings is not here but in `derived.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+Whole = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table of run.toml."""
+
+
+class Task(Section, frozen=True):
+    """What is learned: prompts, and the verifier of answers."""
+
+    name: Annotated[str, Meta(description="a reasoning-gym data set, or `jsonl`")] = "spell_backward"
+    params: Annotated[dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")] = {}
+    path: Annotated[str, Meta(description="`jsonl`: the file of prompts")] = ""
+    eval_path: Annotated[str, Meta(description="`jsonl`: the file of held-out prompts; empty: the last eval_size lines of path")] = ""
+    verifier: Annotated[str, Meta(description="`jsonl`: verifier of lines that name none: exact, number, or module:function")] = "exact"
+    template: Annotated[str, Meta(description="the prompt's text around {question}")] = "{question}\n"
+    chat: Annotated[bool, Meta(description="render prompts with the model's chat template instead")] = False
+    train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
+    eval_size: Annotated[int, Meta(ge=0, description="held-out prompts; 0: no evaluation")] = 128
+    epochs: Annotated[int, Meta(ge=0, description="passes over the training prompts; 0: as many as the steps need")] = 0
+    verdict_s: Annotated[float, Meta(gt=0, description="seconds a verifier may take for one answer")] = 10.0
+
+
+class Model(Section, frozen=True):
+    """What learns."""
+
+    path: Annotated[str, Meta(description="a local Hugging Face model directory; empty: the bundled small model")] = ""
+    warmup_steps: Annotated[int, Meta(ge=0, description="bundled model: supervised steps on the task's own answers")] = 600
+    dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
+
+
+class Engine(Section, frozen=True):
+    """Who generates."""
+
+    kind: Annotated[Literal["embedded", "scripted"], Meta(description="embedded: transformers in the rollout process")] = "embedded"
+    slots: Annotated[int, Meta(ge=1, description="rollouts decoded at a time, for each rollout actor")] = 64
+    chunk_tokens: Annotated[int, Meta(ge=1, description="decode steps between two streamed chunks")] = 8
+    context_tokens: Annotated[int, Meta(ge=8, description="prompt and response together, at most")] = 256
+    kv: Annotated[Literal["keep", "recompute"], Meta(description="the cache of unfinished rollouts at a new version")] = "keep"
+    compile: Annotated[bool, Meta(description="compile the decode step (needs a C++ compiler; 7-20 s)")] = False
+
+
+class Rollout(Section, frozen=True):
+    """How experience is generated."""
+
+    actors: Annotated[int, Meta(ge=1, description="rollout processes")] = 1
+    group_size: Annotated[int, Meta(ge=1, description="rollouts of one prompt")] = 8
+    k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
+    max_new_tokens: Annotated[int, Meta(ge=1, description="tokens of a response, at most")] = 32
+    temperature: Annotated[float, Meta(gt=0, description="of sampling; evaluation is greedy")] = 1.0
+    filter: Annotated[Literal["zero_variance", "none"], Meta(description="groups left out: those whose rewards are all equal, or none")] = (
+        "zero_variance"
+    )
+    filter_patience: Annotated[int, Meta(ge=1, description="groups filtered in a row that end the run")] = 512
+    attempts: Annotated[int, Meta(ge=1, description="leases of a rollout before it is given up")] = 3
+
+
+class Train(Section, frozen=True):
+    """How it learns."""
+
+    steps: Annotated[int, Meta(ge=1, description="optimizer steps")] = 200
+    batch_groups: Annotated[int, Meta(ge=1, description="groups in a step")] = 16
+    micro_tokens: Annotated[int, Meta(ge=1, description="tokens of a micro-batch, prompts included")] = 8192
+    lr: Annotated[float, Meta(gt=0, description="AdamW's learning rate after warm-up")] = 3e-4
+    lr_warmup_steps: Annotated[int, Meta(ge=0, description="steps of linear warm-up")] = 10
+    lr_schedule: Annotated[Literal["constant", "linear", "cosine"], Meta(description="after warm-up")] = "constant"
+    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.99
+    grad_clip: Annotated[float, Meta(gt=0, description="largest gradient norm")] = 1.0
+    clip_lo: Annotated[float, Meta(gt=0, lt=1, description="the ratio is clipped below 1 - clip_lo")] = 0.2
+    clip_hi: Annotated[float, Meta(gt=0, description="the ratio is clipped above 1 + clip_hi")] = 0.28
+    eval_every: Annotated[int, Meta(ge=0, description="steps between evaluations; 0: at the start and the end only")] = 25
+    checkpoint_every: Annotated[int, Meta(ge=0, description="steps between checkpoints; 0: at the end only")] = 100
+
+
+class Staleness(Section, frozen=True):
+    """How old experience may be, and what is done about its age."""
+
+    max_lag: Annotated[int, Meta(ge=0, description="versions; no token older than this enters a loss")] = 4
+    depth: Annotated[int, Meta(ge=0, description="steps that generation may run ahead of training")] = 1
+    on_stale: Annotated[
+        Literal["mask", "recycle", "drop", "train"],
+        Meta(description="tokens over max_lag: left out of the loss, their prompt started again, their group dropped, or trained"),
+    ] = "mask"
+    correction: Annotated[Literal["icepop", "none"], Meta(description="mask of tokens whose ratio leaves [lo, hi]")] = "icepop"
+    lo: Annotated[float, Meta(gt=0, le=1, description="ratio of current to behaviour policy")] = 0.2
+    hi: Annotated[float, Meta(ge=1, description="ratio of current to behaviour policy")] = 5.0
+
+
+class Publication(Section, frozen=True):
+    """How weights reach engines."""
+
+    bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = 32 * 2**20
+    deadline_s: Annotated[float, Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced")] = 60.0
+    host: Annotated[str, Meta(description="address the trainer's weight store listens on")] = "127.0.0.1"
+
+
+class Run(Section, frozen=True):
+    """Everything operators tune."""
+
+    dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
+    reward_actors: Annotated[int, Meta(ge=1, description="reward processes")] = 1
+    reward_concurrency: Annotated[int, Meta(ge=1, description="answers judged at a time, for each reward actor")] = 16
+    cores: Annotated[int, Meta(ge=0, description="cores to use; 0: all this process may use")] = 0
+    trainer_cores: Annotated[int, Meta(ge=0, description="of those, the trainer's; 0: half")] = 0
+    lease_s: Annotated[float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor")] = 600.0
+    journal_ms: Annotated[int, Meta(ge=0, description="milliseconds between commits of the journal; 0: each event at once")] = 100
+    metrics_port: Annotated[int, Meta(ge=0, le=65535, description="Prometheus on 127.0.0.1; 0: off")] = 0
+    restarts: Annotated[int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")] = 5
+    restart_window_s: Annotated[float, Meta(gt=0)] = 300.0
+    stall_s: Annotated[float, Meta(gt=0, description="seconds without a token or a step that end the run")] = 300.0
+    grace_s: Annotated[float, Meta(gt=0, description="seconds to drain when asked to stop")] = 5.0
+    log: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")] = "info"
+
+
+class Config(Section, frozen=True):
+    """The whole run."""
+
+    task: Task = Task()
+    model: Model = Model()
+    engine: Engine = Engine()
+    rollout: Rollout = Rollout()
+    train: Train = Train()
+    staleness: Staleness = Staleness()
+    publication: Publication = Publication()
+    run: Run = Run()
+
+
+VARIABLES: dict[str, str] = {
+    "ASYNCRL_MAX_LAG": "staleness.max_lag",
+    "ASYNCRL_DEPTH": "staleness.depth",
+    "ASYNCRL_ON_STALE": "staleness.on_stale",
+    "ASYNCRL_CORRECTION": "staleness.correction",
+    "ASYNCRL_ENGINE": "engine.kind",
+    "ASYNCRL_LEASE_S": "run.lease_s",
+    "ASYNCRL_JOURNAL_MS": "run.journal_ms",
+    "ASYNCRL_METRICS_PORT": "run.metrics_port",
+    "ASYNCRL_RUN_DIR": "run.dir",
+    "ASYNCRL_LOG": "run.log",
+}
+"""The closed set of environment variables, and the setting each stands for. `--set` wins over a variable, a variable over run.toml."""

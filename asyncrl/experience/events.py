@@ -1,0 +1,123 @@
+"""What can happen to experience. Invariant: the state is a fold of these events and of nothing else.
+
+Events are what the journal keeps. They hold no clock and no choice: the coordinator decided, and the event says what it decided.
+Token arrays are bytes: `int32` ids and `float32` log-probabilities, little-endian.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from asyncrl.messages import Finish, Purpose, Verdict
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Something that happened. Its class name is its tag."""
+
+
+class Admitted(Event, frozen=True):
+    """A prompt became group `group` of `size` rollouts, numbered from `first`. `item` is the prompt's place in its split of the task."""
+
+    group: int
+    first: int
+    size: int
+    purpose: Purpose
+    item: int
+    prompt: bytes
+    max_new_tokens: int
+    version: int | None = None
+
+
+class Leased(Event, frozen=True):
+    """A rollout is with `owner`, who generates it, for the `attempt`-th time (from 1)."""
+
+    rollout: int
+    owner: str
+    attempt: int
+
+
+class Extended(Event, frozen=True):
+    """`owner`'s engine sampled these tokens under `version`; they follow the `start` tokens that were there."""
+
+    rollout: int
+    attempt: int
+    version: int
+    start: int
+    ids: bytes
+    behaviour: bytes
+
+
+class Sealed(Event, frozen=True):
+    """The response is complete, by a stop id or by its token budget, and waits for a verdict."""
+
+    rollout: int
+    attempt: int
+    finish: Finish
+
+
+class Recycled(Event, frozen=True):
+    """An unfinished rollout was taken back with its tokens; it is leased again before any new prompt. `reason` names why."""
+
+    rollout: int
+    attempt: int
+    reason: str
+
+
+class Buried(Event, frozen=True):
+    """A tombstone: the rollout failed for good. Its tokens are discarded under `reason`; its group can complete without it."""
+
+    rollout: int
+    reason: str
+
+
+class Late(Event, frozen=True):
+    """Tokens arrived for a rollout that was no longer with their sender: generated, and discarded as `late`."""
+
+    tokens: int
+
+
+class JudgedAs(Event, frozen=True):
+    """A sealed rollout has its verdict."""
+
+    rollout: int
+    verdict: Verdict
+
+
+class Taken(Event, frozen=True):
+    """These rollouts of finished groups went to the trainer, for the step that makes version `step + 1`."""
+
+    step: int
+    rollouts: list[int]
+
+
+class Trained(Event, frozen=True):
+    """The trainer accumulated a taken rollout: `trained` tokens entered the loss unmasked, `discarded` were left out, by reason."""
+
+    rollout: int
+    trained: int
+    discarded: dict[str, int]
+
+
+class Dropped(Event, frozen=True):
+    """A whole group left without being trained, for the named reason (filtered, too few verdicts, stale, evaluation, …)."""
+
+    group: int
+    reason: str
+
+
+class Published(Event, frozen=True):
+    """`version` is what every engine serves; the groups trained for it are no longer live."""
+
+    version: int
+
+
+class Checkpointed(Event, frozen=True):
+    """A complete checkpoint of `version` belongs to the state at this event."""
+
+    version: int
+    path: str
+
+
+AnyEvent = (
+    Admitted | Leased | Extended | Sealed | Recycled | Buried | Late | JudgedAs | Taken | Trained | Dropped | Published | Checkpointed
+)
