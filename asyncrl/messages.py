@@ -324,6 +324,14 @@ class Exited(Message, frozen=True):
     restarting: bool
 
 
+class Replace(Message, frozen=True):
+    """Coordinator to launcher: this actor missed a deadline; end its process, and start another within the restart budget."""
+
+    role: Role
+    index: int
+    reason: str
+
+
 class Status(Message, frozen=True):
     """Coordinator to launcher, about once a second: what the display shows. Rates are over the last seconds; shares are 0 to 1."""
 

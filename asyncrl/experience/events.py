@@ -16,7 +16,9 @@ class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Admitted(Event, frozen=True):
-    """A prompt became group `group` of `size` rollouts, numbered from `first`. `item` is the prompt's place in its split of the task."""
+    """A prompt became group `group` of `size` rollouts, numbered from `first`. `item` is the prompt's place in its split of the task.
+    `version` pins the weights (evaluation). `restarts` is the group, discarded as stale, whose prompt starts again here: such a group
+    does not move the cursor over the prompts."""
 
     group: int
     first: int
@@ -26,6 +28,7 @@ class Admitted(Event, frozen=True):
     prompt: bytes
     max_new_tokens: int
     version: int | None = None
+    restarts: int | None = None
 
 
 class Leased(Event, frozen=True):
