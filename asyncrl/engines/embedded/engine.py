@@ -1,0 +1,104 @@
+"""The embedded engine: the async shell around `Batcher`. Invariant: one thread at a time touches the model, and a load or an interrupt
+waits for one decode step, not for one chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+import trio
+from transformers import PreTrainedModel
+
+from asyncrl.engines.embedded.batcher import Batcher
+from asyncrl.engines.protocol import Emit, Idle, Request
+from asyncrl.engines.requests import refuse_misfit
+
+
+class EmbeddedEngine:
+    """An `Engine` (see `protocol`) for any transformers causal language model with full attention.
+
+    The engine owns `model` from here on, and samples nothing before the first `load`. Memory: `slots * context_tokens` keys and values
+    a layer, twice while a version is pinned. `stop_ids` end a rollout and are part of it. Draws are keyed by `run_seed` and the
+    request (`sampler`). `kv` says whether unfinished rollouts keep their cache at a new version or have it recomputed; their recorded
+    log-probabilities stay what they were. `compile` compiles the decode step (needs a C++ compiler). `idle` hears of waits named
+    `weights` and `requests`, when they end.
+
+    Threads: torch's current setting (`torch.set_num_threads`) is used and never changed.
+    Raises ValueError for a model with attention other than full, or a context the model cannot hold.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int,
+        context_tokens: int,
+        chunk_tokens: int,
+        stop_ids: frozenset[int],
+        run_seed: int,
+        kv: Literal["keep", "recompute"],
+        compile: bool = False,
+        idle: Idle | None = None,
+    ) -> None:
+        self._batcher = Batcher(
+            model, slots=slots, context_tokens=context_tokens, stop_ids=stop_ids, run_seed=run_seed, kv=kv, compile=compile
+        )
+        self._slots, self._context_tokens, self._chunk_tokens, self._idle = slots, context_tokens, chunk_tokens, idle
+        self._model_lock = trio.Lock()
+        self._news = trio.Event()
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def version(self) -> int | None:
+        return self._batcher.version
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            refuse_misfit(request, vocab_size=self._batcher.vocab_size, context_tokens=self._context_tokens)
+        self._batcher.submit(requests)
+        self._news.set()
+
+    def interrupt(self, rollouts: Sequence[int]) -> None:
+        self._batcher.interrupt(rollouts)
+        self._news.set()
+
+    async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
+        """As the protocol says; `weights` are copied, and may be any of the names that tied parameters share.
+
+        Raises ValueError, with nothing changed, for None and for names or shapes that are not exactly the model's."""
+        if weights is None:
+            raise ValueError(f"version {version} came without weights; the embedded engine decodes with a model and needs them")
+        self._batcher.refuse_weights(weights)
+        with self._batcher.paused():
+            async with self._model_lock:
+                begun = trio.current_time()
+                await trio.to_thread.run_sync(partial(self._batcher.load, version, weights, pin=pin))
+                pause = trio.current_time() - begun
+        self._news.set()
+        return pause
+
+    def unpin(self, version: int) -> None:
+        self._batcher.unpin(version)
+        self._news.set()
+
+    async def run(self, emit: Emit) -> None:
+        while True:
+            self._news = trio.Event()
+            if not self._batcher.has_work:
+                await self._wait()
+            async with self._model_lock:
+                chunks = await trio.to_thread.run_sync(self._batcher.advance, self._chunk_tokens)
+            if chunks:
+                await emit(chunks)
+
+    async def _wait(self) -> None:
+        begun = trio.current_time()
+        cause = "weights" if self.version is None else "requests"
+        await self._news.wait()
+        if self._idle is not None:
+            self._idle(cause, trio.current_time() - begun)

@@ -1,0 +1,223 @@
+"""The scripted engine: tokens, speeds, lengths and failures from a script. Invariant: no torch, and the same script, requests and clock
+give the same chunks.
+
+Time is trio's clock, so under a virtual clock a run takes no time. A slot decodes one token every `seconds_per_token` of its own script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from asyncrl.engines.draws import stream, uniforms
+from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
+from asyncrl.engines.requests import refuse_misfit
+from asyncrl.messages import Finish
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Script(msgspec.Struct, frozen=True):
+    """What becomes of one request.
+
+    `ids` (int32) and `behaviour` (float32) are the tokens that follow the request's prefix, and `ends` what comes after the last:
+    `stop` and `length` finish the rollout, `hang` never does, `crash` raises `ScriptedCrash` from `run`. Cut at the request's budget,
+    a script ends as `length`.
+    """
+
+    ids: NDArray[np.int32]
+    behaviour: NDArray[np.float32]
+    seconds_per_token: float
+    ends: Literal["stop", "length", "hang", "crash"] = "stop"
+
+
+class ScriptedCrash(Exception):
+    """The script said that the engine fails here."""
+
+
+def hashed(
+    *, vocab_size: int, stop_id: int, run_seed: int = 0, mean_tokens: float = 16.0, seconds_per_token: float = 0.001
+) -> Callable[[Request], Script]:
+    """A script for whole-system runs: token i of a response is a hash of (run_seed, key, i); with probability `1 / mean_tokens` it is the
+    stop id, else any other id with equal probability. `behaviour` is the logarithm of exactly these probabilities."""
+    stop_at = 1.0 / mean_tokens
+    others = vocab_size - 1
+
+    def script(request: Request) -> Script:
+        indices = np.arange(request.prefix_tokens, request.prefix_tokens + request.max_new_tokens, dtype=np.int64)
+        drawn = uniforms(np.array([stream(run_seed, request.key)], np.uint64), indices)
+        other = np.minimum(((drawn - stop_at) / (1.0 - stop_at) * others).astype(np.int64), others - 1)
+        stops = drawn < stop_at
+        ids = np.where(stops, stop_id, other + (other >= stop_id)).astype(np.int32)
+        behaviour = np.where(stops, math.log(stop_at), math.log((1.0 - stop_at) / others)).astype(np.float32)
+        end = int(stops.argmax()) + 1 if stops.any() else len(ids)
+        return Script(ids[:end], behaviour[:end], seconds_per_token, "stop" if stops.any() else "length")
+
+    return script
+
+
+class _Slot:
+    """A request being decoded: `done` of its script's tokens are emitted, the last of them at time `since`."""
+
+    def __init__(self, request: Request, script: Script, now: float) -> None:
+        self.request, self.script, self.since, self.done = request, script, now, 0
+        self.tokens = min(len(script.ids), request.max_new_tokens)
+        self.ends = script.ends if len(script.ids) <= request.max_new_tokens else "length"
+
+    def due(self, chunk_tokens: int) -> float:
+        """When the next chunk is complete."""
+        step = min(chunk_tokens, self.tokens - self.done)
+        if step == 0 and self.ends == "hang":
+            return math.inf
+        return self.since + step * self.script.seconds_per_token
+
+    def decoded(self, now: float) -> int:
+        """Tokens of the script decoded by `now`, emitted or not. The small part makes up for the rounding of sums of seconds."""
+        pace = self.script.seconds_per_token
+        return self.tokens if pace == 0 else min(self.tokens, self.done + math.floor((now - self.since) / pace + 1e-6))
+
+    def take(self, until: int, version: int, finish: Finish) -> Chunk:
+        start, self.done = self.done, until
+        self.since += (until - start) * self.script.seconds_per_token
+        ids, behaviour = self.script.ids[start:until], self.script.behaviour[start:until]
+        request = self.request
+        return Chunk(request.rollout, request.attempt, version, request.prefix_tokens + start, ids, behaviour, finish)
+
+
+class ScriptedEngine:
+    """An `Engine` (see `protocol`) that plays `script`.
+
+    `context_tokens` and `vocab_size` bound what `submit` accepts. `idle` hears of waits named `weights` and `requests`, when they end.
+    A request for a version that is not kept ends at once as `interrupted`. One version is kept at a time.
+    """
+
+    def __init__(
+        self,
+        script: Callable[[Request], Script],
+        *,
+        slots: int,
+        context_tokens: int,
+        chunk_tokens: int,
+        vocab_size: int,
+        idle: Idle | None = None,
+    ) -> None:
+        self._script, self._slots, self._chunk_tokens = script, slots, chunk_tokens
+        self._context_tokens, self._vocab_size, self._idle = context_tokens, vocab_size, idle
+        self._version: int | None = None
+        self._pinned: int | None = None
+        self._waiting: deque[Request] = deque()
+        self._decoding: list[_Slot] = []
+        self._ready: list[Chunk] = []
+        self._news = trio.Event()
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def version(self) -> int | None:
+        return self._version
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            refuse_misfit(request, vocab_size=self._vocab_size, context_tokens=self._context_tokens)
+        self._waiting.extend(requests)
+        self._news.set()
+
+    def interrupt(self, rollouts: Sequence[int]) -> None:
+        chosen = set(rollouts)
+        self._end(lambda request: request.rollout in chosen)
+
+    async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
+        await trio.lowlevel.checkpoint()
+        now = trio.current_time()
+        for slot in self._decoding:
+            until = slot.decoded(now)
+            if slot.request.version is None and until > slot.done:
+                self._ready.append(slot.take(until, self._sampled_by(slot.request), ""))
+        self._version = version
+        if pin:
+            self._pinned, replaced = version, self._pinned
+            if replaced is not None and replaced != version:
+                self._end(lambda request: request.version == replaced)
+        self._news.set()
+        return 0.0
+
+    def unpin(self, version: int) -> None:
+        if self._pinned == version:
+            self._pinned = None
+            self._end(lambda request: request.version == version)
+
+    async def run(self, emit: Emit) -> None:
+        while True:
+            self._refill()
+            self._news = trio.Event()
+            if not self._ready:
+                await self._wait(min((slot.due(self._chunk_tokens) for slot in self._decoding), default=None))
+            self._collect()
+            chunks, self._ready = self._ready, []
+            if chunks:
+                await emit(chunks)
+            else:
+                await trio.lowlevel.checkpoint()
+
+    def _sampled_by(self, request: Request) -> int:
+        version = self._version if request.version is None else request.version
+        assert version is not None, "nothing is sampled before the first load"
+        return version
+
+    def _end(self, chosen: Callable[[Request], bool]) -> None:
+        """Interrupt the chosen requests, with the tokens they have by now."""
+        now = trio.current_time()
+        for slot in [slot for slot in self._decoding if chosen(slot.request)]:
+            self._decoding.remove(slot)
+            self._ready.append(slot.take(slot.decoded(now), self._sampled_by(slot.request), "interrupted"))
+        for request in [request for request in self._waiting if chosen(request)]:
+            self._waiting.remove(request)
+            self._ready.append(self._unstarted(request))
+        self._news.set()
+
+    def _unstarted(self, request: Request) -> Chunk:
+        version = request.version if request.version is not None else self._version
+        nothing = np.zeros(0, np.int32)
+        start = request.prefix_tokens
+        return Chunk(request.rollout, request.attempt, version or 0, start, nothing, nothing.astype(np.float32), "interrupted")
+
+    def _refill(self) -> None:
+        now = trio.current_time()
+        for request in [r for r in self._waiting if r.version is not None and r.version != self._pinned]:
+            self._waiting.remove(request)
+            self._ready.append(self._unstarted(request))
+        while self._version is not None and self._waiting and len(self._decoding) < self._slots:
+            request = self._waiting.popleft()
+            self._decoding.append(_Slot(request, self._script(request), now))
+
+    async def _wait(self, due: float | None) -> None:
+        begun = trio.current_time()
+        with trio.move_on_at(math.inf if due is None else due):
+            await self._news.wait()
+        if due is None and self._idle is not None:
+            self._idle("weights" if self._version is None else "requests", trio.current_time() - begun)
+
+    def _collect(self) -> None:
+        """Chunks that are complete by now, and the end of what has ended."""
+        now = trio.current_time()
+        for slot in list(self._decoding):
+            if now < slot.due(self._chunk_tokens):
+                continue
+            until = min(slot.tokens, slot.done + self._chunk_tokens)
+            ended = until == slot.tokens
+            if ended and slot.ends == "crash":
+                raise ScriptedCrash(f"the script of rollout {slot.request.rollout} ends in a crash after {until} tokens")
+            finish: Finish = slot.ends if ended and slot.ends in ("stop", "length") else ""
+            self._ready.append(slot.take(until, self._sampled_by(slot.request), finish))
+            if finish:
+                self._decoding.remove(slot)
