@@ -1,0 +1,156 @@
+"""Rollouts and groups. Invariant 4 (parallel arrays): `len(ids) == len(behaviour)` and spans tile `[0, tokens)` after every `extend`.
+
+`extend` is the one door through which tokens enter a rollout; it checks everything before it changes anything.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from asyncrl.messages import Finish, NoVerdict, Purpose, Scored, Span, Verdict
+
+TOKEN_BYTES = 8
+"""What a response token takes: an `int32` id and a `float32` behaviour log-probability."""
+
+
+class Refused(Exception):
+    """This event cannot have happened; the state is what it was before."""
+
+
+class Status(enum.Enum):
+    """Where a rollout is in its life: waiting → leased (→ waiting …) → sealed → judged → taken → trained or discarded."""
+
+    WAITING = "waiting"
+    LEASED = "leased"
+    SEALED = "sealed"
+    JUDGED = "judged"
+    TAKEN = "taken"
+    TRAINED = "trained"
+    DISCARDED = "discarded"
+    BURIED = "buried"
+
+
+FINISHED = frozenset({Status.JUDGED, Status.TAKEN, Status.TRAINED, Status.DISCARDED, Status.BURIED})
+"""Nothing more is waited for: such a member lets its group complete."""
+
+ENDED = frozenset({Status.TRAINED, Status.DISCARDED, Status.BURIED})
+"""The ends of a rollout's life. An ended rollout holds no tokens."""
+
+
+class Rollout(msgspec.Struct):
+    """One response as far as it is known.
+
+    `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian; copy them where they are kept, because a
+    buffer taken of them keeps the rollout from growing. `attempt` counts leases; `owner` is empty while nobody has it. `sealed` numbers
+    the sealed in the order of their sealing, from 1; 0 before.
+    """
+
+    id: int
+    group: int
+    max_new_tokens: int
+    status: Status = Status.WAITING
+    attempt: int = 0
+    owner: str = ""
+    ids: bytearray = msgspec.field(default_factory=bytearray)
+    behaviour: bytearray = msgspec.field(default_factory=bytearray)
+    spans: list[Span] = msgspec.field(default_factory=list)
+    finish: Finish = ""
+    sealed: int = 0
+    verdict: Verdict | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens held."""
+        return len(self.ids) >> 2
+
+    @property
+    def remaining(self) -> int:
+        """Response tokens that may still be sampled."""
+        return self.max_new_tokens - (len(self.ids) >> 2)
+
+    @property
+    def recycled(self) -> bool:
+        """Whether it was taken back and waits for another lease."""
+        return self.status is Status.WAITING and self.attempt > 0
+
+    def extend(self, version: int, start: int, ids: bytes, behaviour: bytes) -> int:
+        """Append tokens sampled under `version`, of which the first is response token `start`; returns how many.
+
+        Raises Refused where the arrays differ in length or hold no whole tokens, `start` is not the next token, or the budget is exceeded.
+        """
+        size = len(ids)
+        if size != len(behaviour):
+            raise Refused(f"rollout {self.id} got {size} bytes of ids and {len(behaviour)} of log-probabilities: they must be parallel")
+        if not size or size & 3:
+            raise Refused(f"rollout {self.id} got {size} bytes of ids, which is not a positive number of int32")
+        held = len(self.ids) >> 2
+        if start != held:
+            raise Refused(f"rollout {self.id} holds {held} tokens, and was extended from token {start}")
+        end = held + (size >> 2)
+        if end > self.max_new_tokens:
+            raise Refused(f"rollout {self.id} may have {self.max_new_tokens} tokens, and was extended to {end}")
+        if version < 0:
+            raise Refused(f"rollout {self.id} got tokens of version {version}, which does not exist")
+        self.ids += ids
+        self.behaviour += behaviour
+        spans = self.spans
+        if spans and spans[-1].version == version:
+            spans[-1] = Span(version, spans[-1].start, end)
+        else:
+            spans.append(Span(version, held, end))
+        return end - held
+
+    def release(self) -> int:
+        """Forget the tokens (by replacing the arrays: buffers taken of them stay valid); returns how many there were."""
+        tokens = self.tokens
+        self.ids, self.behaviour, self.spans = bytearray(), bytearray(), []
+        return tokens
+
+
+class Group(msgspec.Struct):
+    """One prompt and its rollouts. `prompt` is `int32` ids; `item` its place in its split of the task; `version` pins the weights
+    (evaluation) or is None; `step` is the step it was taken for, or None."""
+
+    id: int
+    purpose: Purpose
+    item: int
+    prompt: bytes
+    version: int | None
+    members: tuple[Rollout, ...]
+    step: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt) >> 2
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member is judged or buried."""
+        return all(member.status in FINISHED for member in self.members)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every member is trained, discarded or buried."""
+        return all(member.status in ENDED for member in self.members)
+
+    @property
+    def scored(self) -> list[Rollout]:
+        """The members with a reward, in order: what a step takes."""
+        return [member for member in self.members if isinstance(member.verdict, Scored)]
+
+    @property
+    def unscored(self) -> list[Rollout]:
+        """The members whose verifier gave no reward, in order."""
+        return [member for member in self.members if isinstance(member.verdict, NoVerdict)]
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards there are, in the order of `scored`; its length is the number of verdicts that `k_min` asks for."""
+        return [member.verdict.reward for member in self.members if isinstance(member.verdict, Scored)]
+
+    @property
+    def oldest(self) -> int:
+        """The smallest version that sampled a token of a scored member, 0 where there is none."""
+        return min((span.version for member in self.scored for span in member.spans), default=0)

@@ -1,0 +1,344 @@
+"""The heart: what experience there is, as a fold of events. Invariants 1-4 and 8: the ledger balances, a rollout ends once and is trained
+at most once, arrays stay parallel, and folding the same events gives the same state.
+
+`apply` returns nothing. What is due next - what to lease, to judge, to train - is not an effect of an event but a *view of the state*
+(`to_lease`, `to_judge`, `ready`, `taken`): a coordinator that has just folded its journal asks the same questions and gets the same answers
+as the one that lived through the events, so restart and no crash are one code path. Each view costs what it returns.
+
+Only what is live is held. A group is live until it is dropped, or until the version its step made is published; then the ledger alone
+remembers it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from asyncrl.experience import events as e
+from asyncrl.experience.ledger import Ledger
+from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Group, Refused, Rollout, Status
+from asyncrl.messages import Purpose, Scored
+
+__all__ = ["Experience", "Group", "Refused", "Rollout", "Status", "fold"]
+
+
+class Experience:
+    """Every live rollout and group, the ledger, and what is due.
+
+    `version` is the one last published, None before the first; `step` the last one that took something, None before. `next_group`
+    and `next_rollout` are what the next `Admitted` is numbered with. `queue_items` and `queue_bytes` measure the experience queue: training
+    rollouts whose response is complete and that no step has taken. `checkpoint` is the last one.
+    """
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.version: int | None = None
+        self.step: int | None = None
+        self.checkpoint: e.Checkpointed | None = None
+        self.next_group = 0
+        self.next_rollout = 0
+        self.groups_live = 0
+        self.queue_items = 0
+        self.queue_bytes = 0
+        self._rollouts: dict[int, Rollout] = {}
+        self._groups: dict[int, Group] = {}
+        self._items: dict[Purpose, int] = {"train": 0, "evaluation": 0}
+        # Sorted, so that the order of the views is the order kept: (never leased, rollout) and (oldest version, group).
+        self._waiting: dict[Purpose, list[tuple[bool, int]]] = {"train": [], "evaluation": []}
+        self._complete: dict[Purpose, list[tuple[int, int]]] = {"train": [], "evaluation": []}
+        self._sealings = 0
+        self._unjudged: dict[int, Rollout] = {}
+        self._training: dict[int, list[Group]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, Experience) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # ------------------------------------------------------------------------------------------------------------ views
+
+    @property
+    def rollouts(self) -> Mapping[int, Rollout]:
+        """The rollouts that have not ended."""
+        return self._rollouts
+
+    @property
+    def groups(self) -> Mapping[int, Group]:
+        """The live groups; among their members may be ended ones."""
+        return self._groups
+
+    def items(self, purpose: Purpose) -> int:
+        """How many prompts were admitted: the cursor into the data."""
+        return self._items[purpose]
+
+    def to_lease(self, purpose: Purpose, n: int) -> list[Rollout]:
+        """At most `n` rollouts that wait for a lease: recycled ones first, then new ones, each the oldest first."""
+        return [self._rollouts[rollout] for _, rollout in self._waiting[purpose][:n]]
+
+    def to_judge(self, after: int = 0) -> list[Rollout]:
+        """Sealed rollouts without a verdict, the first sealed first; with `after`, only those whose `sealed` number is larger."""
+        due = []
+        for number in reversed(self._unjudged):
+            if number <= after:
+                break
+            due.append(self._unjudged[number])
+        due.reverse()
+        return due
+
+    def ready(self, purpose: Purpose = "train") -> list[Group]:
+        """Complete groups (each member judged or buried) that no step has taken, the oldest first.
+
+        Never waits for an older unfinished group. The oldest is the one with the smallest version among its tokens, since lag is
+        counted from there; among equals the one admitted first. `len(group.rewards)` may be anything from 0 up: groups below `k_min` are
+        for the coordinator to drop.
+        """
+        return [self._groups[group] for _, group in self._complete[purpose]]
+
+    def taken(self) -> list[Rollout]:
+        """What steps have taken and the trainer has not accounted for, in the order of taking."""
+        return [m for groups in self._training.values() for group in groups for m in group.members if m.status is Status.TAKEN]
+
+    def statuses(self) -> Counter[Status]:
+        """How many live rollouts there are of each status. Counts them all: for a report, not for a decision."""
+        return Counter(rollout.status for rollout in self._rollouts.values())
+
+    # ------------------------------------------------------------------------------------------------------------ apply
+
+    def apply(self, event: e.AnyEvent) -> None:
+        """Take the event in. Raises Refused, with the state as it was, for an event that cannot have happened."""
+        _APPLY[type(event)](self, event)
+
+    def _admitted(self, event: e.Admitted) -> None:
+        if (event.group, event.first) != (self.next_group, self.next_rollout):
+            raise Refused(
+                f"group {event.group} from rollout {event.first} was admitted, "
+                f"but next are group {self.next_group} and rollout {self.next_rollout}"
+            )
+        if event.size < 1 or event.max_new_tokens < 1 or event.item < 0:
+            raise Refused(
+                f"group {event.group} needs a rollout, a token to sample and an item: {event.size=} {event.max_new_tokens=} {event.item=}"
+            )
+        if not event.prompt or len(event.prompt) & 3:
+            raise Refused(f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a positive number of int32")
+        numbers = range(event.first, event.first + event.size)
+        members = tuple(Rollout(number, event.group, event.max_new_tokens) for number in numbers)
+        self._groups[event.group] = Group(event.group, event.purpose, event.item, event.prompt, event.version, members)
+        self._rollouts.update(zip(numbers, members, strict=True))
+        self._waiting[event.purpose].extend((True, number) for number in numbers)
+        self._items[event.purpose] += 1
+        self.groups_live += event.purpose == "train"
+        self.next_group += 1
+        self.next_rollout += event.size
+        self.ledger.rollouts.enter(event.size)
+
+    def _leased(self, event: e.Leased) -> None:
+        rollout = self._find(event.rollout, Status.WAITING)
+        if event.attempt != rollout.attempt + 1:
+            raise Refused(f"rollout {rollout.id} was leased {rollout.attempt} times, so its next attempt is not {event.attempt}")
+        if not event.owner:
+            raise Refused(f"rollout {rollout.id} was leased to nobody")
+        self._stop_waiting(rollout)
+        rollout.status, rollout.attempt, rollout.owner = Status.LEASED, event.attempt, event.owner
+
+    def _extended(self, event: e.Extended) -> None:
+        rollout = self._find_leased(event.rollout, event.attempt)
+        pinned = self._groups[rollout.group].version
+        if pinned is not None and event.version != pinned:
+            raise Refused(f"rollout {rollout.id} is pinned to version {pinned}, and got tokens of version {event.version}")
+        self.ledger.tokens.enter(rollout.extend(event.version, event.start, event.ids, event.behaviour))
+
+    def _sealed(self, event: e.Sealed) -> None:
+        rollout = self._find_leased(event.rollout, event.attempt)
+        if event.finish not in ("stop", "length"):
+            raise Refused(f"rollout {rollout.id} was sealed as {event.finish!r}: a response is complete by 'stop' or by 'length'")
+        self._sealings += 1
+        self._unjudged[self._sealings] = rollout
+        rollout.status, rollout.owner, rollout.finish, rollout.sealed = Status.SEALED, "", event.finish, self._sealings
+        self._queue(rollout, 1)
+
+    def _recycled(self, event: e.Recycled) -> None:
+        rollout = self._find_leased(event.rollout, event.attempt)
+        if not rollout.remaining:
+            raise Refused(f"rollout {rollout.id} has its {rollout.max_new_tokens} tokens: it is to be sealed as 'length', not recycled")
+        rollout.status, rollout.owner = Status.WAITING, ""
+        insort(self._waiting[self._groups[rollout.group].purpose], (False, rollout.id))
+
+    def _buried(self, event: e.Buried) -> None:
+        rollout = self._find(event.rollout, Status.WAITING, Status.LEASED)
+        _named(event.reason)
+        if rollout.status is Status.WAITING:
+            self._stop_waiting(rollout)
+        self._discard(rollout, event.reason, Status.BURIED)
+        self._complete_if_last(rollout)
+
+    def _late(self, event: e.Late) -> None:
+        if event.tokens < 1:
+            raise Refused(f"{event.tokens} late tokens are none")
+        self.ledger.tokens.enter(event.tokens)
+        self.ledger.tokens.discard(event.tokens, "late")
+
+    def _judged(self, event: e.JudgedAs) -> None:
+        rollout = self._find(event.rollout, Status.SEALED)
+        if isinstance(event.verdict, Scored) and not math.isfinite(event.verdict.reward):
+            raise Refused(f"rollout {rollout.id} was scored {event.verdict.reward}: what is not a finite reward is no verdict")
+        del self._unjudged[rollout.sealed]
+        rollout.status, rollout.verdict = Status.JUDGED, event.verdict
+        self._complete_if_last(rollout)
+
+    def _taken(self, event: e.Taken) -> None:
+        if event.step < max(self.step or 0, self.version or 0):
+            raise Refused(f"step {event.step} is over: the last one is {self.step}, and version {self.version} is published")
+        rollouts = [self._find(number, Status.JUDGED) for number in event.rollouts]
+        groups = [self._groups[number] for number in dict.fromkeys(rollout.group for rollout in rollouts)]
+        for group in groups:
+            if group.purpose != "train" or not group.complete:
+                raise Refused(
+                    f"group {group.id} cannot be taken: it is for {group.purpose}, and {'' if group.complete else 'not '}complete"
+                )
+        if not groups or sorted(event.rollouts) != sorted(member.id for group in groups for member in group.scored):
+            raise Refused(f"step {event.step} takes whole groups: each member with a reward once, and no other")
+        for group in groups:
+            self._remove(self._complete["train"], (group.oldest, group.id))
+            group.step = event.step
+            for member in group.unscored:
+                self._queue(member, -1)
+                self._discard(member, "no_verdict")
+            for member in group.scored:
+                self._queue(member, -1)
+                member.status = Status.TAKEN
+        self._training.setdefault(event.step, []).extend(groups)
+        self.step = event.step
+
+    def _trained(self, event: e.Trained) -> None:
+        rollout = self._find(event.rollout, Status.TAKEN)
+        if event.trained < 0 or min(event.discarded.values(), default=0) < 0:
+            raise Refused(f"rollout {rollout.id} has a negative count of tokens: {event.trained} trained, {event.discarded} discarded")
+        if event.trained + sum(event.discarded.values()) != rollout.tokens:
+            raise Refused(f"rollout {rollout.id} has {rollout.tokens} tokens, not {event.trained} trained and {event.discarded} discarded")
+        for reason in event.discarded:
+            _named(reason)
+        rollout.release()
+        self.ledger.tokens.train(event.trained)
+        for reason, count in event.discarded.items():
+            self.ledger.tokens.discard(count, reason)
+        if event.trained:
+            self.ledger.rollouts.train(1)
+        else:
+            largest = min(event.discarded.items(), key=lambda item: (-item[1], item[0]), default=("empty", 0))
+            self.ledger.rollouts.discard(1, largest[0])
+        rollout.status = Status.TRAINED if event.trained else Status.DISCARDED
+        del self._rollouts[rollout.id]
+
+    def _dropped(self, event: e.Dropped) -> None:
+        group = self._groups.get(event.group)
+        if group is None:
+            raise Refused(f"group {event.group} is not live: it was never admitted, or is over")
+        if group.step is not None:
+            raise Refused(f"group {group.id} was taken for step {group.step}: only the trainer can account for it")
+        _named(event.reason)
+        if group.complete:
+            self._remove(self._complete[group.purpose], (group.oldest, group.id))
+        for member in group.members:
+            if member.status is Status.WAITING:
+                self._stop_waiting(member)
+            elif member.status is Status.SEALED:
+                del self._unjudged[member.sealed]
+            if member.status in (Status.SEALED, Status.JUDGED):
+                self._queue(member, -1)
+            if member.status not in ENDED:
+                self._discard(member, event.reason)
+        self._forget(group)
+
+    def _published(self, event: e.Published) -> None:
+        if event.version < (self.version or 0):
+            raise Refused(f"version {event.version} cannot be published after version {self.version}")
+        made = [step for step in self._training if step < event.version]
+        for step in made:
+            for group in self._training[step]:
+                if not group.ended:
+                    raise Refused(f"version {event.version} is published, but group {group.id} is still being trained in step {step}")
+        for step in made:
+            for group in self._training.pop(step):
+                self._forget(group)
+        self.version = event.version
+
+    def _checkpointed(self, event: e.Checkpointed) -> None:
+        self.checkpoint = event
+
+    # ------------------------------------------------------------------------------------------------------------- parts
+
+    def _find(self, number: int, *wanted: Status) -> Rollout:
+        rollout = self._rollouts.get(number)
+        if rollout is None:
+            raise Refused(f"rollout {number} is not live: it was never admitted, or has ended")
+        if rollout.status not in wanted:
+            raise Refused(f"rollout {number} is {rollout.status.value}, not {' or '.join(status.value for status in wanted)}")
+        return rollout
+
+    def _find_leased(self, number: int, attempt: int) -> Rollout:
+        rollout = self._rollouts.get(number)
+        if rollout is None or rollout.status is not Status.LEASED:
+            return self._find(number, Status.LEASED)
+        if attempt != rollout.attempt:
+            raise Refused(f"rollout {number} is leased for the {rollout.attempt}th time, and this is of attempt {attempt}")
+        return rollout
+
+    def _complete_if_last(self, rollout: Rollout) -> None:
+        group = self._groups[rollout.group]
+        if group.complete:
+            insort(self._complete[group.purpose], (group.oldest, group.id))
+
+    def _stop_waiting(self, rollout: Rollout) -> None:
+        self._remove(self._waiting[self._groups[rollout.group].purpose], (not rollout.attempt, rollout.id))
+
+    def _queue(self, rollout: Rollout, sign: int) -> None:
+        if self._groups[rollout.group].purpose == "train":
+            self.queue_items += sign
+            self.queue_bytes += sign * rollout.tokens * TOKEN_BYTES
+
+    def _discard(self, rollout: Rollout, reason: str, status: Status = Status.DISCARDED) -> None:
+        self.ledger.tokens.discard(rollout.release(), reason)
+        self.ledger.rollouts.discard(1, reason)
+        rollout.status, rollout.owner = status, ""
+        del self._rollouts[rollout.id]
+
+    def _forget(self, group: Group) -> None:
+        del self._groups[group.id]
+        self.groups_live -= group.purpose == "train"
+
+    @staticmethod
+    def _remove(order: list[tuple[Any, int]], key: tuple[Any, int]) -> None:
+        del order[bisect_left(order, key)]
+
+
+def _named(reason: str) -> None:
+    if not reason:
+        raise Refused("tokens are discarded for a named reason, and this one has no name")
+
+
+_APPLY: dict[type, Callable[[Experience, Any], None]] = {
+    e.Admitted: Experience._admitted,
+    e.Leased: Experience._leased,
+    e.Extended: Experience._extended,
+    e.Sealed: Experience._sealed,
+    e.Recycled: Experience._recycled,
+    e.Buried: Experience._buried,
+    e.Late: Experience._late,
+    e.JudgedAs: Experience._judged,
+    e.Taken: Experience._taken,
+    e.Trained: Experience._trained,
+    e.Dropped: Experience._dropped,
+    e.Published: Experience._published,
+    e.Checkpointed: Experience._checkpointed,
+}
+
+
+def fold(events: Iterable[e.AnyEvent]) -> Experience:
+    """The state after these events. Raises Refused at the first that cannot have happened."""
+    experience = Experience()
+    for event in events:
+        experience.apply(event)
+    return experience
