@@ -1,5 +1,7 @@
 """One frozen, typed configuration for a run."""
 
+from asyncrl.config.fields import ConfigError
+from asyncrl.config.load import load, read, render, write
 from asyncrl.config.schema import VARIABLES, Config
 
-__all__ = ["VARIABLES", "Config"]
+__all__ = ["VARIABLES", "Config", "ConfigError", "load", "read", "render", "write"]

@@ -81,9 +81,9 @@ class Train(Section, frozen=True):
     lr: Annotated[float, Meta(gt=0, description="AdamW's learning rate after warm-up")] = 3e-4
     lr_warmup_steps: Annotated[int, Meta(ge=0, description="steps of linear warm-up")] = 10
     lr_schedule: Annotated[Literal["constant", "linear", "cosine"], Meta(description="after warm-up")] = "constant"
-    weight_decay: Annotated[float, Meta(ge=0)] = 0.0
-    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.99
+    weight_decay: Annotated[float, Meta(ge=0, description="AdamW's, of matrices")] = 0.0
+    beta1: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of the gradient")] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of its square")] = 0.99
     grad_clip: Annotated[float, Meta(gt=0, description="largest gradient norm")] = 1.0
     clip_lo: Annotated[float, Meta(gt=0, lt=1, description="the ratio is clipped below 1 - clip_lo")] = 0.2
     clip_hi: Annotated[float, Meta(gt=0, description="the ratio is clipped above 1 + clip_hi")] = 0.28
@@ -126,7 +126,7 @@ class Run(Section, frozen=True):
     journal_ms: Annotated[int, Meta(ge=0, description="milliseconds between commits of the journal; 0: each event at once")] = 100
     metrics_port: Annotated[int, Meta(ge=0, le=65535, description="Prometheus on 127.0.0.1; 0: off")] = 0
     restarts: Annotated[int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")] = 5
-    restart_window_s: Annotated[float, Meta(gt=0)] = 300.0
+    restart_window_s: Annotated[float, Meta(gt=0, description="seconds over which restarts are counted")] = 300.0
     stall_s: Annotated[float, Meta(gt=0, description="seconds without a token or a step that end the run")] = 300.0
     grace_s: Annotated[float, Meta(gt=0, description="seconds to drain when asked to stop")] = 5.0
     log: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")] = "info"

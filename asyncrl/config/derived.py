@@ -1,0 +1,94 @@
+"""What follows from a configuration and a user needs to see before it runs. Invariant: every number here is computed from the settings
+alone, with the rule in its meaning; nothing is measured or guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from asyncrl.config.schema import Config
+
+
+class Row(NamedTuple):
+    """One line of the table printed first."""
+
+    name: str
+    value: str
+    meaning: str
+
+
+class Cores(NamedTuple):
+    """Cores (threads) of each process: never more in all than there are, for oversubscribed cores make both sides ten times slower.
+
+    The coordinator and the reward actors mostly wait, and share the generation side's cores.
+    """
+
+    total: int
+    trainer: int
+    rollout: int
+
+
+def cores(config: Config, available: int) -> Cores:
+    """The division of `available` cores. Where there is one core only, both sides share it."""
+    total = config.run.cores or available
+    trainer = config.run.trainer_cores or max(1, total // 2)
+    return Cores(total, trainer, max(1, (total - trainer) // config.rollout.actors))
+
+
+def live_groups(config: Config) -> int:
+    """Admission's bound: groups that are generated, judged, ready or taken at one time."""
+    return (config.staleness.depth + 1) * config.train.batch_groups
+
+
+def queue_bytes(config: Config) -> int:
+    """Most bytes of token arrays alive at one time: `int32` ids of prompt and response, `float32` log-probabilities of the response."""
+    return live_groups(config) * config.rollout.group_size * 4 * (config.engine.context_tokens + config.rollout.max_new_tokens)
+
+
+def steps(config: Config) -> int:
+    """Most optimizer steps: as many as asked, or as the data gives."""
+    if not config.task.epochs:
+        return config.train.steps
+    return min(config.train.steps, math.ceil(config.task.epochs * config.task.train_size / config.train.batch_groups))
+
+
+def derived(config: Config, available: int) -> list[Row]:
+    """The table, for a machine where this process may use `available` cores."""
+    task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
+    slots = rollout.actors * config.engine.slots
+    step_rollouts = train.batch_groups * rollout.group_size
+    groups = live_groups(config)
+    live = groups * rollout.group_size
+    share = cores(config, available)
+    prompts = steps(config) * train.batch_groups
+    worst = "no bound" if staleness.on_stale == "train" else str(staleness.max_lag)
+    params = ", ".join(f"{name}={value}" for name, value in task.params.items())
+    return [
+        Row("task", f"{task.name}({params})" if task.name != "jsonl" else task.path, "what is learned"),
+        Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
+        Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
+        Row("steps at most", f"{steps(config):,}", f"{prompts:,} prompts of {task.train_size:,}: {prompts / task.train_size:.2g} epochs"),
+        Row("rollouts per step", f"{step_rollouts:,}", f"{train.batch_groups} groups of {rollout.group_size}"),
+        Row("response tokens per step", f"≤ {step_rollouts * rollout.max_new_tokens:,}", f"{rollout.max_new_tokens} a rollout"),
+        Row("groups live", f"≤ {groups:,}", f"(depth + 1) × batch_groups; {live:,} rollouts"),
+        Row("slots", f"{slots:,}", _slots(slots, live)),
+        Row("queue", f"≤ {_bytes(queue_bytes(config))}", "token arrays of the live rollouts"),
+        Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
+        Row("lag, worst", worst, f"older tokens: {staleness.on_stale}"),
+        Row("cores", f"{share.total} of {available}", f"trainer {share.trainer}, each of {rollout.actors} rollout actors {share.rollout}"),
+        Row("metrics", f"http://127.0.0.1:{port}/metrics" if (port := config.run.metrics_port) else "off", "Prometheus"),
+    ]
+
+
+def _slots(slots: int, live: int) -> str:
+    return f"{slots - live:,} more than live rollouts: they stay empty" if slots > live else "rollouts decoded at a time"
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:,.3g} GiB" if value < 1000 else f"{value:,.0f} GiB"

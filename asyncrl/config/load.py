@@ -1,0 +1,213 @@
+"""run.toml, `ASYNCRL_*` and `--set` to one frozen Config. Invariant: any input gives a Config or a ConfigError of one sentence.
+
+`--set` wins over a variable, a variable over run.toml, run.toml over the defaults. `task.params` are the named data set's own: a source
+that names another task forgets the params of weaker sources.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import tomli_w
+
+from asyncrl.config.fields import FIELDS, SECTIONS, ConfigError, Field, checked, lookup, nearest, quoted, shortened
+from asyncrl.config.rules import contradictions
+from asyncrl.config.schema import VARIABLES, Config
+
+PREFIX = "ASYNCRL_"
+
+
+class Setting(NamedTuple):
+    """`value` for the key `path` (section, name, and further names inside a free table), and where it was said."""
+
+    path: tuple[str, ...]
+    value: Any
+    place: str
+
+
+def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """The configuration of a run from run.toml at `path` (None: defaults only), `--set section.key=value` strings and `ASYNCRL_*`.
+
+    Raises ConfigError.
+    """
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    sources = (_from_file(path) if path else [], _from_environment(environ), [_from_set(text) for text in sets])
+    for settings in sources:
+        _forget_params_of_another_task(settings, values)
+        for setting in settings:
+            _put(setting, values, places)
+    return _build(values, places)
+
+
+def read(path: Path) -> Config:
+    """The configuration in a run.toml, and nothing else; of a file by `write`, exactly what was written. Raises ConfigError."""
+    return load(path, (), {})
+
+
+def write(config: Config, path: Path) -> None:
+    """The resolved run.toml, every setting in it, each with its meaning as a comment; written atomically."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(render(config))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def render(config: Config) -> str:
+    """`config` as the text of a run.toml."""
+    parts: list[str] = []
+    for section, cls in SECTIONS.items():
+        parts.append(f"# {(cls.__doc__ or '').strip()}\n[{section}]\n")
+        fields = [field for field in FIELDS.values() if field.section == section]
+        for field in sorted(fields, key=lambda field: field.is_table):  # a table takes every key that follows it
+            value = lookup(config, field.key)
+            parts.append(_comment(field))
+            parts.append(tomli_w.dumps({section: {field.name: value}}) if field.is_table else tomli_w.dumps({field.name: value}))
+        parts.append("\n")
+    return "".join(parts).rstrip() + "\n"
+
+
+def _comment(field: Field) -> str:
+    choices = f" ({', '.join(field.choices)})" if field.choices else ""
+    return f"# {field.description}{choices}\n"
+
+
+# ------------------------------------------------------------------------------------------------------------- sources
+
+
+def _from_file(path: Path) -> list[Setting]:
+    try:
+        with path.open("rb") as file:
+            tree = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a run.toml.") from None
+    except tomllib.TOMLDecodeError as error:
+        where = re.search(r"at line (\d+)", str(error))
+        place = f"{path}:{where[1]}" if where else f"{path}, at its end"
+        raise ConfigError(f"{place}: this is not TOML: {str(error).partition(' (at ')[0]}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: this is not TOML: it is not UTF-8 text.") from None
+    except (ValueError, RecursionError):  # a number of thousands of digits; brackets a thousand deep
+        raise ConfigError(f"{path}: this is not TOML that can be read: a number or a nesting in it has no end.") from None
+    settings: list[Setting] = []
+    for section, table in tree.items():
+        if isinstance(table, dict):
+            settings += [Setting((section, name), value, str(path)) for name, value in table.items()]
+        if not isinstance(table, dict) or not table:
+            settings.append(Setting((section,), table, str(path)))
+    return settings
+
+
+def _from_environment(environ: Mapping[str, str]) -> list[Setting]:
+    settings = []
+    for name, text in sorted(environ.items()):
+        if not name.startswith(PREFIX):
+            continue
+        if name not in VARIABLES:
+            raise ConfigError(f"{name}: there is no such variable; the nearest is {nearest(name, VARIABLES)}.")
+        section, _, key = VARIABLES[name].partition(".")
+        settings.append(Setting((section, key), _parsed(FIELDS[VARIABLES[name]], text, name), name))
+    return settings
+
+
+def _from_set(text: str) -> Setting:
+    place = f"--set {shortened(text)}"
+    key, equals, value = text.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    if not equals:
+        raise ConfigError(f"{place}: write --set section.key=value, for example --set train.steps=100.")
+    field = _known(path, place)
+    return Setting(path, _parsed(field, value.strip(), place, inside=len(path) > 2), place)
+
+
+def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any:
+    """`text` as a TOML value; as it stands where a string is wanted, and inside a free table where it is no TOML."""
+    try:
+        tree = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        tree = {}
+    value = tree.get("value") if len(tree) == 1 else None
+    if field.is_text and not isinstance(value, str):
+        return text
+    if value is None:
+        if inside or not text:
+            return text
+        raise ConfigError(f"{place}: {field.key} is {quoted(text)}, and must be {field.allowed} ({field.description}).")
+    return value
+
+
+# ------------------------------------------------------------------------------------------------- settings to a Config
+
+
+def _known(path: tuple[str, ...], place: str) -> Field:
+    """The field that `path` names, or a ConfigError with the nearest."""
+    key = ".".join(path)
+    if path[0] not in SECTIONS:
+        near = nearest(key, FIELDS) if len(path) > 1 or any(field.name == path[0] for field in FIELDS.values()) else nearest(key, SECTIONS)
+        raise ConfigError(f"{place}: there is no section {path[0]}; the sections are {', '.join(SECTIONS)}, and the nearest is {near}.")
+    if len(path) == 1:
+        raise ConfigError(f"{place}: {path[0]} is a section of settings; name one of them, as {nearest(key, _keys(path[0]))}.")
+    field = FIELDS.get(".".join(path[:2]))
+    if field is None:
+        elsewhere = [other.key for other in FIELDS.values() if other.name == path[1]]
+        near = nearest(key, elsewhere or _keys(path[0]))
+        raise ConfigError(f"{place}: there is no setting {'.'.join(path[:2])}; the nearest is {near}.")
+    if len(path) > 2 and not field.is_table:
+        raise ConfigError(f"{place}: {field.key} holds no further settings; it must be {field.allowed} ({field.description}).")
+    if not all(path):
+        raise ConfigError(f"{place}: a name in {key} is empty; write --set {field.key}.name=value.")
+    return field
+
+
+def _keys(section: str) -> Iterable[str]:
+    return [field.key for field in FIELDS.values() if field.section == section]
+
+
+def _forget_params_of_another_task(settings: Sequence[Setting], values: dict[str, Any]) -> None:
+    named = [setting.value for setting in settings if setting.path == ("task", "name")]
+    if named and named[-1] != values.get("task.name", Config().task.name):
+        values.pop("task.params", None)
+
+
+def _put(setting: Setting, values: dict[str, Any], places: dict[str, str]) -> None:
+    """Check one setting and put it over what weaker sources said."""
+    path, value, place = setting
+    if path[0] in SECTIONS and len(path) == 1:
+        if value != {}:
+            raise ConfigError(f"{place}: {path[0]} is {quoted(value)}, and must be a section: write [{path[0]}] and its settings below.")
+        return
+    field = _known(path, place)
+    if len(path) > 2:
+        value = _merged(values.get(field.key, {}), path[2:], value, place, field.key)
+    values[field.key] = checked(field, value, place)
+    places[field.key] = place
+
+
+def _merged(table: Mapping[str, Any], path: tuple[str, ...], value: Any, place: str, key: str) -> dict[str, Any]:
+    name, *rest = path
+    if not rest:
+        return {**table, name: value}
+    inner = table.get(name, {})
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{place}: {key}.{name} is {quoted(inner)}, and holds no further settings.")
+    return {**table, name: _merged(inner, tuple(rest), value, place, f"{key}.{name}")}
+
+
+def _build(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
+    sections = {
+        section: cls(**{name: values[key] for key in _keys(section) if key in values and (name := FIELDS[key].name)})
+        for section, cls in SECTIONS.items()
+    }
+    config = msgspec.structs.replace(Config(), **sections)
+    for keys, remedy in contradictions(config):
+        said = " and ".join(f"{key} is {quoted(lookup(config, key))} ({places.get(key, 'the default')})" for key in keys)
+        raise ConfigError(f"{said}: {remedy}.")
+    return config

@@ -1,0 +1,64 @@
+"""What settings say about each other. Invariant: a configuration that passes here contradicts itself nowhere, whatever the machine.
+
+What depends on the machine (cores, ports, directories) is `asyncrl.preflight`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.config.schema import Config
+
+
+def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The keys that contradict each other, and what to do about it, as the end of a sentence."""
+    c, task, rollout, staleness, run = config, config.task, config.rollout, config.staleness, config.run
+    if rollout.k_min > rollout.group_size:
+        yield ("rollout.k_min", "rollout.group_size"), "a group cannot have more verdicts than rollouts: lower k_min or raise group_size"
+    if rollout.group_size == 1 and rollout.filter == "zero_variance":
+        yield (
+            ("rollout.filter", "rollout.group_size"),
+            "one reward never varies, so every group would be filtered: raise group_size or set filter to none",
+        )
+    if c.engine.context_tokens <= rollout.max_new_tokens:
+        yield (
+            ("engine.context_tokens", "rollout.max_new_tokens"),
+            "prompt and response share the context: context_tokens must be larger than max_new_tokens",
+        )
+    if c.train.micro_tokens < c.engine.context_tokens:
+        yield (
+            ("train.micro_tokens", "engine.context_tokens"),
+            "the longest rollout must fit in a micro-batch: micro_tokens must be at least context_tokens",
+        )
+    if staleness.depth > staleness.max_lag and staleness.on_stale != "train":
+        yield (
+            ("staleness.depth", "staleness.max_lag"),
+            "generation that far ahead is too old before it is trained: lower depth to max_lag, raise max_lag, or set on_stale to train",
+        )
+    if staleness.correction == "icepop" and staleness.lo >= staleness.hi:
+        yield ("staleness.lo", "staleness.hi"), "the band [lo, hi] is empty: lower lo or raise hi"
+    if run.cores > 1 and run.trainer_cores >= run.cores:
+        yield ("run.trainer_cores", "run.cores"), "no core is left for generation: lower trainer_cores"
+    if run.stall_s <= task.verdict_s:
+        yield (
+            ("run.stall_s", "task.verdict_s"),
+            "a slow verifier would be taken for a stalled run: stall_s must be larger than verdict_s",
+        )
+    yield from _task(config)
+
+
+def _task(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    task = config.task
+    if task.name == "jsonl":
+        if not task.path:
+            yield ("task.name", "task.path"), "name the file of prompts in task.path"
+        if task.params:
+            yield ("task.name", "task.params"), "parameters belong to reasoning-gym data sets: remove task.params"
+    else:
+        for key, value in (("task.path", task.path), ("task.eval_path", task.eval_path)):
+            if value:
+                yield ("task.name", key), "files are read when task.name is jsonl: set it, or remove the path"
+    if task.chat and not config.model.path:
+        yield ("task.chat", "model.path"), "the bundled model has no chat template: set model.path or turn chat off"
+    if not task.chat and "{question}" not in task.template:
+        yield ("task.template",), "the prompt would not contain the question: put {question} in the template"

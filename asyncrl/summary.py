@@ -1,0 +1,121 @@
+"""`summary.json`: what a run came to. Invariant: it is written whole or not at all, and what it says of tokens and rollouts balances.
+
+A number that does not exist (the accuracy of a run without evaluation, the lag where nothing was trained) is NaN here and null there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    """Share of held-out prompts answered right, greedily: of the first version, and of the last."""
+
+    start: float = math.nan
+    end: float = math.nan
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """`generated = trained + Σ discarded + live`."""
+
+    generated: int = 0
+    trained: int = 0
+    discarded: dict[str, int] = {}
+    live: int = 0
+
+
+class Rollouts(msgspec.Struct, frozen=True):
+    """`admitted = trained + Σ discarded + live`."""
+
+    admitted: int = 0
+    trained: int = 0
+    discarded: dict[str, int] = {}
+    live: int = 0
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """Versions, over trained tokens."""
+
+    mean: float = math.nan
+    max: int = 0
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """Shares of the run's seconds, 0 to 1."""
+
+    trainer: float = math.nan
+    rollout: float = math.nan
+
+
+class Publications(msgspec.Struct, frozen=True):
+    """Committed publications; `seconds` from preparation to commit, `pause_seconds` that decoding stood still, both in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+    pause_seconds: float = 0.0
+
+
+class SlowestVerifier(msgspec.Struct, frozen=True):
+    """The verdict that took longest."""
+
+    item: int
+    seconds: float
+    reason: str = ""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole of it. `reason` is one sentence; `restarts` counts by role."""
+
+    ok: bool
+    reason: str
+    steps: int
+    seconds: float
+    accuracy: Accuracy = Accuracy()
+    tokens: Tokens = Tokens()
+    rollouts: Rollouts = Rollouts()
+    lag: Lag = Lag()
+    idle: Idle = Idle()
+    publication: Publications = Publications()
+    restarts: dict[str, int] = {}
+    slowest_verifier: SlowestVerifier | None = None
+
+    def balances(self) -> bool:
+        """Whether both ledgers balance."""
+        tokens, rollouts = self.tokens, self.rollouts
+        return (
+            tokens.generated == tokens.trained + sum(tokens.discarded.values()) + tokens.live
+            and rollouts.admitted == rollouts.trained + sum(rollouts.discarded.values()) + rollouts.live
+        )
+
+
+def write(summary: Summary, path: Path) -> None:
+    """Write it atomically, as JSON that any reader takes (msgspec writes NaN as null)."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read(path: Path) -> Summary:
+    """The summary that `write` wrote. Raises OSError, or msgspec.ValidationError where it is no summary."""
+    return msgspec.convert(_restored(msgspec.json.decode(path.read_bytes())), Summary)
+
+
+_ABSENT_NUMBERS = {"accuracy": ("start", "end"), "lag": ("mean",), "idle": ("trainer", "rollout")}
+
+
+def _restored(tree: Any) -> Any:
+    """Null back to NaN, where a number may be absent."""
+    if isinstance(tree, dict):
+        for section, names in _ABSENT_NUMBERS.items():
+            inner = tree.get(section)
+            if isinstance(inner, dict):
+                inner.update({name: math.nan for name in names if name in inner and inner[name] is None})
+    return tree
