@@ -1,14 +1,13 @@
 """`summary.json`: what a run came to. Invariant: it is written whole or not at all, and what it says of tokens and rollouts balances.
 
-A number that does not exist (the accuracy of a run without evaluation, the lag where nothing was trained) is NaN here and null there.
+A number that does not exist (the accuracy of a run without evaluation, the lag where nothing was trained) is None
+here and null there; NaN becomes null too.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -16,8 +15,8 @@ import msgspec
 class Accuracy(msgspec.Struct, frozen=True):
     """Share of held-out prompts answered right, greedily: of the first version, and of the last."""
 
-    start: float = math.nan
-    end: float = math.nan
+    start: float | None = None
+    end: float | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -41,15 +40,15 @@ class Rollouts(msgspec.Struct, frozen=True):
 class Lag(msgspec.Struct, frozen=True):
     """Versions, over trained tokens."""
 
-    mean: float = math.nan
+    mean: float | None = None
     max: int = 0
 
 
 class Idle(msgspec.Struct, frozen=True):
     """Shares of the run's seconds, 0 to 1."""
 
-    trainer: float = math.nan
-    rollout: float = math.nan
+    trainer: float | None = None
+    rollout: float | None = None
 
 
 class Publications(msgspec.Struct, frozen=True):
@@ -94,7 +93,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(summary: Summary, path: Path) -> None:
-    """Write it atomically, as JSON that any reader takes (msgspec writes NaN as null)."""
+    """Write it atomically, as JSON that any reader takes: msgspec writes NaN as null."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
@@ -104,18 +103,5 @@ def write(summary: Summary, path: Path) -> None:
 
 
 def read(path: Path) -> Summary:
-    """The summary that `write` wrote. Raises OSError, or msgspec.ValidationError where it is no summary."""
-    return msgspec.convert(_restored(msgspec.json.decode(path.read_bytes())), Summary)
-
-
-_ABSENT_NUMBERS = {"accuracy": ("start", "end"), "lag": ("mean",), "idle": ("trainer", "rollout")}
-
-
-def _restored(tree: Any) -> Any:
-    """Null back to NaN, where a number may be absent."""
-    if isinstance(tree, dict):
-        for section, names in _ABSENT_NUMBERS.items():
-            inner = tree.get(section)
-            if isinstance(inner, dict):
-                inner.update({name: math.nan for name in names if name in inner and inner[name] is None})
-    return tree
+    """The summary that `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or msgspec.ValidationError (no summary)."""
+    return msgspec.json.decode(path.read_bytes(), type=Summary)
