@@ -1,0 +1,305 @@
+"""One publication as the coordinator sees it. Invariant: it is committed at most once, only when every engine of its epoch has shown
+the trainer's own checksums, and never both committed and aborted; nothing decodes with weights whose publication has not committed.
+
+Pure: no I/O and no clock. The shell passes messages and `now` in, and carries out the actions that come back, in their order.
+
+    phase      | waits for                               | goes on when                       | at its deadline
+    -----------+-----------------------------------------+------------------------------------+---------------------------------
+    PREPARE    | begin()                                 | Publish and Prepare go out: TRANSFER | -
+    TRANSFER   | Transferred of the trainer              | it came: VERIFY                    | ABORT
+    VERIFY     | Prepared of every member                | all equal the trainer's: COMMIT    | silent members fenced, ABORT
+    COMMIT     | Committed of every member left          | all came: DONE                     | silent members fenced, DONE
+    ABORT      | the answers still owed (see below)      | all came: FAILED                   | whoever is silent fenced, FAILED
+    DONE       | nothing: the version is current         |                                    |
+    FAILED     | nothing: the old version is still served; the shell tries again with a new number and a new epoch |
+
+From TRANSFER and VERIFY an error, a wrong checksum or a lost member leads to ABORT: a broadcast with a dead member fails for all. An
+error that a member reports is no fault of its own (its peer died, the trainer gave up), so nobody is fenced for one; a member that
+cannot receive for reasons of its own should crash, and is then lost. A member lost after the decision is fenced, and the commit stands.
+
+What makes ABORT finite: every Prepare is answered by exactly one Prepared, and every Publish by exactly one Transferred. A member or
+trainer still at work when an Abort comes stops, and gives that one answer with an error; one that has answered just forgets. Late
+answers of other publications are known by their number, and ignored. There is no QUIESCE yet: it is for engines that cannot stage.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from asyncrl.messages import Abort, Commit, Committed, Prepare, Prepared, Publish, Transferred
+
+# ------------------------------------------------------------------------------------------------------------------ membership
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """Who takes part in a collective: the trainer with rank 0, then `members` (indices of rollout actors) in their fixed order.
+
+    Every change makes a new epoch, because a process group cannot change; an epoch's number is never used twice.
+    """
+
+    epoch: int = 0
+    members: tuple[int, ...] = ()
+
+    @property
+    def world(self) -> int:
+        """Processes in the group, the trainer included."""
+        return len(self.members) + 1
+
+    def rank(self, member: int) -> int:
+        """The member's rank, from 1. Raises ValueError when it is no member."""
+        return self.members.index(member) + 1
+
+    def joined(self, member: int) -> Membership:
+        """With one more member. Raises ValueError when it is one already: a restarted member must leave before it joins again."""
+        if member in self.members:
+            raise ValueError(f"engine {member} is in epoch {self.epoch} already; it must leave before it joins again")
+        return Membership(self.epoch + 1, (*self.members, member))
+
+    def left(self, member: int) -> Membership:
+        """Without this member; the same membership when it was none."""
+        if member not in self.members:
+            return self
+        return Membership(self.epoch + 1, tuple(m for m in self.members if m != member))
+
+    def renewed(self) -> Membership:
+        """The same members in a new epoch: after a failed publication, whose group may be broken."""
+        return Membership(self.epoch + 1, self.members)
+
+
+# --------------------------------------------------------------------------------------------------------------------- actions
+
+
+class Action(msgspec.Struct, frozen=True):
+    """What the shell must do."""
+
+
+class ToTrainer(Action, frozen=True):
+    """Send this to the trainer."""
+
+    message: Publish | Abort
+
+
+class ToMember(Action, frozen=True):
+    """Send this to a rollout actor."""
+
+    member: int
+    message: Prepare | Commit | Abort
+
+
+class Decided(Action, frozen=True):
+    """The commit is decided and stands from here on: journal it before carrying out what follows."""
+
+    version: int
+
+
+class Fence(Action, frozen=True):
+    """This member is out: no more routing, its process ended and replaced. Comes at most once for each member."""
+
+    member: int
+    reason: str
+
+
+class FenceTrainer(Action, frozen=True):
+    """The trainer does not answer, which ends the run."""
+
+    reason: str
+
+
+class Done(Action, frozen=True):
+    """Every member still in decodes with `version`. Nothing follows."""
+
+    version: int
+
+
+class Failed(Action, frozen=True):
+    """Nothing was committed, and everybody has let go. Nothing follows."""
+
+    reason: str
+
+
+class Phase(enum.Enum):
+    """Where a publication stands."""
+
+    PREPARE = "prepare"
+    TRANSFER = "transfer"
+    VERIFY = "verify"
+    COMMIT = "commit"
+    ABORT = "abort"
+    DONE = "done"
+    FAILED = "failed"
+
+
+_BEFORE_DECISION = (Phase.TRANSFER, Phase.VERIFY)
+
+
+# ----------------------------------------------------------------------------------------------------------------- publication
+
+
+class Publication:
+    """Getting `version` into every member of `membership`, whose trainer listens on `host` and `port`.
+
+    `number` is the publication's own, never used twice. Each phase has `deadline_s` seconds. Raises ValueError when there is no member.
+    """
+
+    def __init__(
+        self, number: int, version: int, membership: Membership, *, host: str, port: int, deadline_s: float, pin: bool = False
+    ) -> None:
+        if not membership.members:
+            raise ValueError(f"version {version} cannot be published: epoch {membership.epoch} has no engine")
+        self.number = number
+        self.version = version
+        self.membership = membership
+        self.phase = Phase.PREPARE
+        self.deadline: float | None = None
+        """When the shell must call `late`, on the clock of `now`; None when nothing is waited for."""
+        self._host = host
+        self._port = port
+        self._deadline_s = deadline_s
+        self._pin = pin
+        self._reason = ""
+        self._live = list(membership.members)
+        self._sent: Transferred | None = None
+        self._prepared: dict[int, Prepared] = {}
+        self._committed: set[int] = set()
+
+    @property
+    def finished(self) -> bool:
+        """No further input changes anything."""
+        return self.phase in (Phase.DONE, Phase.FAILED)
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The members not fenced, in rank order."""
+        return tuple(self._live)
+
+    @property
+    def waiting_for(self) -> str:
+        """Whom the publication waits for now, in words; empty when nobody."""
+        trainer = self._sent is None and self.phase in (Phase.TRANSFER, Phase.ABORT)
+        return ", ".join((["the trainer"] if trainer else []) + [f"engine {m}" for m in self._silent()])
+
+    # ---- inputs
+
+    def begin(self, now: float) -> list[Action]:
+        """Start it. Raises ValueError when it was started before."""
+        if self.phase is not Phase.PREPARE:
+            raise ValueError(f"publication {self.number} was started before")
+        self._enter(Phase.TRANSFER, now)
+        epoch, world = self.membership.epoch, self.membership.world
+        return [
+            ToTrainer(Publish(self.number, epoch, world)),
+            *(
+                ToMember(m, Prepare(self.number, self.version, epoch, self.membership.rank(m), world, self._host, self._port))
+                for m in self._live
+            ),
+        ]
+
+    def transferred(self, message: Transferred, now: float) -> list[Action]:
+        """The trainer's answer."""
+        if message.publication != self.number or self._sent is not None:
+            return []
+        self._sent = message
+        if self.phase is Phase.TRANSFER:
+            if message.error:
+                return self._abort(f"the trainer: {message.error}", now)
+            if message.version != self.version:
+                return self._abort(f"the trainer sent version {message.version}, not {self.version}", now)
+            self._enter(Phase.VERIFY, now)
+        return self._go_on(now)
+
+    def prepared(self, member: int, message: Prepared, now: float) -> list[Action]:
+        """A member's answer."""
+        if message.publication != self.number or member not in self._live or member in self._prepared:
+            return []
+        self._prepared[member] = message
+        if message.error and self.phase in _BEFORE_DECISION:
+            return self._abort(f"engine {member}: {message.error}", now)
+        return self._go_on(now)
+
+    def committed(self, member: int, message: Committed, now: float) -> list[Action]:
+        """A member decodes with the new weights."""
+        if message.publication != self.number or member not in self._live or self.phase is not Phase.COMMIT:
+            return []
+        if message.version != self.version:
+            return [self._fence(member, f"it decodes with version {message.version}, not {self.version}"), *self._go_on(now)]
+        self._committed.add(member)
+        return self._go_on(now)
+
+    def lost(self, member: int, reason: str, now: float) -> list[Action]:
+        """A member's process ended, or its link broke, or somebody else fenced it."""
+        if member not in self._live or self.finished or self.phase is Phase.PREPARE:
+            return []
+        fence = self._fence(member, reason)
+        if self.phase in _BEFORE_DECISION:
+            return [fence, *self._abort(f"engine {member}: {reason}", now)]
+        return [fence, *self._go_on(now)]
+
+    def late(self, now: float) -> list[Action]:
+        """To be called when `deadline` has passed; before it, nothing happens."""
+        if self.deadline is None or now < self.deadline:
+            return []
+        missing = f"no answer within {self._deadline_s:g} s of {self.phase.value}"
+        if self.phase is Phase.TRANSFER:
+            return self._abort(f"the trainer: {missing}", now)
+        silent = self._silent()
+        fences: list[Action] = [self._fence(m, missing) for m in silent]
+        if self.phase is Phase.VERIFY:
+            return fences + self._abort(", ".join(f"engine {m}" for m in silent) + f": {missing}", now)
+        if self.phase is Phase.ABORT and self._sent is None:
+            self._finish(Phase.FAILED)
+            return [*fences, FenceTrainer(missing), Failed(self._reason)]
+        return fences + self._go_on(now)
+
+    # ---- what follows from them
+
+    def _silent(self) -> list[int]:
+        """The members that owe an answer in this phase."""
+        if self.phase is Phase.COMMIT:
+            return [m for m in self._live if m not in self._committed]
+        if self.phase in (Phase.VERIFY, Phase.ABORT):
+            return [m for m in self._live if m not in self._prepared]
+        return []
+
+    def _go_on(self, now: float) -> list[Action]:
+        if self.phase is Phase.VERIFY:
+            return self._verify(now)
+        if self.phase is Phase.COMMIT and not self._silent():
+            self._finish(Phase.DONE)
+            return [Done(self.version)]
+        if self.phase is Phase.ABORT and not self._silent() and self._sent is not None:
+            self._finish(Phase.FAILED)
+            return [Failed(self._reason)]
+        return []
+
+    def _verify(self, now: float) -> list[Action]:
+        assert self._sent is not None
+        checksums = self._sent.checksums
+        wrong = [m for m in self._live if m in self._prepared and self._prepared[m].checksums != checksums]
+        if wrong:
+            reason = "its checksums are not the trainer's"
+            fences: list[Action] = [self._fence(m, reason) for m in wrong]
+            return fences + self._abort(", ".join(f"engine {m}" for m in wrong) + ": checksums are not the trainer's", now)
+        if self._silent():
+            return []
+        self._enter(Phase.COMMIT, now)
+        return [Decided(self.version), *(ToMember(m, Commit(self.number, self.version, self._pin)) for m in self._live)]
+
+    def _abort(self, reason: str, now: float) -> list[Action]:
+        self._reason = reason
+        self._enter(Phase.ABORT, now)
+        trainer: list[Action] = [] if self._sent is not None else [ToTrainer(Abort(self.number))]
+        return [*trainer, *(ToMember(m, Abort(self.number)) for m in self._live), *self._go_on(now)]
+
+    def _fence(self, member: int, reason: str) -> Fence:
+        self._live.remove(member)
+        return Fence(member, reason)
+
+    def _enter(self, phase: Phase, now: float) -> None:
+        self.phase = phase
+        self.deadline = now + self._deadline_s
+
+    def _finish(self, phase: Phase) -> None:
+        self.phase = phase
+        self.deadline = None
