@@ -1,0 +1,86 @@
+"""Language models from local directories. Invariant: every weight comes from the directory, or no model is returned.
+
+Nothing is downloaded, no code of a model directory is run, and only safetensors are read.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.utils import logging
+
+_AUTO: Any = AutoModelForCausalLM  # its methods carry no types
+logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # of weights read and written: a log is not a terminal
+
+
+class ModelError(Exception):
+    """A model directory that cannot be used; the message is one sentence for a person."""
+
+
+def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The causal language model at `path`, a Hugging Face model directory, with weights of `dtype`, in evaluation mode (no dropout).
+
+    Raises ModelError where the directory, its config.json or any of its weights is missing or broken.
+    """
+    path = Path(path)
+    config = _config(path)
+    if not any(path.glob("*.safetensors")):
+        other = ", which are pickles: convert them to safetensors" if any(path.glob("*.bin")) else ""
+        found = "only *.bin weights" + other if other else "no weights (no *.safetensors)"
+        raise ModelError(f"the model directory {path} has {found}")
+    try:
+        model, info = _AUTO.from_pretrained(
+            path, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        raise ModelError(f"the weights in {path} cannot be read, so they are cut off or not of this model: {_first_line(error)}") from error
+    if missing := sorted(info["missing_keys"]) or sorted(str(key) for key in info["mismatched_keys"]):
+        raise ModelError(
+            f"the weights in {path} are not complete: {missing[0]} and {len(missing) - 1} more are missing or of another shape"
+        )
+    return _evaluating(model)
+
+
+def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model at `path` with weights of no meaning, for who gets them by publication. Needs config.json alone. Raises ModelError."""
+    with no_init_weights():
+        model = _AUTO.from_config(_config(Path(path)), dtype=dtype, trust_remote_code=False)
+    return _evaluating(model)
+
+
+def parameters_for_publication(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """(name, detached tensor) of each parameter, in the order of the architecture; tied ones once, under their first name."""
+    for name, parameter in model.named_parameters():
+        yield name, parameter.detach()
+
+
+def _evaluating(model: Any) -> PreTrainedModel:
+    assert isinstance(model, PreTrainedModel)
+    nn.Module.train(model, False)
+    return model
+
+
+def _config(path: Path) -> PretrainedConfig:
+    if not path.is_dir():
+        raise ModelError(f"there is no model directory {path}; model.path must be a local Hugging Face model directory")
+    if not (path / "config.json").is_file():
+        raise ModelError(f"the model directory {path} has no config.json")
+    try:
+        with warnings.catch_warnings():
+            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path / 'config.json'} is not a configuration that transformers knows: {_first_line(error)}") from error
+    assert isinstance(config, PretrainedConfig)
+    return config
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
