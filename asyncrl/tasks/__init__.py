@@ -1,0 +1,53 @@
+"""Prompts, and verifiers of answers. Invariant: a task is a function of its configuration and the run's seed.
+
+So every process that opens a task sees the same prompt at the same place, and only (purpose, item, response ids) cross a link. Some
+reasoning-gym data sets iterate over Python sets of strings: their prompts are the same in two processes only where both run under one
+`PYTHONHASHSEED`, which the launcher gives to every actor.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from asyncrl.config.schema import Task as TaskConfig
+from asyncrl.messages import Purpose
+
+__all__ = ["Task", "TaskError", "open_task"]
+
+
+class TaskError(Exception):
+    """The task cannot be had as configured; the text says what is wrong, where, and what to do."""
+
+
+class Task(Protocol):
+    """Two splits of prompts, `train` and `evaluation`, that share no prompt, and the verifier of their answers."""
+
+    def size(self, purpose: Purpose) -> int:
+        """How many prompts the split has; items are numbered from 0."""
+        ...
+
+    def prompt(self, purpose: Purpose, item: int) -> str:
+        """The text the model continues: the question in `task.template`, or the bare question where `task.chat` leaves the form to the
+        model's chat template. Raises IndexError outside the split."""
+        ...
+
+    def answer(self, purpose: Purpose, item: int) -> str | None:
+        """A right answer, where the task knows one (the warm-up learns from these)."""
+        ...
+
+    def verify(self, purpose: Purpose, item: int, answer: str) -> float:
+        """The reward of an answer, 1.0 where it is fully right. It may take long, and may raise anything: call it in a process that can be
+        killed (`actors.verifier`)."""
+        ...
+
+
+def open_task(config: TaskConfig, seed: int) -> Task:
+    """The task named in `[task]`. All of its input is checked here, and one item of each split is made, so that what is wrong is said
+    before anything starts. Raises TaskError."""
+    if config.name == "jsonl":
+        from asyncrl.tasks.jsonl import JsonlTask
+
+        return JsonlTask(config)
+    from asyncrl.tasks.gym import GymTask
+
+    return GymTask(config, seed)

@@ -1,0 +1,127 @@
+"""Any data set of reasoning-gym, scored by its own scorer. Invariant: no question is in both splits, by construction.
+
+A question belongs to the held-out quarter or to training by the hash of its text, whatever index generates it. An item whose first index
+gives a question of the other split walks on, by a fixed stride, until one of its own split comes. So items need no table, any process can
+make any item alone, and a training split may show one question at several items (as any generator with few questions does).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import math
+from typing import Any
+
+from reasoning_gym.factory import DATASETS, create_dataset
+from reasoning_gym.utils import extract_answer
+
+from asyncrl.config.schema import Task as TaskConfig
+from asyncrl.messages import Purpose
+from asyncrl.tasks import TaskError
+
+HELD_OUT = 4
+"""One question in this many is held out."""
+TRIES = 256
+"""Indices tried for an item. A data set that fails this has hardly any questions: by chance alone the odds are 0.75^256."""
+LEAST = 4096
+"""The data set's size at least, so that small splits still find questions of their own."""
+
+
+class GymTask:
+    """A reasoning-gym data set. With `eval_size = 0` nothing is held out, and every question may be trained."""
+
+    def __init__(self, config: TaskConfig, seed: int) -> None:
+        """Raises TaskError for an unknown data set or parameter, or one that the data set refuses."""
+        self._config = config
+        self._sizes: dict[Purpose, int] = {"train": config.train_size, "evaluation": config.eval_size}
+        self._indices = max(LEAST, config.train_size + config.eval_size)
+        self._stride = next(s for s in range(int(self._indices * 0.618), self._indices) if math.gcd(s, self._indices) == 1)
+        self._data = _create(config, seed, self._indices)
+        self.entry = functools.lru_cache(maxsize=1024)(self._entry)
+        for purpose, size in self._sizes.items():
+            if size:
+                self._probe(purpose)
+
+    def size(self, purpose: Purpose) -> int:
+        return self._sizes[purpose]
+
+    def prompt(self, purpose: Purpose, item: int) -> str:
+        return render(self._config, str(self.entry(purpose, item)["question"]))
+
+    def answer(self, purpose: Purpose, item: int) -> str | None:
+        known = self.entry(purpose, item)["answer"]
+        return None if known is None else str(known)
+
+    def verify(self, purpose: Purpose, item: int, answer: str) -> float:
+        """A response that marks its answer as `<answer>…</answer>` is judged by the last such mark, else as a whole."""
+        return float(self._data.score_answer(extract_answer(answer) or answer, self.entry(purpose, item)))
+
+    def _entry(self, purpose: Purpose, item: int) -> dict[str, Any]:
+        if not 0 <= item < self._sizes[purpose]:
+            raise IndexError(f"item {item} is outside the {purpose} split of {self._sizes[purpose]}")
+        index = item if purpose == "train" else self._sizes["train"] + item
+        for _ in range(TRIES):
+            entry: dict[str, Any] = self._data[index]
+            if not self._sizes["evaluation"] or held_out(entry["question"]) == (purpose == "evaluation"):
+                return entry
+            index = (index + self._stride) % self._indices
+        raise TaskError(
+            f"task.name = {self._config.name!r} with these task.params has too few different questions to hold some out; "
+            f"allow more by task.params, or set task.eval_size = 0"
+        )
+
+    def _probe(self, purpose: Purpose) -> None:
+        try:
+            self.entry(purpose, 0)
+        except TaskError:
+            raise
+        except Exception as error:
+            raise TaskError(
+                f"reasoning-gym's {self._config.name} cannot make a question from task.params = {self._config.params}: {_said(error)}"
+            ) from error
+
+
+def held_out(question: str) -> bool:
+    """Whether a question belongs to evaluation."""
+    return hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % HELD_OUT == 0
+
+
+def render(config: TaskConfig, question: str) -> str:
+    """The question in the template; bare where the model's chat template gives the form."""
+    return question if config.chat else config.template.replace("{question}", question)
+
+
+def _create(config: TaskConfig, seed: int, size: int) -> Any:
+    if config.name not in DATASETS:
+        raise TaskError(f"task.name = {config.name!r} is no reasoning-gym data set{_nearest(config.name, [*DATASETS, 'jsonl'])}")
+    known = {field.name for field in dataclasses.fields(DATASETS[config.name][1])} - {"seed", "size"}
+    for key in config.params:
+        if key in ("seed", "size"):
+            raise TaskError(f"task.params.{key} is not for task.params: set run.seed, task.train_size and task.eval_size instead")
+        if key not in known:
+            raise TaskError(f"task.params.{key} is no parameter of {config.name}{_nearest(key, sorted(known))}")
+    try:
+        return create_dataset(config.name, seed=_scattered(seed), size=size, **config.params)
+    except Exception as error:
+        raise TaskError(
+            f"reasoning-gym's {config.name} refuses task.params = {config.params} at {size} questions (task.train_size + task.eval_size, "
+            f"{LEAST} at least): {_said(error)}"
+        ) from error
+
+
+def _scattered(seed: int) -> int:
+    """31 bits: data sets seed each item with `seed + index`, so that the items of two runs with seeds 0 and 1 would be the same but one."""
+    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest()) >> 1
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; it has {', '.join(known)}" if len(known) < 30 else "; `python -m reasoning_gym` or its documentation lists them"
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,128 @@
+"""Prompts from a JSONL file. Invariant: every line was parsed and checked before the first prompt is given out.
+
+A line is an object with `prompt` and `answer` (text, or a number), if it likes `verifier`, and whatever its verifier wants to know. Only
+eight bytes a line stay in memory: where it starts. Held-out prompts never train: lines of the training split with a held-out prompt are
+left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.config.schema import Task as TaskConfig
+from asyncrl.messages import Purpose
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.gym import render
+from asyncrl.tasks.verifiers import Verifiers, as_number, number
+
+
+class Line(msgspec.Struct):
+    """What a line must have. Other keys are kept for its verifier."""
+
+    prompt: str
+    answer: str | int | float
+    verifier: str = ""
+
+
+class JsonlTask:
+    """`task.path`, with `task.eval_path` or its own last `task.eval_size` lines held out."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        """Raises TaskError, with file and line number where a line is at fault."""
+        if not config.path:
+            raise TaskError("task.name = 'jsonl' needs task.path, the file of prompts")
+        self._config = config
+        self._verifiers = Verifiers(config.verifier)
+        train = _File(config.path, self._verifiers)
+        if config.eval_path and config.eval_size:
+            held_out, rows = _File(config.eval_path, self._verifiers), range(train.lines)
+            held_rows = range(min(config.eval_size, held_out.lines))
+        else:
+            first = max(train.lines - config.eval_size, 0)
+            held_out, rows, held_rows = train, range(first), range(first, train.lines)
+        digests = {held_out.digests[row] for row in held_rows}
+        self._lines: dict[Purpose, tuple[_File, array[int]]] = {
+            "train": (train, array("Q", (train.starts[row] for row in rows if train.digests[row] not in digests))),
+            "evaluation": (held_out, array("Q", (held_out.starts[row] for row in held_rows))),
+        }
+        train.forget()
+        held_out.forget()
+        if not self.size("train"):
+            raise TaskError(
+                f"{config.path} leaves no prompt to train on: of its {train.lines} lines all are held out; set task.eval_size lower, "
+                f"or give other prompts in task.eval_path"
+            )
+
+    def size(self, purpose: Purpose) -> int:
+        return len(self._lines[purpose][1])
+
+    def prompt(self, purpose: Purpose, item: int) -> str:
+        return render(self._config, str(self.entry(purpose, item)["prompt"]))
+
+    def answer(self, purpose: Purpose, item: int) -> str | None:
+        return str(self.entry(purpose, item)["answer"])
+
+    def verify(self, purpose: Purpose, item: int, answer: str) -> float:
+        entry = self.entry(purpose, item)
+        return self._verifiers.find(entry.get("verifier", ""))(answer, entry)
+
+    def entry(self, purpose: Purpose, item: int) -> dict[str, Any]:
+        """The line, as an object."""
+        if not 0 <= item < self.size(purpose):
+            raise IndexError(f"item {item} is outside the {purpose} split of {self.size(purpose)}")
+        file, starts = self._lines[purpose]
+        return file.read(starts[item])
+
+
+class _File:
+    """A JSONL file, checked; lines are read again when asked for, by any thread."""
+
+    def __init__(self, path: str, verifiers: Verifiers) -> None:
+        self._path = path
+        self.starts = array("Q")
+        self.digests = array("Q")
+        try:
+            self._file = Path(path).open("rb")  # noqa: SIM115 (open as long as the task)
+        except OSError as error:
+            raise TaskError(f"{path} cannot be read: {error.strerror}; task.path and task.eval_path name JSONL files") from error
+        for start, line in self._checked(verifiers):
+            self.starts.append(start)
+            self.digests.append(int.from_bytes(hashlib.blake2b(line.prompt.encode(), digest_size=8).digest()))
+        if not self.starts:
+            raise TaskError(f"{path} has no lines; each is an object with prompt and answer")
+
+    @property
+    def lines(self) -> int:
+        return len(self.starts)
+
+    def forget(self) -> None:
+        """Free what only the choice of splits needed."""
+        self.starts = self.digests = array("Q")
+
+    def read(self, start: int) -> dict[str, Any]:
+        size = 4096
+        while b"\n" not in (block := os.pread(self._file.fileno(), size, start)) and len(block) == size:
+            size *= 4
+        entry: dict[str, Any] = msgspec.json.decode(block.partition(b"\n")[0])
+        return entry
+
+    def _checked(self, verifiers: Verifiers) -> Iterator[tuple[int, Line]]:
+        decoder, start = msgspec.json.Decoder(Line), 0
+        for count, text in enumerate(self._file, 1):
+            if text.strip():
+                try:
+                    line = decoder.decode(text)
+                    verifier = verifiers.find(line.verifier)
+                except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
+                    raise TaskError(f"{self._path}, line {count}: {error}") from error
+                if verifier is number and as_number(str(line.answer)) is None:
+                    raise TaskError(f"{self._path}, line {count}: its verifier is `number` and its answer {line.answer!r} is none")
+                yield start, line
+            start += len(text)
