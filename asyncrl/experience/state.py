@@ -198,6 +198,9 @@ class Experience:
                 raise Refused(
                     f"group {group.id} cannot be taken: it is for {group.purpose}, and {'' if group.complete else 'not '}complete"
                 )
+        for rollout in rollouts:
+            if any(span.version > event.step for span in rollout.spans):
+                raise Refused(f"rollout {rollout.id} has tokens of a version that only step {event.step} makes, or a later one")
         if not groups or sorted(event.rollouts) != sorted(member.id for group in groups for member in group.scored):
             raise Refused(f"step {event.step} takes whole groups: each member with a reward once, and no other")
         for group in groups:

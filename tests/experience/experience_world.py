@@ -1,0 +1,264 @@
+"""Random lives of experience, and an account of them kept apart: what the events alone say, without the state machine."""
+
+from __future__ import annotations
+
+import copy
+import struct
+from collections import Counter
+from typing import TypeVar
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from asyncrl.experience import events as e
+from asyncrl.experience.rollout import Group, Rollout, Status
+from asyncrl.experience.state import Experience, Refused
+from asyncrl.messages import NoVerdict, Scored
+from staleness.lag import fresh_mask
+
+MAX_LAG = 1
+Thing = TypeVar("Thing")
+
+small = st.integers(0, 7)
+reasons = st.sampled_from(["filtered", "stale", "died", ""])
+token_bytes = st.sampled_from([b"", b"\1\0\0\0", b"\2\0\0\0" * 3, b"\3\0\0"])
+any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
+    st.builds(e.Admitted, small, small, small, st.sampled_from(["train", "evaluation"]), small, token_bytes, small, st.none() | small),
+    st.builds(e.Leased, small, st.sampled_from(["", "rollout-0"]), small),
+    st.builds(e.Extended, small, small, st.integers(-1, 7), small, token_bytes, token_bytes),
+    st.builds(e.Sealed, small, small, st.sampled_from(["", "stop", "length", "interrupted"])),
+    st.builds(e.Recycled, small, small, reasons),
+    st.builds(e.Buried, small, reasons),
+    st.builds(e.Late, st.integers(-1, 3)),
+    st.builds(e.JudgedAs, small, st.sampled_from([Scored(0.0), Scored(float("nan")), NoVerdict("timeout")])),
+    st.builds(e.Taken, st.integers(-1, 7), st.lists(small, max_size=3)),
+    st.builds(e.Trained, small, st.integers(-1, 7), st.dictionaries(reasons, st.integers(-1, 7), max_size=2)),
+    st.builds(e.Dropped, small, reasons),
+    st.builds(e.Published, st.integers(-1, 7)),
+)
+
+
+class Token:
+    """A token as the events told of it."""
+
+    def __init__(self, version: int, id_: bytes, behaviour: bytes) -> None:
+        self.version, self.id, self.behaviour = version, id_, behaviour
+
+
+class Account:
+    """What happened, by the events alone: each rollout's tokens, and how it ended."""
+
+    def __init__(self, events: list[e.AnyEvent]) -> None:
+        self.groups: dict[int, list[int]] = {}
+        self.tokens: dict[int, list[Token]] = {}
+        self.fates: dict[int, list[str]] = {}
+        self.verdicts: dict[int, object] = {}
+        self.steps: dict[int, int] = {}
+        self.trained: list[tuple[int, e.Trained]] = []
+        self.late = 0
+        self.discarded_tokens: Counter[str] = Counter()
+        for event in events:
+            self._take_in(event)
+
+    def _take_in(self, event: e.AnyEvent) -> None:
+        match event:
+            case e.Admitted():
+                self.groups[event.group] = list(range(event.first, event.first + event.size))
+                for rollout in self.groups[event.group]:
+                    self.tokens[rollout], self.fates[rollout] = [], []
+            case e.Extended():
+                for i in range(0, len(event.ids), 4):
+                    self.tokens[event.rollout].append(Token(event.version, event.ids[i : i + 4], event.behaviour[i : i + 4]))
+            case e.Buried():
+                self._end(event.rollout, event.reason)
+            case e.Late():
+                self.late += event.tokens
+                self.discarded_tokens["late"] += event.tokens
+            case e.JudgedAs():
+                self.verdicts[event.rollout] = event.verdict
+            case e.Taken():
+                for rollout in event.rollouts:
+                    self.steps[rollout] = event.step
+                for members in self.groups.values():
+                    if set(members) & set(event.rollouts):
+                        for member in members:
+                            if isinstance(self.verdicts.get(member), NoVerdict):
+                                self._end(member, "no_verdict")
+            case e.Trained():
+                self.trained.append((self.steps[event.rollout], event))
+                self.discarded_tokens.update(event.discarded)
+                blame = sorted(event.discarded, key=lambda reason: (-event.discarded[reason], reason)) or ["empty"]
+                self.fates[event.rollout].append("trained" if event.trained else blame[0])
+            case e.Dropped():
+                for member in self.groups[event.group]:
+                    if not self.fates[member]:
+                        self._end(member, event.reason)
+            case _:
+                pass
+
+    def _end(self, rollout: int, reason: str) -> None:
+        self.fates[rollout].append(reason)
+        self.discarded_tokens[reason] += len(self.tokens[rollout])
+
+    @property
+    def generated(self) -> int:
+        return self.late + sum(map(len, self.tokens.values()))
+
+    @property
+    def live(self) -> list[int]:
+        return [rollout for rollout, fates in self.fates.items() if not fates]
+
+
+def pick(things: list[Thing], index: int) -> Thing:
+    return things[index % len(things)]
+
+
+class World(RuleBasedStateMachine):
+    """Events in any order that can happen, and now and then one that mostly cannot: that must change nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experience = Experience()
+        self.events: list[e.AnyEvent] = []
+        self.assembled: list[tuple[e.Trained, int, bytes]] = []
+
+    def apply(self, event: e.AnyEvent) -> None:
+        self.experience.apply(event)
+        self.events.append(event)
+
+    def members(self, status: Status) -> list[Rollout]:
+        return [r for r in self.experience.rollouts.values() if r.status is status]
+
+    def has(self, *statuses: Status) -> bool:
+        return any(self.members(status) for status in statuses)
+
+    def open_groups(self) -> list[Group]:
+        return [group for group in self.experience.groups.values() if group.step is None]
+
+    @rule(size=st.integers(1, 3), budget=st.integers(1, 6), purpose=st.sampled_from(["train", "train", "evaluation"]))
+    def admit(self, size: int, budget: int, purpose: str) -> None:
+        x = self.experience
+        pin = x.version if purpose == "evaluation" else None
+        self.apply(e.Admitted(x.next_group, x.next_rollout, size, purpose, x.items(purpose), b"\7\0\0\0", budget, pin))
+
+    @precondition(lambda self: self.has(Status.WAITING))
+    @rule(index=st.integers(0, 99), all_of_it=st.booleans())
+    def lease(self, index: int, all_of_it: bool) -> None:
+        waiting = self.experience.to_lease("train", 99) + self.experience.to_lease("evaluation", 99)
+        for rollout in waiting if all_of_it else [pick(waiting, index)]:
+            self.apply(e.Leased(rollout.id, "rollout-0", rollout.attempt + 1))
+
+    @precondition(lambda self: self.has(Status.LEASED))
+    @rule(index=st.integers(0, 99), count=st.integers(1, 6), age=st.integers(0, 3), values=st.integers(0, 2**16))
+    def extend(self, index: int, count: int, age: int, values: int) -> None:
+        rollout = pick(self.members(Status.LEASED), index)
+        count = min(count, rollout.remaining)
+        if count:
+            pinned = self.experience.groups[rollout.group].version
+            version = max(0, (self.experience.version or 0) - age) if pinned is None else pinned
+            ids = struct.pack(f"<{count}i", *range(values, values + count))
+            behaviour = struct.pack(f"<{count}f", *(-0.5 * n for n in range(values, values + count)))
+            self.apply(e.Extended(rollout.id, rollout.attempt, version, rollout.tokens, ids, behaviour))
+
+    @precondition(lambda self: self.has(Status.LEASED))
+    @rule(index=st.integers(0, 99), all_of_it=st.booleans())
+    def seal(self, index: int, all_of_it: bool) -> None:
+        leased = self.members(Status.LEASED)
+        for rollout in leased if all_of_it else [pick(leased, index)]:
+            self.apply(e.Sealed(rollout.id, rollout.attempt, "stop" if rollout.remaining else "length"))
+
+    @precondition(lambda self: self.has(Status.LEASED))
+    @rule(index=st.integers(0, 99))
+    def recycle(self, index: int) -> None:
+        rollout = pick(self.members(Status.LEASED), index)
+        if rollout.remaining:
+            self.apply(e.Recycled(rollout.id, rollout.attempt, "lease expired"))
+
+    @precondition(lambda self: self.has(Status.WAITING, Status.LEASED))
+    @rule(index=st.integers(0, 99))
+    def bury(self, index: int) -> None:
+        self.apply(e.Buried(pick(self.members(Status.WAITING) + self.members(Status.LEASED), index).id, "died"))
+
+    @rule(tokens=st.integers(1, 5))
+    def late(self, tokens: int) -> None:
+        self.apply(e.Late(tokens))
+
+    @precondition(lambda self: self.has(Status.SEALED))
+    @rule(verdict=st.sampled_from([Scored(0.0), Scored(1.0), Scored(0.25), NoVerdict("timeout")]), all_of_it=st.booleans())
+    def judge(self, verdict: Scored | NoVerdict, all_of_it: bool) -> None:
+        sealed = self.experience.to_judge()
+        for rollout in sealed if all_of_it else sealed[-1:]:
+            self.apply(e.JudgedAs(rollout.id, verdict))
+
+    @precondition(lambda self: any(group.rewards for group in self.experience.ready()))
+    @rule(ahead=st.integers(0, 2), count=st.integers(1, 3))
+    def take(self, ahead: int, count: int) -> None:
+        groups = [group for group in self.experience.ready() if group.rewards][:count]
+        step = max(self.experience.step or 0, self.experience.version or 0) + ahead
+        self.apply(e.Taken(step, [member.id for group in groups for member in group.scored]))
+
+    @precondition(lambda self: self.has(Status.TAKEN))
+    @rule(how_many=st.integers(1, 6), masked=st.booleans())
+    def train(self, how_many: int, masked: bool) -> None:
+        for rollout in self.experience.taken()[:how_many]:
+            step = self.experience.groups[rollout.group].step
+            assert step is not None
+            mask = fresh_mask(rollout.spans, step, MAX_LAG)
+            out = min(sum(mask), 1) if masked else 0
+            counts = {"stale": rollout.tokens - sum(mask), "icepop": out}
+            event = e.Trained(rollout.id, sum(mask) - out, {reason: count for reason, count in counts.items() if count})
+            self.apply(event)
+            self.assembled.append((event, step, mask))
+
+    @rule(moves=st.lists(st.integers(0, 2**20), min_size=4, max_size=16))
+    def progress(self, moves: list[int]) -> None:
+        """What mostly happens in a run: a move's lowest bits choose among what can be done next, the others how."""
+        for move in moves:
+            how = move >> 3
+            verdict = NoVerdict("timeout") if how % 3 == 0 else Scored(how % 3 / 2)
+            due = [
+                (self.has(Status.WAITING), lambda how=how: self.lease(how, True)),
+                *[(self.has(Status.LEASED), lambda how=how: self.extend(how, 1 + how % 6, how % 3, how))] * 3,
+                (self.has(Status.LEASED), lambda how=how: self.seal(how, how % 4 == 0)),
+                (self.has(Status.SEALED), lambda verdict=verdict: self.judge(verdict, False)),
+                (any(group.rewards for group in self.experience.ready()), lambda how=how: self.take(how % 2, 2)),
+                (self.has(Status.TAKEN), lambda how=how: self.train(6, how % 2 == 0)),
+                (True, lambda: self.publish(1)),
+                (len(self.experience.groups) < 3, lambda how=how: self.admit(1 + how % 3, 6, "train")),
+            ]
+            pick([act for possible, act in due if possible], move)()
+
+    @precondition(lambda self: self.open_groups())
+    @rule(index=st.integers(0, 99))
+    def drop(self, index: int) -> None:
+        self.apply(e.Dropped(pick(self.open_groups(), index).id, "filtered"))
+
+    @rule(ahead=st.integers(0, 2))
+    def publish(self, ahead: int) -> None:
+        version = (self.experience.version or 0) + ahead
+        unfinished = [self.experience.groups[r.group].step for r in self.experience.taken()]
+        if all(step is not None and step >= version for step in unfinished):
+            self.apply(e.Published(version))
+
+    @rule(event=any_event)
+    def anything(self, event: e.AnyEvent) -> None:
+        before = copy.deepcopy(self.experience)
+        try:
+            self.experience.apply(event)
+        except Refused as refusal:
+            assert str(refusal)
+            assert self.experience == before
+        else:
+            self.events.append(event)
+
+    @precondition(lambda self: self.events)
+    @rule(index=st.integers(0, 999))
+    def again(self, index: int) -> None:
+        """What happened once cannot happen again, unless it is a repeatable kind."""
+        event = pick(self.events, index)
+        if not isinstance(event, e.Late | e.Published | e.Extended):
+            before = copy.deepcopy(self.experience)
+            with pytest.raises(Refused):
+                self.experience.apply(event)
+            assert self.experience == before

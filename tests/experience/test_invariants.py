@@ -1,0 +1,133 @@
+"""The heart's invariants, each checked after every event of random lives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from unittest import TestCase
+
+import msgspec
+from experience_world import MAX_LAG, Account, World
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import invariant
+
+from asyncrl.experience import events as e
+from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Status
+from asyncrl.experience.state import fold
+
+PROFILE = settings(max_examples=80, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class Ledger(World):
+    """Invariant 1: generated = trained + discarded + live, against a recount of the events from scratch."""
+
+    @invariant()
+    def balances(self) -> None:
+        ledger, account = self.experience.ledger, Account(self.events)
+        assert ledger.balances()
+        assert ledger.tokens.total == account.generated
+        assert ledger.tokens.trained == sum(event.trained for _, event in account.trained)
+        assert ledger.tokens.discarded == {reason: n for reason, n in account.discarded_tokens.items() if n}
+        assert ledger.tokens.live == sum(len(account.tokens[rollout]) for rollout in account.live)
+        fates = Counter(fate for fates in account.fates.values() for fate in fates)
+        assert ledger.rollouts.total == len(account.fates)
+        assert ledger.rollouts.trained == fates.pop("trained", 0)
+        assert ledger.rollouts.discarded == fates
+        assert ledger.rollouts.live == len(account.live)
+        held = [rollout for group in self.experience.groups.values() for rollout in group.members]
+        assert ledger.tokens.live == sum(rollout.tokens for rollout in held)
+
+
+class Once(World):
+    """Invariant 2: a rollout is trained at most once, and has exactly one end or is live."""
+
+    @invariant()
+    def ends_once(self) -> None:
+        account = Account(self.events)
+        assert max(Counter(event.rollout for _, event in account.trained).values(), default=0) <= 1
+        assert all(len(fates) <= 1 for fates in account.fates.values())
+        assert sorted(self.experience.rollouts) == sorted(account.live)
+        for group in self.experience.groups.values():
+            for member in group.members:
+                assert (member.status in ENDED) == (member.id not in self.experience.rollouts)
+                assert member.status in ENDED or self.experience.rollouts[member.id] is member
+
+
+class Lag(World):
+    """Invariant 3: the mask that assembly makes of a rollout's spans lets a token in exactly where its own version is young enough."""
+
+    @invariant()
+    def no_older(self) -> None:
+        account = Account(self.events)
+        for event, step, mask in self.assembled:
+            lags = [step - token.version for token in account.tokens[event.rollout]]
+            assert list(mask) == [0 <= lag <= MAX_LAG for lag in lags]
+            assert event.trained <= sum(mask)
+
+
+class ParallelArrays(World):
+    """Invariant 4: arrays are parallel, spans tile them, and both say of each token what its event said."""
+
+    @invariant()
+    def parallel(self) -> None:
+        account = Account(self.events)
+        for rollout in self.experience.rollouts.values():
+            tokens = account.tokens[rollout.id]
+            assert len(rollout.ids) == len(rollout.behaviour) == 4 * rollout.tokens == 4 * len(tokens)
+            assert rollout.ids == b"".join(token.id for token in tokens)
+            assert rollout.behaviour == b"".join(token.behaviour for token in tokens)
+            assert [span.version for span in rollout.spans for _ in range(span.start, span.end)] == [token.version for token in tokens]
+            assert [span.start for span in rollout.spans] == [0, *(span.end for span in rollout.spans)][: len(rollout.spans)]
+            assert all(a.version != b.version for a, b in zip(rollout.spans, rollout.spans[1:], strict=False))
+
+
+class RestartEqualsNoCrash(World):
+    """Invariant 8: folding the events gives the state, also when they come back from the journal's encoding."""
+
+    @invariant()
+    def folds(self) -> None:
+        assert fold(self.events) == self.experience
+        encoded = [msgspec.msgpack.encode(event) for event in self.events]
+        assert fold(msgspec.msgpack.decode(event, type=e.AnyEvent) for event in encoded) == self.experience
+
+
+class Views(World):
+    """What is due, counted incrementally, is what a search through everything finds."""
+
+    @invariant()
+    def agree(self) -> None:
+        x = self.experience
+        for purpose in ("train", "evaluation"):
+            groups = [group for group in x.groups.values() if group.purpose == purpose]
+            rollouts = [rollout for rollout in x.rollouts.values() if x.groups[rollout.group].purpose == purpose]
+            waiting = [rollout for rollout in rollouts if rollout.status is Status.WAITING]
+            recycled = sorted(rollout.id for rollout in waiting if rollout.recycled)
+            new = sorted(rollout.id for rollout in waiting if not rollout.recycled)
+            assert [rollout.id for rollout in x.to_lease(purpose, 99)] == recycled + new
+            assert [rollout.id for rollout in x.to_lease(purpose, 2)] == (recycled + new)[:2]
+            due = [group for group in groups if group.step is None and group.complete]
+            assert x.ready(purpose) == sorted(due, key=lambda group: (group.oldest, group.id))
+            assert x.items(purpose) == sum(isinstance(event, e.Admitted) and event.purpose == purpose for event in self.events)
+        sealed = [event.rollout for event in self.events if isinstance(event, e.Sealed)]
+        unjudged = [number for number in sealed if number in x.rollouts and x.rollouts[number].status is Status.SEALED]
+        assert [rollout.id for rollout in x.to_judge()] == unjudged
+        if unjudged:
+            assert [rollout.id for rollout in x.to_judge(after=x.rollouts[unjudged[0]].sealed)] == unjudged[1:]
+        assert x.groups_live == sum(group.purpose == "train" for group in x.groups.values())
+        queue = [r for r in x.rollouts.values() if r.status in (Status.SEALED, Status.JUDGED) and x.groups[r.group].purpose == "train"]
+        assert (x.queue_items, x.queue_bytes) == (len(queue), sum(r.tokens * TOKEN_BYTES for r in queue))
+        assert sorted(r.id for r in x.taken()) == sorted(r.id for r in x.rollouts.values() if r.status is Status.TAKEN)
+        assert x.statuses().total() == x.ledger.rollouts.live
+
+
+def case(world: type[World]) -> type[TestCase]:
+    """What pytest collects of a machine."""
+    world.TestCase.settings = PROFILE
+    return world.TestCase
+
+
+TestInvariant1Ledger = case(Ledger)
+TestInvariant2Once = case(Once)
+TestInvariant3Lag = case(Lag)
+TestInvariant4ParallelArrays = case(ParallelArrays)
+TestInvariant8RestartEqualsNoCrash = case(RestartEqualsNoCrash)
+TestViews = case(Views)
