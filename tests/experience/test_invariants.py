@@ -14,7 +14,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Status
 from asyncrl.experience.state import fold
 
-PROFILE = settings(max_examples=80, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+PROFILE = settings(max_examples=120, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Ledger(World):

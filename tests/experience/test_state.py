@@ -1,0 +1,327 @@
+"""One life after another, told event by event: what becomes due, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import struct
+
+import pytest
+
+from asyncrl.experience import events as e
+from asyncrl.experience.rollout import Status
+from asyncrl.experience.state import Experience, Refused, fold
+from asyncrl.messages import NoVerdict, Purpose, Scored, Span
+
+PROMPT = b"\5\0\0\0\6\0\0\0"
+
+
+def ints(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}i", *values)
+
+
+def floats(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+class Story:
+    """Applies events with the tedious parts filled in."""
+
+    def __init__(self) -> None:
+        self.experience = Experience()
+
+    def __call__(self, *events: e.AnyEvent) -> None:
+        for event in events:
+            self.experience.apply(event)
+
+    def admit(self, size: int = 2, purpose: Purpose = "train", budget: int = 8, version: int | None = None) -> int:
+        x = self.experience
+        self(e.Admitted(x.next_group, x.next_rollout, size, purpose, x.items(purpose), PROMPT, budget, version))
+        return x.next_group - 1
+
+    def lease(self, *rollouts: int) -> None:
+        for rollout in rollouts:
+            self(e.Leased(rollout, "rollout-0", self.experience.rollouts[rollout].attempt + 1))
+
+    def extend(self, rollout: int, count: int, version: int = 0) -> None:
+        r = self.experience.rollouts[rollout]
+        self(e.Extended(rollout, r.attempt, version, r.tokens, ints(*range(count)), floats(*[-1.0] * count)))
+
+    def seal(self, *rollouts: int) -> None:
+        for rollout in rollouts:
+            self(e.Sealed(rollout, self.experience.rollouts[rollout].attempt, "stop"))
+
+    def finish(self, *rollouts: int, version: int = 0, tokens: int = 3, reward: float = 1.0) -> None:
+        for rollout in rollouts:
+            self.lease(rollout)
+            self.extend(rollout, tokens, version)
+            self.seal(rollout)
+            self(e.JudgedAs(rollout, Scored(reward)))
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def test_a_group_from_prompt_to_publication(story: Story) -> None:
+    x = story.experience
+    story(e.Published(0))
+    group = story.admit(size=2)
+    assert [r.id for r in x.to_lease("train", 9)] == [0, 1]
+    story.lease(0, 1)
+    assert x.to_lease("train", 9) == []
+    story.extend(0, 3)
+    story.extend(0, 2)
+    story.extend(0, 1, version=1)
+    rollout = x.rollouts[0]
+    assert rollout.spans == [Span(0, 0, 5), Span(1, 5, 6)]
+    assert (rollout.tokens, rollout.remaining) == (6, 2)
+    assert rollout.ids == ints(0, 1, 2, 0, 1, 0)
+    story.extend(1, 1)
+    story.seal(1, 0)
+    assert [r.id for r in x.to_judge()] == [1, 0]
+    assert (x.queue_items, x.queue_bytes) == (2, 7 * 8)
+    assert [r.id for r in x.to_judge(after=x.rollouts[1].sealed)] == [0]
+    story(e.JudgedAs(0, Scored(1.0)))
+    assert x.ready() == []
+    story(e.JudgedAs(1, Scored(0.5)))
+    assert [g.id for g in x.ready()] == [group]
+    assert x.ready()[0].rewards == [1.0, 0.5]
+    story(e.Published(1), e.Taken(1, [0, 1]))
+    assert (x.ready(), x.queue_items, x.queue_bytes, x.step) == ([], 0, 0, 1)
+    assert [r.id for r in x.taken()] == [0, 1]
+    story(e.Trained(0, 4, {"stale": 2}), e.Trained(1, 0, {"icepop": 1}))
+    assert x.rollouts == {} and x.groups_live == 1, "live until the version its step makes is published"
+    story(e.Published(1))
+    assert x.groups_live == 1
+    story(e.Published(2))
+    assert x.groups_live == 0 and x.groups == {}
+    assert x.ledger.summary() == {
+        "tokens": {"generated": 7, "trained": 4, "discarded": {"icepop": 1, "stale": 2}, "live": 0},
+        "rollouts": {"admitted": 2, "trained": 1, "discarded": {"icepop": 1}, "live": 0},
+    }
+
+
+def test_recycled_rollouts_keep_their_tokens_and_go_first_the_oldest_first(story: Story) -> None:
+    x = story.experience
+    story.admit(size=4)
+    story.lease(0, 1, 2)
+    story.extend(1, 2)
+    story(e.Recycled(2, 1, "owner died"), e.Recycled(1, 1, "owner died"))
+    assert [r.id for r in x.to_lease("train", 9)] == [1, 2, 3]
+    assert [r.id for r in x.to_lease("train", 1)] == [1]
+    assert x.rollouts[1].recycled and not x.rollouts[3].recycled
+    assert (x.rollouts[1].tokens, x.rollouts[1].owner) == (2, "")
+    story(e.Leased(1, "rollout-1", 2))
+    story.extend(1, 1, version=3)
+    assert x.rollouts[1].spans == [Span(0, 0, 2), Span(3, 2, 3)]
+
+
+def test_the_oldest_finished_group_goes_first_and_waits_for_no_older_one(story: Story) -> None:
+    x = story.experience
+    for _ in range(4):
+        story.admit(size=1)
+    story.finish(3, version=1)
+    story.finish(2, version=0)
+    assert [g.id for g in x.ready()] == [2, 3], "group 2 has the older tokens; groups 0 and 1 are not finished, and not waited for"
+    story.finish(1, version=1)
+    assert [g.id for g in x.ready()] == [2, 1, 3], "of one version, the group admitted first"
+
+
+def test_a_group_completes_around_its_tombstones(story: Story) -> None:
+    x = story.experience
+    story.admit(size=3)
+    story.finish(0)
+    story.lease(1)
+    story.extend(1, 2)
+    story(e.Buried(1, "attempts"))
+    assert x.ready() == [] and x.rollouts.keys() == {0, 2}
+    story(e.Buried(2, "attempts"))
+    assert x.ready()[0].rewards == [1.0]
+    assert [m.status for m in x.ready()[0].members] == [Status.JUDGED, Status.BURIED, Status.BURIED]
+    story(e.Taken(0, [0]), e.Trained(0, 3, {}), e.Published(1))
+    assert x.groups_live == 0
+    assert x.ledger.tokens.discarded == {"attempts": 2} and x.ledger.rollouts.discarded == {"attempts": 2}
+
+
+def test_a_group_of_tombstones_is_ready_to_be_dropped(story: Story) -> None:
+    x = story.experience
+    story.admit(size=2)
+    story(e.Buried(0, "attempts"), e.Buried(1, "attempts"))
+    assert x.ready()[0].rewards == []
+    story(e.Dropped(0, "too_few_verdicts"))
+    assert (x.groups_live, x.groups, x.ready()) == (0, {}, [])
+    assert x.ledger.rollouts.discarded == {"attempts": 2}
+
+
+def test_no_verdict_is_no_reward_and_leaves_when_its_group_is_taken(story: Story) -> None:
+    x = story.experience
+    story.admit(size=2)
+    story.finish(0)
+    story.lease(1)
+    story.extend(1, 2)
+    story.seal(1)
+    story(e.JudgedAs(1, NoVerdict("timeout")))
+    assert x.ready()[0].rewards == [1.0]
+    with pytest.raises(Refused, match="whole groups"):
+        story(e.Taken(0, [0, 1]))
+    assert x.queue_items == 2
+    story(e.Taken(0, [0]))
+    assert (x.queue_items, x.queue_bytes) == (0, 0)
+    assert x.ledger.tokens.discarded == {"no_verdict": 2} and x.ledger.rollouts.discarded == {"no_verdict": 1}
+
+
+def test_dropping_a_group_discards_what_is_left_of_it_wherever_it_is(story: Story) -> None:
+    x = story.experience
+    story.admit(size=5)
+    story.finish(0)
+    story.lease(1, 2, 3)
+    story.extend(1, 2)
+    story.extend(2, 1)
+    story.seal(2)
+    story(e.Recycled(3, 1, "owner died"), e.Dropped(0, "stale"))
+    assert (x.rollouts, x.groups, x.groups_live, x.queue_items, x.queue_bytes) == ({}, {}, 0, 0, 0)
+    assert x.to_lease("train", 9) == [] and x.to_judge() == []
+    with pytest.raises(Refused, match="not live"):
+        story(e.Extended(1, 1, 0, 2, ints(1), floats(0)))
+    story(e.Late(1))
+    assert x.ledger.tokens.discarded == {"stale": 6, "late": 1} and x.ledger.rollouts.discarded == {"stale": 5}
+    assert x.ledger.balances()
+
+
+def test_evaluation_is_pinned_and_apart(story: Story) -> None:
+    x = story.experience
+    story.admit(size=1, purpose="evaluation", version=3)
+    story.admit(size=1)
+    assert [r.id for r in x.to_lease("evaluation", 9)] == [0] and [r.id for r in x.to_lease("train", 9)] == [1]
+    assert (x.items("evaluation"), x.items("train"), x.groups_live) == (1, 1, 1)
+    story.lease(0)
+    with pytest.raises(Refused, match="pinned to version 3"):
+        story.extend(0, 1, version=4)
+    story.extend(0, 1, version=3)
+    story.seal(0)
+    story(e.JudgedAs(0, Scored(1.0)))
+    assert [g.id for g in x.ready("evaluation")] == [0] and x.ready() == [] and x.queue_items == 0
+    with pytest.raises(Refused, match="evaluation"):
+        story(e.Taken(3, [0]))
+    story(e.Dropped(0, "evaluation"))
+    assert x.ledger.tokens.discarded == {"evaluation": 1}
+
+
+def test_a_checkpoint_is_remembered(story: Story) -> None:
+    story(e.Checkpointed(0, "a"), e.Checkpointed(5, "b"))
+    assert story.experience.checkpoint == e.Checkpointed(5, "b")
+
+
+def test_buffers_taken_of_a_rollout_survive_its_end(story: Story) -> None:
+    story.admit(size=1)
+    story.finish(0)
+    view = memoryview(story.experience.rollouts[0].ids)
+    story(e.Dropped(0, "filtered"))
+    assert bytes(view) == ints(0, 1, 2)
+
+
+def middle_of_everything() -> Story:
+    """Rollouts 0 waiting, 1 leased with 2 of 4 tokens, 2 leased and full, 3 sealed, 4 judged, 5 buried; 6 and 7 of a ready group, 8 and 9
+    taken for step 2 at version 1."""
+    story = Story()
+    story(e.Published(1))
+    story.admit(size=6, budget=4)
+    story.admit(size=2)
+    story.admit(size=2)
+    story.lease(1, 2, 3, 4)
+    story.extend(1, 2)
+    story.extend(2, 4)
+    story.extend(3, 1)
+    story.extend(4, 1)
+    story.seal(3, 4)
+    story(e.JudgedAs(4, Scored(0.0)), e.Buried(5, "attempts"))
+    story.finish(6, 7, 8, 9, version=1)
+    story(e.Taken(2, [8, 9]))
+    return story
+
+
+ONE = (ints(1), floats(-1))
+
+
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        (e.Admitted(2, 10, 1, "train", 0, PROMPT, 4), "next are group 3 and rollout 10"),
+        (e.Admitted(3, 9, 1, "train", 0, PROMPT, 4), "next are group 3 and rollout 10"),
+        (e.Admitted(3, 10, 0, "train", 0, PROMPT, 4), "needs a rollout"),
+        (e.Admitted(3, 10, 1, "train", 0, PROMPT, 0), "needs a rollout"),
+        (e.Admitted(3, 10, 1, "train", -1, PROMPT, 4), "needs a rollout"),
+        (e.Admitted(3, 10, 1, "train", 0, b"", 4), "prompt of 0 bytes"),
+        (e.Admitted(3, 10, 1, "train", 0, b"\0" * 6, 4), "prompt of 6 bytes"),
+        (e.Leased(1, "rollout-0", 2), "is leased, not waiting"),
+        (e.Leased(0, "rollout-0", 2), "leased 0 times"),
+        (e.Leased(0, "", 1), "to nobody"),
+        (e.Leased(99, "rollout-0", 1), "not live"),
+        (e.Extended(1, 2, 1, 2, *ONE), "of attempt 2"),
+        (e.Extended(1, 1, 1, 1, *ONE), "holds 2 tokens"),
+        (e.Extended(1, 1, 1, 3, *ONE), "holds 2 tokens"),
+        (e.Extended(1, 1, 1, 2, ints(1, 2, 3), floats(1, 2, 3)), "may have 4 tokens"),
+        (e.Extended(1, 1, 1, 2, ints(1, 2), floats(1)), "parallel"),
+        (e.Extended(1, 1, 1, 2, b"", b""), "not a positive number"),
+        (e.Extended(1, 1, 1, 2, b"\0" * 5, b"\0" * 5), "not a positive number"),
+        (e.Extended(1, 1, -1, 2, *ONE), "version -1"),
+        (e.Extended(0, 0, 1, 0, *ONE), "is waiting, not leased"),
+        (e.Extended(3, 1, 1, 1, *ONE), "is sealed, not leased"),
+        (e.Extended(5, 0, 1, 0, *ONE), "not live"),
+        (e.Sealed(1, 1, "interrupted"), "complete by"),
+        (e.Sealed(1, 1, ""), "complete by"),
+        (e.Sealed(1, 2, "stop"), "of attempt 2"),
+        (e.Sealed(3, 1, "stop"), "is sealed, not leased"),
+        (e.Recycled(2, 1, "lease expired"), "to be sealed"),
+        (e.Recycled(1, 2, "lease expired"), "of attempt 2"),
+        (e.Recycled(0, 0, "lease expired"), "is waiting, not leased"),
+        (e.Buried(3, "attempts"), "is sealed"),
+        (e.Buried(5, "attempts"), "not live"),
+        (e.Buried(1, ""), "no name"),
+        (e.Late(0), "none"),
+        (e.JudgedAs(1, Scored(1.0)), "is leased, not sealed"),
+        (e.JudgedAs(4, Scored(1.0)), "is judged, not sealed"),
+        (e.JudgedAs(3, Scored(float("nan"))), "no verdict"),
+        (e.JudgedAs(3, Scored(float("inf"))), "no verdict"),
+        (e.Taken(2, [4]), "not complete"),
+        (e.Taken(2, [6]), "whole groups"),
+        (e.Taken(2, [6, 6]), "whole groups"),
+        (e.Taken(2, [6, 7, 7]), "whole groups"),
+        (e.Taken(2, []), "whole groups"),
+        (e.Taken(2, [8, 9]), "is taken, not judged"),
+        (e.Taken(1, [6, 7]), "step 1 is over"),
+        (e.Trained(6, 3, {}), "is judged, not taken"),
+        (e.Trained(8, 2, {}), "not 2 trained"),
+        (e.Trained(8, 4, {}), "not 4 trained"),
+        (e.Trained(8, 4, {"stale": -1}), "negative"),
+        (e.Trained(8, -1, {"stale": 4}), "negative"),
+        (e.Trained(8, 2, {"": 1}), "no name"),
+        (e.Dropped(2, "stale"), "taken for step 2"),
+        (e.Dropped(3, "stale"), "not live"),
+        (e.Dropped(0, ""), "no name"),
+        (e.Published(0), "after version 1"),
+        (e.Published(3), "still being trained in step 2"),
+    ],
+)
+def test_what_cannot_have_happened_is_refused_and_changes_nothing(event: e.AnyEvent, says: str) -> None:
+    experience = middle_of_everything().experience
+    before = copy.deepcopy(experience)
+    with pytest.raises(Refused, match=says):
+        experience.apply(event)
+    assert experience == before
+    assert experience.ledger.balances()
+
+
+def test_a_token_newer_than_the_policy_of_the_step_is_refused(story: Story) -> None:
+    story.admit(size=1)
+    story.finish(0, version=1)
+    with pytest.raises(Refused, match="only step 0 makes"):
+        story(e.Taken(0, [0]))
+    story(e.Taken(1, [0]))
+
+
+def test_fold_of_nothing_is_the_beginning() -> None:
+    assert fold([]) == Experience()
+    assert Experience() != fold([e.Late(1)])
+    assert Experience() != 0
