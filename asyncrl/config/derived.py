@@ -65,7 +65,7 @@ def derived(config: Config, available: int) -> list[Row]:
     worst = "no bound" if staleness.on_stale == "train" else str(staleness.max_lag)
     params = ", ".join(f"{name}={value}" for name, value in task.params.items())
     return [
-        Row("task", f"{task.name}({params})" if task.name != "jsonl" else task.path, "what is learned"),
+        Row("task", task.path or task.name, params or "its own defaults"),
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
         Row("steps at most", f"{steps(config):,}", f"{prompts:,} prompts of {task.train_size:,}: {prompts / task.train_size:.2g} epochs"),
@@ -73,10 +73,10 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("response tokens per step", f"≤ {step_rollouts * rollout.max_new_tokens:,}", f"{rollout.max_new_tokens} a rollout"),
         Row("groups live", f"≤ {groups:,}", f"(depth + 1) × batch_groups; {live:,} rollouts"),
         Row("slots", f"{slots:,}", _slots(slots, live)),
-        Row("queue", f"≤ {_bytes(queue_bytes(config))}", "token arrays of the live rollouts"),
+        Row("queue", f"≤ {size(queue_bytes(config))}", "token arrays of the live rollouts"),
         Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
         Row("lag, worst", worst, f"older tokens: {staleness.on_stale}"),
-        Row("cores", f"{share.total} of {available}", f"trainer {share.trainer}, each of {rollout.actors} rollout actors {share.rollout}"),
+        Row("cores", f"{share.total} of {available}", f"trainer {share.trainer}; rollout actors {rollout.actors} × {share.rollout}"),
         Row("metrics", f"http://127.0.0.1:{port}/metrics" if (port := config.run.metrics_port) else "off", "Prometheus"),
     ]
 
@@ -85,10 +85,10 @@ def _slots(slots: int, live: int) -> str:
     return f"{slots - live:,} more than live rollouts: they stay empty" if slots > live else "rollouts decoded at a time"
 
 
-def _bytes(count: int) -> str:
-    value = float(count)
+def size(count: float) -> str:
+    """Bytes, in the unit a person would say."""
     for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:,.3g} GiB" if value < 1000 else f"{value:,.0f} GiB"
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"

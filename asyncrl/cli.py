@@ -1,0 +1,115 @@
+"""The command `asyncrl`: few verbs. Invariant: bad input gives one sentence and exit status 2, and nothing has started by then.
+
+Nothing heavy is imported before it is needed: `--help` is instant, and this process never imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncrl.config import Config
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
+TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
+CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
+EXAMPLES = """\
+examples:
+  asyncrl train run.toml
+  asyncrl train run.toml --set task.name=chain_sum --set train.steps=50
+  asyncrl train --resume runs/spell_backward-20260101-120000
+"""
+SETTINGS = """\
+settings: --set wins over an ASYNCRL_* variable, that over run.toml, that over the default.
+exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing was started.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    args = _parser().parse_args(argv)
+    from asyncrl.config import ConfigError
+
+    try:
+        return _train(args) if args.verb == "train" else _check(args)
+    except ConfigError as error:
+        print(f"asyncrl: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    def add(name: str, text: str, epilog: str) -> argparse.ArgumentParser:
+        verb = verbs.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)
+        verb.add_argument("config", nargs="?", type=Path, metavar="run.toml", help="the run's configuration (default: all defaults)")
+        verb.add_argument(
+            "--set", action="append", default=[], dest="sets", metavar="section.key=value", help="change one setting; repeatable"
+        )
+        return verb
+
+    parser = argparse.ArgumentParser(
+        prog="asyncrl", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"asyncrl {version('asyncrl')}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
+    train = add("train", TRAIN, EXAMPLES + "\n" + SETTINGS)
+    train.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this directory, from its last checkpoint")
+    add("check", CHECK, SETTINGS)
+    return parser
+
+
+def _train(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from asyncrl import preflight
+
+    console = Console()
+    resume: Path | None = args.resume
+    config = _checked(args, resume, console)
+    with preflight.claimed(config):
+        from asyncrl.launcher import launch
+
+        return launch(config, resume=resume and Path(config.run.dir), console=console)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    console = Console()
+    _checked(args, None, console)
+    console.print("This configuration can run.")
+    return 0
+
+
+def _checked(args: argparse.Namespace, resume: Path | None, console: Console) -> Config:
+    """The resolved configuration, after showing what follows from it and checking it against this machine."""
+    from datetime import datetime
+
+    from asyncrl import config as configuration
+    from asyncrl import preflight
+    from asyncrl.config.derived import derived
+    from asyncrl.display import show_derived
+    from asyncrl.machine import available_cores
+
+    path = args.config or (resume / preflight.RUN_TOML if resume else None)
+    cores = available_cores()
+    config = preflight.resolved(configuration.load(path, args.sets, os.environ), resume, datetime.now())
+    preflight.check(config, resume, cores)
+    show_derived(derived(config, cores), console)
+    return config
+
+
+if __name__ == "__main__":
+    sys.exit(main())

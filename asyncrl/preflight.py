@@ -1,0 +1,168 @@
+"""What can be known to fail before anything starts. Invariant: a run that passes here was refused nothing by this machine, and a run
+directory belongs to one configuration and to one running process at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from asyncrl import config as configuration
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.fields import FIELDS, lookup, quoted
+from asyncrl.tasks import TaskError, open_task
+
+FREE_BYTES = 100 * 2**20
+RUN_TOML = "run.toml"
+LOCK = "lock"
+RESUMABLE = frozenset(
+    key
+    for key, field in FIELDS.items()
+    if field.section in ("run", "staleness", "publication")
+    or key in ("train.steps", "train.eval_every", "train.checkpoint_every", "rollout.actors", "rollout.attempts", "engine.slots")
+    or key in ("engine.chunk_tokens", "engine.compile", "task.verdict_s")
+) - {"run.seed"}
+"""What may differ where a run is resumed: it changes how the run goes on, and not what its journal and weights mean."""
+
+
+def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
+    """`config` with absolute paths and with a run directory: the one resumed, the one set, or `runs/<task>-<time>`."""
+    run = resume or (Path(config.run.dir) if config.run.dir else _fresh(config.task.name, now))
+    absolute = {
+        section: {name: str(Path(value).absolute()) for name in names if (value := getattr(getattr(config, section), name))}
+        for section, names in (("task", ("path", "eval_path")), ("model", ("path",)))
+    }
+    return msgspec.structs.replace(
+        config,
+        task=msgspec.structs.replace(config.task, **absolute["task"]),
+        model=msgspec.structs.replace(config.model, **absolute["model"]),
+        run=msgspec.structs.replace(config.run, dir=str(run.absolute())),
+    )
+
+
+def _fresh(task: str, now: datetime) -> Path:
+    stem = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', task)}-{now:%Y%m%d-%H%M%S}"
+    count = 1
+    while (path := Path("runs", stem if count == 1 else f"{stem}-{count}")).exists():
+        count += 1
+    return path
+
+
+def check(config: Config, resume: Path | None, available: int) -> None:
+    """Everything that can be checked without starting or writing anything. `available` is the number of cores. Raises ConfigError."""
+    _cores(config, available)
+    _directory(config, resume)
+    _port(config.run.metrics_port)
+    if config.model.path:
+        _model(Path(config.model.path))
+    try:
+        open_task(config.task, config.run.seed)
+    except TaskError as error:
+        raise ConfigError(str(error)) from None
+
+
+@contextmanager
+def claimed(config: Config) -> Iterator[Path]:
+    """Make the run directory this process's own inside the block, with the resolved run.toml in it. Raises ConfigError where another
+    process has it, or where it cannot be written. The claim ends with the process, however that ends."""
+    run = Path(config.run.dir)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        lock = (run / LOCK).open("a")
+    except OSError as error:
+        raise ConfigError(_unwritable(run, error)) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{run}: another asyncrl is running in this directory; wait for it, or choose another run.dir.") from None
+        try:
+            configuration.write(config, run / RUN_TOML)
+        except OSError as error:
+            raise ConfigError(_unwritable(run, error)) from None
+        yield run
+
+
+def _cores(config: Config, available: int) -> None:
+    cores, trainer = config.run.cores or available, config.run.trainer_cores
+    if cores > available:
+        raise ConfigError(
+            f"run.cores is {cores}, but this process may use {available}; more threads than cores make both sides ten times slower: "
+            f"set it to {available} or less, or to 0 for all."
+        )
+    if trainer > cores or (trainer == cores and cores > 1):
+        raise ConfigError(f"run.trainer_cores is {trainer} of {cores} cores, which leaves none for generation: set it to less, or to 0.")
+
+
+def _directory(config: Config, resume: Path | None) -> None:
+    run = Path(config.run.dir)
+    toml = run / RUN_TOML
+    if run.exists() and not run.is_dir():
+        raise ConfigError(f"{run}: the run directory is a file; choose another run.dir.")
+    if resume and not toml.is_file():
+        raise ConfigError(f"{run}: there is no {RUN_TOML} in it, so there is no run to resume; give the directory of a run.")
+    if toml.exists():
+        old = configuration.read(toml)
+        ignored = RESUMABLE if resume else {"run.dir"}
+        for key in FIELDS:
+            was, now = lookup(old, key), lookup(config, key)
+            if was != now and key not in ignored:
+                raise ConfigError(
+                    f"{run}: this directory belongs to a run of another configuration: {key} was {quoted(was)} and is {quoted(now)}; "
+                    f"choose another run.dir{', or resume with what it was' if resume else ''}."
+                )
+        if not resume:
+            raise ConfigError(f"{run}: this run exists already; go on with it by --resume {run}, or choose another run.dir.")
+    parent = next(path for path in (run, *run.parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{run}: the run directory cannot be written, because {parent} cannot; choose another run.dir.")
+    free = shutil.disk_usage(parent).free
+    if free < FREE_BYTES:
+        raise ConfigError(
+            f"{run}: the disk has {free >> 20} MiB free, and a run needs {FREE_BYTES >> 20} at least; make room, or choose another run.dir."
+        )
+
+
+def _unwritable(run: Path, error: OSError) -> str:
+    return f"{run}: the run directory cannot be written ({error.strerror}); choose another run.dir."
+
+
+def _port(port: int) -> None:
+    if not port:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            why = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise ConfigError(f"run.metrics_port is {port}, and that port {why}; choose another, or 0 for no metrics.") from None
+
+
+def _model(path: Path) -> None:
+    def wrong(what: str) -> ConfigError:
+        return ConfigError(f"model.path is {str(path)!r}, and {what}; give a local Hugging Face model directory.")
+
+    if not path.is_dir():
+        raise wrong("there is no such directory")
+    if not any(path.glob("*.safetensors")):
+        pickled = any(path.glob("*.bin"))
+        raise wrong(f"there are no weights (*.safetensors) in it{', only pickles (*.bin), which are not read' if pickled else ''}")
+    for name in ("config.json", "tokenizer.json"):
+        try:
+            json.loads((path / name).read_bytes())
+        except OSError:
+            raise wrong(f"there is no {name} in it") from None
+        except ValueError:
+            raise wrong(f"{name} in it is not JSON") from None
