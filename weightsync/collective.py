@@ -1,0 +1,437 @@
+"""The wire: buckets broadcast from the trainer to the engines. Invariant: at any time one thread of a process works for the process group
+in use; whatever a failed or cancelled transfer may still touch (group, buffers, staging memory) is never used again.
+
+A group lives for one epoch and many publications: rank 0 is the trainer, which hosts the store where the others find it. Groups are gloo
+on the CPU and NCCL on CUDA devices (the latter unproven: written for, never run). Collectives run in a worker thread, so links
+and decoding go on meanwhile. A cancelled transfer leaves its thread behind, which ends when the call it is in does: at the latest at the
+transfer's deadline, sooner when a peer closes. A new epoch does not wait for it, unless two are left behind already.
+
+What a failure is: `TransferError` is nobody's fault here (a peer died, was late, or refused), and another epoch may well succeed. Anything
+else, such as `PlanMismatch`, is this process's own, and would come again.
+
+The store and gloo's connections are plain TCP without a key, as torch.distributed has them: `host` must be on a network that is trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, cast
+
+import msgspec
+import torch
+import torch.distributed as dist
+import trio
+from torch import Tensor
+from torch.distributed import PrefixStore, Store, TCPStore, Work  # type: ignore[attr-defined]
+
+from weightsync.buckets import Plan, PlanMismatch
+from weightsync.checksum import checksum
+
+T = TypeVar("T")
+
+
+class TransferError(Exception):
+    """The transfer failed, and nothing of it counts; in one sentence."""
+
+
+class SendResult(msgspec.Struct, frozen=True):
+    """What was sent: one checksum a bucket, and where the sending thread's seconds went.
+
+    `assemble_seconds`: copying tensors into buckets, and gathering them where they are gathered lazily. `verify_seconds`: checksums.
+    `wire_seconds`: waiting for broadcasts, beyond what the other two overlapped. On CUDA, where copies are asynchronous, the first
+    is counted in the second. `seconds`: all three, and not the joining of the group.
+    """
+
+    checksums: list[int]
+    assemble_seconds: float
+    verify_seconds: float
+    wire_seconds: float
+    seconds: float
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """What was received: `weights` by name are views of `flat`, and are overwritten by the receiver's next `receive` unless kept."""
+
+    weights: dict[str, Tensor]
+    checksums: list[int]
+    wire_seconds: float
+    verify_seconds: float
+    flat: Tensor
+
+
+class Sender:
+    """The trainer's side. Use `async with Sender.open(host) as sender`."""
+
+    def __init__(self, server: TCPStore, host: str, device: torch.device) -> None:
+        self._server = server
+        self._host = host
+        self._lane = _Lane(device)
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(host: str, device: torch.device | str = "cpu") -> AsyncIterator[Sender]:
+        """Host the store on an address of this machine, at a port the system chooses. Raises TransferError when that is not possible."""
+        server = await trio.to_thread.run_sync(_serve, host)
+        sender = Sender(server, host, torch.device(device))
+        try:
+            yield sender
+        finally:
+            await sender._lane.close()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.port)
+
+    async def send(self, epoch: int, world: int, plan: Plan, tensors: Iterable[tuple[str, Tensor]], deadline_s: float) -> SendResult:
+        """Broadcast the tensors to the `world - 1` engines of the epoch, all within `deadline_s` seconds.
+
+        `tensors` come in the plan's order and are consumed in a worker thread, one at a time; they must not change meanwhile. The first
+        transfer of an epoch waits for all its engines to join. Raises TransferError when an engine dies, is late or refuses the plan, and
+        when the epoch is over; PlanMismatch when the tensors are not the plan's.
+        """
+        return await self._lane.run(
+            _Seat(epoch, 0, world, self._host, self.port), plan, deadline_s, lambda group, job: group.send(job, tensors)
+        )
+
+
+class Receiver:
+    """An engine's side. Use `async with Receiver.open() as receiver`.
+
+    It holds two staging sets at most: one kept, one to receive into (and a third while a cancelled transfer still writes to it).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lane = _Lane(device)
+        self._kept: Tensor | None = None
+        self._spare: Tensor | None = None
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(device: torch.device | str = "cpu") -> AsyncIterator[Receiver]:
+        receiver = Receiver(torch.device(device))
+        try:
+            yield receiver
+        finally:
+            await receiver._lane.close()
+
+    async def receive(self, host: str, port: int, epoch: int, rank: int, world: int, plan: Plan, deadline_s: float) -> Staged:
+        """Join the epoch if need be, and receive one publication into staging memory, all within `deadline_s` seconds.
+
+        `plan` is that of this engine's own model. Raises PlanMismatch, naming the first difference, when the trainer's is another;
+        TransferError when the trainer or another engine dies, is late or refuses, and when the epoch is over.
+        """
+        flat, self._spare = self._spare, None
+        if flat is None or flat.numel() != plan.total_bytes:
+            flat = torch.empty(plan.total_bytes, dtype=torch.uint8, device=self._device)
+        target = flat
+        staged = await self._lane.run(
+            _Seat(epoch, rank, world, host, port), plan, deadline_s, lambda group, job: group.receive(job, target)
+        )
+        self._spare = flat
+        return staged
+
+    def keep(self, staged: Staged) -> None:
+        """These weights are in use from now on, and no `receive` writes to them until others are kept. Only the last ones staged can be."""
+        if staged.flat is not self._spare:
+            raise ValueError("only the weights staged last can be kept: another receive has begun since")
+        self._kept, self._spare = staged.flat, self._kept
+
+
+# ------------------------------------------------------------------------------------------------------------------- one lane
+
+
+class _Seat(msgspec.Struct, frozen=True):
+    """A process's place in a group, and where its trainer's store is."""
+
+    epoch: int
+    rank: int
+    world: int
+    host: str
+    port: int
+
+
+class _Job:
+    """One transfer: how long it may still take, and what it is doing. Shared by the worker thread and the task that waits for it."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._end = time.monotonic() + deadline_s
+        self.doing = "waiting for an earlier transfer to end"
+        self.abandoned = False
+
+    @property
+    def left(self) -> timedelta:
+        """What a call may take. Raises TransferError when nobody waits for this job any more."""
+        seconds = self._end - time.monotonic()
+        if self.abandoned or seconds <= 0:
+            raise TransferError(f"out of time while {self.doing}")
+        return timedelta(seconds=seconds)
+
+    @contextmanager
+    def step(self, doing: str) -> Iterator[timedelta]:
+        """Around a call of torch.distributed, whose errors are all RuntimeErrors, some of many lines."""
+        self.doing = doing
+        left = self.left
+        try:
+            yield left
+        except RuntimeError as error:
+            raise TransferError(f"failed while {doing}: {str(error).strip().splitlines()[0]}") from None
+
+
+class _Collective(Protocol):
+    """What is used of torch's process groups."""
+
+    def broadcast(self, tensor: Tensor, root: int, timeout: timedelta) -> Work: ...
+
+    def abort(self) -> None: ...
+
+
+class _Lane:
+    """Runs one transfer at a time in a worker thread, and owns the group of the current epoch between transfers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._turn = trio.Lock()
+        self._threads = trio.CapacityLimiter(2)  # one at work, one left behind
+        self._epoch = -1
+        self._group: _Group | None = None
+
+    async def run(self, seat: _Seat, plan: Plan, deadline_s: float, transfer: Callable[[_Group, _Job], T]) -> T:
+        job = _Job(deadline_s)
+        try:
+            with trio.fail_after(deadline_s):
+                async with self._turn:
+                    old, group = self._take(seat, plan)
+                    result = await trio.to_thread.run_sync(_work, job, old, group, transfer, abandon_on_cancel=True, limiter=self._threads)
+                    self._group = group
+                    return result
+        except trio.TooSlowError:
+            raise TransferError(f"not done within {deadline_s:g} s: was {job.doing}") from None
+        finally:
+            job.abandoned = True
+
+    def _take(self, seat: _Seat, plan: Plan) -> tuple[_Group | None, _Group]:
+        """The group to close and the group to use. Only success puts one back, so that a broken one has no way to be used again."""
+        group, self._group = self._group, None
+        if group is None or group.seat.epoch != seat.epoch:
+            if seat.epoch <= self._epoch:
+                raise TransferError(f"epoch {seat.epoch} is over: publish in a new one")
+            self._epoch = seat.epoch
+            return group, _Group(seat, plan, self._device)
+        if group.seat != seat:
+            raise ValueError(f"epoch {seat.epoch} was joined as {group.seat}: it cannot be joined as {seat} too")
+        if difference := group.plan.difference(plan, "this epoch's earlier plan", "this one"):
+            raise PlanMismatch(difference)
+        return None, group
+
+    async def close(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            with trio.CancelScope(shield=True):  # no transfer is under way in it, so this takes no time
+                await trio.to_thread.run_sync(group.close)
+
+
+def _work(job: _Job, old: _Group | None, group: _Group, transfer: Callable[[_Group, _Job], T]) -> T:
+    try:
+        if old is not None:
+            old.close()
+        group.join(job)
+        return transfer(group, job)
+    except BaseException as error:
+        # Peers learn of a failure by the closing of connections, which what the traceback refers to would hold open.
+        error.__context__ = None
+        traceback.clear_frames(error.__traceback__)
+        group.close()
+        raise
+
+
+# ------------------------------------------------------------------------------------------- one group, in the worker thread
+
+
+class _Group:
+    """The process group of one epoch and what it needs. Every method runs in a worker thread."""
+
+    def __init__(self, seat: _Seat, plan: Plan, device: torch.device) -> None:
+        self.seat = seat
+        self.plan = plan
+        self._device = device
+        self._group: _Collective | None = None
+        self._buffers: list[Tensor] = []
+
+    def join(self, job: _Job) -> None:
+        """Agree on the plan with the others and connect to them; once."""
+        if self._group is not None:
+            return
+        seat = self.seat
+        with job.step(f"looking for the trainer's store at {seat.host}:{seat.port}") as left:
+            store = PrefixStore(f"epoch/{seat.epoch}", TCPStore(seat.host, seat.port, None, False, left))
+        if seat.rank == 0:
+            self._agree_with_engines(job, store)
+        else:
+            self._agree_with_trainer(job, store)
+        with job.step("connecting to the other processes of the group") as left:
+            self._group = _connect(store, seat, self._device, left)
+
+    def send(self, job: _Job, tensors: Iterable[tuple[str, Tensor]]) -> SendResult:
+        if not self._buffers:
+            size = min(self.plan.bucket_bytes, self.plan.total_bytes)
+            self._buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2)]
+        count = self.plan.bucket_count
+        clock = _Clock()
+        checksums: list[int] = []
+        before: Work | None = None
+        for bucket in clock.each("assemble", self.plan.pack(tensors, self._buffers)):
+            i = len(checksums)
+            with clock("verify"):
+                checksums.append(checksum(bucket))
+            with clock("wire"):
+                sent = self._broadcast(job, bucket, f"sending bucket {i + 1} of {count}")
+                if before is not None:  # the next bucket is assembled where this one was, while bucket i is on the wire
+                    self._wait(job, before, f"sending bucket {i} of {count}")
+            before = sent
+        if before is not None:
+            with clock("wire"):
+                self._wait(job, before, f"sending bucket {count} of {count}")
+        return SendResult(checksums, clock["assemble"], clock["verify"], clock["wire"], clock.elapsed)
+
+    def receive(self, job: _Job, flat: Tensor) -> Staged:
+        count = self.plan.bucket_count
+        clock = _Clock()
+        checksums: list[int] = []
+        before: tuple[Work, Tensor] | None = None
+        for bucket in [*self.plan.buckets(flat), None]:
+            with clock("wire"):
+                posted = None
+                if bucket is not None:
+                    posted = (self._broadcast(job, bucket, f"receiving bucket {len(checksums) + 1} of {count}"), bucket)
+                if before is not None:
+                    self._wait(job, before[0], f"receiving bucket {len(checksums) + 1} of {count}")
+            if before is not None:
+                with clock("verify"):
+                    checksums.append(checksum(before[1]))
+            before = posted
+        return Staged(self.plan.unpack(flat), checksums, clock["wire"], clock["verify"], flat)
+
+    def close(self) -> None:
+        """Let go of everything. In gloo this waits for broadcasts that are still under way, which end at their deadline."""
+        group, self._group = self._group, None
+        self._buffers = []
+        if group is not None and self._device.type == "cuda":
+            group.abort()
+
+    def _agree_with_engines(self, job: _Job, store: Store) -> None:
+        engines = range(1, self.seat.world)
+        with job.step("offering the plan to the engines"):
+            store.set("plan", msgspec.json.encode(self.plan).decode())
+        refusals = []
+        for rank in engines:
+            with job.step(f"waiting for the engine of rank {rank} to join epoch {self.seat.epoch}") as left:
+                store.wait([f"answer/{rank}"], left)
+                answer = bytes(store.get(f"answer/{rank}")).decode()
+            if answer != _AGREED:
+                refusals.append(f"the engine of rank {rank} refused: {answer}")
+        outcome = "; ".join(refusals) or _AGREED
+        with job.step("answering the engines"):
+            store.set("go", outcome)
+        if refusals:
+            raise TransferError(outcome)
+
+    def _agree_with_trainer(self, job: _Job, store: Store) -> None:
+        with job.step(f"waiting for the trainer to open epoch {self.seat.epoch}") as left:
+            store.wait(["plan"], left)
+            trainers = msgspec.json.decode(bytes(store.get("plan")), type=Plan)
+        difference = self.plan.difference(trainers, "this engine's model", "the trainer's")
+        with job.step("answering the trainer"):
+            store.set(f"answer/{self.seat.rank}", difference or _AGREED)
+        if difference:
+            raise PlanMismatch(difference)
+        with job.step("waiting for the other engines to join") as left:
+            store.wait(["go"], left)
+            outcome = bytes(store.get("go")).decode()
+        if outcome != _AGREED:
+            raise TransferError(outcome)
+
+    def _broadcast(self, job: _Job, bucket: Tensor, doing: str) -> Work:
+        assert self._group is not None
+        with job.step(doing) as left:
+            return self._group.broadcast(bucket, 0, left)
+
+    def _wait(self, job: _Job, work: Work, doing: str) -> None:
+        with job.step(doing) as left:
+            work.wait(left)
+
+
+_AGREED = "agreed"
+
+
+def _serve(host: str) -> TCPStore:
+    # The socket is ours, because the store's own would listen on every interface.
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise TransferError(
+            f"the weight store cannot listen on {host} ({error}): set publication.host to an address of this machine"
+        ) from None
+    port = listening.getsockname()[1]
+    return TCPStore(host, port, None, True, timedelta(seconds=60), wait_for_workers=False, master_listen_fd=listening.detach())
+
+
+def _connect(store: Store, seat: _Seat, device: torch.device, timeout: timedelta) -> _Collective:
+    if device.type == "cuda":
+        # Without this NCCL's watchdog ends the process when a peer does: here the epoch ends, and the process goes on.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        torch.cuda.set_device(device)
+        nccl: Any = dist.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = timeout
+        return cast(_Collective, nccl(store, seat.rank, seat.world, options))
+    gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack its options
+    options = gloo._Options()
+    options._timeout = timeout
+    options._devices = [gloo.create_device(hostname=_own_address(seat.host, seat.port))]
+    return cast(_Collective, gloo(store, seat.rank, seat.world, options))
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address by which this machine reaches `host`: the one that others on that network can connect to. Nothing is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+class _Clock:
+    """Seconds by cause."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, cause: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[cause] = self[cause] + time.perf_counter() - start
+
+    def each(self, cause: str, items: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The items, with the time it takes to make each."""
+        while True:
+            with self(cause):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+
+    def __getitem__(self, cause: str) -> float:
+        return self._seconds.get(cause, 0.0)
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._start
