@@ -32,12 +32,9 @@ from torch.distributed import PrefixStore, Store, TCPStore, Work  # type: ignore
 
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.checksum import checksum
+from weightsync.errors import TransferError
 
 T = TypeVar("T")
-
-
-class TransferError(Exception):
-    """The transfer failed, and nothing of it counts; in one sentence."""
 
 
 class SendResult(msgspec.Struct, frozen=True):
