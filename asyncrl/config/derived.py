@@ -87,8 +87,7 @@ def _slots(slots: int, live: int) -> str:
 
 def size(count: float) -> str:
     """Bytes, in the unit a person would say."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:,.1f} GiB"
+    if count < 1024:
+        return f"{count:.0f} B"
+    unit = min(3, math.floor(math.log2(count) / 10))
+    return f"{count / 1024**unit:,.1f} {('B', 'KiB', 'MiB', 'GiB')[unit]}"

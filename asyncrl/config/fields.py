@@ -13,7 +13,10 @@ from asyncrl.config.schema import Config, Section
 
 
 class ConfigError(Exception):
-    """The run cannot start as configured. Its text is one sentence for the user: where, what is wrong, what is allowed."""
+    """The run cannot start as configured. Its text is one sentence on one printable line: where, what is wrong, what is allowed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
 
 
 class Field(msgspec.Struct, frozen=True):

@@ -1,0 +1,66 @@
+"""What follows from the settings, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.config import load
+from asyncrl.config.derived import cores, derived, live_groups, queue_bytes, size, steps
+
+
+def table(*sets: str, available: int = 2) -> dict[str, tuple[str, str]]:
+    return {row.name: (row.value, row.meaning) for row in derived(load(None, sets, {}), available)}
+
+
+def test_numbers_of_a_small_run() -> None:
+    config = load(
+        None,
+        ["train.batch_groups=3", "rollout.group_size=4", "staleness.depth=2", "engine.context_tokens=100", "rollout.max_new_tokens=40"],
+        {},
+    )
+    assert live_groups(config) == 9
+    assert queue_bytes(config) == 9 * 4 * (100 * 4 + 40 * 4)  # ids of the context, log-probabilities of the response
+
+
+def test_the_table_says_what_follows() -> None:
+    rows = table("train.steps=7", "rollout.actors=3", "engine.slots=10", "staleness.depth=2", "run.metrics_port=9100")
+    assert rows["slots"][0] == "30"
+    assert rows["rollouts per step"] == ("128", "16 groups of 8")
+    assert rows["response tokens per step"][0] == "≤ 4,096"
+    assert rows["groups live"][0] == "≤ 48"
+    assert rows["steps at most"][0] == "7"
+    assert (rows["lag, typical"][0], rows["lag, worst"][0]) == ("2", "4")
+    assert rows["metrics"][0] == "http://127.0.0.1:9100/metrics"
+
+
+def test_slots_that_stay_empty_are_said() -> None:
+    assert table("engine.slots=300")["slots"] == ("300", "44 more than live rollouts: they stay empty")
+
+
+def test_training_on_stale_tokens_has_no_worst_lag() -> None:
+    assert table("staleness.on_stale=train")["lag, worst"][0] == "no bound"
+
+
+@pytest.mark.parametrize(("epochs", "size_", "expected"), [(0, 4, 9), (1, 4, 2), (1, 5, 3), (2, 5, 5), (50, 5, 9)])
+def test_the_data_may_end_the_run(epochs: int, size_: int, expected: int) -> None:
+    assert steps(load(None, [f"task.epochs={epochs}", f"task.train_size={size_}", "train.steps=9", "train.batch_groups=2"], {})) == expected
+
+
+@given(available=st.integers(1, 64), actors=st.integers(1, 8))
+def test_cores_are_never_oversubscribed_where_they_suffice(available: int, actors: int) -> None:
+    share = cores(load(None, [f"rollout.actors={actors}"], {}), available)
+    assert share.trainer >= 1 and share.rollout >= 1
+    if available >= 2 * actors:
+        assert share.trainer + actors * share.rollout <= available
+
+
+def test_cores_as_set() -> None:
+    assert cores(load(None, ["run.cores=8", "run.trainer_cores=3", "rollout.actors=2"], {}), 64) == (8, 3, 2)
+    assert cores(load(None, [], {}), 2) == (2, 1, 1)
+    assert cores(load(None, [], {}), 1) == (1, 1, 1)
+
+
+def test_sizes_are_readable() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 3 * 2**20, 5 * 2**40)] == ["0 B", "1023 B", "1.0 KiB", "3.0 MiB", "5,120.0 GiB"]
