@@ -1,0 +1,308 @@
+"""Invariant 6: committed at most once, never with anything unverified, never both committed and aborted, and always over in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from asyncrl.messages import Abort, Commit, Committed, Prepare, Prepared, Publish, Transferred
+from weightsync.publication import (
+    Action,
+    Decided,
+    Done,
+    Failed,
+    Fence,
+    FenceTrainer,
+    Membership,
+    Phase,
+    Publication,
+    ToMember,
+    ToTrainer,
+)
+
+NUMBER, VERSION, DEADLINE = 7, 3, 10.0
+GOOD, BAD = [1, 2**64 - 1], [1, 2]
+
+
+def new(members: tuple[int, ...] = (4, 5), pin: bool = False) -> Publication:
+    return Publication(NUMBER, VERSION, Membership(2, members), host="127.0.0.1", port=999, deadline_s=DEADLINE, pin=pin)
+
+
+def transferred(checksums: list[int] = GOOD, error: str = "", number: int = NUMBER, version: int = VERSION) -> Transferred:
+    return Transferred(number, version, checksums, 0.1, error)
+
+
+def prepared(checksums: list[int] = GOOD, error: str = "", number: int = NUMBER) -> Prepared:
+    return Prepared(number, checksums, error)
+
+
+def committed(number: int = NUMBER, version: int = VERSION) -> Committed:
+    return Committed(number, version, 0.001)
+
+
+# ------------------------------------------------------------------------------------------------------------- membership
+
+
+def test_each_change_of_membership_is_a_new_epoch() -> None:
+    one = Membership().joined(4).joined(9)
+    assert one == Membership(2, (4, 9))
+    assert (one.world, one.rank(4), one.rank(9)) == (3, 1, 2)
+    assert one.left(4) == Membership(3, (9,))
+    assert one.left(5) == one
+    assert one.renewed() == Membership(3, (4, 9))
+    with pytest.raises(ValueError, match="engine 4 is in epoch 2 already"):
+        one.joined(4)
+    with pytest.raises(ValueError, match="epoch 0 has no engine"):
+        Publication(1, 0, Membership(), host="h", port=1, deadline_s=1.0)
+
+
+# ---------------------------------------------------------------------------------------------------------- told as stories
+
+
+def test_the_whole_way() -> None:
+    p = new(pin=True)
+    assert p.begin(0.0) == [
+        ToTrainer(Publish(NUMBER, 2, 3)),
+        ToMember(4, Prepare(NUMBER, VERSION, 2, 1, 3, "127.0.0.1", 999)),
+        ToMember(5, Prepare(NUMBER, VERSION, 2, 2, 3, "127.0.0.1", 999)),
+    ]
+    assert (p.phase, p.deadline, p.waiting_for) == (Phase.TRANSFER, 10.0, "the trainer")
+    assert p.prepared(5, prepared(), 1.0) == []
+    assert p.transferred(transferred(), 2.0) == []
+    assert (p.phase, p.deadline, p.waiting_for) == (Phase.VERIFY, 12.0, "engine 4")
+    commit = Commit(NUMBER, VERSION, True)
+    assert p.prepared(4, prepared(), 3.0) == [Decided(VERSION), ToMember(4, commit), ToMember(5, commit)]
+    assert p.deadline == 13.0
+    assert p.committed(4, committed(), 4.0) == []
+    assert p.committed(5, committed(), 5.0) == [Done(VERSION)]
+    assert p.finished and p.deadline is None and p.waiting_for == "" and p.live == (4, 5)
+
+
+def test_a_wrong_checksum_fences_its_engine_and_aborts() -> None:
+    p = new()
+    p.begin(0.0)
+    p.prepared(5, prepared(BAD), 1.0)
+    actions = p.transferred(transferred(), 2.0)
+    assert actions[0] == Fence(5, "its checksums are not the trainer's")
+    assert actions[1:] == [ToMember(4, Abort(NUMBER))]
+    assert p.waiting_for == "engine 4"
+    assert p.prepared(4, prepared(error="aborted"), 3.0) == [Failed("engine 5: checksums are not the trainer's")]
+    assert p.live == (4,)
+
+
+def test_an_engine_lost_during_the_transfer_aborts_and_the_others_are_not_blamed() -> None:
+    p = new()
+    p.begin(0.0)
+    assert p.prepared(4, prepared(error="connection closed"), 1.0) == [
+        ToTrainer(Abort(NUMBER)),
+        ToMember(4, Abort(NUMBER)),
+        ToMember(5, Abort(NUMBER)),
+    ]
+    assert p.transferred(transferred([], "connection closed"), 1.0) == []
+    assert p.lost(5, "its process ended", 1.0) == [Fence(5, "its process ended"), Failed("engine 4: connection closed")]
+    assert p.live == (4,)
+
+
+def test_an_engine_that_hangs_is_found_out_by_the_abort() -> None:
+    p = new()
+    p.begin(0.0)
+    assert p.late(9.9) == []
+    assert p.late(10.0) == [ToTrainer(Abort(NUMBER)), ToMember(4, Abort(NUMBER)), ToMember(5, Abort(NUMBER))]
+    p.transferred(transferred([], "aborted"), 11.0)
+    p.prepared(4, prepared([], "aborted"), 11.0)
+    assert p.late(20.0) == [
+        Fence(5, "no answer within 10 s of abort"),
+        Failed("the trainer: no answer within 10 s of transfer"),
+    ]
+
+
+def test_a_trainer_that_hangs_ends_the_run() -> None:
+    p = new((4,))
+    p.begin(0.0)
+    p.late(10.0)
+    p.prepared(4, prepared([], "aborted"), 11.0)
+    assert p.late(20.0)[0] == FenceTrainer("no answer within 10 s of abort")
+    assert p.phase is Phase.FAILED
+
+
+def test_an_engine_lost_after_the_decision_is_fenced_and_the_commit_stands() -> None:
+    p = new()
+    p.begin(0.0)
+    p.transferred(transferred(), 1.0)
+    p.prepared(4, prepared(), 1.0)
+    p.prepared(5, prepared(), 1.0)
+    assert p.lost(4, "killed", 2.0) == [Fence(4, "killed")]
+    assert p.late(11.0) == [Fence(5, "no answer within 10 s of commit"), Done(VERSION)]
+
+
+def test_answers_of_other_publications_change_nothing() -> None:
+    p = new((4,))
+    p.begin(0.0)
+    assert p.transferred(transferred(number=6, error="old"), 1.0) == []
+    assert p.prepared(4, prepared(number=6, error="old"), 1.0) == []
+    assert p.prepared(9, prepared(error="no member"), 1.0) == []
+    assert p.phase is Phase.TRANSFER and p.waiting_for == "the trainer"
+    p.transferred(transferred(), 1.0)
+    p.prepared(4, prepared(), 1.0)
+    assert p.committed(4, committed(number=6), 1.0) == []
+    assert p.committed(4, committed(version=2), 1.0)[0] == Fence(4, "it decodes with version 2, not 3")
+
+
+def test_a_trainer_that_sent_another_version_is_not_committed() -> None:
+    p = new((4,))
+    p.begin(0.0)
+    p.prepared(4, prepared(), 1.0)
+    assert p.transferred(transferred(version=4), 1.0)[-1] == Failed("the trainer sent version 4, not 3")
+
+
+# ---------------------------------------------------------------------------------------------------- any order of anything
+
+
+@dataclasses.dataclass
+class Witness:
+    """Checks every action as it comes, from outside: what it believes, it has from the inputs and the actions alone."""
+
+    members: tuple[int, ...]
+    sums: dict[int, list[int]] = dataclasses.field(default_factory=dict)
+    sent: list[int] | None = None
+    seen: Counter[str] = dataclasses.field(default_factory=Counter)
+    fenced: set[int] = dataclasses.field(default_factory=set)
+    commits: set[int] = dataclasses.field(default_factory=set)
+    over: bool = False
+
+    def heard(self, actions: list[Action]) -> None:
+        for action in actions:
+            assert not self.over, "something followed the end"
+            match action:
+                case Decided():
+                    self.seen["decided"] += 1
+                    assert self.seen["aborts"] == 0, "decided after an abort"
+                    assert not self.fenced, "decided without somebody"
+                    assert self.sent is not None and all(self.sums.get(m) == self.sent for m in self.members)
+                case ToMember(member, Commit()):
+                    assert self.seen["decided"] == 1 and member not in self.fenced and member not in self.commits
+                    self.commits.add(member)
+                case ToMember(member, Abort()):
+                    self.seen["aborts"] += 1
+                    assert self.seen["decided"] == 0 and member not in self.fenced
+                case ToTrainer(Abort()):
+                    self.seen["aborts"] += 1
+                    assert self.seen["decided"] == 0 and self.sent is None
+                case Fence(member, _):
+                    assert member not in self.fenced, "fenced twice"
+                    self.fenced.add(member)
+                case Done():
+                    assert self.seen["decided"] == 1
+                    self.over = True
+                case Failed():
+                    assert self.seen["decided"] == 0
+                    self.over = True
+        assert self.seen["decided"] <= 1
+
+
+class AnyOrder(RuleBasedStateMachine):
+    @initialize(count=st.integers(1, 4))
+    def start(self, count: int) -> None:
+        self.now = 0.0
+        self.p = new(tuple(range(count)))
+        self.witness = Witness(self.p.membership.members)
+        self.witness.heard(self.p.begin(self.now))
+
+    member = st.integers(0, 4)
+    number = st.sampled_from([NUMBER] * 8 + [NUMBER - 1])
+    answer = st.sampled_from([(GOOD, "")] * 6 + [(BAD, ""), ([], ""), ([], "broken")])
+
+    @rule(number=number, answer=answer, version=st.sampled_from([VERSION] * 8 + [VERSION + 1]))
+    def trainer_answers(self, number: int, answer: tuple[list[int], str], version: int) -> None:
+        first = number == NUMBER and self.witness.sent is None
+        if first and not answer[1]:
+            self.witness.sent = answer[0] if version == VERSION else [-1]
+        elif first:
+            self.witness.sent = [-1]
+        self.witness.heard(self.p.transferred(transferred(*answer, number, version), self.now))
+
+    @rule(member=member, number=number, answer=answer)
+    def member_answers(self, member: int, number: int, answer: tuple[list[int], str]) -> None:
+        if number == NUMBER and not answer[1] and member not in self.witness.fenced:
+            self.witness.sums.setdefault(member, answer[0])
+        elif number == NUMBER:
+            self.witness.sums.setdefault(member, [-2])
+        self.witness.heard(self.p.prepared(member, prepared(*answer, number), self.now))
+
+    @rule(member=member, number=number, version=st.sampled_from([VERSION] * 8 + [VERSION + 1]))
+    def member_commits(self, member: int, number: int, version: int) -> None:
+        self.witness.heard(self.p.committed(member, committed(number, version), self.now))
+
+    @rule(member=member)
+    def member_is_lost(self, member: int) -> None:
+        self.witness.heard(self.p.lost(member, "lost", self.now))
+
+    @rule(seconds=st.floats(0, 2 * DEADLINE))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.witness.heard(self.p.late(self.now))
+
+    @precondition(lambda self: hasattr(self, "p"))
+    @invariant()
+    def it_waits_only_with_a_deadline_and_a_name(self) -> None:
+        assert self.p.finished == (self.p.deadline is None) == self.witness.over
+        assert self.p.finished or self.p.waiting_for
+        assert set(self.p.live) == set(self.p.membership.members) - self.witness.fenced
+
+    def teardown(self) -> None:
+        if not hasattr(self, "p"):
+            return
+        for _ in range(3):  # TRANSFER or VERIFY or COMMIT, and ABORT: no more deadlines than that
+            if self.p.deadline is not None:
+                self.now = max(self.now, self.p.deadline)
+                self.witness.heard(self.p.late(self.now))
+        assert self.p.finished
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_all_orders_of_two_engines() -> None:
+    """Every order of one answer of each kind from everybody, with each engine good, wrong, broken or lost, and a deadline anywhere."""
+    outcomes: Counter[str] = Counter()
+    for kinds in itertools.product(("good", "wrong", "error", "lost", "silent"), repeat=2):
+        events = ["trainer", "tick", *(f"prepare {m}" for m in (0, 1)), *(f"commit {m}" for m in (0, 1))]
+        for order in itertools.permutations(events):
+            p, now = new((0, 1)), 0.0
+            witness = Witness((0, 1))
+            witness.heard(p.begin(now))
+            for event in order:
+                kind, _, who = event.partition(" ")
+                if kind == "trainer":
+                    witness.sent = GOOD
+                    witness.heard(p.transferred(transferred(), now))
+                elif kind == "tick":
+                    now += DEADLINE
+                    witness.heard(p.late(now))
+                elif kind == "commit":
+                    witness.heard(p.committed(int(who), committed(), now))
+                else:
+                    m = int(who)
+                    match kinds[m]:
+                        case "lost":
+                            witness.heard(p.lost(m, "lost", now))
+                        case "silent":
+                            pass
+                        case what:
+                            sums, error = {"good": (GOOD, ""), "wrong": (BAD, ""), "error": ([], "broken")}[what]
+                            witness.sums[m] = sums
+                            witness.heard(p.prepared(m, prepared(sums, error), now))
+            while p.deadline is not None:
+                now = max(now, p.deadline)
+                witness.heard(p.late(now))
+            assert p.finished
+            outcomes[f"{p.phase.value} {' '.join(sorted(kinds))}"] += 1
+    assert all(("good good" in key) for key in outcomes if key.startswith("done"))
+    assert outcomes["done good good"] and outcomes["failed good good"] and outcomes["failed good lost"]
