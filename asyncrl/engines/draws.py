@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11))
-_UNIT = 2.0**-53
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(12))
+_UNIT = 2.0**-52
 
 
 def _mixed(z: int) -> int:
@@ -28,7 +28,8 @@ def stream(seed: int, key: int) -> int:
 
 
 def uniforms(streams: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Draw `indices[i]` (from 0) of `streams[i]`: uniform in [0, 1), multiples of 2**-53. The two shapes broadcast."""
+    """Draw `indices[i]` (from 0) of `streams[i]`: uniform in [0, 1), multiples of 2**-52, so that u * x < x for
+    every normal x > 0. The two shapes broadcast."""
     z = streams + (indices + 1).astype(np.uint64) * np.uint64(_GOLDEN)
     z = (z ^ (z >> _SHIFTS[0])) * np.uint64(_M1)
     z = (z ^ (z >> _SHIFTS[1])) * np.uint64(_M2)

@@ -1,18 +1,28 @@
-"""placeholder: being written"""
+"""Continuous batching over one or two lanes. Invariant: `load` and `advance` are called by one thread at a time, and what the other
+methods ask for, from any thread, happens between two decode steps, in the order it was asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
+from asyncrl.engines.embedded.lane import Lane, unstarted
 from asyncrl.engines.protocol import Chunk, Request
 
 
 class Batcher:
+    """The synchronous core of the embedded engine; the arguments are those of `EmbeddedEngine`."""
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -24,16 +34,130 @@ class Batcher:
         kv: Literal["keep", "recompute"],
         compile: bool,
     ) -> None:
-        raise NotImplementedError
+        embeddings = model.get_input_embeddings()
+        assert isinstance(embeddings, nn.Embedding)
+        self.vocab_size = embeddings.num_embeddings
+        _refuse_model(model, context_tokens, stop_ids, self.vocab_size)
+        stops = np.zeros(self.vocab_size, np.bool_)
+        stops[sorted(stop_ids)] = True
+        self._recompute = kv == "recompute"
+        self._lane: Callable[[PreTrainedModel], Lane] = partial(
+            Lane, slots=slots, context_tokens=context_tokens, stops=stops, run_seed=run_seed, compile=compile
+        )
+        self._current = self._lane(model)
+        self._pinned: Lane | None = None
+        self._asked: deque[Callable[[], None]] = deque()
+        self._ready: list[Chunk] = []
+        self._pauses = 0
 
-    version: int | None
-    vocab_size: int
-    has_work: bool
+    @property
+    def version(self) -> int | None:
+        return self._current.version
 
-    def submit(self, requests: Sequence[Request]) -> None: ...
-    def interrupt(self, rollouts: Sequence[int]) -> None: ...
-    def refuse_weights(self, weights: Mapping[str, torch.Tensor]) -> None: ...
-    def paused(self) -> AbstractContextManager[None]: ...
-    def load(self, version: int, weights: Mapping[str, torch.Tensor], *, pin: bool) -> None: ...
-    def unpin(self, version: int) -> None: ...
-    def advance(self, steps: int) -> list[Chunk]: ...
+    @property
+    def has_work(self) -> bool:
+        return bool(self._asked or self._ready or any(lane.busy for lane in self._lanes))
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests, which were checked."""
+        self._asked.append(partial(self._queue, list(requests)))
+
+    def interrupt(self, rollouts: Sequence[int]) -> None:
+        chosen = frozenset(rollouts)
+        self._asked.append(partial(self._end, lambda request: request.rollout in chosen))
+
+    def unpin(self, version: int) -> None:
+        self._asked.append(partial(self._forget, version))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While this lasts, `advance` returns after the decode step it is in."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
+    def refuse_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Raise ValueError unless the names are exactly the parameters (of tied ones, any name) and the shapes theirs."""
+        named = dict(self._current.model.named_parameters(remove_duplicate=False))
+        for name, tensor in weights.items():
+            if name not in named:
+                raise ValueError(f"the weights name {name!r}, which the engine's model does not have; load weights of the same model")
+            if tensor.shape != named[name].shape:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}; the engine's model has {tuple(named[name].shape)}")
+        given = {id(named[name]) for name in weights}
+        missing = [name for name, parameter in named.items() if id(parameter) not in given]
+        if missing:
+            raise ValueError(f"the weights lack {missing[0]!r} and {len(missing) - 1} more; load all of the model's parameters")
+
+    def load(self, version: int, weights: Mapping[str, torch.Tensor], *, pin: bool) -> None:
+        """Swap the current lane to `weights`, which were checked; with `pin`, also a second lane, replacing what was pinned."""
+        self._current.load(version, weights, recompute=self._recompute)
+        if not pin:
+            return
+        if self._pinned is None:
+            self._pinned = self._lane(copy.deepcopy(self._current.model))
+        elif self._pinned.version is not None:
+            self._forget(self._pinned.version)
+        self._pinned.load(version, weights, recompute=False)
+
+    def advance(self, steps: int) -> list[Chunk]:
+        """Decode up to `steps` tokens a slot. Returns every token that was sampled, in one chunk a rollout or two where one ended."""
+        for _ in range(steps):
+            while self._asked:
+                self._asked.popleft()()
+            if self._pauses:
+                break
+            lanes = [lane for lane in self._lanes if lane.busy]
+            if not lanes:
+                break
+            for lane in lanes:
+                self._ready += lane.step()
+        for lane in self._lanes:
+            self._ready += lane.flush()
+        chunks, self._ready = self._ready, []
+        return chunks
+
+    @property
+    def _lanes(self) -> list[Lane]:
+        return [self._current] if self._pinned is None else [self._current, self._pinned]
+
+    def _queue(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.version is None:
+                self._current.waiting.append(request)
+            elif self._pinned is not None and self._pinned.version == request.version:
+                self._pinned.waiting.append(request)
+            else:
+                self._ready.append(unstarted(request, request.version))
+
+    def _end(self, chosen: Callable[[Request], bool]) -> None:
+        for lane in self._lanes:
+            self._ready += lane.interrupt(chosen)
+
+    def _forget(self, version: int) -> None:
+        if self._pinned is not None and self._pinned.version == version:
+            self._ready += self._pinned.interrupt(lambda _: True)
+            self._pinned.version = None
+
+
+def _refuse_model(model: PreTrainedModel, context_tokens: int, stop_ids: frozenset[int], vocab_size: int) -> None:
+    config = model.config
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and context_tokens > longest:
+        raise ValueError(f"engine.context_tokens is {context_tokens}, but the model holds {longest}; lower it")
+    outside = [stop for stop in stop_ids if not 0 <= stop < vocab_size]
+    if outside:
+        raise ValueError(f"stop id {outside[0]} is outside the vocabulary of {vocab_size}; use the model's own tokenizer")
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < context_tokens:
+        kinds.add("sliding_attention")
+    elif window is not None:
+        kinds.discard("sliding_attention")
+    if other := kinds - {"full_attention"}:
+        raise ValueError(
+            f"{type(model).__name__} has layers of {', '.join(sorted(other))}; the embedded engine decodes full attention only"
+            " (a sliding window at least as long as engine.context_tokens is full attention)"
+        )

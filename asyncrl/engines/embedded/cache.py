@@ -1,0 +1,99 @@
+"""The slot cache and the attention that reads it. Invariant: a query sees its own slot's positions up to its own, and nothing else.
+
+Keys lie transposed, [slots, heads, head width, context], and values as [slots, heads, context, head width]: with one query a row both
+products of attention are then plain batched matrix products, several times faster on a CPU than a fused kernel made for many queries.
+The model code stays transformers' own: it calls the cache layers and the attention below through their public interfaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+ATTENTION = "asyncrl_slots"
+
+
+class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """What both layers below are to transformers: a cache that was there before and has no say in masks or positions."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values, self.is_initialized = keys, values, True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("a slot layer is made with its tensors")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        raise AssertionError("masks are made by the decode step")
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        assert self.values is not None
+        return self.values.shape[2]
+
+
+class DecodeLayer(_SlotLayer):  # type: ignore[no-untyped-call]
+    """Rows 0.. of the cache, one new position each; attention reads the first `columns` positions."""
+
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, positions: Tensor, columns: int) -> None:
+        super().__init__(keys, values)
+        self.rows, self.positions, self.columns = rows, positions, columns
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        self.keys[self.rows, :, :, self.positions] = key_states[:, :, 0]
+        self.values[self.rows, :, self.positions] = value_states[:, :, 0]
+        rows = self.rows.shape[0]
+        return self.keys[:rows, :, :, : self.columns], self.values[:rows, :, : self.columns]
+
+
+class PrefillLayer(_SlotLayer):  # type: ignore[no-untyped-call]
+    """Prompts from position 0: row `source[i]` of the batch goes to slot `slots[i]`, so equal prompts are computed once."""
+
+    def __init__(self, keys: Tensor, values: Tensor, slots: Tensor, source: Tensor) -> None:
+        super().__init__(keys, values)
+        self.slots, self.source = slots, source
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        tokens = key_states.shape[2]
+        self.keys[self.slots, :, :, :tokens] = key_states[self.source].transpose(2, 3)
+        self.values[self.slots, :, :tokens] = value_states[self.source]
+        return key_states, value_states
+
+
+def layered(layers: Sequence[_SlotLayer]) -> Cache:
+    return Cache(layers=list(layers))
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention in transformers' interface. Without a mask: causal over the batch itself (prefill; rows are padded on the right, where
+    nothing looks). With one: a single query a row over the slot cache, `key` transposed."""
+    rows, heads, _, width = query.shape
+    groups = key.shape[1]
+    scale = width**-0.5 if scaling is None else scaling
+    if attention_mask is None:
+        key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale).transpose(1, 2), None
+    scores = torch.matmul(query.reshape(rows, groups, heads // groups, width), key) * scale + attention_mask
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return torch.matmul(weights, value).reshape(rows, 1, heads, -1), None
+
+
+AttentionInterface.register(ATTENTION, _attend)

@@ -1,0 +1,168 @@
+"""A lane: one set of weights, its slots and its queue. Invariant: the cache of a live slot holds the positions before its last known
+token, and everything a lane samples is sampled under `version`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from asyncrl.engines.embedded.programs import Programs, new_cache
+from asyncrl.engines.embedded.slots import Slots
+from asyncrl.engines.protocol import Chunk, Request
+
+COLUMNS = 16
+"""Attention reads the cache up to the longest slot, rounded up to this many positions."""
+ROWS = 8
+"""Without a queue, the rows computed follow the live ones, rounded up to a multiple of this, or to a power of two below."""
+PATIENCE = 16
+"""Decode steps that a request waits at most for company when a slot is free."""
+_WASTE, _PADDED = 512, 4096
+
+
+class Lane:
+    """Decodes requests with its own copy of the weights. Not thread-safe; calls hold no promise but their result."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, slots: int, context_tokens: int, stops: NDArray[np.bool_], run_seed: int, compile: bool
+    ) -> None:
+        model.train(False)
+        self.model = model.requires_grad_(False)
+        self.version: int | None = None
+        self.waiting: deque[Request] = deque()
+        self._cache = new_cache(model, slots, context_tokens)
+        self._programs = Programs(model, self._cache)
+        self._slots = Slots(slots, context_tokens, stops=stops, run_seed=run_seed)
+        self._count, self._context = slots, context_tokens
+        self._enough = max(1, slots // 8)
+        self._rows = 0
+        self._waited = 0
+        self._columns = torch.arange(context_tokens)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do something."""
+        return self.version is not None and (self._slots.occupied > 0 or bool(self.waiting))
+
+    def load(self, version: int, weights: Mapping[str, Tensor], *, recompute: bool) -> None:
+        """Take weights, whose names were checked; recompute the cache of live slots or keep it."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters(remove_duplicate=False):
+                if name in weights:
+                    parameter.copy_(weights[name])
+        self._programs.repack()
+        self.version = version
+        live = np.flatnonzero(self._slots.live)
+        if recompute and len(live):
+            self._prefill(int(s) for s in live)
+
+    def step(self) -> list[Chunk]:
+        """Refill if it pays, and decode one token in every live slot. Returns the last chunks of rollouts that ended."""
+        self._refill()
+        slots = self._slots
+        if not slots.occupied:
+            return []
+        if not self.waiting and (rows := _row_bucket(slots.occupied, self._count)) < self._rows:
+            self._compact(rows)
+        rows = self._rows
+        columns = _rounded(int(slots.positions[:rows].max()) + 1, COLUMNS, self._context)
+        with torch.inference_mode():
+            tokens, behaviour = self._programs.decode(rows)(
+                torch.from_numpy(slots.last[:rows]),
+                torch.from_numpy(slots.positions[:rows]),
+                self._columns[:columns],
+                torch.from_numpy(slots.temperature[:rows]),
+                torch.from_numpy(slots.draws(rows)),
+                *self._cache,
+            )
+        assert self.version is not None
+        return [slots.take(s, self.version, slots.ending(s)) for s in slots.extend(tokens.numpy(), behaviour.numpy())]
+
+    def flush(self) -> list[Chunk]:
+        """Every token that has not left."""
+        return [self._slots.take(s, self._stamp, "") for s in self._slots.unsent()]
+
+    def interrupt(self, chosen: Callable[[Request], bool]) -> list[Chunk]:
+        """End the chosen requests, decoding or waiting, with the tokens they have."""
+        slots = self._slots
+        ending = [s for s, request in enumerate(slots.requests) if request is not None and chosen(request)]
+        chunks = [slots.take(s, self._stamp, "interrupted") for s in ending]
+        chunks += [unstarted(request, self._stamp) for request in self.waiting if chosen(request)]
+        self.waiting = deque(request for request in self.waiting if not chosen(request))
+        return chunks
+
+    @property
+    def _stamp(self) -> int:
+        return 0 if self.version is None else self.version
+
+    def _refill(self) -> None:
+        free = self._count - self._slots.occupied
+        if not self.waiting or not free:
+            return
+        if free < self._count and free < self._enough and self._waited < PATIENCE:
+            self._waited += 1
+            return
+        self._waited = 0
+        chosen = self._slots.place([self.waiting.popleft() for _ in range(min(free, len(self.waiting)))])
+        self._rows = max(self._rows, _row_bucket(max(chosen) + 1, self._count))
+        self._prefill(chosen)
+
+    def _compact(self, rows: int) -> None:
+        to, origin = (torch.from_numpy(places) for places in self._slots.compact())
+        with torch.inference_mode():
+            for tensor in self._cache:
+                tensor[to] = tensor[origin]
+        self._rows = rows
+
+    def _prefill(self, chosen: Iterable[int]) -> None:
+        """Compute the cache of these slots up to their last known token; equal contents are computed once."""
+        slots = self._slots
+        places: dict[bytes, list[int]] = {}
+        for slot in chosen:
+            if slots.positions[slot]:
+                places.setdefault(slots.history[slot, : slots.positions[slot]].tobytes(), []).append(slot)
+        for batch in _batches(sorted(places, key=len, reverse=True)):
+            ids = np.zeros((len(batch), len(batch[0]) // 4), np.int64)
+            for row, known in enumerate(batch):
+                ids[row, : len(known) // 4] = np.frombuffer(known, np.int32)
+            targets = [slot for known in batch for slot in places[known]]
+            source = [row for row, known in enumerate(batch) for _ in places[known]]
+            with torch.inference_mode():
+                self._programs.prefill(torch.from_numpy(ids), torch.tensor(targets), torch.tensor(source), *self._cache)
+
+
+def unstarted(request: Request, version: int) -> Chunk:
+    """The last chunk of a request that was never decoded."""
+    return Chunk(
+        request.rollout, request.attempt, version, request.prefix_tokens, np.zeros(0, np.int32), np.zeros(0, np.float32), "interrupted"
+    )
+
+
+def _rounded(count: int, unit: int, limit: int) -> int:
+    return min(-(-count // unit) * unit, limit)
+
+
+def _row_bucket(rows: int, limit: int) -> int:
+    return min(1 << (rows - 1).bit_length(), limit) if rows <= ROWS else _rounded(rows, ROWS, limit)
+
+
+def _batches(descending: list[bytes]) -> list[list[bytes]]:
+    """Cut contents (int32 bytes, the longest first) into batches of which neither the padded size nor the padding is large."""
+    batches: list[list[bytes]] = []
+    waste = 0
+    for known in descending:
+        if batches:
+            longest = len(batches[-1][0])
+            waste += (longest - len(known)) // 4
+            if waste <= _WASTE and (len(batches[-1]) + 1) * longest // 4 <= _PADDED:
+                batches[-1].append(known)
+                continue
+        batches.append([known])
+        waste = 0
+    return batches

@@ -1,0 +1,165 @@
+"""What a lane runs: prefill and decode, as fast as this machine runs them. Invariant: every program computes what the model's own forward
+computes, checked at the start.
+
+The steps are traced once (torch.jit): the stock model code then costs no Python in a decode step, where a small model spends most of
+its time, and computes without the interpreter's lock. Where a trace does not agree with the model, the module itself is run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from asyncrl.engines.embedded.cache import ATTENTION
+from asyncrl.engines.embedded.linears import packable, packed, packed_layers
+from asyncrl.engines.embedded.steps import DecodeStep, PrefillStep
+
+_log = logging.getLogger(__name__)
+Program = Callable[..., Any]
+
+
+def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[Tensor]:
+    """Zeroed cache tensors as `cache` lays them out, keys and values alternating, of the shapes that the model's own cache shows."""
+    past = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=past, use_cache=True)
+    cache = []
+    for layer in past.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.dim() != 4:
+            raise ValueError(f"{type(model).__name__} keeps something else than keys and values; the embedded engine cannot decode with it")
+        cache.append(torch.zeros(slots, keys.shape[1], keys.shape[3], context_tokens, dtype=keys.dtype))
+        cache.append(torch.zeros(slots, values.shape[1], context_tokens, values.shape[3], dtype=values.dtype))
+    return cache
+
+
+class Programs:
+    """Prefill and decode for `model`, whose attention this replaces: `decode(rows)` and `prefill` are callables with the signatures of
+    `DecodeStep.forward` and `PrefillStep.forward`. `repack` has to follow every change of the parameters."""
+
+    def __init__(self, model: PreTrainedModel, cache: Sequence[Tensor]) -> None:
+        slots = int(cache[0].shape[0])
+        trial = _Trial(model, cache)
+        model.set_attn_implementation(ATTENTION)
+        self._plain = self._fast = _Pair(model, trial)
+        self._fast_from = slots + 1
+        if packable(model):
+            fast = _Pair(packed(model, slots), trial)
+            self._fast_from = _crossing(self._plain, fast, trial, slots)
+            if self._fast_from <= slots:
+                self._fast = fast
+
+    @property
+    def prefill(self) -> Program:
+        return self._fast.prefill
+
+    def decode(self, rows: int) -> Program:
+        return (self._fast if rows >= self._fast_from else self._plain).decode
+
+    def repack(self) -> None:
+        self._fast.repack()
+
+
+class _Pair:
+    """Prefill and decode over one form of the model."""
+
+    def __init__(self, model: PreTrainedModel, trial: _Trial) -> None:
+        self._layers = packed_layers(model)
+        decode, prefill = DecodeStep(model).eval(), PrefillStep(model).eval()
+        self.decode: Program = decode
+        self.prefill: Program = prefill
+        trial.check(self)
+        try:
+            self.decode = _traced(decode, trial.decode_arguments(trial.rows))
+            self.prefill = _traced(prefill, trial.prefill_arguments())
+            trial.check(self)
+        except (RuntimeError, ValueError) as error:
+            _log.warning("%s runs untraced, which is slower: %s", type(model).__name__, str(error).splitlines()[0])
+            self.decode, self.prefill = decode, prefill
+
+    def repack(self) -> None:
+        for name, layer in self._layers:
+            layer.packed = layer.repacked()
+            for program in (self.decode, self.prefill):
+                if isinstance(program, torch.jit.ScriptModule):
+                    program.model.get_submodule(name).packed = layer.packed
+
+
+class _Trial:
+    """A few tokens, and what the model itself says of them before its attention is replaced."""
+
+    def __init__(self, model: PreTrainedModel, cache: Sequence[Tensor]) -> None:
+        self._cache = cache
+        slots, context = int(cache[0].shape[0]), int(cache[1].shape[2])
+        self.rows = min(2, slots)
+        embeddings = model.get_input_embeddings()
+        assert isinstance(embeddings, nn.Embedding)
+        tokens = min(7, context)
+        self._ids = (torch.arange(self.rows * tokens).reshape(self.rows, tokens) * 31 + 7) % embeddings.num_embeddings
+        with torch.no_grad():
+            self._log_probabilities = model(input_ids=self._ids).logits[:, -1].float().log_softmax(-1)
+        self._tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
+
+    def decode_arguments(self, rows: int) -> tuple[Tensor, ...]:
+        """Of another number of columns than `check` uses, so that a trace that holds on to a shape is found out."""
+        columns = min(64, self._cache[1].shape[2])
+        positions = torch.full((rows,), columns - 1)
+        uniforms = torch.full((rows,), 0.5, dtype=torch.float64)
+        return torch.zeros(rows, dtype=torch.long), positions, torch.arange(columns), torch.ones(rows), uniforms, *self._cache
+
+    def prefill_arguments(self) -> tuple[Tensor, ...]:
+        return torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), *self._cache
+
+    def check(self, pair: _Pair) -> None:
+        """Raise ValueError unless the pair gives the model's own log-probabilities."""
+        ids, rows = self._ids, torch.arange(self.rows)
+        last = ids.shape[1] - 1
+        temperature, uniforms = torch.ones(self.rows), torch.full((self.rows,), 0.5, dtype=torch.float64)
+        with torch.inference_mode():
+            if last:
+                pair.prefill(ids[:, :-1], rows, rows, *self._cache)
+            arguments = ids[:, -1], torch.full((self.rows,), last), torch.arange(last + 1), temperature, uniforms
+            tokens, behaviour = pair.decode(*arguments, *self._cache)
+            error = float((self._log_probabilities.gather(1, tokens[:, None])[:, 0] - behaviour).abs().max())
+        if not error <= self._tolerance:
+            raise ValueError(
+                f"the embedded engine's log-probabilities differ by {error:.2g} from the model's own; it decodes models with plain causal"
+                " attention only"
+            )
+
+
+def _traced(step: nn.Module, arguments: tuple[Tensor, ...]) -> Program:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of choices taken while tracing, which `check` verifies, and of torch.jit's age
+        traced: Program = torch.jit.trace(step, arguments, check_trace=False)  # type: ignore[no-untyped-call]
+        return traced
+
+
+def _crossing(plain: _Pair, fast: _Pair, trial: _Trial, slots: int) -> int:
+    """From how many rows on `fast` is the faster, measured at 1, 4, 16, … and `slots` rows; `slots + 1` where it never is."""
+    crossing = slots + 1
+    for rows in sorted({slots, *(4**k for k in range(slots.bit_length()) if 4**k < slots)}, reverse=True):
+        arguments = trial.decode_arguments(rows)
+        if _seconds(fast.decode, arguments) >= _seconds(plain.decode, arguments):
+            break
+        crossing = rows
+    return crossing
+
+
+def _seconds(program: Program, arguments: tuple[Tensor, ...]) -> float:
+    """The least of a few runs, the first two of which also let the trace be optimized."""
+    taken = []
+    with torch.inference_mode():
+        for _ in range(5):
+            begun = time.perf_counter()
+            program(*arguments)
+            taken.append(time.perf_counter() - begun)
+    return min(taken)
