@@ -58,6 +58,7 @@ _AHEAD = 2**16  # bytes read in one system call where frames are small
 _LITTLE_AHEAD = 2**12
 _BULKY = 2**14  # bytes of buffers from which they are neither joined with the head to be sent, nor read ahead of
 
+_NOTHING = memoryview(bytearray())
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[ALL])  # noqa: UP007
 _encoder = msgspec.msgpack.Encoder()
 
@@ -228,7 +229,8 @@ class Link:
             await self._turns.take()
             if self._closed is not None:
                 raise LinkBroken(self._closed)
-            frame = self._unfinished or await self._next()
+            while (frame := self._unfinished) is None:
+                await self._fetch(self._parse())
             while frame.filled < len(frame.body):
                 frame.filled += await self._read(frame.body[frame.filled :], inside=True)
             self._unfinished = None
@@ -240,20 +242,26 @@ class Link:
         finally:
             self._receiving = False
 
-    async def _next(self) -> _Unfinished:
-        """Read a frame up to its buffers."""
-        await self._fetch(_PREFIX.size)
+    def _parse(self) -> int:
+        """Begin the frame that is ahead, as far as its buffers. Where too little of it is there, return the bytes that must be."""
+        have = self._to - self._at
+        if have < _PREFIX.size:
+            return _PREFIX.size
+        size: int
+        written: int
+        count: int
         size, written, count = _PREFIX.unpack_from(self._ahead, self._at)
         if size + _PREFIX.size > self._max_frame:
             raise LinkError("oversized", f"{self.peer} announced a frame of {size} bytes, over the limit of {self._max_frame}")
         if written > MAX_MESSAGE or count > MAX_BUFFERS:
             raise LinkError("oversized", f"{self.peer} announced a message of {written} bytes with {count} buffers, over the limits")
         head = _HEADS[count].size
-        if head - _PREFIX.size + written > size:
-            raise LinkError("malformed", f"{self.peer} sent a frame whose message is longer than the frame")
-        await self._fetch(head + written)
-        sizes: tuple[int, ...] = _HEADS[count].unpack_from(self._ahead, self._at)[3:]
         body = size + _PREFIX.size - head - written
+        if body < 0:
+            raise LinkError("malformed", f"{self.peer} sent a frame whose message is longer than the frame")
+        if have < head + written:
+            return head + written
+        sizes: tuple[int, ...] = _HEADS[count].unpack_from(self._ahead, self._at)[3:] if count else ()
         if sum(map(_padded, sizes)) != body:
             raise LinkError("malformed", f"{self.peer} sent a frame whose parts do not add up to its length")
         start = self._at + head
@@ -261,16 +269,14 @@ class Link:
             message = _decoder.decode(self._ahead[start : start + written])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise LinkError("malformed", f"{self.peer} sent a message that does not parse: {error}") from error
-        self._at = start + written
+        memory = np.empty(body, np.uint8).data if body else _NOTHING  # unlike bytearray, numpy does not fill it first
+        filled = min(body, have - head - written)
+        self._at = start + written + filled
+        if filled:
+            memory[:filled] = self._ahead[start + written : self._at]
         self._bulky = body >= _BULKY
-        # numpy's memory is not zeroed first
-        frame = _Unfinished(message, sizes, np.empty(body, np.uint8).data if body else memoryview(b""), 0)
-        frame.filled = min(body, self._to - self._at)
-        if frame.filled:
-            frame.body[: frame.filled] = self._ahead[self._at : self._at + frame.filled]
-            self._at += frame.filled
-        self._unfinished = frame
-        return frame
+        self._unfinished = _Unfinished(message, sizes, memory, filled)
+        return 0
 
     async def _fetch(self, size: int) -> None:
         """Have at least `size` bytes ahead."""
@@ -310,7 +316,7 @@ def _flat(buffer: Buffer) -> memoryview:
     view = memoryview(buffer)
     if not view.c_contiguous:
         raise ValueError("a buffer must be C-contiguous; send a copy of the array")
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return view.cast("B") if view.nbytes else _NOTHING
 
 
 def _padded(size: int) -> int:
@@ -318,10 +324,7 @@ def _padded(size: int) -> int:
 
 
 def _split(body: memoryview, sizes: tuple[int, ...]) -> tuple[memoryview, ...]:
-    if len(sizes) == 1:
-        return (body[: sizes[0]],)
-    buffers = []
-    at = 0
+    buffers, at = [], 0
     for size in sizes:
         buffers.append(body[at : at + size])
         at += _padded(size)
