@@ -1,0 +1,119 @@
+"""The command: bad input is one sentence and exit status 2, and nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from asyncrl.cli import main
+from asyncrl.config import VARIABLES, Config, read
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", *VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path | None]]:
+    """What the launcher, which is not the point here, was asked to run. It ends with status 1."""
+    calls: list[tuple[Config, Path | None]] = []
+    launcher = ModuleType("asyncrl.launcher")
+
+    def launch(config: Config, *, resume: Path | None, console: Any) -> int:
+        assert read(Path(config.run.dir) / "run.toml") == config
+        calls.append((config, resume))
+        return 1
+
+    launcher.launch = launch  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "asyncrl.launcher", launcher)
+    return calls
+
+
+SMALL = ["--set", "task.train_size=20", "--set", "task.eval_size=4"]
+
+
+def test_train_resolves_claims_and_launches(launched: list[Any], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCRL_RUN_DIR", "r")
+    Path("run.toml").write_text("[train]\nsteps = 3\n")
+    assert main(["train", "run.toml", *SMALL, "--set", "train.lr=0.5"]) == 1
+    [(config, resume)] = launched
+    assert (config.run.dir, config.train.steps, config.train.lr, resume) == (str(here / "r"), 3, 0.5, None)
+
+
+def test_resume_goes_on_with_the_runs_own_configuration(launched: list[Any], here: Path) -> None:
+    main(["train", *SMALL, "--set", "run.dir=r", "--set", "train.lr=0.5"])
+    assert main(["train", "--resume", "r", "--set", "train.steps=999"]) == 1
+    config, resume = launched[-1]
+    assert (config.train.lr, config.train.steps, resume) == (0.5, 999, here / "r")
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["train", "--set", "train.stesp=3"], "train.steps"),
+        (["train", "none.toml"], "none.toml"),
+        (["train", "--resume", "none"], "none/run.toml"),
+        (["train", *SMALL, "--set", "task.name=spell_backwards"], "spell_backward"),
+        (["check", *SMALL, "--set", "model.path=nowhere"], "nowhere"),
+        (["check", "--set", "rollout.k_min=99"], "rollout.group_size"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(
+    argv: list[str], named: str, launched: list[Any], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("asyncrl: ") and err.count("\n") == 1 and named in err
+    assert launched == [] and list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("argv", [[], ["trian"], ["train", "a", "b"], ["train", "--sets", "a=1"], ["check", "--resume", "r"]])
+def test_a_wrong_command_line_is_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2 and "usage: asyncrl" in capsys.readouterr().err
+
+
+def test_check_shows_what_follows_and_starts_nothing(launched: list[Any], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *SMALL, "--set", "train.steps=1234"]) == 0
+    out = capsys.readouterr().out
+    assert "1,234" in out and "This configuration can run." in out
+    assert launched == [] and list(here.iterdir()) == []
+
+
+def test_help_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--help"], ["train", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert ended.value.code == 0 and "asyncrl train run.toml" in capsys.readouterr().out
+
+
+def modules_after(*argv: str) -> set[str]:
+    script = f"""
+import sys
+from asyncrl.cli import main
+try:
+    main({list(argv)!r})
+except SystemExit:
+    pass
+print("\\n" + " ".join(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert not modules_after("train", "--help") & {"torch", "numpy", "rich", "msgspec", "trio", "reasoning_gym", "asyncrl.config"}
+
+
+def test_the_command_never_imports_torch() -> None:
+    assert not modules_after("check", *SMALL) & {"torch", "transformers"}
