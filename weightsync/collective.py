@@ -65,8 +65,9 @@ class Staged(msgspec.Struct, frozen=True):
 class Sender:
     """The trainer's side. Use `async with Sender.open(host) as sender`."""
 
-    def __init__(self, server: TCPStore, host: str, device: torch.device) -> None:
-        self._server = server
+    def __init__(self, host: str, port: int, device: torch.device) -> None:
+        self.port = port
+        """Where the engines find the store."""
         self._host = host
         self._lane = _Lane(device)
 
@@ -74,16 +75,12 @@ class Sender:
     @asynccontextmanager
     async def open(host: str, device: torch.device | str = "cpu") -> AsyncIterator[Sender]:
         """Host the store on an address of this machine, at a port the system chooses. Raises TransferError when that is not possible."""
-        server = await trio.to_thread.run_sync(_serve, host)
-        sender = Sender(server, host, torch.device(device))
+        store = await trio.to_thread.run_sync(_serve, host)  # served for as long as this refers to it
+        sender = Sender(host, int(store.port), torch.device(device))
         try:
             yield sender
         finally:
             await sender._lane.close()
-
-    @property
-    def port(self) -> int:
-        return int(self._server.port)
 
     async def send(self, epoch: int, world: int, plan: Plan, tensors: Iterable[tuple[str, Tensor]], deadline_s: float) -> SendResult:
         """Broadcast the tensors to the `world - 1` engines of the epoch, all within `deadline_s` seconds.

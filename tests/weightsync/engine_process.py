@@ -1,0 +1,33 @@
+"""An engine's side of the wire in a process of its own, for the tests: a line of JSON in, a publication received, a line of JSON out."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import msgspec
+import torch
+import trio
+
+from weightsync.buckets import Plan
+from weightsync.collective import Receiver, TransferError
+
+
+async def main() -> None:
+    torch.set_num_threads(1)
+    async with Receiver.open() as receiver:
+        print(json.dumps({"ready": True}), flush=True)
+        while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+            order = json.loads(line)
+            plan = msgspec.convert(order["plan"], Plan)
+            try:
+                staged = await receiver.receive("127.0.0.1", order["port"], order["epoch"], order["rank"], order["world"], plan, order["s"])
+            except TransferError as error:
+                print(json.dumps({"error": str(error)}), flush=True)
+            else:
+                sums = {name: float(w.double().sum()) for name, w in staged.weights.items()}
+                print(json.dumps({"checksums": staged.checksums, "sums": sums}), flush=True)
+
+
+if __name__ == "__main__":
+    trio.run(main)

@@ -1,0 +1,314 @@
+"""The wire: equal bytes, and every way it can break. Most of it with all ranks in one process, the deaths with real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import trio
+from torch import Tensor
+
+from weightsync import collective
+from weightsync.buckets import Plan, PlanMismatch
+from weightsync.collective import Receiver, Sender, SendResult, Staged, TransferError
+
+HOST = "127.0.0.1"
+AMPLE = 30.0
+"""Seconds that none of these transfers needs."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def model(seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "embed": torch.randn(300, 64, generator=generator),
+        "half": torch.randn(1000, generator=generator).bfloat16(),
+        "transposed": torch.randn(64, 50, generator=generator).t(),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 4),
+        "steps": torch.arange(10),
+    }
+
+
+PLAN = Plan.of(model(), 8192)
+Outcome = Staged | Exception
+
+
+async def everybody(
+    sender: Sender,
+    receivers: list[Receiver],
+    epoch: int,
+    weights: dict[str, Tensor],
+    plans: list[Plan] | None = None,
+    deadline_s: float = AMPLE,
+) -> tuple[SendResult | Exception, list[Outcome]]:
+    """One publication among all of them; what each of them got."""
+    world = len(receivers) + 1
+    got: dict[int, Outcome | SendResult] = {}
+
+    async def send() -> None:
+        try:
+            got[0] = await sender.send(epoch, world, PLAN, weights.items(), deadline_s)
+        except (TransferError, PlanMismatch) as error:
+            got[0] = error
+
+    async def receive(rank: int) -> None:
+        plan = plans[rank - 1] if plans else PLAN
+        try:
+            got[rank] = await receivers[rank - 1].receive(HOST, sender.port, epoch, rank, world, plan, deadline_s)
+        except (TransferError, PlanMismatch) as error:
+            got[rank] = error
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        for rank in range(1, world):
+            nursery.start_soon(receive, rank)
+    sent = got.pop(0)
+    assert isinstance(sent, SendResult | Exception)
+    return sent, [got[rank] for rank in range(1, world)]  # type: ignore[misc]
+
+
+def assert_equal(staged: Outcome, weights: dict[str, Tensor]) -> None:
+    assert isinstance(staged, Staged), staged
+    assert list(staged.weights) == list(weights)
+    for name, w in weights.items():
+        assert staged.weights[name].dtype == w.dtype and torch.equal(staged.weights[name], w), name
+
+
+@asynccontextmanager
+async def ends(count: int) -> AsyncIterator[tuple[Sender, list[Receiver]]]:
+    async with AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(Sender.open(HOST))
+        yield sender, [await stack.enter_async_context(Receiver.open()) for _ in range(count)]
+
+
+async def test_equal_bytes_and_checksums_over_publications_and_epochs() -> None:
+    async with ends(2) as (sender, receivers):
+        for epoch, members in [(1, receivers[:1]), (2, receivers), (5, receivers[1:])]:  # the second joins late, the first leaves
+            for seed in range(2):
+                weights = model(seed)
+                sent, got = await everybody(sender, members, epoch, weights)
+                assert isinstance(sent, SendResult), sent
+                assert len(sent.checksums) == PLAN.bucket_count > 5
+                for staged in got:
+                    assert_equal(staged, weights)
+                    assert isinstance(staged, Staged) and staged.checksums == sent.checksums
+                assert sent.assemble_seconds > 0 and sent.verify_seconds > 0 and sent.wire_seconds > 0
+                assert sent.assemble_seconds + sent.verify_seconds + sent.wire_seconds <= sent.seconds
+
+
+async def test_a_bit_flipped_on_the_way_shows_in_the_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = collective._Group._broadcast
+
+    def flip(self: collective._Group, job: collective._Job, bucket: Tensor, doing: str) -> object:
+        if doing.startswith("sending bucket 3 "):
+            bucket[100] ^= 4
+        return honest(self, job, bucket, doing)
+
+    monkeypatch.setattr(collective._Group, "_broadcast", flip)
+    async with ends(1) as (sender, receivers):
+        sent, [got] = await everybody(sender, receivers, 1, model())
+        assert isinstance(sent, SendResult) and isinstance(got, Staged)
+        assert [a == b for a, b in zip(sent.checksums, got.checksums, strict=True)] == [i != 2 for i in range(PLAN.bucket_count)]
+
+
+async def test_another_model_is_refused_before_anything_is_sent() -> None:
+    other = Plan.of({**model(), "half": torch.empty(1000)}, 8192)
+    async with ends(2) as (sender, receivers):
+        sent, [innocent, guilty] = await everybody(sender, receivers, 1, model(), [PLAN, other])
+        difference = "tensor 1 is half (float32 [1000]) in this engine's model, but half (bfloat16 [1000]) in the trainer's"
+        assert isinstance(guilty, PlanMismatch) and str(guilty) == difference
+        assert isinstance(sent, TransferError) and str(sent) == f"the engine of rank 2 refused: {difference}"
+        assert isinstance(innocent, TransferError) and difference in str(innocent)
+        sent, [innocent] = await everybody(sender, receivers[:1], 2, model())
+        assert_equal(innocent, model())
+
+
+async def test_tensors_that_are_not_the_plans_end_the_transfer_for_all_at_once() -> None:
+    async with ends(1) as (sender, receivers):
+        with trio.fail_after(AMPLE / 2):
+            sent, [got] = await everybody(sender, receivers, 1, {**model(), "scalar": torch.zeros(2)})
+        assert isinstance(sent, PlanMismatch)
+        assert isinstance(got, TransferError) and "failed while receiving bucket" in str(got)
+
+
+async def test_deadlines_hold_and_say_who_is_missing() -> None:
+    async with ends(1) as (sender, [receiver]):
+        with trio.fail_after(5), pytest.raises(TransferError, match="waiting for the engine of rank 1 to join epoch 1"):
+            await sender.send(1, 2, PLAN, model().items(), 0.3)
+        with trio.fail_after(5), pytest.raises(TransferError, match="waiting for the trainer to open epoch 3"):
+            await receiver.receive(HOST, sender.port, 3, 1, 2, PLAN, 0.3)
+        port = sender.port
+    async with Receiver.open() as receiver:
+        with trio.fail_after(5), pytest.raises(TransferError, match=r"the trainer's store at 127.0.0.1"):
+            await receiver.receive(HOST, port, 1, 1, 2, PLAN, 0.3)
+
+
+async def test_an_address_of_another_machine() -> None:
+    with pytest.raises(TransferError, match=r"cannot listen on 192.0.2.1 .*set publication.host"):
+        async with Sender.open("192.0.2.1"):
+            pass
+
+
+async def test_an_epoch_does_not_come_back() -> None:
+    async with ends(1) as (sender, receivers):
+        await everybody(sender, receivers, 3, model())
+        sent, [got] = await everybody(sender, receivers, 2, model())
+        assert isinstance(sent, TransferError) and str(sent) == "epoch 2 is over: publish in a new one"
+        assert isinstance(got, TransferError)
+
+
+async def test_after_a_cancelled_transfer_the_next_epoch_starts_at_once() -> None:
+    """The cancelled threads are still in their calls, with half a minute to go, when the next epoch begins."""
+    gate = threading.Event()
+    async with ends(2) as (sender, receivers):
+        with trio.fail_after(AMPLE / 2):
+            async with trio.open_nursery() as nursery:
+                hold = trio.Event()
+                token = trio.lowlevel.current_trio_token()
+
+                def slow() -> Iterator[tuple[str, Tensor]]:
+                    for i, item in enumerate(model().items()):
+                        if i == 2:  # some buckets are sent, and the receiver waits for the next
+                            trio.from_thread.run_sync(hold.set, trio_token=token)
+                            gate.wait()
+                        yield item
+
+                nursery.start_soon(sender.send, 1, 2, PLAN, slow(), AMPLE)
+                nursery.start_soon(receivers[0].receive, HOST, sender.port, 1, 1, 2, PLAN, AMPLE)
+                await hold.wait()
+                nursery.cancel_scope.cancel()
+            sent, got = await everybody(sender, receivers, 2, model(1))
+            assert isinstance(sent, SendResult)
+            for staged in got:
+                assert_equal(staged, model(1))
+            gate.set()
+
+
+async def test_no_more_than_one_thread_is_left_behind() -> None:
+    async with ends(1) as (sender, receivers):
+        start = trio.current_time()
+        for epoch in (1, 2):
+            with trio.move_on_after(0.05):
+                await sender.send(epoch, 2, PLAN, model().items(), 1.0)  # nobody joins: the thread waits out its second
+        assert trio.current_time() - start < 0.5
+        sent, [got] = await everybody(sender, receivers, 3, model())
+        assert isinstance(sent, SendResult)
+        assert_equal(got, model())
+        assert trio.current_time() - start > 0.9
+
+
+async def test_what_is_kept_is_not_written_to() -> None:
+    async with ends(1) as (sender, [receiver]):
+        places = set()
+        in_use: Staged | None = None
+        current: dict[str, Tensor] = {}
+        for seed, commit in enumerate([True, False, True, False, False, True]):
+            _, [staged] = await everybody(sender, [receiver], 1, model(seed))
+            assert_equal(staged, model(seed))
+            assert isinstance(staged, Staged)
+            if in_use is not None:
+                assert_equal(in_use, current)
+            if commit:
+                receiver.keep(staged)
+                in_use, current = staged, model(seed)
+            places.add(staged.flat.data_ptr())
+        assert len(places) == 2
+        assert in_use is not None
+        await everybody(sender, [receiver], 1, model(9))
+        with pytest.raises(ValueError, match="only the weights staged last"):
+            receiver.keep(in_use)
+
+
+# ------------------------------------------------------------------------------------------------------------ real processes
+
+
+class Engine:
+    """The engine process, driven line by line."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("engine_process.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def order(self, port: int, epoch: int, rank: int, world: int, plan: Plan, seconds: float) -> None:
+        assert self.process.stdin is not None
+        line = {"port": port, "epoch": epoch, "rank": rank, "world": world, "plan": msgspec.to_builtins(plan), "s": seconds}
+        self.process.stdin.write(json.dumps(line) + "\n")
+        self.process.stdin.flush()
+
+    async def answer(self) -> dict[str, object]:
+        assert self.process.stdout is not None
+        line = await trio.to_thread.run_sync(self.process.stdout.readline, abandon_on_cancel=True)
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.mark.processes
+async def test_engines_that_die_and_hang_in_mid_transfer() -> None:
+    """The transfer fails for the sender, soon where an engine died and at the deadline where it hangs; the next epoch goes without it."""
+    big = {f"layer{i}": torch.randn(1 << 20, generator=torch.Generator().manual_seed(i)) for i in range(8)}  # 32 MB: more than sockets hold
+    plan = Plan.of(big, 1 << 20)
+
+    def gather(victim: Engine, how: signal.Signals) -> Iterator[tuple[str, Tensor]]:
+        for name, w in big.items():
+            if name == "layer2":
+                victim.process.send_signal(how)
+                if how is signal.SIGKILL:
+                    victim.process.wait()
+            yield name, w
+
+    engines = [Engine() for _ in range(3)]
+    try:
+        async with Sender.open(HOST) as sender:
+            for engine in engines:
+                assert await engine.answer() == {"ready": True}
+            for epoch, how, deadline_s, within in [(1, signal.SIGKILL, 30.0, 10.0), (2, signal.SIGSTOP, 2.0, 4.0)]:
+                victim, *others = engines[epoch - 1 :]
+                world = 2 + len(others)
+                for rank, engine in enumerate([victim, *others], 1):
+                    engine.order(sender.port, epoch, rank, world, plan, deadline_s)
+                start = trio.current_time()
+                with pytest.raises(TransferError, match=r"sending bucket \d+ of 32"):
+                    await sender.send(epoch, world, plan, gather(victim, how), deadline_s)
+                assert trio.current_time() - start < within
+                for engine in others:
+                    assert "receiving bucket" in str((await engine.answer())["error"])
+
+            engines[2].order(sender.port, 3, 1, 2, plan, AMPLE)
+            sent = await sender.send(3, 2, plan, big.items(), AMPLE)
+            answer = await engines[2].answer()
+            assert answer["checksums"] == sent.checksums
+            assert answer["sums"] == {name: float(w.double().sum()) for name, w in big.items()}
+    finally:
+        for engine in engines:
+            engine.end()
