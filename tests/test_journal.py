@@ -1,0 +1,353 @@
+"""The journal: what is on disk is always the first `durable` events, whatever dies, and folding them is the state."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from asyncrl import journal
+from asyncrl.experience import events as e
+from asyncrl.experience.state import Experience, fold
+from asyncrl.journal import ROW_BYTES, Journal, JournalError
+from asyncrl.messages import NoVerdict, Scored
+
+
+def everything() -> list[e.AnyEvent]:
+    """One of each kind of event, in an order that can happen."""
+    ids = bytes(range(12))
+    return [
+        e.Published(0),
+        e.Admitted(0, 0, 3, "train", 0, bytes(8), 4),
+        e.Leased(0, "rollout-0", 1),
+        e.Extended(0, 1, 0, 0, ids, ids),
+        e.Recycled(0, 1, "owner died"),
+        e.Leased(0, "rollout-1", 2),
+        e.Extended(0, 2, 0, 3, ids[:4], ids[:4]),
+        e.Sealed(0, 2, "length"),
+        e.JudgedAs(0, Scored(0.5)),
+        e.Leased(1, "rollout-1", 1),
+        e.Sealed(1, 1, "stop"),
+        e.JudgedAs(1, NoVerdict("timeout")),
+        e.Buried(2, "attempts"),
+        e.Late(7),
+        e.Taken(0, [0]),
+        e.Trained(0, 3, {"icepop": 1}),
+        e.Admitted(1, 3, 1, "evaluation", 4, bytes(8), 4, 0),
+        e.Dropped(1, "evaluation"),
+        e.Published(1),
+        e.Checkpointed(1, "checkpoints/1"),
+    ]
+
+
+def on_disk(path: Path, after: int = 0) -> list[e.AnyEvent]:
+    numbers, events = [], []
+    for number, event in journal.read(path, after):
+        numbers.append(number)
+        events.append(event)
+    assert numbers == list(range(after + 1, after + 1 + len(numbers)))
+    return events
+
+
+def big(number: int) -> e.Extended:
+    """An event of 200 KiB."""
+    return e.Extended(number, 1, 0, 0, bytes(100 * 1024), bytes(100 * 1024))
+
+
+async def committed(log: Journal) -> None:
+    """Return once something is on disk, without asking for it as `flush` does. A commit takes real time and no virtual time."""
+    if not log.durable:
+        await log._committed.park()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+@pytest.mark.parametrize("commit_ms", [0, 1])
+async def test_events_come_back_as_they_went(path: Path, commit_ms: int) -> None:
+    async with Journal.open(path, commit_ms=commit_ms) as log:
+        assert [log.append(event) for event in everything()] == list(range(1, 21))
+        assert log.appended == 20 and log.durable == 0
+        await log.flush()
+        assert log.durable == 20
+        assert on_disk(path) == everything(), "also while the writer lives"
+    assert journal.fold(path) == fold(everything())
+
+
+async def test_fold_of_the_journal_is_the_state_at_every_event(path: Path) -> None:
+    """Invariant 8."""
+    experience = Experience()
+    async with Journal.open(path, commit_ms=0) as log:
+        for event in everything():
+            experience.apply(event)
+            log.append(event)
+            await log.flush()
+            assert journal.fold(path) == experience
+
+
+async def test_a_journal_is_continued(path: Path) -> None:
+    for event in everything():
+        async with Journal.open(path, run="a") as log:
+            assert log.durable == log.appended
+            log.append(event)
+    assert on_disk(path) == everything()
+
+
+async def test_flush_of_nothing_returns(path: Path) -> None:
+    async with Journal.open(path) as log:
+        await log.flush()
+        await log.room()
+    assert on_disk(path) == []
+    assert journal.fold(path) == Experience()
+
+
+async def test_a_commit_waits_for_more_and_flush_does_not(path: Path) -> None:
+    async with Journal.open(path, commit_ms=60_000) as log:
+        log.append(e.Late(1))
+        await trio.testing.wait_all_tasks_blocked()
+        assert log.durable == 0
+        with trio.fail_after(20):
+            await log.flush()
+        assert log.durable == 1
+
+
+async def test_commits_are_grouped_by_time(path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    async with Journal.open(path, commit_ms=100) as log:
+        for _ in range(5):
+            log.append(e.Late(1))
+            await trio.sleep(0.01)
+        assert log.durable == 0
+        await trio.sleep(0.051)
+        await committed(log)
+        assert log.durable == 5
+        assert log.statistics().commits == 1
+
+
+async def test_a_full_row_does_not_wait(path: Path) -> None:
+    async with Journal.open(path, commit_ms=60_000) as log:
+        with trio.fail_after(20):
+            for number in range(7):
+                log.append(big(number))
+            await committed(log)
+    assert on_disk(path) == [big(number) for number in range(7)]
+    with sqlite3.connect(path) as connection:
+        assert [first for (first,) in connection.execute("SELECT first FROM events ORDER BY first")] == [1, 7]
+    assert 6 * 200 * 1024 > ROW_BYTES > 5 * 200 * 1024
+
+
+async def test_room_bounds_what_waits_for_the_disk(path: Path) -> None:
+    most = 0
+    async with Journal.open(path, commit_ms=60_000, limit_bytes=500_000) as log:
+        with trio.fail_after(20):
+            for number in range(20):
+                await log.room()
+                assert log.pending_bytes < 500_000
+                log.append(big(number))
+                most = max(most, log.pending_bytes)
+    assert 500_000 < most < 500_000 + 210 * 1024
+    assert len(on_disk(path)) == 20
+
+
+async def test_statistics_add_up(path: Path) -> None:
+    async with Journal.open(path, commit_ms=0) as log:
+        for event in everything():
+            log.append(event)
+        assert log.statistics().pending_bytes == log.pending_bytes > 0
+        await log.flush()
+        now = log.statistics()
+    assert (now.appended, now.durable, now.pending_bytes, now.commits) == (20, 20, 0, 1)
+    assert 0 < now.slowest_s <= now.seconds
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT sum(length(data)) FROM events").fetchone() == (now.bytes,)
+
+
+async def test_leaving_commits_also_when_cancelled_or_by_an_error(path: Path) -> None:
+    with trio.CancelScope() as scope:
+        async with Journal.open(path, commit_ms=60_000) as log:
+            log.append(e.Late(1))
+            scope.cancel()
+            await trio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+    assert on_disk(path) == [e.Late(1)]
+    with pytest.raises(ExceptionGroup) as caught:
+        async with Journal.open(path, commit_ms=60_000) as log:
+            log.append(e.Late(2))
+            raise ZeroDivisionError
+    assert caught.group_contains(ZeroDivisionError, depth=1)
+    assert on_disk(path) == [e.Late(1), e.Late(2)]
+
+
+async def test_an_event_that_cannot_be_encoded_takes_no_other_with_it(path: Path) -> None:
+    async with Journal.open(path) as log:
+        log.append(e.Late(1))
+        with pytest.raises(TypeError):
+            log.append(e.Taken(0, [1, 2, object()]))  # type: ignore[list-item]
+        log.append(e.Late(2))
+    assert on_disk(path) == [e.Late(1), e.Late(2)]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cuts=st.lists(st.integers(0, 22), max_size=5), after=st.integers(-1, 22))
+def test_reading_and_truncating_anywhere_in_any_row(tmp_path_factory: pytest.TempPathFactory, cuts: list[int], after: int) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal.sqlite"
+    events = everything()
+
+    async def write() -> None:
+        async with Journal.open(path, commit_ms=60_000) as log:
+            for number, event in enumerate(events, 1):
+                log.append(event)
+                if number in cuts:
+                    await log.flush()
+
+    async def go_on() -> None:
+        async with Journal.open(path) as log:
+            assert log.append(e.Late(9)) == min(max(after, 0), 20) + 1
+
+    trio.run(write)
+    assert on_disk(path, max(0, min(after, 20))) == events[max(after, 0) :]
+    journal.truncate(path, after)
+    assert on_disk(path) == events[: max(after, 0)]
+    trio.run(go_on)
+    assert on_disk(path) == [*events[: max(after, 0)], e.Late(9)]
+
+
+# ----------------------------------------------------------------------------------------------------------------- failures
+
+
+async def test_a_full_disk_is_said_to_everybody_and_loses_nothing_durable(path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with Journal.open(path, commit_ms=0) as log:
+            log.append(e.Late(1))
+            await log.flush()
+            log._connection.execute("PRAGMA max_page_count = 20")
+            log.append(big(1))
+            with pytest.raises(JournalError, match="has room"), trio.CancelScope(shield=True):
+                await log.flush()
+            with pytest.raises(JournalError, match="has room"):
+                log.append(e.Late(2))
+            with pytest.raises(JournalError, match="has room"), trio.CancelScope(shield=True):
+                await log.flush()
+            assert log.durable == 1
+            await trio.sleep_forever()
+    assert caught.group_contains(JournalError, match="has room", depth=1), "it reached the nursery"
+    assert on_disk(path) == [e.Late(1)]
+
+
+async def test_two_writers_are_noticed(path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with Journal.open(path) as one, Journal.open(path) as other:
+            one.append(e.Late(1))
+            await one.flush()
+            other.append(e.Late(2))
+            await other.flush()
+    assert caught.group_contains(JournalError, match="two runs write to it")
+    assert on_disk(path) == [e.Late(1)]
+
+
+def open_once(path: Path, run: str = "") -> None:
+    async def main() -> None:
+        async with Journal.open(path, run=run):
+            pass
+
+    trio.run(main)
+
+
+def refused_by_readers(path: Path, says: str) -> None:
+    for use in (lambda: list(journal.read(path)), lambda: journal.fold(path), lambda: journal.truncate(path, 0)):
+        with pytest.raises(JournalError, match=says):
+            use()
+
+
+def refused(path: Path, says: str, run: str = "") -> None:
+    refused_by_readers(path, says)
+    with pytest.raises(JournalError, match=says):
+        open_once(path, run)
+
+
+def change(path: Path, sql: str, *values: object) -> None:
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(sql, values)
+    connection.close()
+
+
+def test_what_is_no_journal_is_refused_in_a_sentence(path: Path) -> None:
+    refused_by_readers(path, "there is no journal at")
+    with pytest.raises(JournalError, match="could not be used"):
+        open_once(path / "no" / "such" / "directory")
+    path.write_bytes(b"not a database " * 99)
+    refused(path, "no journal at all")
+    path.unlink()
+    change(path, "CREATE TABLE header (x)")
+    refused(path, "no journal of asyncrl")
+
+
+def test_another_format_or_run_is_refused_in_a_sentence(path: Path) -> None:
+    open_once(path, "a")
+    with pytest.raises(JournalError, match="belongs to run 'a', not to 'b'"):
+        open_once(path, "b")
+    change(path, "UPDATE header SET format = 99")
+    refused(path, "has format 99", "a")
+
+
+def test_a_row_that_holds_no_events_is_refused_in_a_sentence(path: Path) -> None:
+    open_once(path)
+    change(path, "INSERT INTO events VALUES (1, ?)", b"\x91\x92\xa7Unknown\x01")
+    refused(path, "no event of this asyncrl")
+
+
+async def test_a_copy_made_while_the_writer_lives_is_whole(path: Path, tmp_path: Path) -> None:
+    """The files as a dead machine leaves them: the write-ahead log not folded in, its index missing."""
+    async with Journal.open(path, commit_ms=0) as log:
+        for event in everything():
+            log.append(event)
+        await log.flush()
+        log.append(e.Late(1))
+        copy = tmp_path / "copy.sqlite"
+        shutil.copy(path, copy)
+        shutil.copy(f"{path}-wal", f"{copy}-wal")
+    assert on_disk(copy) == everything()
+    async with Journal.open(copy) as log:
+        assert log.durable == len(everything())
+
+
+WRITER = """
+import sys, trio
+from asyncrl.experience.events import Extended
+from asyncrl.journal import Journal
+
+async def main():
+    async with Journal.open(sys.argv[1], commit_ms=1) as log:
+        number = 0
+        while True:
+            for _ in range(100):
+                number += 1
+                log.append(Extended(number, 1, 0, 0, bytes(128), bytes(128)))
+            await log.flush()
+            print(log.durable, flush=True)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.processes
+def test_sigkill_loses_nothing_that_was_durable(path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        durable = [int(writer.stdout.readline()) for _ in range(20)][-1]
+        os.kill(writer.pid, signal.SIGKILL)
+        durable = max([durable, *(int(line) for line in writer.stdout.read().split("\n")[:-1])])
+    events = on_disk(path)
+    assert len(events) >= durable >= 2000
+    assert [event.rollout for event in events if isinstance(event, e.Extended)] == list(range(1, len(events) + 1))
