@@ -1,0 +1,55 @@
+"""What the project says of itself agrees: the pins with the ranges, the README with the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from asyncrl.config import VARIABLES, load
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LINES = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if line and not line.startswith("#")]
+PINS = {name: pin for name, _, pin in (line.partition("==") for line in LINES)}
+DIRECT = [
+    Requirement(text)
+    for text in (
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"]["dev"],
+        *PROJECT["build-system"]["requires"],
+    )
+]
+
+
+def test_the_lock_has_exact_public_versions_and_nothing_for_one_kind_of_machine() -> None:
+    for line in LINES:
+        assert re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line), line
+        assert not line.startswith(("nvidia", "triton")), line
+    assert len(PINS) == len(LINES)
+
+
+def test_every_direct_dependency_is_pinned_within_its_range_and_installed() -> None:
+    for requirement in DIRECT:
+        pin = PINS[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(pin), requirement
+        assert version(requirement.name).partition("+")[0] == pin, f"{requirement.name}: run make lint, which installs the lock"
+
+
+def test_the_readme_names_every_variable_and_no_other() -> None:
+    rows = re.findall(r"^\| `(ASYNCRL_[A-Z_]+)` \| `([a-z_.]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert dict(rows) == VARIABLES
+
+
+def test_the_bundled_main_job_is_a_configuration() -> None:
+    load(ROOT / "run.toml", (), {})
+
+
+def test_the_pages_link_to_what_is_there() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
