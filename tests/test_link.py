@@ -191,9 +191,13 @@ async def test_a_batch_arrives_as_its_messages():
 async def test_a_large_message_without_buffers():
     one, other = socket_links()
     message = messages.Saved(1, "x" * 3_000_000)
+
+    async def send() -> None:
+        await one.send(message)
+        await one.send(messages.Drain(), bytes(100_000))
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one.send, message)
-        nursery.start_soon(one.send, messages.Drain(), bytes(100_000))
+        nursery.start_soon(send)
         assert (await other.receive())[0] == message
         received, (buffer,) = await other.receive()
         assert received == messages.Drain() and bytes(buffer) == bytes(100_000)
@@ -339,6 +343,7 @@ async def test_a_cancelled_queue_place_is_nothing(autojump_clock):
         nursery.start_soon(one.send, messages.CloseStep(0), bytes(2**23))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(impatient)
+        await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(one.send, messages.CloseStep(2))
         await trio.sleep(2)
         assert [(await other.receive())[0].step for _ in range(2)] == [0, 2]
