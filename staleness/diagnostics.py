@@ -39,15 +39,14 @@ class Divergence(NamedTuple):
         }
 
 
-def divergence(log_ratio: Tensor, mask: Tensor, owner: Tensor, rollouts: int) -> Divergence:
-    """Sums of one micro-batch. `log_ratio`, `mask` (bool) and `owner` (int64, which of the `rollouts` rollouts) are [tokens]."""
+def divergence(log_ratio: Tensor, mask: Tensor, owner: Tensor) -> Divergence:
+    """Sums over the tokens of the mask. `log_ratio`, `mask` (bool) and `owner` (int64 >= 0, a number for each rollout) are [tokens], at
+    least one; the tokens of a rollout must all be here."""
     log = torch.where(mask, log_ratio.detach(), 0.0).double()
-    bounded = log.clamp(-LIMIT, LIMIT)
-    r = ratio(log)
-    inside = mask.double()
-    sums = torch.zeros(rollouts, dtype=torch.float64, device=log.device).index_add_(0, owner, log)
-    present = torch.zeros_like(sums).index_add_(0, owner, inside) > 0
-    weight = ratio(sums) * present
+    r, bounded, inside = ratio(log), log.clamp(-LIMIT, LIMIT), mask.double()
+    sums = torch.zeros(int(owner.max()) + 1, dtype=torch.float64, device=log.device)
+    present = sums.index_add(0, owner, inside) > 0
+    weight = ratio(sums.index_add(0, owner, log)) * present
     values = (
         inside.sum(),
         log.abs().sum(),

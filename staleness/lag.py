@@ -35,9 +35,7 @@ def _lags(spans: Iterable[Span], step: int) -> Iterable[tuple[int, int]]:
     for span in spans:
         lag = step - span.version
         if lag < 0:
-            raise ValueError(
-                f"a token of version {span.version} is newer than the policy that step {step} starts from"
-            )
+            raise ValueError(f"a token of version {span.version} is newer than the policy that step {step} starts from")
         yield lag, span.end - span.start
 
 

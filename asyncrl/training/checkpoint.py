@@ -1,15 +1,15 @@
-"""Checkpoints in Hugging Face format. Invariant: a checkpoint that can be seen is complete, and restores exactly.
+"""Writing and reading one checkpoint. Invariant: it is seen complete or not at all, and training resumes from it exactly.
 
-`checkpoints/step-000100/` is a model directory (config.json, model.safetensors, tokenizer) that also holds the trainer's state:
-`trainer.safetensors` with the optimizer's moments and the state of torch's generator, and `trainer.json` with the scalars. It is written
-under another name in the same folder, brought to the disk, and only then renamed. There is one writer a run. Nothing is pickled.
+`checkpoints/step-000100/` is a Hugging Face model directory (config.json, model.safetensors, tokenizer) that also holds the trainer's
+state: `trainer.safetensors` with the optimizer's moments and the state of torch's generator, and `trainer.json` with the scalars. It is
+written under another name in the same folder, brought to the disk, and only then renamed. A run has one writer. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,11 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.training.checkpoints import SCALARS, CheckpointError, Scalars, complete, place, scalars
+from asyncrl.training.checkpoints import latest as latest
 from asyncrl.training.learner import Learner
 
-FOLDER = "checkpoints"
-SCALARS, TENSORS = "trainer.json", "trainer.safetensors"
-TOKENIZER_FILES = (
+TENSORS = "trainer.safetensors"
+TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -33,73 +34,31 @@ TOKENIZER_FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
-_NAME = re.compile(r"step-(\d{6,})")
 _PARTIAL = ".partial-"
 _GENERATOR = "generator"
 
 
-class CheckpointError(Exception):
-    """A checkpoint that cannot be written or used; the message is one sentence for a person."""
-
-
-class Scalars(msgspec.Struct, frozen=True):
-    """`version` of the weights, and `cursor`, the number of the last journalled event they belong to."""
-
-    version: int
-    cursor: int
-
-
 def save(run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Path, *, keep: int = 2) -> Path:
     """Write the checkpoint of the learner's version, with the tokenizer files of the model directory `tokenizer`; then delete all but the
-    newest `keep`. Call it between two steps. Raises CheckpointError where it cannot be written, and leaves what was there."""
-    folder = Path(run_dir) / FOLDER
-    path = folder / f"step-{learner.version:06d}"
-    partial = folder / f"{_PARTIAL}{path.name}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(left)
-        _write_model(learner.model, partial, Path(tokenizer))
-        save_file(_state(learner), partial / TENSORS)
-        (partial / SCALARS).write_bytes(msgspec.json.encode(Scalars(learner.version, cursor)))
-        _install(partial, path)
-        for _, old in _complete(folder)[:-keep]:
-            # Renamed first: a deletion cut short must not leave half a checkpoint under a checkpoint's name.
-            shutil.rmtree(old.rename(folder / f"{_PARTIAL}{old.name}"))
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"the checkpoint {path} cannot be written: {_reason(error)}") from error
+    newest `keep` (at least 1). Call it between two steps. Raises CheckpointError where it cannot be written; what was there stays."""
+    path = place(run_dir, learner.version)
+
+    def write(folder: Path) -> None:
+        _write_model(folder, learner.model, Path(tokenizer))
+        save_file(_state(learner), folder / TENSORS)
+        (folder / SCALARS).write_bytes(msgspec.json.encode(Scalars(learner.version, cursor)))
+
+    _publish(path, write)
+    for old in complete(run_dir)[:-keep]:
+        _delete(old)
     return path
 
 
 def export(path: str | Path, model: PreTrainedModel, tokenizer: str | Path) -> Path:
-    """Write the model alone, as a Hugging Face model directory at `path`, replacing what is there. Raises CheckpointError."""
+    """Write the model alone, as a Hugging Face model directory at `path`, in place of what is there. Raises CheckpointError."""
     path = Path(path)
-    partial = path.parent / f"{_PARTIAL}{path.name}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-        _write_model(model, partial, Path(tokenizer))
-        _install(partial, path)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"the model {path} cannot be written: {_reason(error)}") from error
+    _publish(path, lambda folder: _write_model(folder, model, Path(tokenizer)))
     return path
-
-
-def latest(run_dir: str | Path) -> Path | None:
-    """The newest complete checkpoint of a run, None where there is none."""
-    complete = _complete(Path(run_dir) / FOLDER)
-    return complete[-1][1] if complete else None
-
-
-def scalars(path: str | Path) -> Scalars:
-    """What is known of a checkpoint without reading its tensors. Raises CheckpointError."""
-    file = Path(path) / SCALARS
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Scalars)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{file} cannot be read, so training cannot go on from {path}: {_reason(error)}") from error
 
 
 def restore(path: str | Path, learner: Learner) -> Scalars:
@@ -111,22 +70,20 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
         with safe_open(file, framework="pt") as stored:
             tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a mapping)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read, so training cannot go on from {path}: {_reason(error)}") from error
-    generator = tensors.pop(_GENERATOR)
+        raise CheckpointError(f"training cannot go on from {path}, because {TENSORS} cannot be read: {error}") from error
+    generator = tensors.pop(_GENERATOR, None)
+    if generator is None:
+        raise CheckpointError(f"training cannot go on from {path}, because its {TENSORS} has no state of the random generator")
+    parameters = dict(learner.model.named_parameters())
     state: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        key, _, parameter = name.partition("/")
-        state.setdefault(parameter, {})[key] = tensor
-    parameters = dict(learner.model.named_parameters())
-    if state.keys() - parameters.keys() or any(
-        moment.shape != parameters[name].shape for name, moments in state.items() for moment in moments.values() if moment.dim()
-    ):
-        raise CheckpointError(f"{file} is of another model than {type(learner.model).__name__} with {len(parameters)} parameters")
+        key, _, owner = name.partition("/")
+        if owner not in parameters or (tensor.dim() and tensor.shape != parameters[owner].shape):
+            raise CheckpointError(f"training cannot go on from {path}, because its {TENSORS} is of another model ({owner})")
+        state.setdefault(owner, {})[key] = tensor if key == "step" else tensor.to(parameters[owner].device)
     learner.optimizer.state.clear()
-    for name, moments in state.items():
-        learner.optimizer.state[parameters[name]] = {
-            key: value if key == "step" else value.to(parameters[name].device) for key, value in moments.items()
-        }
+    for owner, moments in state.items():
+        learner.optimizer.state[parameters[owner]] = moments
     learner.version = found.version
     torch.set_rng_state(generator)
     return found
@@ -142,24 +99,35 @@ def _state(learner: Learner) -> dict[str, Tensor]:
     return state | {_GENERATOR: torch.get_rng_state()}
 
 
-def _write_model(model: PreTrainedModel, path: Path, tokenizer: Path) -> None:
-    model.save_pretrained(path)
-    for name in TOKENIZER_FILES:
+def _write_model(folder: Path, model: PreTrainedModel, tokenizer: Path) -> None:
+    model.save_pretrained(folder)
+    for name in TOKENIZER:
         if (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, path / name)
+            shutil.copyfile(tokenizer / name, folder / name)
 
 
-def _install(partial: Path, path: Path) -> None:
-    """Bring a directory to the disk and give it its name, in place of what has it now."""
-    for file in [*partial.iterdir(), partial]:
-        _sync(file)
-    if path.exists():
-        replaced = path.rename(path.parent / f"{_PARTIAL}replaced-{path.name}")
+def _publish(path: Path, write: Callable[[Path], None]) -> None:
+    """Have a directory written under another name and brought to the disk, then give it its name, in place of what has it now."""
+    partial = path.parent / f"{_PARTIAL}{path.name}"
+    try:
+        for left in path.parent.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(left)
+        partial.mkdir(parents=True)
+        write(partial)
+        for file in [*partial.iterdir(), partial]:
+            _sync(file)
+        if path.exists():
+            _delete(path)
         partial.rename(path)
-        shutil.rmtree(replaced)
-    else:
-        partial.rename(path)
-    _sync(path.parent)
+        _sync(path.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(f"{path} cannot be written: {error}; free space there or choose another run.dir") from error
+
+
+def _delete(path: Path) -> None:
+    """Renamed first: a deletion cut short must not leave half a checkpoint under a checkpoint's name."""
+    shutil.rmtree(path.rename(path.parent / f"{_PARTIAL}old-{path.name}"))
 
 
 def _sync(path: Path) -> None:
@@ -168,14 +136,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _complete(folder: Path) -> list[tuple[int, Path]]:
-    """(version, path) of every checkpoint in a folder, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((int(name[1]), path) for path in folder.iterdir() if (name := _NAME.fullmatch(path.name)))
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error).strip().split("\n", 1)[0]

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from asyncrl.config.schema import Staleness, Train
 from asyncrl.messages import MicroBatch, TokenCount
-from asyncrl.training import rows
+from asyncrl.training.linear import accelerate
+from asyncrl.training.rows import Rectangle, log_probabilities, pack
 from asyncrl.training.schedule import learning_rate
 from staleness import advantages, correction, objectives
 from staleness.diagnostics import Divergence, divergence
@@ -35,15 +36,14 @@ class Fate(IntEnum):
 
 
 class Batch(NamedTuple):
-    """A micro-batch as tensors: its stream, and for each response token its behaviour log-probability (float32), whether it may enter
-    the loss (bool), its advantage (float32) and the place of its sample in the batch (int64)."""
+    """A micro-batch as tensors: its rectangles, and for each response token its behaviour log-probability (float32), whether it may
+    enter the loss (bool), its advantage (float32) and the place of its sample in the batch (int64)."""
 
-    rows: rows.Rows
+    rectangles: list[Rectangle]
     behaviour: Tensor
     mask: Tensor
     advantage: Tensor
     owner: Tensor
-    samples: int
 
 
 class Sums(NamedTuple):
@@ -74,7 +74,7 @@ class Learner:
 
     def __init__(self, model: PreTrainedModel, train: Train, staleness: Staleness, temperature: float, version: int = 0) -> None:
         model.train(False)
-        rows.prepare(model)
+        accelerate(model)
         self.model = model
         self.version = version
         self.optimizer = torch.optim.AdamW(
@@ -92,39 +92,44 @@ class Learner:
         if not batch.samples:
             return []
         tensors = read(batch, buffers)
-        fate, sums = self._backward(tensors)
-        self._sums = self._sums.merge(sums)
-        table = torch.zeros(len(batch.samples), len(Fate), dtype=torch.int64).index_put_(
-            (tensors.owner, fate.cpu()), torch.ones_like(tensors.owner), accumulate=True
-        )
+        fates = torch.empty_like(tensors.owner)
+        for rectangle in tensors.rectangles:
+            fates[rectangle.tokens] = self._add(tensors, rectangle).cpu()
+        table = torch.zeros(len(batch.samples), len(Fate), dtype=torch.int64)
+        table.index_put_((tensors.owner, fates), torch.ones_like(fates), accumulate=True)
         return [
             TokenCount(sample.rollout, row[Fate.TRAINED], {fate.name.lower(): row[fate] for fate in list(Fate)[1:] if row[fate]})
             for sample, row in zip(batch.samples, table.tolist(), strict=True)
         ]
 
-    def _backward(self, batch: Batch) -> tuple[Tensor, Sums]:
-        """Add the gradient of the sum of the losses; returns the Fate of each response token, int64 [tokens]."""
-        device = self.model.device
-        arrived, owner = batch.mask.to(device), batch.owner.to(device)
-        log, finite = log_ratio(rows.log_probabilities(self.model, batch.rows, self._temperature), batch.behaviour.to(device))
+    def _add(self, batch: Batch, rectangle: Rectangle) -> Tensor:
+        """Add the gradient of the sum of a rectangle's losses; returns the Fate of each of its response tokens, int64 [tokens]."""
+        behaviour, arrived, advantage, owner = (
+            of_batch[rectangle.tokens].to(self.model.device) for of_batch in (batch.behaviour, batch.mask, batch.advantage, batch.owner)
+        )
+        fate = torch.full_like(owner, Fate.STALE)
+        if not arrived.any():
+            return fate
+        log, finite = log_ratio(log_probabilities(self.model, rectangle, self._temperature), behaviour)
         usable = arrived & finite
         corrected = self._correct(log, usable)
-        objective = objectives.clipped(log, batch.advantage.to(device), lo=self._train.clip_lo, hi=self._train.clip_hi)
+        objective = objectives.clipped(log, advantage, lo=self._train.clip_lo, hi=self._train.clip_hi)
         loss = torch.where(corrected.kept, corrected.weight * objective.loss, 0.0).sum()
         if corrected.kept.any():
             loss.backward()  # type: ignore[no-untyped-call]
-        fate = torch.full_like(owner, Fate.TRAINED)
-        fate[~corrected.kept] = Fate.ICEPOP
-        fate[~finite] = Fate.NONFINITE
-        fate[~arrived] = Fate.STALE
-        sums = Sums(
-            int(corrected.kept.sum()),
-            int(arrived.sum()),
-            int((objective.clipped & corrected.kept).sum()),
-            float(loss.detach()),
-            divergence(log, usable, owner, batch.samples),
+        fate[arrived] = Fate.NONFINITE
+        fate[usable] = Fate.ICEPOP
+        fate[corrected.kept] = Fate.TRAINED
+        self._sums = self._sums.merge(
+            Sums(
+                int(corrected.kept.sum()),
+                int(arrived.sum()),
+                int((objective.clipped & corrected.kept).sum()),
+                float(loss.detach()),
+                divergence(log, usable, owner),
+            )
         )
-        return fate, sums
+        return fate
 
     def _correct(self, log: Tensor, mask: Tensor) -> correction.Correction:
         match self._staleness.correction:
@@ -181,10 +186,9 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes]) -> Batch:
     owner = torch.repeat_interleave(torch.tensor(responses))
     advantage = advantages.grpo([s.reward for s in batch.samples], [s.group for s in batch.samples], batch.rewards)
     return Batch(
-        rows.pack(ids, prompts, responses),
+        pack(ids, prompts, responses),
         torch.from_numpy(behaviour.copy()),
         torch.from_numpy(mask.copy()) != 0,
         advantage[owner],
         owner,
-        len(batch.samples),
     )

@@ -1,0 +1,193 @@
+"""A training step on packed rollouts against the same step padded to the longest, in real tokens a second.
+
+All train the same rollouts with the same loss (GRPO advantages, IcePop band, clip, AdamW) from the same weights, and must report the
+same loss value. They take turns; the table has medians and ratios of medians. `padded` is what a plain training loop does: one
+rectangle, an attention mask, float32 log-softmax. `padded, oneDNN` is the same with asyncrl's linear layers, so that what comes from
+packing alone can be seen. Two shapes of lengths: `task` (mean 37 tokens, longest 54, as in the default task) and `tail` (4 of the 128
+rollouts up to four times as long). `--large` measures a 12 x 512 model instead of 4 x 128; `--threads` sets torch's threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+
+from asyncrl.config.schema import Staleness, Train
+from asyncrl.messages import MicroBatch, Sample
+from asyncrl.training.learner import Learner
+from asyncrl.training.linear import accelerate
+from staleness.advantages import grpo
+
+GROUPS, SIZE, VOCABULARY = 16, 8, 64
+
+
+class Step(NamedTuple):
+    """The rollouts of one optimizer step, as a learner gets them."""
+
+    batch: MicroBatch
+    buffers: tuple[bytes, bytes, bytes]
+
+    @property
+    def tokens(self) -> int:
+        return sum(s.prompt_tokens + s.response_tokens for s in self.batch.samples)
+
+
+def build(large: bool) -> PreTrainedModel:
+    """A Qwen3-style model with random weights, always the same."""
+    torch.manual_seed(0)
+    layers, width = (12, 512) if large else (4, 128)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
+        head_dim=32,
+        tie_word_embeddings=True,
+    )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    model.train(False)
+    return model
+
+
+def lengths(tail: bool, rng: np.random.Generator) -> list[int]:
+    """Tokens of each rollout, prompt included."""
+    drawn = np.clip(np.rint(rng.normal(37, 7, GROUPS * SIZE)), 18, 54).astype(int)
+    drawn[0] = 54
+    if tail:
+        drawn[:4] = (220, 180, 150, 120)
+    return [int(n) for n in drawn]
+
+
+def rollouts(model: PreTrainedModel, sizes: Sequence[int], rng: np.random.Generator) -> Step:
+    """Random rollouts whose behaviour is close to the model's own policy (most ratios within the clip, a few outside of the band)."""
+    samples, ids = [], []
+    for index, size in enumerate(sizes):
+        prompt = 10 + index // SIZE % 4
+        samples.append(Sample(index, index // SIZE, prompt, size - prompt, float(rng.integers(0, 2))))
+        ids.append(rng.integers(0, VOCABULARY, size).astype(np.int32))
+    behaviour = []
+    with torch.no_grad():
+        for sample, row in zip(samples, ids, strict=True):
+            x = torch.from_numpy(row.astype(np.int64))
+            every = model(x[None]).logits[0, :-1].log_softmax(-1).gather(1, x[1:, None])[:, 0]
+            behaviour.append(every[sample.prompt_tokens - 1 :].numpy())
+    noisy = np.concatenate(behaviour) + rng.normal(0, 0.15, sum(map(len, behaviour)))
+    rewards: dict[int, list[float]] = {}
+    for sample in samples:
+        rewards.setdefault(sample.group, []).append(sample.reward)
+    return Step(
+        MicroBatch(0, 0, samples, rewards),
+        (np.concatenate(ids).tobytes(), noisy.astype(np.float32).tobytes(), np.ones(len(noisy), np.uint8).tobytes()),
+    )
+
+
+class Padded:
+    """The plain way: one rectangle, as wide as the longest rollout."""
+
+    def __init__(self, model: PreTrainedModel, train: Train, staleness: Staleness) -> None:
+        self.model, self.train, self.staleness = model, train, staleness
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, foreach=True
+        )
+
+    def step(self, step: Step) -> float:
+        samples = step.batch.samples
+        width = max(s.prompt_tokens + s.response_tokens for s in samples)
+        ids = torch.zeros(len(samples), width, dtype=torch.int64)
+        attention, answered = torch.zeros_like(ids), torch.zeros(len(samples), width, dtype=torch.bool)
+        behaviour = torch.zeros(len(samples), width)
+        flat, logs = np.frombuffer(step.buffers[0], np.int32), np.frombuffer(step.buffers[1], np.float32)
+        at = log_at = 0
+        for row, s in enumerate(samples):
+            end = s.prompt_tokens + s.response_tokens
+            ids[row, :end] = torch.from_numpy(flat[at : at + end].astype(np.int64))
+            attention[row, :end] = 1
+            answered[row, s.prompt_tokens : end] = True
+            behaviour[row, s.prompt_tokens : end] = torch.from_numpy(logs[log_at : log_at + s.response_tokens].copy())
+            at, log_at = at + end, log_at + s.response_tokens
+        advantage = grpo([s.reward for s in samples], [s.group for s in samples], step.batch.rewards)[:, None]
+        logits = self.model(ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
+        current = -F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(samples), -1)
+        ratio = (current - behaviour[:, 1:]).exp()
+        kept = answered[:, 1:] & (ratio >= self.staleness.lo) & (ratio <= self.staleness.hi)
+        bounded = ratio.clamp(1 - self.train.clip_lo, 1 + self.train.clip_hi)
+        loss: Tensor = (-torch.minimum(ratio * advantage, bounded * advantage) * kept).sum() / kept.sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+
+class Packed:
+    """What asyncrl does."""
+
+    def __init__(self, model: PreTrainedModel, train: Train, staleness: Staleness) -> None:
+        self.learner = Learner(model, train, staleness, temperature=1.0)
+
+    def step(self, step: Step) -> float:
+        batch = step.batch
+        self.learner.accumulate(MicroBatch(self.learner.version, 0, batch.samples, batch.rewards), step.buffers)
+        return self.learner.step()["loss"]
+
+
+def timed(action: Callable[[], float]) -> tuple[float, float]:
+    start = time.perf_counter()
+    loss = action()
+    return time.perf_counter() - start, loss
+
+
+def measure(name: str, tail: bool, large: bool, rounds: int) -> None:
+    rng = np.random.default_rng(0)
+    train, staleness = Train(lr=1e-5, lr_warmup_steps=0), Staleness()
+    step = rollouts(build(large), lengths(tail, rng), rng)
+    faster = build(large)
+    accelerate(faster)
+    contestants = {
+        "padded": Padded(build(large), train, staleness),
+        "padded, oneDNN": Padded(faster, train, staleness),
+        "packed": Packed(build(large), train, staleness),
+    }
+    seconds: dict[str, list[float]] = {key: [] for key in contestants}
+    for turn in range(rounds + 1):
+        losses = {}
+        for key, contestant in contestants.items():
+            spent, losses[key] = timed(lambda c=contestant: c.step(step))  # type: ignore[misc]
+            if turn:  # the first turn warms up
+                seconds[key].append(spent)
+        assert max(losses.values()) - min(losses.values()) < 1e-4, f"the losses differ: {losses}"
+    medians = {key: statistics.median(values) for key, values in seconds.items()}
+    rates = "".join(f"{step.tokens / value:16,.0f}" for value in medians.values())
+    ratios = "".join(f"{medians[key] / medians['packed']:9.2f}" for key in ("padded", "padded, oneDNN"))
+    print(f"{name:<6}{step.tokens:7,}{rates}{ratios}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    rounds = arguments.rounds or (2 if arguments.large else 9)
+    print(
+        f"{'12 x 512' if arguments.large else '4 x 128'}, vocabulary {VOCABULARY}, {GROUPS * SIZE} rollouts, {arguments.threads} thread(s)"
+    )
+    print(f"{'':6}{'tokens':>7}{'padded':>16}{'padded, oneDNN':>16}{'packed':>16}   packed / padded, and with oneDNN (real tokens/s)")
+    measure("task", False, arguments.large, rounds)
+    measure("tail", True, arguments.large, rounds)
+
+
+if __name__ == "__main__":
+    main()
