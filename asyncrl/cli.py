@@ -6,6 +6,7 @@ Nothing heavy is imported before it is needed: `--help` is instant, and this pro
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without `≤` shows `?`
     args = _parser().parse_args(argv)
     from asyncrl.config import ConfigError
 

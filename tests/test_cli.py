@@ -97,6 +97,12 @@ def test_help_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
         assert ended.value.code == 0 and "asyncrl train run.toml" in capsys.readouterr().out
 
 
+def test_a_terminal_that_knows_ascii_only_is_no_reason_to_fail(here: Path) -> None:
+    command = [sys.executable, "-m", "asyncrl.cli", "check", *SMALL]
+    done = subprocess.run(command, env={"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "") and "This configuration can run." in done.stdout
+
+
 def modules_after(*argv: str) -> set[str]:
     script = f"""
 import sys
