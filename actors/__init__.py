@@ -1,0 +1,1 @@
+"""Coordinator, rollout, reward and trainer: each a nursery around something pure. Actors contain no math."""

@@ -104,13 +104,12 @@ class EngineReady(Message, frozen=True):
 
 class Lease(Part, frozen=True):
     """One rollout to generate. `prefix_tokens` of its response are known already (it was recycled); at most `max_new_tokens` more
-    may be sampled. `key` seeds its draws: with the token's index in the response it decides the draw, whoever the neighbours are.
+    may be sampled. The rollout's number and a token's index decide that token's draw, whoever the neighbours are.
     `version` pins the weights (evaluation), or is None: whatever is current."""
 
     rollout: int
     attempt: int
     purpose: Purpose
-    key: int
     prompt_tokens: int
     prefix_tokens: int
     max_new_tokens: int

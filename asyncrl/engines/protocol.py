@@ -54,11 +54,8 @@ class Chunk(msgspec.Struct, frozen=True):
     finish: Finish = ""
 
 
-class Idle(Protocol):
-    """Where an engine says what it waits for; the actor turns it into named waits and idle seconds."""
-
-    def __call__(self, cause: str, seconds: float) -> None: ...
-
+Idle = Callable[[str, float], None]
+"""Where an engine says what it waited for (`weights`, `requests`), and for how many seconds."""
 
 Emit = Callable[[Sequence[Chunk]], Awaitable[None]]
 

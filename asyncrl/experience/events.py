@@ -93,8 +93,14 @@ class Taken(Event, frozen=True):
     rollouts: list[int]
 
 
+class Returned(Event, frozen=True):
+    """What `step` has taken and no optimizer step has used comes back: the trainer that had it is gone."""
+
+    step: int
+
+
 class Trained(Event, frozen=True):
-    """The trainer accumulated a taken rollout: `trained` tokens entered the loss unmasked, `discarded` were left out, by reason."""
+    """The optimizer step that took a rollout is done: `trained` tokens entered the loss unmasked, `discarded` were left out, by reason."""
 
     rollout: int
     trained: int
@@ -122,5 +128,18 @@ class Checkpointed(Event, frozen=True):
 
 
 AnyEvent = (
-    Admitted | Leased | Extended | Sealed | Recycled | Buried | Late | JudgedAs | Taken | Trained | Dropped | Published | Checkpointed
+    Admitted
+    | Leased
+    | Extended
+    | Sealed
+    | Recycled
+    | Buried
+    | Late
+    | JudgedAs
+    | Taken
+    | Returned
+    | Trained
+    | Dropped
+    | Published
+    | Checkpointed
 )

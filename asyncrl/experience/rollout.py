@@ -142,8 +142,8 @@ class Group(msgspec.Struct):
 
     @property
     def unscored(self) -> list[Rollout]:
-        """The members whose verifier gave no reward, in order."""
-        return [member for member in self.members if isinstance(member.verdict, NoVerdict)]
+        """The members whose verifier gave no reward and that have not ended, in order."""
+        return [member for member in self.members if isinstance(member.verdict, NoVerdict) and member.status not in ENDED]
 
     @property
     def rewards(self) -> list[float]:

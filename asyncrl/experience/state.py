@@ -70,8 +70,13 @@ class Experience:
         """The live groups; among their members may be ended ones."""
         return self._groups
 
+    @property
+    def groups_untaken(self) -> int:
+        """The live training groups that no step has taken."""
+        return self.groups_live - sum(map(len, self._training.values()))
+
     def items(self, purpose: Purpose) -> int:
-        """How many prompts were admitted: the cursor into the data."""
+        """How many prompts were admitted, restarted ones once: the cursor into the data."""
         return self._items[purpose]
 
     def to_lease(self, purpose: Purpose, n: int) -> list[Rollout]:
@@ -128,7 +133,7 @@ class Experience:
         self._groups[event.group] = Group(event.group, event.purpose, event.item, event.prompt, event.version, members)
         self._rollouts.update(zip(numbers, members, strict=True))
         self._waiting[event.purpose].extend((True, number) for number in numbers)
-        self._items[event.purpose] += 1
+        self._items[event.purpose] += event.restarts is None
         self.groups_live += event.purpose == "train"
         self.next_group += 1
         self.next_rollout += event.size
@@ -214,6 +219,20 @@ class Experience:
                 member.status = Status.TAKEN
         self._training.setdefault(event.step, []).extend(groups)
         self.step = event.step
+
+    def _returned(self, event: e.Returned) -> None:
+        groups = self._training.get(event.step)
+        if groups is None:
+            raise Refused(f"step {event.step} has taken nothing that could come back")
+        if any(member.status is not Status.TAKEN for group in groups for member in group.scored):
+            raise Refused(f"step {event.step} is done: what it took is trained")
+        del self._training[event.step]
+        for group in groups:
+            group.step = None
+            for member in group.scored:
+                member.status = Status.JUDGED
+                self._queue(member, 1)
+            insort(self._complete["train"], (group.oldest, group.id))
 
     def _trained(self, event: e.Trained) -> None:
         rollout = self._find(event.rollout, Status.TAKEN)
@@ -332,6 +351,7 @@ _APPLY: dict[type, Callable[[Experience, Any], None]] = {
     e.Late: Experience._late,
     e.JudgedAs: Experience._judged,
     e.Taken: Experience._taken,
+    e.Returned: Experience._returned,
     e.Trained: Experience._trained,
     e.Dropped: Experience._dropped,
     e.Published: Experience._published,

@@ -33,6 +33,7 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
     st.builds(e.Late, st.integers(-1, 3)),
     st.builds(e.JudgedAs, small, st.sampled_from([Scored(0.0), Scored(float("nan")), NoVerdict("timeout")])),
     st.builds(e.Taken, st.integers(-1, 7), st.lists(small, max_size=3)),
+    st.builds(e.Returned, st.integers(-1, 7)),
     st.builds(e.Trained, small, st.integers(-1, 7), st.dictionaries(reasons, st.integers(-1, 7), max_size=2)),
     st.builds(e.Dropped, small, reasons),
     st.builds(e.Published, st.integers(-1, 7)),
@@ -83,7 +84,7 @@ class Account:
                 for members in self.groups.values():
                     if set(members) & set(event.rollouts):
                         for member in members:
-                            if isinstance(self.verdicts.get(member), NoVerdict):
+                            if isinstance(self.verdicts.get(member), NoVerdict) and not self.fates[member]:
                                 self._end(member, "no_verdict")
             case e.Trained():
                 self.trained.append((self.steps[event.rollout], event))
@@ -199,6 +200,16 @@ class World(RuleBasedStateMachine):
         self.apply(e.Taken(step, [member.id for group in groups for member in group.scored]))
 
     @precondition(lambda self: self.has(Status.TAKEN))
+    @rule()
+    def give_back(self) -> None:
+        """The trainer is lost: a step that nothing of was trained comes back whole, and is taken again at will."""
+        groups = [group for group in self.experience.groups.values() if group.step is not None]
+        for step in {group.step for group in groups}:
+            assert step is not None
+            if all(member.status is Status.TAKEN for group in groups if group.step == step for member in group.scored):
+                self.apply(e.Returned(step))
+
+    @precondition(lambda self: self.has(Status.TAKEN))
     @rule(how_many=st.integers(1, 6), masked=st.booleans())
     def train(self, how_many: int, masked: bool) -> None:
         for rollout in self.experience.taken()[:how_many]:
@@ -257,7 +268,7 @@ class World(RuleBasedStateMachine):
     def again(self, index: int) -> None:
         """What happened once cannot happen again, unless it is a repeatable kind."""
         event = pick(self.events, index)
-        if not isinstance(event, e.Late | e.Published | e.Extended):
+        if not isinstance(event, e.Late | e.Published | e.Extended | e.Returned | e.Taken):
             before = copy.deepcopy(self.experience)
             with pytest.raises(Refused):
                 self.experience.apply(event)

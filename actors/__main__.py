@@ -1,0 +1,41 @@
+"""`python -m actors ROLE INDEX INCARNATION THREADS RUN`: one actor's process. Started by the launcher, and never by hand.
+
+Invariant: this process ends with its launcher, and what ends it otherwise is in its log with a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import trio
+
+from asyncrl import config, logs
+from asyncrl.process import become_child
+
+
+def main() -> None:
+    become_child()
+    parser = argparse.ArgumentParser(prog="python -m actors")
+    parser.add_argument("role")
+    parser.add_argument("index", type=int)
+    parser.add_argument("incarnation", type=int)
+    parser.add_argument("threads", type=int)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    args = parser.parse_args()
+    settings = config.read(args.run / "run.toml")
+    logs.start(args.run, args.role, args.index, settings.run.log)
+    if args.role in ("rollout", "trainer"):
+        import torch
+
+        torch.set_num_threads(args.threads)
+    from actors.processes import ROLES, Place
+
+    place = Place(args.role, args.index, args.incarnation, args.threads, os.getpid(), args.run, settings, args.resume)
+    trio.run(ROLES[args.role], place, strict_exception_groups=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The only door to experience. Invariant: every event that is applied is journalled, in that order, and nothing else changes the state."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from asyncrl.experience.events import AnyEvent
+from asyncrl.experience.state import Experience
+
+
+class Log(Protocol):
+    """Where events go: the journal, or a list in tests."""
+
+    @property
+    def appended(self) -> int:
+        """The number of the last event, counted from 1; 0 for none."""
+        ...
+
+    def append(self, event: AnyEvent) -> int:
+        """Keep the event; its number. Never waits."""
+        ...
+
+    async def room(self) -> None:
+        """Return when more may be appended: back-pressure for whoever brings events."""
+        ...
+
+    async def flush(self) -> None:
+        """Return when everything appended is durable."""
+        ...
+
+
+class Book:
+    """Experience, and its journal."""
+
+    def __init__(self, experience: Experience, log: Log) -> None:
+        self.experience = experience
+        self.log = log
+
+    def record(self, event: AnyEvent) -> None:
+        """Apply, then journal. Raises `Refused` and journals nothing where the event is impossible."""
+        self.experience.apply(event)
+        self.log.append(event)
+
+    @property
+    def cursor(self) -> int:
+        """The number of the last event."""
+        return self.log.appended

@@ -1,0 +1,359 @@
+"""The coordinator: one loop around the pure heart. Invariant: every decision is made in `_pump`, from the state, whatever woke it.
+
+loop        consumes                          produces                         waits for          unblocked by
+---------   -------------------------------   ------------------------------   ----------------   ---------------------------
+attend      an actor's messages               events, and a pulse              its link           the actor, or its end
+conduct     the pulse                         leases, judgements, micro-       a change           attend, tick
+                                              batches, publications
+tick        time                              deadlines, status, metrics       a second           the clock
+
+_pump:  admit prompts → lease rollouts → ask verdicts → feed the trainer → publish → evaluate
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from actors.coordinator.book import Book
+from actors.coordinator.evaluation import Evaluation
+from actors.coordinator.generation import Generation
+from actors.coordinator.judgement import Judgement
+from actors.coordinator.peers import Peer, Roster
+from actors.coordinator.progress import Progress
+from actors.coordinator.prompts import Prompts
+from actors.coordinator.publishing import Publishing
+from actors.coordinator.seats import Seat, Seats
+from actors.coordinator.training import Training
+from asyncrl.config import Config
+from asyncrl.experience.rollout import Refused
+from asyncrl.link import Link, LinkError
+from asyncrl.messages import (
+    Chunks,
+    Committed,
+    Consumed,
+    Drain,
+    Drained,
+    EngineReady,
+    Exited,
+    Finished,
+    Hello,
+    Judged,
+    Message,
+    Prepared,
+    Replace,
+    Report,
+    Role,
+    Saved,
+    Stepped,
+    TrainerReady,
+    Transferred,
+)
+from asyncrl.metrics import Metrics, observe
+from asyncrl.summary import Summary
+from asyncrl.waits import Pulse, Waits
+
+TICK_S = 1.0
+HELLO_S = 10.0
+GOODBYE_S = 2.0
+ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Why a run ended."""
+
+    ok: bool
+    reason: str
+
+
+class Coordinator:
+    """One run. `summary` is what it came to, at any moment."""
+
+    def __init__(self, config: Config, book: Book, prompts: Prompts, metrics: Metrics, waits: Waits) -> None:
+        self.config = config
+        self.book = book
+        self.metrics = metrics
+        self.waits = waits
+        self.pulse = Pulse()
+        self.progress = Progress()
+        self.roster = Roster(self.pulse.set)
+        self.seats = Seats()
+        self.generation = Generation(book, self.seats, prompts, config)
+        self.judgement = Judgement(book, self.roster, config)
+        self.publishing = Publishing(book, self.seats, self._replace, partial(self._end, False), config)
+        self.evaluation = Evaluation(book, self.generation, self.seats, prompts, config)
+        self.training: Training | None = None
+        self._outcome: Outcome | None = None
+        self._phase = "starting"
+        self._drained: set[str] = set()
+
+    def summary(self, outcome: Outcome) -> Summary:
+        return self.progress.summary(self, outcome.ok, outcome.reason)
+
+    # -------------------------------------------------------------------------------------------------------- conduct
+
+    async def conduct(self) -> Outcome:
+        """Run to the end, and drain. The links are attended by others (`attend`)."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tick)
+            self._phase = "training"
+            while (outcome := self._over()) is None:
+                self._pump()
+                await self._change("progress")
+            logger.info("the run ends: %s", outcome.reason)
+            self._phase = "draining"
+            await self._drain()
+            nursery.cancel_scope.cancel()
+        return outcome
+
+    def _pump(self) -> None:
+        """Do everything that is due."""
+        training, published = self.training, self.publishing.published
+        if training is None:
+            return
+        if published is not None:
+            if training.useful > 0:
+                self.generation.admit(training.useful)
+                self.generation.lease("train")
+            else:
+                self.generation.park("train")
+            self.evaluation.pump()
+        self.judgement.dispatch()
+        training.feed(published)
+        last = training.finished or training.starved
+        if training.starved and training.saved < training.version:
+            training.save()
+        pin = self.evaluation.wants(training.version, last)
+        self.publishing.pump(training.version, pin)
+
+    def _over(self) -> Outcome | None:
+        """Whether the run is over, and why."""
+        training, steps = self.training, self.config.train.steps
+        if self._outcome is not None or training is None:
+            return self._outcome
+        if training.filtered >= self.config.rollout.filter_patience:
+            return Outcome(
+                False,
+                f"the last {training.filtered} groups were all filtered ({self.config.rollout.filter}), so nothing can be learned: "
+                "choose an easier or harder task, a larger rollout.group_size, or rollout.filter = none",
+            )
+        if self.generation.too_long >= self.config.rollout.filter_patience:
+            return Outcome(
+                False,
+                f"the last {self.generation.too_long} prompts left no room for an answer of rollout.max_new_tokens in "
+                f"engine.context_tokens = {self.config.engine.context_tokens}: enlarge it",
+            )
+        complete = (
+            (training.finished or training.starved)
+            and training.saved == training.version == self.publishing.published
+            and not self.publishing.busy
+            and self.evaluation.running is None
+            and not self.evaluation.wants(training.version, True)
+        )
+        if not complete:
+            return None
+        if training.finished:
+            return Outcome(True, f"all {steps} steps are done")
+        return Outcome(
+            True, f"the prompts were used up after {training.version} of {steps} steps (task.epochs = {self.config.task.epochs})"
+        )
+
+    async def _change(self, name: str) -> None:
+        """Wait until something happened; `_tick` sees to it that something does."""
+        with self.waits.on(name, owner="coordinator", deadline_s=self.config.run.stall_s):
+            await self.pulse.wait()
+
+    async def _until(self, name: str, done: Callable[[], bool], deadline: float) -> bool:
+        """Wait for a condition; False where the deadline came first."""
+        with trio.move_on_at(deadline):
+            while not done():
+                await self._change(name)
+            return True
+        logger.warning("drained without %s", name)
+        return False
+
+    async def _drain(self) -> None:
+        """Park what is being generated, save what is trained, send everybody home; all within `run.grace_s`."""
+        deadline = trio.current_time() + self.config.run.grace_s * 0.8
+        if self.training is not None and self.roster.get("trainer-0") and self.training.saved < self.training.version:
+            self.training.save()
+        self.generation.park("train")
+        self.generation.park("evaluation")
+        training = self.training
+        await self._until("parked rollouts", lambda: self.generation.leased == 0, deadline)
+        if training is not None:
+            await self._until("the checkpoint", lambda: training.saved >= training.version or not self.roster.get("trainer-0"), deadline)
+        actors = [peer for peer in self.roster if peer.role in ACTORS]
+        for peer in actors:
+            peer.send(Drain())
+        await self._until(
+            "drained actors", lambda: all(p.name in self._drained or self.roster.get(p.name) is not p for p in actors), deadline
+        )
+        await self.book.log.flush()
+
+    async def say_goodbye(self, outcome: Outcome) -> None:
+        """Tell the launcher that the summary is written, and wait until it has hung up."""
+        for peer in self.roster.of("launcher"):
+            peer.send(Finished(outcome.ok, outcome.reason))
+        await self._until("the launcher's goodbye", lambda: not any(self.roster.of("launcher")), trio.current_time() + GOODBYE_S)
+
+    def _end(self, ok: bool, reason: str) -> None:
+        """End the run; the first reason counts."""
+        if self._outcome is None:
+            self._outcome = Outcome(ok, reason)
+        self.pulse.set()
+
+    # ----------------------------------------------------------------------------------------------------------- time
+
+    async def _tick(self) -> None:
+        while True:
+            await trio.sleep(TICK_S)
+            now = trio.current_time()
+            self.generation.expire(now)
+            self.publishing.late(now)
+            if (name := self.judgement.overdue(now)) is not None:
+                self._replace(name, "it owes a verdict for too long")
+            self._watch(now)
+            training = self.training
+            self.metrics.observed(observe(self.book.experience, training.lags if training else {}))
+            status = self.progress.status(self, self._phase, "")
+            for peer in self.roster.of("launcher"):
+                peer.send(status)
+            self.pulse.set()
+
+    def _watch(self, now: float) -> None:
+        """The watchdog: a run without a token or a step says what it waits for, and ends."""
+        training, stall_s = self.training, self.config.run.stall_s
+        progress = max(self.generation.progress, training.progress if training else 0.0)
+        if now - progress > stall_s:
+            waits = [f"{w.owner} for {w.name} ({w.seconds:.0f} s)" for peer in self.roster for w in peer.report.waits]
+            here = self.publishing.waiting_for
+            who = "; ".join(waits + ([f"publication for {here}"] if here else [])) or "no actor is connected"
+            self._end(False, f"no token and no step for {stall_s:g} s (run.stall_s); waiting: {who}")
+
+    # ---------------------------------------------------------------------------------------------------------- links
+
+    async def attend(self, link: Link) -> None:
+        """Serve one connection until it ends. What its peer does wrong ends this connection, not the run."""
+        hello: Message | None = None
+        with trio.move_on_after(HELLO_S):
+            hello, _ = await link.receive()
+        if hello is None:
+            raise LinkError("silent", f"a peer did not say who it is within {HELLO_S:g} s")
+        if not isinstance(hello, Hello):
+            raise LinkError("malformed", f"a peer began with {type(hello).__name__} instead of Hello")
+        await self.converse(Peer(hello, link))
+
+    async def converse(self, peer: Peer) -> None:
+        """Send to and take from one peer until its link ends."""
+        if (previous := self.roster.add(peer)) is not None:
+            previous.scope.cancel()
+        logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
+        try:
+            with peer.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(peer.write)
+                    async for message, buffers in peer.link:
+                        self._take(peer, message, buffers)
+                        self.pulse.set()
+                        await self.book.log.room()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._lost(peer)
+
+    def _take(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
+        """Let one message in."""
+        try:
+            self._dispatch(peer, message, buffers)
+        except Refused as refused:
+            if peer.role not in ("rollout", "reward"):
+                raise
+            logger.error("%s sent what cannot be: %s", peer.name, refused)
+            self._replace(peer.name, f"it sent what cannot be: {refused}")
+
+    def _dispatch(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
+        training = self.training
+        match message:
+            case Chunks():
+                self.generation.on_chunks(peer.name, message, buffers[0], buffers[1])
+            case Judged():
+                self.metrics.judged(message.verdict, message.seconds)
+                self.judgement.on_judged(peer, message)
+            case Consumed() if training is not None:
+                training.on_consumed(message)
+            case Stepped() if training is not None:
+                training.on_stepped(message)
+                self.metrics.stepped(message.seconds, training.metrics)
+            case Saved() if training is not None:
+                training.on_saved(message)
+            case Transferred():
+                self.publishing.on_transferred(message)
+            case Prepared():
+                self.publishing.on_prepared(peer.index, message)
+            case Committed():
+                self._committed(peer, message)
+            case Report():
+                self.progress.on_report(peer, message)
+                self.metrics.reported(peer.role, peer.index, message)
+            case EngineReady(slots):
+                self.seats.add(Seat(peer, slots))
+                self.publishing.join(peer.index)
+            case TrainerReady(version, port):
+                self.training = Training(self.book, self.generation, peer, version, self.config)
+                self.publishing.trainer(peer, port)
+            case Drained():
+                self._drained.add(peer.name)
+            case Exited():
+                self._exited(message)
+            case Drain():
+                self._end(True, "stopped early, as asked; continue with --resume")
+            case _:
+                raise LinkError("malformed", f"{peer.name} sent {type(message).__name__}, which the coordinator does not take from it now")
+
+    def _committed(self, peer: Peer, message: Committed) -> None:
+        done = len(self.publishing.seconds)
+        self.publishing.on_committed(peer.index, peer.name, message)
+        if len(self.publishing.seconds) == done:
+            return
+        self.metrics.published(self.publishing.seconds[-1], self.publishing.pauses[-1])
+        if any(seat.pinned == message.version for seat in self.seats) and message.version not in self.evaluation.accuracy:
+            self.evaluation.start(message.version)
+
+    # ------------------------------------------------------------------------------------------------------ lost ones
+
+    def _lost(self, peer: Peer) -> None:
+        """A link ended."""
+        if not self.roster.remove(peer):
+            return
+        logger.info("%s is gone", peer.name)
+        if peer.role == "trainer" and self._phase != "draining":
+            self._end(False, "the trainer was lost")
+        if peer.role == "reward":
+            self.judgement.lose(peer)
+        if (seat := self.seats.get(peer.name)) is not None and seat.peer is peer:
+            self.seats.remove(peer.name)
+            self.generation.lose(seat)
+            self.publishing.lose(peer.index, "it was lost")
+        self.pulse.set()
+
+    def _exited(self, message: Exited) -> None:
+        """The launcher saw a process end."""
+        if message.restarting:
+            self.progress.restarts[message.role] += 1
+            self.metrics.restarted(message.role)
+        elif self._phase != "draining":
+            self._end(False, f"{message.role}-{message.index} ended with code {message.code}")
+
+    def _replace(self, name: str, reason: str) -> None:
+        """Have the launcher end an actor and start another; what it holds is taken back when its link ends."""
+        logger.warning("%s is replaced: %s", name, reason)
+        role, _, index = name.rpartition("-")
+        for launcher in self.roster.of("launcher"):
+            launcher.send(Replace(role, int(index), reason))  # type: ignore[arg-type]

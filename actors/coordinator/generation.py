@@ -1,0 +1,218 @@
+"""Prompts in, rollouts out. Invariant: a group starts only when admission allows it, and every chunk is booked: to its rollout, or as late.
+
+admit   while admission allows: the next prompt becomes a group      (evaluation admits its own, actors/coordinator/evaluation.py)
+lease   waiting rollouts, recycled ones first → the engine with most room; a group stays together, so that its prompt is read once
+chunks  Extended, and Sealed at the end; Late if the rollout is no longer with the sender
+back    interrupted, expired or its actor lost: Recycled with its tokens; Buried after `attempts` failed leases
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import trio
+
+from actors.coordinator.book import Book
+from actors.coordinator.prompts import Prompts
+from actors.coordinator.seats import Seat, Seats
+from asyncrl.config import Config
+from asyncrl.experience.events import Admitted, Buried, Dropped, Extended, Late, Leased, Recycled, Sealed
+from asyncrl.experience.rollout import Rollout
+from asyncrl.messages import Chunks, Interrupt, Lease, Leases, Purpose
+from staleness.admission import may_admit
+
+
+class Generation:
+    """Admission, leases and chunks."""
+
+    def __init__(self, book: Book, seats: Seats, prompts: Prompts, config: Config) -> None:
+        self._book = book
+        self._seats = seats
+        self._prompts = prompts
+        self._config = config
+        self._restarts: deque[tuple[int, int]] = deque()  # (stale group, its item), to be admitted again first
+        self._deadlines: dict[int, tuple[int, float]] = {}  # rollout → (attempt, deadline), the earliest first
+        self._failures: Counter[int] = Counter()
+        self._parking: set[int] = set()  # rollouts that their engine was asked to give back
+        self.too_long = 0  # prompts that did not fit the context, since the last that did
+        self.progress = trio.current_time()
+
+    # ------------------------------------------------------------------------------------------------------ admission
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no training prompt is left."""
+        cursor = self._book.experience.items("train")
+        return not self._restarts and self._prompts.train_item(cursor) is None
+
+    def restart(self, group: int, item: int) -> None:
+        """Admit the prompt of a stale group again, before any new one."""
+        self._restarts.append((group, item))
+
+    def admit(self, useful: int) -> None:
+        """Start new groups: as many as admission allows, and never more than the `useful` ones that the run can still take."""
+        experience, train = self._book.experience, self._config.train
+        room = may_admit(experience.groups_live, self._config.staleness.depth, train.batch_groups)
+        for _ in range(min(room, useful - experience.groups_untaken)):
+            if self._restarts:
+                stale, again = self._restarts.popleft()
+                self.start("train", again, restarts=stale)
+            elif (item := self._prompts.train_item(experience.items("train"))) is not None:
+                self.start("train", item)
+            else:
+                return
+
+    def start(self, purpose: Purpose, item: int, *, version: int | None = None, restarts: int | None = None) -> bool:
+        """Admit one group. A prompt that leaves no room for an answer is dropped by name at once: then the answer is False."""
+        experience, rollout = self._book.experience, self._config.rollout
+        group, prompt = experience.next_group, self._prompts.ids(purpose, item)
+        self._book.record(
+            Admitted(
+                group=group,
+                first=experience.next_rollout,
+                size=rollout.group_size if purpose == "train" else 1,
+                purpose=purpose,
+                item=item,
+                prompt=prompt,
+                max_new_tokens=rollout.max_new_tokens,
+                version=version,
+                restarts=restarts,
+            )
+        )
+        fits = len(prompt) // 4 + rollout.max_new_tokens <= self._config.engine.context_tokens
+        self.too_long = 0 if fits else self.too_long + 1
+        if not fits:
+            self._book.record(Dropped(group, "prompt_too_long"))
+        return fits
+
+    # --------------------------------------------------------------------------------------------------------- leases
+
+    def lease(self, purpose: Purpose, version: int | None = None) -> None:
+        """Give waiting rollouts to the engines that have room."""
+        room = {seat.name: seat.room(purpose, version) for seat in self._seats}
+        given: dict[str, list[Rollout]] = {}
+        group, name = -1, ""
+        for rollout in self._book.experience.to_lease(purpose, sum(room.values())):
+            if rollout.group != group or not room[name]:
+                group, name = rollout.group, max(room, key=room.__getitem__)
+            room[name] -= 1
+            given.setdefault(name, []).append(rollout)
+        for name, rollouts in given.items():
+            seat = self._seats.get(name)
+            assert seat is not None
+            self._hand_over(seat, rollouts, purpose, version)
+
+    def _hand_over(self, seat: Seat, rollouts: list[Rollout], purpose: Purpose, version: int | None) -> None:
+        leases, ids = [], bytearray()
+        for rollout in rollouts:
+            prompt = self._book.experience.groups[rollout.group].prompt
+            attempt = rollout.attempt + 1
+            leases.append(
+                Lease(
+                    rollout=rollout.id,
+                    attempt=attempt,
+                    purpose=purpose,
+                    prompt_tokens=len(prompt) // 4,
+                    prefix_tokens=rollout.tokens,
+                    max_new_tokens=rollout.remaining,
+                    temperature=self._config.rollout.temperature if purpose == "train" else 0.0,
+                    version=version,
+                )
+            )
+            ids += prompt
+            ids += rollout.ids
+            self._book.record(Leased(rollout.id, seat.name, attempt))
+            seat.held[purpose].add(rollout.id)
+            self._deadlines.pop(rollout.id, None)
+            self._deadlines[rollout.id] = attempt, trio.current_time() + self._config.run.lease_s
+        seat.peer.send(Leases(leases), bytes(ids))
+
+    # --------------------------------------------------------------------------------------------------------- chunks
+
+    def on_chunks(self, sender: str, message: Chunks, ids: memoryview, behaviour: memoryview) -> None:
+        """Book what an engine sampled."""
+        at = 0
+        self.progress = trio.current_time()
+        for head in message.heads:
+            end = at + 4 * head.count
+            rollout = self._book.experience.rollouts.get(head.rollout)
+            if rollout is None or rollout.owner != sender or rollout.attempt != head.attempt:
+                if head.count:
+                    self._book.record(Late(head.count))
+            else:
+                if head.count:
+                    self._book.record(
+                        Extended(head.rollout, head.attempt, head.version, head.start, bytes(ids[at:end]), bytes(behaviour[at:end]))
+                    )
+                if head.finish == "interrupted":
+                    self._take_back(rollout, "interrupted")
+                elif head.finish:
+                    self._release(rollout)
+                    self._failures.pop(rollout.id, None)
+                    self._book.record(Sealed(head.rollout, head.attempt, head.finish))
+            at = end
+
+    # ----------------------------------------------------------------------------------------------------------- back
+
+    def expire(self, now: float) -> None:
+        """Take back what has been leased for too long; its engine is told, and what it still sends is late."""
+        while self._deadlines:
+            id, (attempt, deadline) = next(iter(self._deadlines.items()))
+            if deadline > now:
+                return
+            del self._deadlines[id]
+            rollout = self._book.experience.rollouts.get(id)
+            if rollout is not None and rollout.owner and rollout.attempt == attempt:
+                if (seat := self._seats.get(rollout.owner)) is not None:
+                    seat.peer.send(Interrupt([id]))
+                self._fail(rollout, "lease_expired")
+
+    @property
+    def next_expiry(self) -> float:
+        """When the earliest lease ends (trio's clock); infinity without a lease."""
+        return next(iter(self._deadlines.values()))[1] if self._deadlines else float("inf")
+
+    def lose(self, seat: Seat) -> None:
+        """An engine is gone: what it held continues elsewhere, from its last streamed token."""
+        for held in seat.held.values():
+            for id in sorted(held):
+                if (rollout := self._book.experience.rollouts.get(id)) is not None:
+                    self._fail(rollout, "actor_lost")
+
+    def park(self, purpose: Purpose) -> None:
+        """Ask every engine to give back what it holds, once; it comes back as interrupted chunks."""
+        for seat in self._seats:
+            if asked := sorted(seat.held[purpose] - self._parking):
+                self._parking.update(asked)
+                seat.peer.send(Interrupt(asked))
+
+    @property
+    def leased(self) -> int:
+        """Rollouts that are with engines."""
+        return sum(len(held) for seat in self._seats for held in seat.held.values())
+
+    def forget(self, rollout: Rollout) -> None:
+        """A group was dropped while this rollout was with an engine: have it stopped there."""
+        if (seat := self._seats.get(rollout.owner)) is not None:
+            seat.peer.send(Interrupt([rollout.id]))
+        self._release(rollout)
+        self._failures.pop(rollout.id, None)
+
+    def _fail(self, rollout: Rollout, reason: str) -> None:
+        self._failures[rollout.id] += 1
+        if self._failures[rollout.id] >= self._config.rollout.attempts:
+            self._release(rollout)
+            del self._failures[rollout.id]
+            self._book.record(Buried(rollout.id, reason))
+        else:
+            self._take_back(rollout, reason)
+
+    def _take_back(self, rollout: Rollout, reason: str) -> None:
+        self._release(rollout)
+        self._book.record(Recycled(rollout.id, rollout.attempt, reason))
+
+    def _release(self, rollout: Rollout) -> None:
+        purpose = self._book.experience.groups[rollout.group].purpose
+        self._seats.release(rollout.owner, rollout.id, purpose)
+        self._deadlines.pop(rollout.id, None)
+        self._parking.discard(rollout.id)

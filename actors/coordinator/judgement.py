@@ -1,0 +1,74 @@
+"""Sealed rollouts to verdicts. Invariant: each is with exactly one reward actor, or waits for one; what a lost actor had is asked again."""
+
+from __future__ import annotations
+
+import trio
+
+from actors.coordinator.book import Book
+from actors.coordinator.peers import Peer, Roster
+from asyncrl.config import Config
+from asyncrl.experience.events import JudgedAs
+from asyncrl.messages import Judge, Judged, NoVerdict
+
+AHEAD = 2
+"""A reward actor is given this many times what it judges at a time, so that it never waits for the next."""
+
+
+class Judgement:
+    """Which reward actor judges what."""
+
+    def __init__(self, book: Book, roster: Roster, config: Config) -> None:
+        self._book = book
+        self._roster = roster
+        self._capacity = AHEAD * config.run.reward_concurrency
+        # A reward actor answers within the verifier's deadline, after what it was given before, and once more for a worker that died.
+        self._patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0
+        self._with: dict[int, tuple[str, float]] = {}  # rollout → (reward actor, deadline), the earliest first
+        self._load: dict[str, int] = {}
+        self.no_verdicts: dict[str, int] = {}
+        self.slowest: tuple[float, int] = (0.0, -1)
+
+    def dispatch(self) -> None:
+        """Ask for every verdict that is due and that a reward actor has room for."""
+        peers = list(self._roster.of("reward"))
+        for rollout in self._book.experience.to_judge():
+            if rollout.id in self._with:
+                continue
+            peer = min(peers, key=lambda p: self._load.get(p.name, 0), default=None)
+            if peer is None or self._load.get(peer.name, 0) >= self._capacity:
+                return
+            group = self._book.experience.groups[rollout.group]
+            self._with[rollout.id] = peer.name, trio.current_time() + self._patience_s
+            self._load[peer.name] = self._load.get(peer.name, 0) + 1
+            peer.send(Judge(rollout.id, group.purpose, group.item), bytes(rollout.ids))
+
+    def on_judged(self, sender: Peer, message: Judged) -> None:
+        """Book a verdict; one that came from an actor that was given up meanwhile is ignored, another gives it."""
+        holder = self._with.get(message.rollout)
+        if holder is None or holder[0] != sender.name:
+            return
+        self._release(message.rollout)
+        rollout = self._book.experience.rollouts.get(message.rollout)
+        if rollout is None:
+            return
+        if isinstance(message.verdict, NoVerdict):
+            reason = message.verdict.reason.split(":", 1)[0]
+            self.no_verdicts[reason] = self.no_verdicts.get(reason, 0) + 1
+        item = self._book.experience.groups[rollout.group].item
+        self.slowest = max(self.slowest, (message.seconds, item))
+        self._book.record(JudgedAs(message.rollout, message.verdict))
+
+    def lose(self, peer: Peer) -> None:
+        """A reward actor is gone: what it held is asked again."""
+        for rollout in [id for id, (name, _) in self._with.items() if name == peer.name]:
+            self._release(rollout)
+
+    def overdue(self, now: float) -> str | None:
+        """A reward actor that owes a verdict for too long."""
+        for name, deadline in self._with.values():
+            return name if deadline < now else None
+        return None
+
+    def _release(self, rollout: int) -> None:
+        name, _ = self._with.pop(rollout)
+        self._load[name] -= 1

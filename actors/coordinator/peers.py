@@ -1,0 +1,82 @@
+"""The actors that are connected. Invariant: at most one peer has a name, and sending to one never waits: who does not read is cut off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import trio
+
+from asyncrl.link import Link
+from asyncrl.messages import Hello, Message, Report, Role
+
+OUTBOX = 512
+"""Frames that may wait for one peer. What is given to an actor is bounded by its slots, so a full outbox means it does not read."""
+
+logger = logging.getLogger(__name__)
+
+Frame = tuple[Message, tuple[object, ...]]
+
+
+class Peer:
+    """One connected actor."""
+
+    def __init__(self, hello: Hello, link: Link) -> None:
+        self.role: Role = hello.role
+        self.index = hello.index
+        self.pid = hello.pid
+        self.incarnation = hello.incarnation
+        self.link = link
+        self.report = Report(0.0, {}, {}, [])
+        self.scope = trio.CancelScope()  # around its connection
+        self._outbox, self._frames = trio.open_memory_channel[Frame](OUTBOX)
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+    def send(self, message: Message, *buffers: object) -> None:
+        """Queue a frame; frames leave in order. A peer that has not read its last OUTBOX frames is cut off."""
+        try:
+            self._outbox.send_nowait((message, buffers))
+        except trio.WouldBlock:
+            logger.error("%s has not read its last %d frames, and is cut off", self.name, OUTBOX)
+            self.scope.cancel()
+
+    async def write(self) -> None:
+        """Write the outbox to the link until cancelled."""
+        async for message, buffers in self._frames:
+            await self.link.send(message, *buffers)  # type: ignore[arg-type]
+
+
+class Roster:
+    """Who is connected, by name."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._peers: dict[str, Peer] = {}
+        self._changed = changed
+
+    def add(self, peer: Peer) -> Peer | None:
+        """Let `peer` in; the peer of that name it takes the place of, if any."""
+        previous = self._peers.get(peer.name)
+        self._peers[peer.name] = peer
+        self._changed()
+        return previous
+
+    def remove(self, peer: Peer) -> bool:
+        """Forget `peer`; False if another has taken its name already."""
+        if self._peers.get(peer.name) is not peer:
+            return False
+        del self._peers[peer.name]
+        self._changed()
+        return True
+
+    def get(self, name: str) -> Peer | None:
+        return self._peers.get(name)
+
+    def of(self, role: Role) -> Iterator[Peer]:
+        """The connected peers of a role, by index."""
+        return iter(sorted((p for p in self._peers.values() if p.role == role), key=lambda p: p.index))
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._peers.values()))

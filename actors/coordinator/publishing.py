@@ -1,0 +1,164 @@
+"""Weights to engines: the shell around one publication at a time. Invariant: what `published` names was committed, and is in the journal.
+
+A publication is due when an engine does not serve the trainer's version (a step was taken, or an engine came or came back), or when that
+version is to be pinned for evaluation. One that fails is tried again, in a new epoch; FAILURES in a row end the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import trio
+
+from actors.coordinator.book import Book
+from actors.coordinator.peers import Peer
+from actors.coordinator.seats import Seats
+from asyncrl.config import Config
+from asyncrl.experience.events import Published
+from asyncrl.messages import Committed, Prepared, Transferred
+from weightsync.publication import (
+    Action,
+    Decided,
+    Done,
+    Failed,
+    Fence,
+    FenceTrainer,
+    Membership,
+    Publication,
+    ToMember,
+    ToTrainer,
+)
+
+FAILURES = 5
+"""Publications that may fail in a row. Each has fenced whoever was at fault, so more of them mean that something else is."""
+
+logger = logging.getLogger(__name__)
+
+
+class Publishing:
+    """The publications of a run."""
+
+    def __init__(self, book: Book, seats: Seats, fence: Callable[[str, str], None], give_up: Callable[[str], None], config: Config) -> None:
+        self._book = book
+        self._seats = seats
+        self._fence = fence
+        self._give_up = give_up
+        self._deadline_s = config.publication.deadline_s
+        self._host = config.publication.host
+        self._membership = Membership()
+        self._trainer: tuple[Peer, int] | None = None
+        self._current: Publication | None = None
+        self._pin = False
+        self._number = 0
+        self._began = 0.0
+        self._pauses: dict[int, float] = {}
+        self._failures = 0
+        self.published: int | None = None
+        self.seconds: list[float] = []  # of each publication, from preparation to the last engine's answer
+        self.pauses: list[dict[int, float]] = []  # the seconds that each engine's decoding stood still
+
+    @property
+    def waiting_for(self) -> str:
+        """Whom the publication under way waits for; empty where there is none."""
+        return self._current.waiting_for if self._current is not None else ""
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None
+
+    # ----------------------------------------------------------------------------------------------------- membership
+
+    def trainer(self, peer: Peer, port: int) -> None:
+        """The trainer is there; engines fetch from its `port`."""
+        self._trainer = peer, port
+
+    def join(self, member: int) -> None:
+        """An engine without weights is there."""
+        self._membership = self._membership.left(member).joined(member)
+
+    def lose(self, member: int, reason: str) -> None:
+        """An engine is gone."""
+        self._membership = self._membership.left(member)
+        if self._current is not None:
+            self._carry_out(self._current.lost(member, reason, trio.current_time()))
+
+    # -------------------------------------------------------------------------------------------------------- driving
+
+    def pump(self, version: int, pin: bool) -> None:
+        """Start what is due. `version` is the trainer's; `pin` says whether it is to be evaluated."""
+        if self._current is not None or self._trainer is None or not self._membership.members:
+            return
+        if not pin and all(seat.version == version for seat in self._seats):
+            return
+        self._number += 1
+        self._began, self._pauses, self._pin = trio.current_time(), {}, pin
+        self._current = Publication(
+            self._number,
+            version,
+            self._membership,
+            host=self._host,
+            port=self._trainer[1],
+            deadline_s=self._deadline_s,
+            pin=pin,
+        )
+        self._carry_out(self._current.begin(self._began))
+
+    @property
+    def deadline(self) -> float:
+        """When `late` is to be called (trio's clock); infinity without a publication."""
+        deadline = self._current.deadline if self._current is not None else None
+        return float("inf") if deadline is None else deadline
+
+    def late(self, now: float) -> None:
+        """Time has passed."""
+        if self._current is not None:
+            self._carry_out(self._current.late(now))
+
+    def on_transferred(self, message: Transferred) -> None:
+        if self._current is not None:
+            self._carry_out(self._current.transferred(message, trio.current_time()))
+
+    def on_prepared(self, member: int, message: Prepared) -> None:
+        if self._current is not None:
+            self._carry_out(self._current.prepared(member, message, trio.current_time()))
+
+    def on_committed(self, member: int, name: str, message: Committed) -> None:
+        """An engine serves the version now."""
+        if (seat := self._seats.get(name)) is not None:
+            seat.version = message.version
+            if self._pin:
+                seat.pinned = message.version
+        self._pauses[member] = message.pause_seconds
+        if self._current is not None:
+            self._carry_out(self._current.committed(member, message, trio.current_time()))
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case ToTrainer(message):
+                    assert self._trainer is not None
+                    self._trainer[0].send(message)
+                case ToMember(member, message):
+                    if (seat := self._seats.get(f"rollout-{member}")) is not None:
+                        seat.peer.send(message)
+                case Decided(version):
+                    self._book.record(Published(version))
+                    self.published = version
+                case Fence(member, reason):
+                    self._membership = self._membership.left(member)
+                    self._fence(f"rollout-{member}", reason)
+                case FenceTrainer(reason):
+                    self._give_up(f"the trainer does not answer: {reason}")
+                case Done():
+                    self._current, self._failures = None, 0
+                    self.seconds.append(trio.current_time() - self._began)
+                    self.pauses.append(self._pauses)
+                case Failed(reason):
+                    self._current, self._failures = None, self._failures + 1
+                    self._membership = self._membership.renewed()
+                    logger.warning("publication %d failed and is tried again: %s", self._number, reason)
+                    if self._failures == FAILURES:
+                        self._give_up(f"{FAILURES} publications failed in a row, the last because of {reason}")
+                case _:
+                    raise AssertionError(action)

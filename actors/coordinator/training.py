@@ -1,0 +1,197 @@
+"""Finished groups to optimizer steps. Invariant: a token over `max_lag` enters a loss only where `on_stale` says `train`.
+
+    ready groups, the oldest first → those that cannot be trained are dropped by name → micro-batches, at most OUTSTANDING with the trainer
+    → with its `batch_groups` taken the step is closed, once the version it starts from is published → Stepped: a version more
+
+The micro-batches of a step are trained while its other groups are still being generated, and those of the next while the weights travel. A
+step is not closed before the version it starts from has reached the engines, so what the trainer holds is what it publishes.
+
+A rollout is booked as trained when the optimizer step that it belongs to was taken, not before: until then a run that ends gives it back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+
+import numpy as np
+import trio
+
+from actors.coordinator.book import Book
+from actors.coordinator.generation import Generation
+from actors.coordinator.peers import Peer
+from asyncrl.config import Config
+from asyncrl.experience.events import Checkpointed, Dropped, Taken, Trained
+from asyncrl.experience.packing import micro_batches
+from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.messages import CloseStep, Consumed, MicroBatch, Sample, Save, Saved, Scored, Stepped, TokenCount
+from staleness.lag import fresh_mask, rollout_lag, tokens_by_lag
+
+OUTSTANDING = 2
+"""Micro-batches that may be with the trainer: the one it works on, and the next, so that it never asks."""
+
+
+class Training:
+    """The steps of a run, from the trainer's first version on."""
+
+    def __init__(self, book: Book, generation: Generation, trainer: Peer, version: int, config: Config) -> None:
+        self._book = book
+        self._generation = generation
+        self._trainer = trainer
+        self._config = config
+        self.version = version  # of the trainer's weights
+        self._step = version  # the open step: `version`, or one more while the optimizer step before it is under way
+        self._groups = 0  # taken for the open step
+        self._index = 0  # micro-batches sent for the open step
+        self._outstanding: dict[tuple[int, int], Counter[int]] = {}  # micro-batches with the trainer: their tokens by lag
+        self._consumed: defaultdict[int, list[tuple[list[TokenCount], Counter[int]]]] = defaultdict(list)  # by step
+        self.saved = version
+        self.filtered = 0  # groups filtered since the last that was trained
+        self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
+        self.rewards: list[float] = []  # of the groups seen since the last step, filtered ones too
+        self.metrics: dict[str, float] = {}  # of the last step
+        self.step_seconds: list[float] = []
+        self.progress = trio.current_time()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trainer has made the last version."""
+        return self.version >= self._config.train.steps
+
+    @property
+    def useful(self) -> int:
+        """How many groups the remaining steps can still take."""
+        return (self._config.train.steps - self._step) * self._config.train.batch_groups - self._groups
+
+    @property
+    def starved(self) -> bool:
+        """Whether no group is to come, none was taken for the open step, and nothing is under way."""
+        return self._dry and not self._groups and self._step == self.version
+
+    @property
+    def _dry(self) -> bool:
+        return self._generation.exhausted and not self._book.experience.groups_untaken
+
+    # ----------------------------------------------------------------------------------------------------------- feed
+
+    def feed(self, published: int | None) -> None:
+        """Give the trainer what it has room for. `published` is the version that the engines serve."""
+        if self._step >= self._config.train.steps:
+            return
+        batch_groups = self._config.train.batch_groups
+        while self._groups < batch_groups and len(self._outstanding) < OUTSTANDING:
+            if not (groups := self._oldest(batch_groups - self._groups)):
+                break
+            self._take(groups)
+        full = self._groups == batch_groups or (self._groups > 0 and self._dry)
+        if full and published == self._step == self.version:
+            self._close()
+
+    def _oldest(self, most: int) -> list[Group]:
+        """The oldest groups that can be trained and fit one micro-batch; a group that does not fit one comes alone."""
+        room, chosen = self._config.train.micro_tokens, list[Group]()
+        for group in self._book.experience.ready():
+            if self._unusable(group):
+                continue
+            room -= sum(map(self._tokens, group.scored))
+            if chosen and room < 0:
+                break
+            chosen.append(group)
+            if len(chosen) == most:
+                break
+        return chosen
+
+    def _unusable(self, group: Group) -> bool:
+        """Drop a finished group that cannot be trained, under its reason."""
+        staleness, rollout = self._config.staleness, self._config.rollout
+        lags = [rollout_lag(member.spans, self._step) for member in group.scored]
+        stale = [lag > self._max_lag for lag in lags]
+        if len(group.rewards) < rollout.k_min:
+            reason = "k_min"
+        elif rollout.filter == "zero_variance" and min(group.rewards) == max(group.rewards):
+            reason = "zero_variance"
+            self.filtered += 1
+        elif any(stale) and staleness.on_stale == "recycle":
+            reason = "stale"
+            self._generation.restart(group.id, group.item)
+        elif any(stale) and staleness.on_stale == "drop":
+            reason = "stale"
+        else:
+            return False
+        self.rewards += group.rewards
+        self._book.record(Dropped(group.id, reason))
+        return True
+
+    def _take(self, groups: list[Group]) -> None:
+        """Send these groups to the trainer as micro-batches."""
+        self._book.record(Taken(self._step, [member.id for group in groups for member in group.scored]))
+        self._groups += len(groups)
+        self.filtered = 0
+        rewards = {group.id: group.rewards for group in groups}
+        for group in groups:
+            self.rewards += group.rewards
+        budget = self._config.train.micro_tokens
+        for batch in micro_batches((group.scored for group in groups), self._tokens, budget):
+            self._send(batch, {member.group: rewards[member.group] for member in batch})
+
+    def _send(self, batch: list[Rollout], rewards: dict[int, list[float]]) -> None:
+        groups, max_lag = self._book.experience.groups, self._max_lag
+        samples, ids, behaviour, mask, lags = [], bytearray(), bytearray(), bytearray(), Counter[int]()
+        for rollout in batch:
+            group = groups[rollout.group]
+            assert isinstance(rollout.verdict, Scored)
+            samples.append(Sample(rollout.id, group.id, group.prompt_tokens, rollout.tokens, rollout.verdict.reward))
+            ids += group.prompt
+            ids += rollout.ids
+            behaviour += rollout.behaviour
+            mask += fresh_mask(rollout.spans, self._step, max_lag)
+            lags.update({lag: n for lag, n in tokens_by_lag(rollout.spans, self._step).items() if lag <= max_lag})
+        self._outstanding[self._step, self._index] = lags
+        self._trainer.send(MicroBatch(self._step, self._index, samples, rewards), bytes(ids), bytes(behaviour), bytes(mask))
+        self._index += 1
+
+    @property
+    def _max_lag(self) -> int:
+        """The oldest a token may be to enter a loss."""
+        staleness = self._config.staleness
+        return sys.maxsize if staleness.on_stale == "train" else staleness.max_lag
+
+    def _tokens(self, rollout: Rollout) -> int:
+        return self._book.experience.groups[rollout.group].prompt_tokens + rollout.tokens
+
+    def _close(self) -> None:
+        self._trainer.send(CloseStep(self._step))
+        self._step += 1
+        self._groups = self._index = 0
+
+    # -------------------------------------------------------------------------------------------------------- answers
+
+    def on_consumed(self, message: Consumed) -> None:
+        """The trainer accumulated a micro-batch."""
+        lags = self._outstanding.pop((message.step, message.index))
+        self._consumed[message.step].append((message.counts, lags))
+
+    def on_stepped(self, message: Stepped) -> None:
+        """A new version exists: what its step consumed is trained."""
+        for counts, lags in self._consumed.pop(message.version - 1, []):
+            for count in counts:
+                self._book.record(Trained(count.rollout, count.trained, count.discarded))
+            self.lags.update(lags)
+        self.version = message.version
+        self.metrics = message.metrics | ({"reward": float(np.mean(self.rewards))} if self.rewards else {})
+        self.rewards = []
+        self.step_seconds.append(message.seconds)
+        self.progress = trio.current_time()
+        every = self._config.train.checkpoint_every
+        if self.finished or (every and self.version % every == 0):
+            self.save()
+
+    def save(self) -> None:
+        """Have the version there is saved. What the open step has taken is not in it: a resumed run takes it again."""
+        self._trainer.send(Save(self._book.cursor))
+
+    def on_saved(self, message: Saved) -> None:
+        """A checkpoint is complete."""
+        self._book.record(Checkpointed(message.version, message.path))
+        self.saved = message.version
+        self.progress = trio.current_time()

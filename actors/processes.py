@@ -1,0 +1,237 @@
+"""How the process of each role is put together. Invariant: a role imports what it needs and no more, and uses the threads it was given.
+
+Only this file knows both an actor and what stands around it: journal, task, model, transfer. `actors/__main__.py` calls it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.reporting import Reporter
+from asyncrl.config import Config
+from asyncrl.link import Link, UnixAddress, connect, read_key, serve
+from asyncrl.messages import Hello, MicroBatch, Prepare, Publish, Role, TokenCount
+from asyncrl.places import COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, SUMMARY
+from asyncrl.waits import Waits
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncrl.training.learner import Learner
+    from weightsync.buckets import Plan
+    from weightsync.collective import Sender, SendResult, Staged
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which actor this process is, and where."""
+
+    role: Role
+    index: int
+    incarnation: int
+    threads: int
+    pid: int
+    run: Path
+    config: Config
+    resume: bool
+
+    @property
+    def initial(self) -> Path:
+        """The model that the run started from."""
+        return self.run / INITIAL
+
+    async def link(self) -> Link:
+        """A link to the coordinator, which knows who is at this end."""
+        link = await connect(UnixAddress(self.run / COORDINATOR), read_key(self.run / KEY))
+        await link.send(Hello(self.role, self.index, self.incarnation, self.pid))
+        return link
+
+
+async def coordinator(place: Place) -> None:
+    """The coordinator's process. It ends when the launcher has heard that the run is over."""
+    from actors.coordinator.book import Book
+    from actors.coordinator.coordinator import Coordinator, Outcome
+    from actors.coordinator.peers import Peer
+    from actors.coordinator.prompts import Prompts
+    from actors.coordinator.resume import release, resumed
+    from asyncrl import summary
+    from asyncrl.experience.state import Experience
+    from asyncrl.journal import Journal
+    from asyncrl.metrics import Metrics
+    from asyncrl.tasks import open_task
+    from asyncrl.tasks.text import Tokenizer
+
+    config, path = place.config, place.run / JOURNAL
+    tokenizer = Tokenizer(place.initial, chat=config.task.chat)
+    prompts = Prompts(open_task(config.task, config.run.seed), tokenizer, seed=config.run.seed, epochs=config.task.epochs)
+    metrics = Metrics()
+    metrics.describe(task=config.task.name, engine=config.engine.kind, run=str(place.run))
+    experience = resumed(place.run, path) if place.resume else Experience()
+    async with Journal.open(path, commit_ms=config.run.journal_ms) as journal:
+        book = Book(experience, journal)
+        release(book)
+        run = Coordinator(config, book, prompts, metrics, Waits())
+        outcome = Outcome(False, "the coordinator failed; its log says why")
+        try:
+            with metrics.serve(config.run.metrics_port):
+                async with trio.open_nursery() as nursery:
+                    address, key = UnixAddress(place.run / COORDINATOR), read_key(place.run / KEY)
+                    await nursery.start(partial(serve, address, key, run.attend, refused=metrics.refused))
+                    launcher = await connect(UnixAddress(place.run / LAUNCHER), key)
+                    await launcher.send(Hello("coordinator", 0, place.incarnation, place.pid))
+                    nursery.start_soon(run.converse, Peer(Hello("launcher", 0, 0, os.getppid()), launcher))
+                    outcome = await run.conduct()
+                    summary.write(run.summary(outcome), place.run / SUMMARY)
+                    await run.say_goodbye(outcome)
+                    nursery.cancel_scope.cancel()
+        finally:
+            summary.write(run.summary(outcome), place.run / SUMMARY)
+
+
+async def rollout(place: Place) -> None:
+    """A rollout actor's process: an engine, and a receiver of weights."""
+    from actors.rollout import rollout_actor
+    from asyncrl.tasks.text import Tokenizer
+    from asyncrl.training.models import empty_model, parameters_for_publication
+    from weightsync.buckets import Plan
+    from weightsync.collective import Receiver
+
+    config, waits = place.config, Waits()
+    model = empty_model(place.initial, _dtype(config))
+    plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
+    tokenizer = Tokenizer(place.initial)
+    if config.engine.kind == "scripted":
+        from asyncrl.engines.scripted import ScriptedEngine, hashed
+
+        vocabulary = tokenizer.vocabulary
+        engine: ScriptedEngine | EmbeddedEngine = ScriptedEngine(
+            hashed(vocab_size=vocabulary, stop_id=tokenizer.stop_ids[0], run_seed=config.run.seed),
+            slots=config.engine.slots,
+            context_tokens=config.engine.context_tokens,
+            chunk_tokens=config.engine.chunk_tokens,
+            vocab_size=vocabulary,
+            idle=waits.spent,
+        )
+    else:
+        from asyncrl.engines.embedded.engine import EmbeddedEngine
+
+        engine = EmbeddedEngine(
+            model,
+            slots=config.engine.slots,
+            context_tokens=config.engine.context_tokens,
+            chunk_tokens=config.engine.chunk_tokens,
+            stop_ids=frozenset(tokenizer.stop_ids),
+            run_seed=config.run.seed,
+            kv=config.engine.kv,
+            compile=config.engine.compile,
+            idle=waits.spent,
+        )
+
+    async with Receiver.open() as receiver, await place.link() as link:
+
+        async def receive(message: Prepare) -> Staged:
+            seat = message.host, message.port, message.epoch, message.rank, message.world
+            return await receiver.receive(*seat, plan, config.publication.deadline_s)
+
+        await rollout_actor(link, engine, receive, Reporter(waits))
+
+
+async def reward(place: Place) -> None:
+    """A reward actor's process; the verifiers run in processes of their own."""
+    from actors.reward import open_verifiers, reward_actor
+
+    config, waits = place.config, Waits()
+    async with (
+        open_verifiers(config.task, config.run.seed, str(place.initial), waits) as verifiers,
+        await place.link() as link,
+    ):
+        concurrency, deadline_s = config.run.reward_concurrency, config.task.verdict_s
+        await reward_actor(link, verifiers, waits, Reporter(waits), concurrency=concurrency, deadline_s=deadline_s)
+
+
+async def trainer(place: Place) -> None:
+    """The trainer's process: a learner from the newest checkpoint, or from the initial model, and a sender of weights."""
+    import torch
+
+    from actors.trainer import trainer_actor
+    from asyncrl.training.checkpoint import latest, restore
+    from asyncrl.training.learner import Learner
+    from asyncrl.training.models import load_model, parameters_for_publication
+    from weightsync.buckets import Plan
+    from weightsync.collective import Sender
+
+    config, waits = place.config, Waits()
+    torch.manual_seed(config.run.seed)
+    checkpoint = latest(place.run) if place.resume else None
+    model = load_model(checkpoint or place.initial, _dtype(config))
+    learner = Learner(model, config.train, config.staleness, config.rollout.temperature)
+    if checkpoint is not None:
+        restore(checkpoint, learner)
+    plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
+    async with Sender.open(config.publication.host) as sender, await place.link() as link:
+        transfer = _Transfer(sender, learner, plan, config.publication.deadline_s)
+        patience_s = config.run.stall_s + config.run.grace_s
+        await trainer_actor(link, _Saving(learner, place), transfer, waits, Reporter(waits), patience_s=patience_s)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """A learner that knows where its checkpoints go."""
+
+    learner: Learner
+    place: Place
+
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
+    def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
+        return self.learner.accumulate(batch, buffers)
+
+    def step(self) -> dict[str, float]:
+        return self.learner.step()
+
+    def save(self, cursor: int) -> Path:
+        """A checkpoint; after the last step also the model alone, for use elsewhere."""
+        from asyncrl.training.checkpoint import export, save
+
+        path = save(self.place.run, self.learner, cursor, self.place.initial)
+        if self.learner.version >= self.place.config.train.steps:
+            export(self.place.run / MODEL, self.learner.model, self.place.initial)
+        return path
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """A sender that knows what it sends."""
+
+    sender: Sender
+    learner: Learner
+    plan: Plan
+    deadline_s: float
+
+    @property
+    def port(self) -> int:
+        return self.sender.port
+
+    async def send(self, message: Publish) -> SendResult:
+        from asyncrl.training.models import parameters_for_publication
+
+        tensors = parameters_for_publication(self.learner.model)
+        return await self.sender.send(message.epoch, message.world, self.plan, tensors, self.deadline_s)
+
+
+def _dtype(config: Config) -> torch.dtype:
+    import torch
+
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
+
+
+ROLES = {"coordinator": coordinator, "rollout": rollout, "reward": reward, "trainer": trainer}

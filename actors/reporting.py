@@ -1,0 +1,42 @@
+"""What an actor tells of itself, once a second. Invariant: every second and every count is reported once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import trio
+
+from asyncrl.link import Link
+from asyncrl.messages import Report
+from asyncrl.waits import Waits
+
+REPORT_S = 1.0
+
+
+class Reporter:
+    """Collects idle seconds and counts, and sends their increase."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self._counts: Counter[str] = Counter()
+        self._sent: dict[str, float] = {}
+        self._since = trio.current_time()
+
+    def count(self, name: str, increase: float = 1.0) -> None:
+        """Add to a counter; its name is a metric's label, so take few different ones."""
+        self._counts[name] += increase  # type: ignore[assignment]
+
+    def take(self) -> Report:
+        """Everything since the last call."""
+        now = trio.current_time()
+        total = self._waits.idle()
+        idle = {cause: seconds - self._sent.get(cause, 0.0) for cause, seconds in total.items()}
+        counts, self._counts = self._counts, Counter()
+        seconds, self._since, self._sent = now - self._since, now, total
+        return Report(seconds, idle, dict(counts), self._waits.table())
+
+    async def run(self, link: Link) -> None:
+        """Report until cancelled."""
+        while True:
+            await trio.sleep(REPORT_S)
+            await link.send(self.take())

@@ -1,0 +1,140 @@
+"""The trainer actor: a nursery around a learner. Invariant: commands are carried out one at a time, in the order they came.
+
+    micro-batch  accumulate its gradients               → Consumed
+    close step   one optimizer step, one version more   → Stepped
+    publish      send the weights as they are           → Transferred     (beside accumulation, never beside an optimizer step)
+    save         write a checkpoint                     → Saved
+
+It waits only for commands; what that costs is the trainer's idle time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from actors.errors import CoordinatorLost
+from actors.reporting import Reporter
+from asyncrl.link import Link
+from asyncrl.messages import (
+    Abort,
+    CloseStep,
+    Consumed,
+    Drain,
+    Drained,
+    Message,
+    MicroBatch,
+    Publish,
+    Save,
+    Saved,
+    Stepped,
+    TokenCount,
+    TrainerReady,
+    Transferred,
+)
+from asyncrl.waits import Waits
+from weightsync.errors import TransferError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMANDS = 64
+"""Commands that may wait here. The coordinator has two micro-batches outstanding at most, and few other commands."""
+
+
+class Learner(Protocol):
+    """What a trainer actor drives; every method computes, and runs in a thread."""
+
+    @property
+    def version(self) -> int: ...
+
+    def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]: ...
+
+    def step(self) -> dict[str, float]: ...
+
+    def save(self, cursor: int) -> Path: ...
+
+
+class Sent(Protocol):
+    """What a transfer sent: one checksum a bucket."""
+
+    @property
+    def checksums(self) -> list[int]: ...
+
+
+class Transfer(Protocol):
+    """Sends the learner's weights."""
+
+    @property
+    def port(self) -> int: ...
+
+    async def send(self, message: Publish) -> Sent: ...
+
+
+class _Commands:
+    """Reads the link into a bounded queue, so that a long micro-batch does not keep the coordinator's writer waiting."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._send, self.receive = trio.open_memory_channel[tuple[Message, tuple[memoryview, ...]]](COMMANDS)
+
+    async def run(self) -> None:
+        async with self._send:
+            async for command in self._link:
+                await self._send.send(command)
+                if isinstance(command[0], Drain):
+                    return
+
+
+async def trainer_actor(link: Link, learner: Learner, transfer: Transfer, waits: Waits, reporter: Reporter, *, patience_s: float) -> None:
+    """Serve the coordinator until it drains this actor; at most `patience_s` without a command."""
+    commands = _Commands(link)
+    weights = trio.Lock()  # held while the weights must not change
+    transferring = trio.CancelScope()
+
+    async def publish(message: Publish, *, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED) -> None:
+        checksums, error = list[int](), "aborted"
+        async with weights:
+            version, start = learner.version, trio.current_time()
+            with trio.CancelScope() as scope:
+                task_status.started(scope)
+                try:
+                    checksums, error = (await transfer.send(message)).checksums, ""
+                except TransferError as failure:
+                    error = str(failure)
+        await link.send(Transferred(message.publication, version, checksums, trio.current_time() - start, error))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commands.run)
+        nursery.start_soon(reporter.run, link)
+        await link.send(TrainerReady(learner.version, transfer.port))
+        while True:
+            with waits.on("command", owner="trainer", deadline_s=patience_s):
+                try:
+                    message, buffers = await commands.receive.receive()
+                except trio.EndOfChannel:
+                    raise CoordinatorLost("the trainer") from None
+            start = trio.current_time()
+            match message:
+                case MicroBatch(step, index):
+                    counts = await trio.to_thread.run_sync(learner.accumulate, message, buffers)
+                    await link.send(Consumed(step, index, counts, trio.current_time() - start))
+                case CloseStep():
+                    async with weights:
+                        metrics = await trio.to_thread.run_sync(learner.step)
+                    await link.send(Stepped(learner.version, trio.current_time() - start, metrics))
+                case Save(cursor):
+                    path = await trio.to_thread.run_sync(learner.save, cursor)
+                    await link.send(Saved(learner.version, str(path)))
+                case Publish():
+                    transferring = await nursery.start(publish, message)
+                case Abort():
+                    transferring.cancel()
+                case Drain():
+                    break
+                case _:
+                    raise ValueError(f"a trainer does not understand {type(message).__name__}")
+        nursery.cancel_scope.cancel()
+    await link.send(Drained())

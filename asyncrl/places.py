@@ -1,0 +1,12 @@
+"""Where things are in a run's directory. Invariant: each name is written once, here."""
+
+KEY = "key"
+"""The run's key, readable by its user alone."""
+LAUNCHER = "launcher.sock"
+COORDINATOR = "coordinator.sock"
+INITIAL = "initial"
+"""The model the run started from: a link to its directory."""
+JOURNAL = "journal.sqlite"
+SUMMARY = "summary.json"
+MODEL = "model"
+"""The model after the last step, as a Hugging Face directory."""
