@@ -20,7 +20,8 @@ class Refused(Exception):
 
 
 class Status(enum.Enum):
-    """Where a rollout is in its life: waiting → leased (→ waiting …) → sealed → judged → taken → trained or discarded."""
+    """Where a rollout is in its life: waiting → leased (→ waiting …) → sealed → judged → taken → trained or discarded;
+    buried before it is sealed; discarded from anywhere with its group; judged again where the trainer that had it is lost."""
 
     WAITING = "waiting"
     LEASED = "leased"

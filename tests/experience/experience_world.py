@@ -137,11 +137,16 @@ class World(RuleBasedStateMachine):
     def open_groups(self) -> list[Group]:
         return [group for group in self.experience.groups.values() if group.step is None]
 
-    @rule(size=st.integers(1, 3), budget=st.integers(1, 6), purpose=st.sampled_from(["train", "train", "evaluation"]))
-    def admit(self, size: int, budget: int, purpose: str) -> None:
+    @rule(
+        size=st.integers(1, 3),
+        budget=st.integers(1, 6),
+        purpose=st.sampled_from(["train", "train", "evaluation"]),
+        restarts=st.sampled_from([None, None, 0]),
+    )
+    def admit(self, size: int, budget: int, purpose: str, restarts: int | None = None) -> None:
         x = self.experience
         pin = x.version if purpose == "evaluation" else None
-        self.apply(e.Admitted(x.next_group, x.next_rollout, size, purpose, x.items(purpose), b"\7\0\0\0", budget, pin))
+        self.apply(e.Admitted(x.next_group, x.next_rollout, size, purpose, x.items(purpose), b"\7\0\0\0", budget, pin, restarts))
 
     @precondition(lambda self: self.has(Status.WAITING))
     @rule(index=st.integers(0, 99), all_of_it=st.booleans())

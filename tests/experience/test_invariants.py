@@ -108,7 +108,8 @@ class Views(World):
             assert x.ready(purpose) == sorted(due, key=lambda group: (group.oldest, group.id))
             taken = [group for group in groups if group.step is not None]
             assert purpose != "train" or x.groups_untaken == x.groups_live - len(taken)
-            assert x.items(purpose) == sum(isinstance(event, e.Admitted) and event.purpose == purpose for event in self.events)
+            admitted = [event for event in self.events if isinstance(event, e.Admitted) and event.purpose == purpose]
+            assert x.items(purpose) == sum(event.restarts is None for event in admitted)
         sealed = [event.rollout for event in self.events if isinstance(event, e.Sealed)]
         unjudged = [number for number in sealed if number in x.rollouts and x.rollouts[number].status is Status.SEALED]
         assert [rollout.id for rollout in x.to_judge()] == unjudged

@@ -105,14 +105,15 @@ def test_a_group_from_prompt_to_publication(story: Story) -> None:
 def test_recycled_rollouts_keep_their_tokens_and_go_first_the_oldest_first(story: Story) -> None:
     x = story.experience
     story.admit(size=4)
-    story.lease(0, 1, 2)
+    story.lease(1, 2, 3)
     story.extend(1, 2)
-    story(e.Recycled(2, 1, "owner died"), e.Recycled(1, 1, "owner died"))
-    assert [r.id for r in x.to_lease("train", 9)] == [1, 2, 3]
+    story(e.Recycled(3, 1, "owner died"), e.Recycled(1, 1, "owner died"))
+    assert [r.id for r in x.to_lease("train", 9)] == [1, 3, 0]
     assert [r.id for r in x.to_lease("train", 1)] == [1]
-    assert x.rollouts[1].recycled and not x.rollouts[3].recycled
+    assert x.rollouts[1].recycled and not x.rollouts[0].recycled
     assert (x.rollouts[1].tokens, x.rollouts[1].owner) == (2, "")
     story(e.Leased(1, "rollout-1", 2))
+    assert [r.id for r in x.to_lease("train", 9)] == [3, 0]
     story.extend(1, 1, version=3)
     assert x.rollouts[1].spans == [Span(0, 0, 2), Span(3, 2, 3)]
 
@@ -208,6 +209,35 @@ def test_evaluation_is_pinned_and_apart(story: Story) -> None:
     assert x.ledger.tokens.discarded == {"evaluation": 1}
 
 
+def test_a_restarted_prompt_does_not_move_the_cursor(story: Story) -> None:
+    story.admit()
+    story(e.Dropped(0, "stale"), e.Admitted(1, 2, 2, "train", 0, PROMPT, 8, None, restarts=0))
+    assert story.experience.items("train") == 1 and story.experience.groups_live == 1
+
+
+def test_what_a_lost_trainer_had_comes_back_and_is_taken_again(story: Story) -> None:
+    x = story.experience
+    for _ in range(3):
+        story.admit(size=2)
+    story.finish(0, 2, 3, 4, 5)
+    story.lease(1)
+    story.extend(1, 2)
+    story.seal(1)
+    story(e.JudgedAs(1, NoVerdict("timeout")))
+    story(e.Taken(0, [0]), e.Taken(0, [4, 5]))
+    assert x.groups_untaken == 1
+    story(e.Returned(0))
+    assert [g.id for g in x.ready()] == [0, 1, 2], "in their order again"
+    assert (x.taken(), x.groups_untaken, x.queue_items, x.queue_bytes) == ([], 3, 5, 5 * 3 * 8)
+    assert x.ledger.tokens.discarded == {"no_verdict": 2}
+    story(e.Taken(0, [0]), e.Trained(0, 3, {}))
+    with pytest.raises(Refused, match="is done"):
+        story(e.Returned(0))
+    story(e.Published(1), e.Dropped(2, "filtered"))
+    assert x.ledger.rollouts.discarded == {"no_verdict": 1, "filtered": 2} and x.groups_live == 1
+    assert x.ledger.balances()
+
+
 def test_a_checkpoint_is_remembered(story: Story) -> None:
     story(e.Checkpointed(0, "a"), e.Checkpointed(5, "b"))
     assert story.experience.checkpoint == e.Checkpointed(5, "b")
@@ -300,6 +330,7 @@ ONE = (ints(1), floats(-1))
         (e.Dropped(2, "stale"), "taken for step 2"),
         (e.Dropped(3, "stale"), "not live"),
         (e.Dropped(0, ""), "no name"),
+        (e.Returned(1), "taken nothing"),
         (e.Published(0), "after version 1"),
         (e.Published(3), "still being trained in step 2"),
     ],
