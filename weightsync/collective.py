@@ -18,6 +18,7 @@ import os
 import socket
 import time
 import traceback
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
@@ -298,18 +299,25 @@ class _Group:
         count = self.plan.bucket_count
         clock = _Clock()
         checksums: list[int] = []
-        before: tuple[Work, Tensor] | None = None
-        for bucket in [*self.plan.buckets(flat), None]:
+        coming = enumerate(self.plan.buckets(flat), 1)
+        # Two are under way, so that the wire is never idle for a checksum. No more: on a peer that hangs, each two wait out their deadline.
+        posted: deque[tuple[Work, Tensor]] = deque()
+
+        def post() -> None:
+            if (following := next(coming, None)) is not None:
+                i, bucket = following
+                posted.append((self._broadcast(job, bucket, f"receiving bucket {i} of {count}"), bucket))
+
+        with clock("wire"):
+            post()
+            post()
+        while posted:
+            work, bucket = posted.popleft()
             with clock("wire"):
-                posted = None
-                if bucket is not None:
-                    posted = (self._broadcast(job, bucket, f"receiving bucket {len(checksums) + 1} of {count}"), bucket)
-                if before is not None:
-                    self._wait(job, before[0], f"receiving bucket {len(checksums) + 1} of {count}")
-            if before is not None:
-                with clock("verify"):
-                    checksums.append(checksum(before[1]))
-            before = posted
+                self._wait(job, work, f"receiving bucket {len(checksums) + 1} of {count}")
+                post()
+            with clock("verify"):
+                checksums.append(checksum(bucket))
         return Staged(self.plan.unpack(flat), checksums, clock["wire"], clock["verify"], flat)
 
     def close(self) -> None:
