@@ -5,9 +5,11 @@ alone, with the rule in its meaning; nothing is measured or guessed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.config.schema import Config
+from asyncrl.process import divide_cores
 
 
 class Row(NamedTuple):
@@ -16,24 +18,6 @@ class Row(NamedTuple):
     name: str
     value: str
     meaning: str
-
-
-class Cores(NamedTuple):
-    """Cores (threads) of each process: never more in all than there are, for oversubscribed cores make both sides ten times slower.
-
-    The coordinator and the reward actors mostly wait, and share the generation side's cores.
-    """
-
-    total: int
-    trainer: int
-    rollout: int
-
-
-def cores(config: Config, available: int) -> Cores:
-    """The division of `available` cores. Where there is one core only, both sides share it."""
-    total = config.run.cores or available
-    trainer = config.run.trainer_cores or max(1, total // 2)
-    return Cores(total, trainer, max(1, (total - trainer) // config.rollout.actors))
 
 
 def live_groups(config: Config) -> int:
@@ -60,7 +44,8 @@ def derived(config: Config, available: int) -> list[Row]:
     step_rollouts = train.batch_groups * rollout.group_size
     groups = live_groups(config)
     live = groups * rollout.group_size
-    share = cores(config, available)
+    total = config.run.cores or available
+    share = divide_cores(range(total), 1, rollout.actors, config.run.trainer_cores)
     prompts = steps(config) * train.batch_groups
     worst = "no bound" if staleness.on_stale == "train" else str(staleness.max_lag)
     params = ", ".join(f"{name}={value}" for name, value in task.params.items())
@@ -76,9 +61,13 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("queue", f"≤ {size(queue_bytes(config))}", "token arrays of the live rollouts"),
         Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
         Row("lag, worst", worst, f"older tokens: {staleness.on_stale}"),
-        Row("cores", f"{share.total} of {available}", f"trainer {share.trainer}; rollout actors {rollout.actors} × {share.rollout}"),
+        Row("cores", f"{total} of {available}", f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}"),
         Row("metrics", f"http://127.0.0.1:{port}/metrics" if (port := config.run.metrics_port) else "off", "Prometheus"),
     ]
+
+
+def _counts(parts: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(str(len(part)) for part in parts)
 
 
 def _slots(slots: int, live: int) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asyncrl.config import load
-from asyncrl.config.derived import cores, derived, live_groups, queue_bytes, size, steps
+from asyncrl.config.derived import derived, live_groups, queue_bytes, size, steps
 
 
 def table(*sets: str, available: int = 2) -> dict[str, tuple[str, str]]:
@@ -48,18 +46,16 @@ def test_the_data_may_end_the_run(epochs: int, size_: int, expected: int) -> Non
     assert steps(load(None, [f"task.epochs={epochs}", f"task.train_size={size_}", "train.steps=9", "train.batch_groups=2"], {})) == expected
 
 
-@given(available=st.integers(1, 64), actors=st.integers(1, 8))
-def test_cores_are_never_oversubscribed_where_they_suffice(available: int, actors: int) -> None:
-    share = cores(load(None, [f"rollout.actors={actors}"], {}), available)
-    assert share.trainer >= 1 and share.rollout >= 1
-    if available >= 2 * actors:
-        assert share.trainer + actors * share.rollout <= available
-
-
-def test_cores_as_set() -> None:
-    assert cores(load(None, ["run.cores=8", "run.trainer_cores=3", "rollout.actors=2"], {}), 64) == (8, 3, 2)
-    assert cores(load(None, [], {}), 2) == (2, 1, 1)
-    assert cores(load(None, [], {}), 1) == (1, 1, 1)
+@pytest.mark.parametrize(
+    ("sets", "available", "said"),
+    [
+        ([], 1, ("1 of 1", "trainer 1; rollout actors 1")),
+        ([], 2, ("2 of 2", "trainer 1; rollout actors 1")),
+        (["run.cores=8", "run.trainer_cores=3", "rollout.actors=2"], 64, ("8 of 64", "trainer 3; rollout actors 2, 3")),
+    ],
+)
+def test_cores_are_said_as_the_launcher_divides_them(sets: list[str], available: int, said: tuple[str, str]) -> None:
+    assert table(*sets, available=available)["cores"] == said
 
 
 def test_sizes_are_readable() -> None:

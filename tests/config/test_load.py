@@ -348,4 +348,6 @@ def test_the_written_file_explains_every_setting() -> None:
 
 
 def test_the_annotated_defaults_in_the_docs_are_the_defaults() -> None:
-    assert (Path(__file__).parents[2] / "docs/defaults.toml").read_text() == render(Config()), "write render(Config()) to docs/defaults.toml"
+    assert (Path(__file__).parents[2] / "docs/defaults.toml").read_text() == render(Config()), (
+        "write render(Config()) to docs/defaults.toml"
+    )
