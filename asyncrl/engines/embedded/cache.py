@@ -74,6 +74,12 @@ def layered(layers: Sequence[_SlotLayer]) -> Cache:
     return Cache(layers=list(layers))
 
 
+def _repeated(x: Tensor, times: int) -> Tensor:
+    """[rows, groups, tokens, width] to [rows, groups * times, tokens, width], each group `times` times in a row."""
+    rows, groups, tokens, width = x.shape
+    return x[:, :, None].expand(rows, groups, times, tokens, width).reshape(rows, groups * times, tokens, width)
+
+
 def _attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -89,7 +95,7 @@ def _attend(
     groups = key.shape[1]
     scale = width**-0.5 if scaling is None else scaling
     if attention_mask is None:
-        key, value = (x.repeat_interleave(heads // groups, 1) for x in (key, value))
+        key, value = (_repeated(x, heads // groups) for x in (key, value))
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale).transpose(1, 2), None
     scores = torch.matmul(query.reshape(rows, groups, heads // groups, width), key) * scale + attention_mask
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)

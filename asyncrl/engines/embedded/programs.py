@@ -116,7 +116,9 @@ class _Trial:
         return torch.zeros(rows, dtype=torch.long), positions, torch.arange(columns), torch.ones(rows), uniforms, *self._cache
 
     def prefill_arguments(self) -> tuple[Tensor, ...]:
-        return torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), *self._cache
+        """Without a dimension of size 1, which a trace would take for constant."""
+        twice = torch.zeros(2, dtype=torch.long)
+        return torch.zeros(2, 3, dtype=torch.long), twice, twice, *self._cache
 
     def check(self, pair: _Pair) -> None:
         """Raise ValueError unless the pair gives the model's own log-probabilities."""
