@@ -1,6 +1,6 @@
-"""`python -m actors.prepare RUN THREADS`: the model a run starts from. Invariant: `RUN/initial` is a whole model, or not there.
+"""`python -m actors.prepare RUN THREADS`: the bundled model, warmed up. Invariant: `RUN/initial` is a whole model, or not there.
 
-In a process of its own, because the warm-up of the bundled model computes with torch on every core, and the launcher never imports it.
+In a process of its own, because the warm-up computes with torch on every core, and the launcher never imports it.
 """
 
 from __future__ import annotations

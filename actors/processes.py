@@ -97,6 +97,8 @@ async def coordinator(place: Place) -> None:
 
 async def rollout(place: Place) -> None:
     """A rollout actor's process: an engine, and a receiver of weights."""
+    import torch
+
     from actors.rollout import rollout_actor
     from asyncrl.tasks.text import Tokenizer
     from asyncrl.training.models import empty_model, parameters_for_publication
@@ -105,6 +107,9 @@ async def rollout(place: Place) -> None:
 
     config, waits = place.config, Waits()
     model = empty_model(place.initial, _dtype(config))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.05)  # any finite numbers, for the engine to try its fast paths with before the first publication
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
     tokenizer = Tokenizer(place.initial)
     if config.engine.kind == "scripted":

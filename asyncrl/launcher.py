@@ -88,11 +88,14 @@ class _Launch:
     # -------------------------------------------------------------------------------------------------------- processes
 
     async def _prepare(self) -> None:
-        """Have the model that the run starts from; the bundled one is warmed up once, and cached."""
-        if (self._run / INITIAL).exists():
+        """Have the model that the run starts from: the one given, or the bundled one, which is warmed up once and cached."""
+        initial = self._run / INITIAL
+        if initial.exists():
             return
-        if not self._config.model.path:
-            self._display.note("Preparing the bundled model: its warm-up takes a minute or two, and is kept for the next run.")
+        if self._config.model.path:
+            initial.symlink_to(Path(self._config.model.path), target_is_directory=True)
+            return
+        self._display.note("Preparing the bundled model: its warm-up takes a minute or two, and is kept for the next run.")
         argv = [sys.executable, "-m", "actors.prepare", str(self._run), str(len(self._cores))]
         child = spawn("the preparation", argv, log=log_path(self._run, "launcher", 0), cores=self._cores, env=ENVIRONMENT)
         try:
@@ -126,7 +129,8 @@ class _Launch:
 
         def on_exit(name: str, code: int, restarting: bool) -> None:
             if self._finished is None and code:
-                self._display.note(f"{name} {describe_exit(code)}{', and is started again' if restarting else ''}.")
+                *_, last = self._children[name].tail().splitlines() or ["it said nothing"]
+                self._display.note(f"{name} {describe_exit(code)}{', and is started again' if restarting else ''}. Its last words: {last}")
                 self._tell(Exited(role, index, code, restarting))
 
         budget = RestartBudget(run.restarts, run.restart_window_s) if role in ("rollout", "reward") else NO_RESTART

@@ -88,10 +88,11 @@ class Coordinator:
         self.generation = Generation(book, self.seats, prompts, config)
         self.judgement = Judgement(book, self.roster, config)
         self.publishing = Publishing(book, self.seats, self._replace, partial(self._end, False), config)
-        self.evaluation = Evaluation(book, self.generation, self.seats, prompts, config)
+        self.evaluation = Evaluation(book, self.generation, self.seats, prompts, config, metrics.evaluated)
         self.training: Training | None = None
         self._outcome: Outcome | None = None
         self._phase = "starting"
+        self._met: set[str] = set()  # everybody who was ever here
         self._drained: set[str] = set()
 
     def summary(self, outcome: Outcome) -> Summary:
@@ -255,6 +256,7 @@ class Coordinator:
         """Send to and take from one peer until its link ends."""
         if (previous := self.roster.add(peer)) is not None:
             previous.scope.cancel()
+        self._met.add(peer.name)
         logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
         try:
             with peer.scope:
@@ -345,11 +347,14 @@ class Coordinator:
 
     def _exited(self, message: Exited) -> None:
         """The launcher saw a process end."""
-        if message.restarting:
+        name = f"{message.role}-{message.index}"
+        if name not in self._met:
+            self._end(False, f"{name} ended with code {message.code} before it had begun, so starting it again would not help")
+        elif message.restarting:
             self.progress.restarts[message.role] += 1
             self.metrics.restarted(message.role)
         elif self._phase != "draining":
-            self._end(False, f"{message.role}-{message.index} ended with code {message.code}")
+            self._end(False, f"{name} ended with code {message.code}")
 
     def _replace(self, name: str, reason: str) -> None:
         """Have the launcher end an actor and start another; what it holds is taken back when its link ends."""

@@ -7,6 +7,8 @@ its place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from actors.coordinator.book import Book
 from actors.coordinator.generation import Generation
 from actors.coordinator.prompts import Prompts
@@ -22,12 +24,21 @@ PERFECT = 1.0
 class Evaluation:
     """One evaluation at a time."""
 
-    def __init__(self, book: Book, generation: Generation, seats: Seats, prompts: Prompts, config: Config) -> None:
+    def __init__(
+        self,
+        book: Book,
+        generation: Generation,
+        seats: Seats,
+        prompts: Prompts,
+        config: Config,
+        evaluated: Callable[[int, float], None],
+    ) -> None:
         self._book = book
         self._generation = generation
         self._seats = seats
         self._items = prompts.evaluation_items()
         self._every = config.train.eval_every
+        self._evaluated = evaluated
         self._first: int | None = None
         self._again = False  # an evaluation was given up
         self.running: int | None = None
@@ -63,6 +74,7 @@ class Evaluation:
             self._book.record(Dropped(group.id, "evaluation"))
         if not self._left:
             self.accuracy[self.running] = self._correct / len(self._items)
+            self._evaluated(self.running, self.accuracy[self.running])
             self._end()
 
     def _give_up(self) -> None:

@@ -78,10 +78,11 @@ class Publishing:
         self._membership = self._membership.left(member).joined(member)
 
     def lose(self, member: int, reason: str) -> None:
-        """An engine is gone."""
+        """An engine is gone; there is nothing left to fence."""
         self._membership = self._membership.left(member)
         if self._current is not None:
-            self._carry_out(self._current.lost(member, reason, trio.current_time()))
+            actions = self._current.lost(member, reason, trio.current_time())
+            self._carry_out([a for a in actions if not (isinstance(a, Fence) and a.member == member)])
 
     # -------------------------------------------------------------------------------------------------------- driving
 

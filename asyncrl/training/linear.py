@@ -43,10 +43,12 @@ class _Multiply(torch.autograd.Function):
 
 
 class OneDnnLinear(nn.Linear):
-    """`nn.Linear` through oneDNN, for float32 on a CPU."""
+    """`nn.Linear`, through oneDNN where it is of float32 on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
         """As `nn.Linear`: [..., in] to [..., out]."""
+        if input.dtype != torch.float32 or self.weight.dtype != torch.float32 or input.device.type != "cpu":
+            return super().forward(input)
         output: Tensor = _Multiply.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return output
 

@@ -53,6 +53,7 @@ def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrai
     """The model at `path` with weights of no meaning, for who gets them by publication. Needs config.json alone. Raises ModelError."""
     with no_init_weights():
         model = _AUTO.from_config(_config(Path(path)), dtype=dtype, trust_remote_code=False)
+    model.tie_weights()  # left out with the initialisation
     return _evaluating(model)
 
 

@@ -22,9 +22,9 @@ def test_fills_up_to_the_limit_and_never_below_zero() -> None:
 @given(st.integers(0, 3), st.integers(1, 4), st.integers(0, 6), st.integers(0, 2**32))
 def test_lag_is_bounded_by_depth_and_by_how_many_may_overtake(depth: int, batch: int, window: int, seed: int) -> None:
     """Groups finish in any order; a step takes its groups among the `window + 1` oldest live ones, and some groups are dropped."""
-    random, version, admitted = Random(seed), 0, 0
+    random, admitted = Random(seed), 0
     live: list[tuple[int, int, int]] = []  # admission number, version at admission, groups admitted later that were trained before it
-    for _ in range(12):
+    for version in range(12):
         step: list[tuple[int, int, int]] = []
         while len(step) < batch:
             for _ in range(may_admit(len(live) + len(step), depth, batch)):
@@ -39,7 +39,6 @@ def test_lag_is_bounded_by_depth_and_by_how_many_may_overtake(depth: int, batch:
                 live[:chosen] = [(number, born, overtaken + 1) for number, born, overtaken in live[:chosen]]
                 step.append(live.pop(chosen))
         assert all(version - born <= depth + math.ceil(window / batch) for _, born, _ in step)
-        version += 1
 
 
 def test_the_coordinator_gets_no_torch_from_these() -> None:
