@@ -190,8 +190,8 @@ class Journal:
         try:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(_insert, self._connection, self.path, self._durable + 1, rows, limiter=self._thread)
-        except JournalError as error:
-            self._failure = error
+        except BaseException as error:  # whatever it is, these events are not on disk, so no later ones may be
+            self._failure = error if isinstance(error, JournalError) else JournalError(f"the journal {self.path} failed: {error!r}")
             raise
         finally:
             self._committed.unpark_all()

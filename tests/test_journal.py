@@ -251,6 +251,24 @@ async def test_a_full_disk_is_said_to_everybody_and_loses_nothing_durable(path: 
     assert on_disk(path) == [e.Late(1)]
 
 
+async def test_after_any_failure_nothing_is_written_in_the_place_of_what_was_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        monkeypatch.undo()
+        raise MemoryError
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with Journal.open(path, commit_ms=0) as log:
+            log.append(e.Late(1))
+            await log.flush()
+            monkeypatch.setattr(journal, "_insert", fail)
+            log.append(e.Late(2))
+            await trio.testing.wait_all_tasks_blocked()
+            log.append(e.Late(3))
+            await trio.sleep_forever()
+    assert caught.group_contains(MemoryError) or caught.group_contains(JournalError)
+    assert on_disk(path) == [e.Late(1)]
+
+
 async def test_two_writers_are_noticed(path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         async with Journal.open(path) as one, Journal.open(path) as other:
