@@ -183,12 +183,12 @@ async def trainer(place: Place) -> None:
     async with Sender.open(config.publication.host) as sender, await place.link() as link:
         transfer = _Transfer(sender, learner, plan, config.publication.deadline_s)
         patience_s = config.run.stall_s + config.run.grace_s
-        await trainer_actor(link, _Saving(learner, place), transfer, waits, Reporter(waits), patience_s=patience_s)
+        await trainer_actor(link, _Threaded(learner, place), transfer, waits, Reporter(waits), patience_s=patience_s)
 
 
 @dataclass(frozen=True)
-class _Saving:
-    """A learner that knows where its checkpoints go."""
+class _Threaded:
+    """A learner that computes in a thread, and knows where its checkpoints go."""
 
     learner: Learner
     place: Place
@@ -197,14 +197,17 @@ class _Saving:
     def version(self) -> int:
         return self.learner.version
 
-    def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
-        return self.learner.accumulate(batch, buffers)
+    async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
+        return await trio.to_thread.run_sync(self.learner.accumulate, batch, buffers)
 
-    def step(self) -> dict[str, float]:
-        return self.learner.step()
+    async def step(self) -> dict[str, float]:
+        return await trio.to_thread.run_sync(self.learner.step)
 
-    def save(self, cursor: int) -> Path:
+    async def save(self, cursor: int) -> Path:
         """A checkpoint; after the last step also the model alone, for use elsewhere."""
+        return await trio.to_thread.run_sync(self._save, cursor)
+
+    def _save(self, cursor: int) -> Path:
         from asyncrl.training.checkpoint import export, save
 
         path = save(self.place.run, self.learner, cursor, self.place.initial)

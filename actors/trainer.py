@@ -45,16 +45,16 @@ COMMANDS = 64
 
 
 class Learner(Protocol):
-    """What a trainer actor drives; every method computes, and runs in a thread."""
+    """What a trainer actor drives. Its methods are called one at a time, and let links go on while they compute."""
 
     @property
     def version(self) -> int: ...
 
-    def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]: ...
+    async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]: ...
 
-    def step(self) -> dict[str, float]: ...
+    async def step(self) -> dict[str, float]: ...
 
-    def save(self, cursor: int) -> Path: ...
+    async def save(self, cursor: int) -> Path: ...
 
 
 class Sent(Protocol):
@@ -119,14 +119,14 @@ async def trainer_actor(link: Link, learner: Learner, transfer: Transfer, waits:
             start = trio.current_time()
             match message:
                 case MicroBatch(step, index):
-                    counts = await trio.to_thread.run_sync(learner.accumulate, message, buffers)
+                    counts = await learner.accumulate(message, buffers)
                     await link.send(Consumed(step, index, counts, trio.current_time() - start))
                 case CloseStep():
                     async with weights:
-                        metrics = await trio.to_thread.run_sync(learner.step)
+                        metrics = await learner.step()
                     await link.send(Stepped(learner.version, trio.current_time() - start, metrics))
                 case Save(cursor):
-                    path = await trio.to_thread.run_sync(learner.save, cursor)
+                    path = await learner.save(cursor)
                     await link.send(Saved(learner.version, str(path)))
                 case Publish():
                     transferring = await nursery.start(publish, message)

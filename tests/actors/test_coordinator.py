@@ -1,0 +1,283 @@
+"""Whole runs in virtual time: what the design promises of a run, whatever happens to its actors."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from actor_world import World, configured
+
+from asyncrl.engines.protocol import Request
+from asyncrl.engines.scripted import Script
+from asyncrl.experience import events as e
+from asyncrl.messages import Drain, NoVerdict, Purpose, Replace, Scored, Status, Verdict
+
+
+async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_version(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured())
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok and outcome.reason == "all 4 steps are done"
+    assert world.learner.version == 4
+    assert sorted(world.coordinator.evaluation.accuracy) == [0, 2, 4]
+    taken = [event for event in world.log.events if isinstance(event, e.Taken)]
+    assert {event.step for event in taken} == {0, 1, 2, 3}
+    assert [version for version, _ in world.learner.saved] == [2, 4]
+    published = [event.version for event in world.log.events if isinstance(event, e.Published)]
+    assert published == sorted(published) and set(published) == {0, 1, 2, 3, 4}
+    assert any(isinstance(message, Status) for message in world.heard)
+
+
+async def test_nothing_is_admitted_before_version_0_is_published(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured())
+    await world.run()
+    kinds = [type(event) for event in world.log.events]
+    assert kinds[0] is e.Published and e.Admitted in kinds
+
+
+async def test_each_step_takes_batch_groups_groups_and_they_are_trained_before_the_step_is_full(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = World(configured(train={"batch_groups": 4, "steps": 3, "micro_tokens": 64}))
+    await world.run()
+    groups: dict[int, set[int]] = {}
+    for batch, _ in world.learner.batches:
+        groups.setdefault(batch.step, set()).update(sample.group for sample in batch.samples)
+    assert {step: len(found) for step, found in groups.items()} == {0: 4, 1: 4, 2: 4}
+    assert max(batch.index for batch, _ in world.learner.batches) > 0
+
+
+async def test_max_lag_0_is_on_policy(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(staleness={"max_lag": 0, "depth": 0}))
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok and set(world.trained_lags()) == {0}
+    assert not world.book.experience.ledger.tokens.discarded.get("stale")
+
+
+@pytest.mark.parametrize("on_stale", ["mask", "drop", "recycle", "train"])
+async def test_no_token_over_max_lag_is_trained_unless_asked(on_stale: str, autojump_clock: trio.testing.MockClock) -> None:
+    """Responses that take several steps to generate: with `train` the same run does go over the bound."""
+    world = World(
+        configured(
+            staleness={"max_lag": 1, "depth": 1, "on_stale": on_stale},
+            rollout={"max_new_tokens": 50, "group_size": 2},
+            train={"steps": 12, "eval_every": 0, "batch_groups": 1},
+            run={"stall_s": 1000.0},
+        )
+    )
+
+    def script(request: Request) -> Script:
+        """Every third group is slow."""
+        slow = request.key // 2 % 3 == 0
+        left = (50 if slow else 4) - request.prefix_tokens
+        from numpy import float32, full, int32
+
+        return Script(full(left, 5, int32), full(left, -1.0, float32), 0.05, "stop")
+
+    world.script = script
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok, outcome.reason
+    lags = world.trained_lags()
+    stale = world.book.experience.ledger.tokens.discarded.get("stale", 0)
+    assert max(lags) > 1 if on_stale == "train" else stale > 0
+    if on_stale == "recycle":
+        assert any(event.restarts is not None for event in world.log.events if isinstance(event, e.Admitted))
+
+
+async def test_a_killed_rollout_actor_costs_nothing_that_was_streamed(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(train={"steps": 6}, rollout={"actors": 2, "attempts": 50}))
+
+    async def murderer() -> None:
+        for at in range(6):
+            await world.until(lambda at=at: world.learner.version >= at and world.coordinator.generation.leased > 0)
+            world.kill(f"rollout-{at % 2}")
+            await trio.sleep(2)
+
+    outcome = await world.run(murderer)
+    world.check()
+    assert outcome.ok, outcome.reason
+    recycled = [event for event in world.log.events if isinstance(event, e.Recycled)]
+    assert recycled and {event.reason for event in recycled} <= {"actor_lost", "interrupted"}
+    again = {event.rollout for event in recycled}
+    trained = {event.rollout: event for event in world.log.events if isinstance(event, e.Trained)}
+    assert again & trained.keys()
+    # What was streamed before the loss is in what was trained: one rollout, continued.
+    streamed = {id: sum(len(x.ids) // 4 for x in world.log.events if isinstance(x, e.Extended) and x.rollout == id) for id in again}
+    assert all(trained[id].trained + sum(trained[id].discarded.values()) == streamed[id] for id in again & trained.keys())
+
+
+async def test_a_rollout_that_fails_again_and_again_is_buried_and_its_group_completes(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(rollout={"attempts": 2}, run={"lease_s": 3.0}))
+
+    def script(request: Request) -> Script:
+        from numpy import float32, full, int32
+
+        cursed = request.rollout == 1 and request.version is None
+        return Script(full(4, 5, int32), full(4, -1.0, float32), 100.0 if cursed else 0.01, "stop")
+
+    world.script = script
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok
+    assert [(event.rollout, event.reason) for event in world.log.events if isinstance(event, e.Buried)] == [(1, "lease_expired")]
+    assert any(sample.group == 0 for batch, _ in world.learner.batches for sample in batch.samples)
+
+
+async def test_a_lost_reward_actor_is_asked_again_elsewhere(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured())
+    world.verifiers._seconds = 0.5
+
+    async def murderer() -> None:
+        await world.until(lambda: world.verifiers.asked > 3)
+        world.kill("reward-0")
+
+    outcome = await world.run(murderer)
+    world.check()
+    assert outcome.ok
+    judged = [event.rollout for event in world.log.events if isinstance(event, e.JudgedAs)]
+    assert len(judged) == len(set(judged)) and world.verifiers.asked > len(judged)
+
+
+async def test_answers_without_a_verdict_are_not_zero(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(rollout={"k_min": 3}))
+
+    def verdict(purpose: Purpose, item: int, ids: bytes) -> Verdict:
+        return NoVerdict("timeout") if len(ids) // 4 % 3 == 0 else Scored(len(ids) / 4)
+
+    world.verifiers._verdict = verdict
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok
+    for batch, _ in world.learner.batches:
+        assert all(len(rewards) >= 3 and 0.0 not in rewards for rewards in batch.rewards.values())
+        assert all(sample.response_tokens % 3 for sample in batch.samples)
+    discarded = world.book.experience.ledger.rollouts.discarded
+    assert discarded.get("no_verdict") or discarded.get("k_min")
+
+
+async def test_a_lost_trainer_ends_the_run_and_says_so(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(train={"steps": 50}))
+
+    async def murderer() -> None:
+        await world.until(lambda: world.learner.version >= 2)
+        world.kill("trainer-0")
+
+    outcome = await world.run(murderer)
+    assert not outcome.ok and "trainer" in outcome.reason
+    assert world.book.experience.ledger.balances()
+
+
+async def test_an_engine_with_other_weights_never_decodes_with_them(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(rollout={"actors": 2}))
+    wrong = iter([True])
+    world.checksums = lambda index, version: [0] if index == 1 and version == 2 and next(wrong, False) else [1000 + version]
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok
+    assert [m.index for m in world.heard if isinstance(m, Replace)] == [1]
+
+
+async def test_a_silent_engine_is_replaced_when_its_lease_expires_and_a_silent_run_says_who_it_waits_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = World(configured(run={"stall_s": 30.0, "lease_s": 1000.0}))
+
+    def script(request: Request) -> Script:
+        from numpy import float32, full, int32
+
+        return Script(full(4, 5, int32), full(4, -1.0, float32), 10_000.0, "stop")
+
+    world.script = script
+    outcome = await world.run()
+    assert not outcome.ok
+    assert "no token and no step for 30 s" in outcome.reason and "trainer for command" in outcome.reason
+
+
+async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(train={"steps": 1000, "checkpoint_every": 0}, run={"grace_s": 5.0}))
+
+    async def user() -> None:
+        await world.until(lambda: world.learner.version >= 3)
+        world.tell(Drain())
+        began = trio.current_time()
+        await world.until(lambda: world.coordinator._phase == "draining" and len(world.coordinator._drained) == 3)
+        assert trio.current_time() - began < 5.0
+
+    outcome = await world.run(user)
+    world.check()
+    assert outcome.ok and "--resume" in outcome.reason
+    assert world.learner.saved and world.learner.saved[-1][0] == world.learner.version
+    assert not any(rollout.owner for rollout in world.book.experience.rollouts.values())
+
+
+RUNS = {
+    "one step": {"train": {"steps": 1}},
+    "one step, no evaluation": {"train": {"steps": 1}, "task": {"eval_size": 0}},
+    "evaluation at every step": {"train": {"eval_every": 1}},
+    "evaluation on the last step only": {"train": {"eval_every": 0}},
+    "one group a step": {"train": {"batch_groups": 1}},
+    "depth 3": {"staleness": {"depth": 3}},
+    "micro-batches of one rollout": {"train": {"micro_tokens": 1}},
+    "one answer token": {"rollout": {"max_new_tokens": 1}},
+    "one slot": {"engine": {"slots": 1}},
+    "three engines, three reward actors": {"rollout": {"actors": 3}, "run": {"reward_actors": 3, "stall_s": 100.0, "lease_s": 50.0}},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+async def test_every_shape_of_run_exits_by_itself(name: str, autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(**RUNS[name]))
+    with trio.fail_after(10_000):
+        outcome = await world.run()
+    world.check()
+    assert outcome.ok and world.learner.version == world.config.train.steps
+    if world.config.task.eval_size:
+        assert {0, world.config.train.steps} <= world.coordinator.evaluation.accuracy.keys()
+
+
+async def test_more_steps_than_data_trains_what_there_is(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(task={"train_size": 7, "epochs": 1, "eval_size": 4}, train={"steps": 50}))
+    with trio.fail_after(10_000):
+        outcome = await world.run()
+    world.check()
+    assert outcome.ok and "used up after 4 of 50 steps" in outcome.reason
+    assert sum(isinstance(event, e.Admitted) and event.purpose == "train" for event in world.log.events) == 7
+    assert 4 in world.coordinator.evaluation.accuracy and world.learner.saved[-1][0] == 4
+    assert world.book.experience.ledger.rollouts.live == 0
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+async def test_a_run_whose_groups_are_all_filtered_ends_and_says_why(epochs: int, autojump_clock: trio.testing.MockClock) -> None:
+    world = World(
+        configured(rollout={"filter": "zero_variance", "filter_patience": 30}, task={"train_size": 10, "epochs": epochs, "eval_size": 0})
+    )
+    world.verifiers._verdict = lambda purpose, item, ids: Scored(1.0)
+    with trio.fail_after(10_000):
+        outcome = await world.run()
+    world.check()
+    assert ("filtered" in outcome.reason and not outcome.ok) if epochs == 0 else "used up after 0 of" in outcome.reason
+    discarded = world.book.experience.ledger.rollouts.discarded
+    assert discarded["zero_variance"] == sum(discarded.values())
+
+
+async def test_prompts_that_leave_no_room_for_an_answer_are_dropped_by_name(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured())
+    world.source.prompts = lambda purpose, item: "x" * (60 if purpose == "train" and item % 2 else 5)
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok and world.book.experience.ledger.rollouts.discarded["prompt_too_long"]
+
+
+async def test_the_summary_says_what_the_events_say(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured())
+    summary = world.coordinator_summary(await world.run())
+    assert summary.ok and summary.balances() and summary.steps == 4
+    extended = [event for event in world.log.events if isinstance(event, e.Extended)]
+    late = sum(event.tokens for event in world.log.events if isinstance(event, e.Late))
+    assert summary.tokens.generated == sum(len(event.ids) // 4 for event in extended) + late
+    lags = world.trained_lags()
+    assert summary.tokens.trained == lags.total()
+    assert summary.lag.max == max(lags) and summary.lag.mean == pytest.approx(sum(k * n for k, n in lags.items()) / lags.total())
+    assert summary.publication.count == 5 and 0 < summary.publication.seconds < world.seconds
+    assert summary.accuracy.start == world.coordinator.evaluation.accuracy[0]
