@@ -5,8 +5,8 @@
 - equal: as many prompts as slots, 64 tokens each: nothing is wasted by anybody.
 - one: a single request of 64 tokens; milliseconds a token.
 
-Both sample at temperature 1 (`generate` without log-probabilities, the engine with). Lengths are imposed by budgets, nothing stops early. The
-sides take turns; the table has medians. Time includes prefill, scheduling and streaming; building and compiling are reported apart.
+Both sample at temperature 1 (`generate` without log-probabilities, the engine with). Lengths are imposed by budgets, nothing stops
+early. The sides take turns; the table has medians. Time includes prefill, scheduling and streaming; building is reported apart.
 """
 
 from __future__ import annotations

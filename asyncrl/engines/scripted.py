@@ -201,11 +201,11 @@ class ScriptedEngine:
             self._decoding.append(_Slot(request, self._script(request), now))
 
     async def _wait(self, due: float | None) -> None:
-        begun = trio.current_time()
+        begun, cause = trio.current_time(), "weights" if self._version is None else "requests"
         with trio.move_on_at(math.inf if due is None else due):
             await self._news.wait()
         if due is None and self._idle is not None:
-            self._idle("weights" if self._version is None else "requests", trio.current_time() - begun)
+            self._idle(cause, trio.current_time() - begun)
 
     def _collect(self) -> None:
         """Chunks that are complete by now, and the end of what has ended."""

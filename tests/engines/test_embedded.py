@@ -1,0 +1,344 @@
+"""The embedded engine against transformers' own greedy decoding and full forwards, for three architectures."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference import ARCHITECTURES, CONTEXT, VOCABULARY, behaviour_of, full_log_probabilities, greedy, random_model
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+
+from asyncrl.engines.embedded.batcher import Batcher
+from asyncrl.engines.protocol import Chunk, Request
+
+torch.set_num_threads(1)
+TOLERANCE = 5e-5
+
+
+def batcher_of(model: PreTrainedModel, *, version: int | None = 0, **changed: Any) -> Batcher:
+    settings: dict[str, Any] = {
+        "slots": 5, "context_tokens": CONTEXT, "stop_ids": frozenset(), "run_seed": 11, "kv": "keep", "compile": False, **changed,
+    }  # fmt: skip
+    batcher = Batcher(copy.deepcopy(model), **settings)
+    if version is not None:
+        load(batcher, version, model)
+    return batcher
+
+
+def load(batcher: Batcher, version: int, model: PreTrainedModel, *, pin: bool = False) -> None:
+    weights = dict(model.named_parameters())
+    batcher.refuse_weights(weights)
+    batcher.load(version, weights, pin=pin)
+
+
+def request(rollout: int, ids: Sequence[int], tokens: int, *, temperature: float = 0.0, prefix: int = 0, **more: Any) -> Request:
+    return Request(rollout, 1, more.pop("key", rollout), np.array(ids, np.int32), prefix, tokens, temperature, **more)
+
+
+def random_requests(count: int, *, temperature: float = 0.0, seed: int = 0) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    sizes = [(int(rng.integers(1, 30)), int(rng.integers(1, 30))) for _ in range(count)]
+    return [request(i, rng.integers(0, VOCABULARY, n).tolist(), k, temperature=temperature) for i, (n, k) in enumerate(sizes)]
+
+
+class Answers:
+    """Chunks put together, checked to follow each other."""
+
+    def __init__(self) -> None:
+        self.ids: dict[int, list[int]] = {}
+        self.behaviour: dict[int, list[float]] = {}
+        self.versions: dict[int, list[int]] = {}
+        self.finish: dict[int, str] = {}
+        self.first: dict[int, int] = {}
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        for chunk in chunks:
+            r = chunk.rollout
+            assert self.finish.get(r, "") == "", "nothing follows a finish"
+            have = self.ids.setdefault(r, [])
+            assert chunk.start == self.first.setdefault(r, chunk.start) + len(have)
+            assert len(chunk.ids) == len(chunk.behaviour) and chunk.ids.dtype == np.int32 and chunk.behaviour.dtype == np.float32
+            have += chunk.ids.tolist()
+            self.behaviour.setdefault(r, []).extend(chunk.behaviour.tolist())
+            self.versions.setdefault(r, []).extend([chunk.version] * len(chunk.ids))
+            self.finish[r] = chunk.finish
+
+    def drain(self, batcher: Batcher, steps: int = 4) -> "Answers":
+        while batcher.has_work:
+            self.add(batcher.advance(steps))
+        return self
+
+
+def answers(batcher: Batcher, requests: Sequence[Request], steps: int = 4) -> Answers:
+    batcher.submit(requests)
+    return Answers().drain(batcher, steps)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_greedy_tokens_and_log_probabilities(name: str) -> None:
+    model = random_model(name)
+    requests = [
+        *random_requests(23),
+        request(100, range(CONTEXT - 1), 1) if CONTEXT - 1 <= VOCABULARY else request(100, [1] * (CONTEXT - 1), 1),
+    ]
+    requests += [request(200 + i, [5, 6, 7], 9) for i in range(4)]
+    seen = answers(batcher_of(model), requests, steps=3)
+    for r in requests:
+        expected = greedy(model, r.ids.tolist(), r.max_new_tokens)
+        assert seen.ids[r.rollout] == expected
+        assert seen.finish[r.rollout] == "length"
+        assert np.abs(behaviour_of(model, r.ids.tolist(), expected) - seen.behaviour[r.rollout]).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8, 40])
+def test_any_number_of_slots(slots: int) -> None:
+    model = random_model("qwen3")
+    requests = random_requests(12, seed=3)
+    seen = answers(batcher_of(model, slots=slots), requests)
+    assert seen.ids == {r.rollout: greedy(model, r.ids.tolist(), r.max_new_tokens) for r in requests}
+
+
+def test_stop_ids_end_and_are_part() -> None:
+    model = random_model("llama")
+    requests = random_requests(12)
+    whole = {r.rollout: greedy(model, r.ids.tolist(), r.max_new_tokens) for r in requests}
+    stops = frozenset(np.argsort(-np.bincount(np.concatenate(list(whole.values())), minlength=VOCABULARY))[:3].tolist())
+    seen = answers(batcher_of(model, stop_ids=stops), requests)
+    stopped = 0
+    for rollout, ids in whole.items():
+        end = next((i + 1 for i, token in enumerate(ids) if token in stops), None)
+        stopped += end is not None
+        assert seen.ids[rollout] == ids[:end]
+        assert seen.finish[rollout] == ("length" if end is None else "stop")
+    assert stopped > 0
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_sampled_log_probabilities_and_neighbours(name: str, temperature: float) -> None:
+    """Every request alone gives what it gives among others."""
+    model = random_model(name)
+    requests = random_requests(15, temperature=temperature)
+    seen = answers(batcher_of(model), requests)
+    alone = batcher_of(model, slots=1)
+    for r in requests:
+        expected = behaviour_of(model, r.ids.tolist(), seen.ids[r.rollout], temperature)
+        assert np.abs(expected - seen.behaviour[r.rollout]).max() < TOLERANCE
+        assert answers(alone, [r]).ids[r.rollout] == seen.ids[r.rollout]
+    assert answers(batcher_of(model, run_seed=12), requests).ids != seen.ids
+
+
+def test_temperatures_may_be_mixed() -> None:
+    model = random_model("qwen3")
+    mixed = [request(i, [3, 1, 4], 20, temperature=t) for i, t in enumerate((0.0, 0.5, 1.0, 2.0, 0.0))]
+    seen = answers(batcher_of(model), mixed)
+    assert seen.ids[0] == seen.ids[4] == greedy(model, [3, 1, 4], 20)
+    for r in mixed:
+        assert np.abs(behaviour_of(model, [3, 1, 4], seen.ids[r.rollout], r.temperature) - seen.behaviour[r.rollout]).max() < TOLERANCE
+
+
+def test_sampling_follows_the_distribution() -> None:
+    model = random_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(0.1)
+    prompt, count, temperature = [7, 7, 2], 4000, 0.8
+    p = full_log_probabilities(model, prompt, temperature)[-1].exp().double().numpy()
+    seen = answers(batcher_of(model, slots=64), [request(i, prompt, 1, temperature=temperature) for i in range(count)])
+    observed = np.bincount([ids[0] for ids in seen.ids.values()], minlength=VOCABULARY)
+    often = p * count >= 5
+    pooled = np.append(observed[often], observed[~often].sum()), np.append(p[often], p[~often].sum()) * count
+    chi_square = float(((pooled[0] - pooled[1]) ** 2 / np.maximum(pooled[1], 1e-9))[pooled[1] > 0].sum())
+    freedom = int(often.sum())
+    assert freedom > 8
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_interrupted_anywhere_and_continued(name: str, temperature: float) -> None:
+    model = random_model(name)
+    batcher = batcher_of(model)
+    prompt, tokens = [9, 8, 7, 6], 14
+    whole = answers(batcher, [request(0, prompt, tokens, temperature=temperature, key=77)]).ids[0]
+    for stop in range(tokens):
+        first = Answers()
+        batcher.submit([request(1, prompt, tokens, temperature=temperature, key=77), request(50, [stop, 2], 9)])
+        for _ in range(stop):
+            first.add(batcher.advance(1))
+        batcher.interrupt([1, 12345])
+        first.drain(batcher)
+        assert first.finish[1] == "interrupted" and first.ids[1] == whole[:stop]
+        rest = request(2, prompt + whole[:stop], tokens - stop, temperature=temperature, prefix=stop, key=77)
+        second = answers(batcher, [rest])
+        assert second.first[2] == stop and second.ids[2] == whole[stop:]
+
+
+def by_full_forwards(
+    models: Sequence[PreTrainedModel], prompt: Sequence[int], swaps: Sequence[int], tokens: int
+) -> tuple[list[int], list[float]]:
+    """Greedy decoding under `models[k]` from response token `swaps[k - 1]` on, everything recomputed for every token."""
+    ids, behaviour = list(prompt), []
+    for i in range(tokens):
+        row = full_log_probabilities(models[sum(i >= swap for swap in swaps)], ids)[-1]
+        ids.append(int(row.argmax()))
+        behaviour.append(float(row.max()))
+    return ids[len(prompt) :], behaviour
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_load_with_the_cache_recomputed(name: str) -> None:
+    models = [random_model(name, seed) for seed in range(3)]
+    batcher = batcher_of(models[0], kv="recompute")
+    requests = [request(i, list(range(i, i + 2 + i)), 20) for i in range(5)]
+    seen = Answers()
+    batcher.submit(requests)
+    for version, steps in ((1, 6), (2, 5)):
+        seen.add(batcher.advance(steps))
+        load(batcher, version, models[version])
+    seen.drain(batcher)
+    for r in requests:
+        ids, behaviour = by_full_forwards(models, r.ids.tolist(), (6, 11), 20)
+        assert seen.ids[r.rollout] == ids
+        assert np.abs(np.array(behaviour) - seen.behaviour[r.rollout]).max() < TOLERANCE
+        assert seen.versions[r.rollout] == [0] * 6 + [1] * 5 + [2] * 9
+
+
+def by_kept_cache(models: Sequence[PreTrainedModel], prompt: Sequence[int], swap: int, tokens: int) -> tuple[list[int], list[float]]:
+    """Greedy decoding with transformers' own cache, handed from one model to the other."""
+    past, fed, ids, behaviour = None, list(prompt), [], []
+    for i in range(tokens):
+        with torch.no_grad():
+            out = models[i >= swap](input_ids=torch.tensor([fed]), past_key_values=past, use_cache=True)
+        past, row = out.past_key_values, out.logits[0, -1].log_softmax(-1)
+        ids.append(int(row.argmax()))
+        behaviour.append(float(row.max()))
+        fed = ids[-1:]
+    return ids, behaviour
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_load_with_the_cache_kept(name: str) -> None:
+    models = [random_model(name, seed) for seed in range(2)]
+    batcher = batcher_of(models[0])
+    requests = [request(i, list(range(i, i + 2 + i)), 20) for i in range(5)]
+    seen = Answers()
+    batcher.submit(requests)
+    seen.add(batcher.advance(7))
+    load(batcher, 1, models[1])
+    seen.drain(batcher)
+    for r in requests:
+        ids, behaviour = by_kept_cache(models, r.ids.tolist(), 7, 20)
+        assert seen.ids[r.rollout] == ids
+        assert np.abs(np.array(behaviour) - seen.behaviour[r.rollout]).max() < TOLERANCE
+
+
+def test_pins() -> None:
+    models = [random_model("qwen3", seed) for seed in range(3)]
+    batcher = batcher_of(models[0], version=None)
+    load(batcher, 0, models[0], pin=True)
+    pinned, current = [request(i, [i, 2, 3], 12, version=0) for i in range(7)], [request(10 + i, [i, 4], 12) for i in range(3)]
+    seen = Answers()
+    batcher.submit([*pinned, *current])
+    seen.add(batcher.advance(5))
+    load(batcher, 1, models[1])
+    seen.drain(batcher)
+    for r in pinned:
+        assert seen.ids[r.rollout] == greedy(models[0], r.ids.tolist(), 12) and set(seen.versions[r.rollout]) == {0}
+    assert all(seen.versions[r.rollout] == [0] * 5 + [1] * 7 for r in current)
+
+    load(batcher, 2, models[2], pin=True)  # takes the place of version 0
+    seen = Answers()
+    batcher.submit([request(20, [1], 12, version=0), request(21, [1], 12, version=2), request(22, [5], 12)])
+    seen.add(batcher.advance(4))
+    assert seen.finish == {20: "interrupted", 21: "", 22: ""}
+    batcher.unpin(7)
+    batcher.unpin(2)
+    batcher.submit([request(23, [1], 12, version=2)])
+    seen.drain(batcher)
+    assert seen.finish == {20: "interrupted", 21: "interrupted", 22: "length", 23: "interrupted"}
+    assert seen.ids[21] == greedy(models[2], [1], 12)[:4]
+
+
+def test_pinning_again_interrupts_the_older_pin() -> None:
+    model = random_model("qwen3")
+    batcher = batcher_of(model, version=None)
+    load(batcher, 0, model, pin=True)
+    batcher.submit([request(0, [1], 12, version=0)])
+    seen = Answers()
+    seen.add(batcher.advance(3))
+    load(batcher, 1, model, pin=True)
+    seen.drain(batcher)
+    assert seen.finish[0] == "interrupted" and seen.versions[0] == [0] * 3
+
+
+def test_nothing_is_sampled_before_the_first_load() -> None:
+    model = random_model("gpt2")
+    batcher = batcher_of(model, version=None)
+    batcher.submit([request(0, [1, 2], 3), request(1, [1], 3)])
+    assert batcher.advance(5) == [] and not batcher.has_work and batcher.version is None
+    batcher.interrupt([1])
+    assert [(c.rollout, c.finish) for c in batcher.advance(5)] == [(1, "interrupted")]
+    load(batcher, 4, model)
+    assert Answers().drain(batcher).ids == {0: greedy(model, [1, 2], 3)}
+
+
+def test_a_group_is_prefilled_once() -> None:
+    model = random_model("qwen3")
+    batcher = batcher_of(model, slots=16)
+    lane, rows = batcher._current, []
+    prefill = lane._programs.prefill
+    lane._programs._fast.prefill = lambda ids, *rest: rows.append(len(ids)) or prefill(ids, *rest)
+    prompts = [[1, 2, 3, 4], [5, 6], [9]]
+    seen = answers(batcher, [request(4 * g + i, prompt, 5, temperature=1.0) for g, prompt in enumerate(prompts) for i in range(4)])
+    assert rows == [2]
+    for rollout, ids in seen.ids.items():
+        assert np.abs(behaviour_of(model, prompts[rollout // 4], ids, 1.0) - seen.behaviour[rollout]).max() < TOLERANCE
+
+
+def test_a_request_waits_for_company_but_not_long() -> None:
+    batcher = batcher_of(random_model("qwen3"), slots=32)
+    batcher.submit([request(i, [1], 50) for i in range(31)])
+    batcher.advance(1)
+    batcher.submit([request(99, [2], 5)])
+    steps = next(n for n in range(1, 60) if any(c.rollout == 99 for c in batcher.advance(1)))
+    assert 1 < steps <= 17
+
+
+def weights_with(model: PreTrainedModel, changed: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in {**dict(model.named_parameters()), **changed}.items() if tensor is not None}
+
+
+def test_weights_that_do_not_fit_are_refused_by_name() -> None:
+    model = random_model("qwen3")
+    batcher = batcher_of(model)
+    norm = "model.norm.weight"
+    for changed, says in (
+        ({"model.nrom.weight": torch.ones(32)}, "nrom"),
+        ({norm: None}, "lack 'model.norm.weight'"),
+        ({norm: torch.ones(31)}, "shape"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            batcher.refuse_weights(weights_with(model, changed))
+    batcher.refuse_weights({**dict(model.named_parameters()), "lm_head.weight": model.lm_head.weight})  # both names of a tied one
+    batcher.refuse_weights({k.replace("model.embed_tokens", "lm_head"): v for k, v in model.named_parameters()})  # the other name
+
+
+def test_models_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="context_tokens is 65"):
+        batcher_of(random_model("qwen3"), context_tokens=CONTEXT + 1)
+    with pytest.raises(ValueError, match="stop id 40"):
+        batcher_of(random_model("qwen3"), stop_ids=frozenset({3, 40}))
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    window = MistralForCausalLM(MistralConfig(**sizes, num_key_value_heads=1, sliding_window=16, max_position_embeddings=CONTEXT))
+    with pytest.raises(ValueError, match="sliding_attention"):
+        batcher_of(window)
+    assert answers(batcher_of(window, context_tokens=16), [request(0, [1], 15)]).ids == {0: greedy(window, [1], 15)}
+
+
+def test_bfloat16_weights() -> None:
+    model = random_model("qwen3").to(torch.bfloat16)
+    seen = answers(batcher_of(model), random_requests(8, temperature=1.0))
+    for r in random_requests(8):
+        assert np.abs(behaviour_of(model, r.ids.tolist(), seen.ids[r.rollout]) - seen.behaviour[r.rollout]).mean() < 0.2
