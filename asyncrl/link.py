@@ -177,8 +177,7 @@ class Link:
         return parts, size
 
     async def _send(self, parts: list[Bytes], size: int, frames: int) -> None:
-        await self._turns.take()
-        self._turns.charge(size)
+        await self._turns.take(size)
         if self._sending.locked():
             since = trio.current_time()
             try:
@@ -226,7 +225,7 @@ class Link:
             raise trio.BusyResourceError(f"another task receives on the link to {self.peer}")
         self._receiving = True
         try:
-            await self._turns.take()
+            await self._turns.take(0)
             if self._closed is not None:
                 raise LinkBroken(self._closed)
             while (frame := self._unfinished) is None:
@@ -293,7 +292,7 @@ class Link:
 
     async def _read(self, view: memoryview, *, inside: bool) -> int:
         """At least one byte into `view`; `inside` says whether an end here would cut a frame. Cancelled, it has read nothing."""
-        await self._turns.take()
+        await self._turns.take(len(view))
         try:
             count = await self._pipe.receive_into(view)
         except FAILURES as error:
@@ -302,7 +301,6 @@ class Link:
             if inside:
                 raise LinkBroken(f"{self.peer} ended in the middle of a frame")
             raise EndOfStream(f"{self.peer} closed the link")
-        self._turns.charge(count)
         self._bytes_received += count
         return count
 

@@ -97,8 +97,9 @@ class SocketPipe:
                 await trio.lowlevel.wait_readable(self._sock)
 
     async def aclose(self) -> None:
-        trio.lowlevel.notify_closing(self._sock)
-        self._sock.close()
+        if self._sock.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._sock)
+            self._sock.close()
 
 
 class StreamPipe:
@@ -135,13 +136,9 @@ class Turns:
     def __init__(self) -> None:
         self._left = _MIB
 
-    def charge(self, size: int) -> None:
-        """Count `size` bytes towards the next turn."""
-        self._left -= size
-
-    async def take(self) -> None:
-        """A checkpoint before an operation."""
-        self._left -= _MIB // 64
+    async def take(self, size: int) -> None:
+        """A checkpoint before an operation on at most `size` bytes."""
+        self._left -= size + _MIB // 64
         if self._left > 0:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
