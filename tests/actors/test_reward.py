@@ -1,0 +1,332 @@
+"""The reward actor with real processes: what a verifier does wrong costs its own answer a verdict, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+
+from actors.errors import CoordinatorLost
+from actors.reporting import Reporter
+from actors.reward import VerifierLost, Verifiers, open_verifiers, reward_actor
+from actors.verifier import read
+from asyncrl.config.schema import Task as Config
+from asyncrl.link import Link, memory_links
+from asyncrl.messages import Drain, Drained, Interrupt, Judge, Judged, NoVerdict, Report, Scored, Verdict, Wait
+from asyncrl.training.bundled import write_tokenizer
+from asyncrl.waits import Waits
+
+pytestmark = pytest.mark.processes
+
+VERIFIERS = '''
+import os, signal, subprocess, sys
+from pathlib import Path
+
+def do(answer, entry):
+    """The answer is a program of one word, and perhaps its argument."""
+    word, _, argument = answer.partition(" ")
+    match word:
+        case "give": return float(argument)
+        case "raise": raise ValueError(argument)
+        case "exit": raise SystemExit(3)
+        case "hang": signal.pause()
+        case "spin":
+            while True: pass
+        case "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.pause()
+        case "die": os._exit(7)
+        case "die-once":
+            if not Path(argument).exists():
+                Path(argument).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return 0.25
+        case "print":
+            print("x" * 100_000)
+            print("y", file=sys.stderr)
+            os.write(1, b"zzz")
+            return 0.5
+        case "text": return "0.5"
+        case "nothing": return None
+        case "pid": return float(os.getpid())
+        case "child":
+            child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+            Path(argument).write_text(str(child.pid))
+            signal.pause()
+        case "meet":
+            here, on = argument.split()
+            with open(here, "wb", buffering=0) as file: file.write(b".")
+            with open(on, "rb", buffering=0) as file: return float(len(file.read(1)))
+'''
+
+Open = Callable[..., AbstractAsyncContextManager[Verifiers]]
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    name = f"doing_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(VERIFIERS)
+    (tmp_path / "data.jsonl").write_text('{"prompt": "do", "answer": ""}\n' * 10)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    write_tokenizer(tmp_path)
+    return Config(name="jsonl", path=str(tmp_path / "data.jsonl"), verifier=f"{name}:do", eval_size=0, verdict_s=20.0)
+
+
+@pytest.fixture
+def waits() -> Waits:
+    """Of the process that would be."""
+    return Waits()
+
+
+@pytest.fixture
+def opened(task: Config, tmp_path: Path, waits: Waits) -> Open:
+    """Opens verifiers of that task, with other settings if given."""
+
+    def opened(**changes: object) -> AbstractAsyncContextManager[Verifiers]:
+        return open_verifiers(msgspec.structs.replace(task, **changes), 0, str(tmp_path), waits)
+
+    return opened
+
+
+async def verdict(verifiers: Verifiers, answer: str) -> Verdict:
+    given = await verifiers.judge("train", 0, ids(answer))
+    return given.verdict
+
+
+def ids(answer: str) -> bytes:
+    return np.frombuffer(answer.encode(), np.uint8).astype("<i4").tobytes()
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes named pipes: reading one is waiting for its writer."""
+
+    def pipe(name: str) -> Path:
+        os.mkfifo(tmp_path / name)
+        return tmp_path / name
+
+    return pipe
+
+
+async def said(pipe: Path) -> str:
+    return await trio.to_thread.run_sync(pipe.read_text)
+
+
+async def gone(process: int) -> None:
+    """Returns when the process behind a descriptor of `os.pidfd_open` has ended."""
+    with trio.fail_after(20):
+        await trio.lowlevel.wait_readable(process)
+    os.close(process)
+
+
+async def worker(verifiers: Verifiers) -> int:
+    """A process id that judged."""
+    pid = await verdict(verifiers, "pid")
+    assert isinstance(pid, Scored)
+    return int(pid.reward)
+
+
+async def test_every_way_to_give_no_verdict(opened: Open) -> None:
+    async with opened() as verifiers:
+        expected: dict[str, Verdict] = {
+            "give 0.75": Scored(0.75),
+            "give -2": Scored(-2.0),
+            "give nan": NoVerdict("not finite"),
+            "give inf": NoVerdict("not finite"),
+            "text": NoVerdict("not a number: str"),
+            "nothing": NoVerdict("not a number: NoneType"),
+            "raise no such luck": NoVerdict("raised: ValueError: no such luck"),
+            "raise " + "x" * 999: NoVerdict("raised: ValueError: " + "x" * 200),
+            "exit": NoVerdict("raised: SystemExit: 3"),
+            "die": NoVerdict("crashed"),
+            "print": Scored(0.5),
+        }
+        assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
+
+
+@pytest.mark.parametrize("answer", ["hang", "spin", "deaf"])
+async def test_a_verifier_that_does_not_return_is_killed(opened: Open, answer: str) -> None:
+    async with opened(verdict_s=0.3) as verifiers:
+        assert await verdict(verifiers, answer) == NoVerdict("timeout")
+        assert verifiers.slowest == (0.3, "train", 0)
+        assert await verdict(verifiers, "give 1") == Scored(1.0)
+
+
+async def test_a_timeout_kills_what_the_verifier_started(opened: Open, pipe: Callable[[str], Path]) -> None:
+    found: list[Verdict] = []
+    child = pipe("child")
+
+    async def judge(verifiers: Verifiers) -> None:
+        found.append(await verdict(verifiers, f"child {child}"))
+
+    async with opened(verdict_s=3.0) as verifiers, trio.open_nursery() as nursery:
+        nursery.start_soon(judge, verifiers)
+        await gone(os.pidfd_open(int(await said(child))))
+    assert found == [NoVerdict("timeout")]
+
+
+async def test_a_worker_killed_from_outside_costs_its_answer_nothing(opened: Open, tmp_path: Path) -> None:
+    async with opened() as verifiers:
+        assert await verdict(verifiers, f"die-once {tmp_path / 'flag'}") == Scored(0.25)
+        os.kill(await worker(verifiers), signal.SIGKILL)
+        assert await verdict(verifiers, "give 1") == Scored(1.0)
+
+
+async def test_the_innocent_do_not_notice(opened: Open, tmp_path: Path) -> None:
+    """Four that hang, two that crash and two hundred good ones, all at a time."""
+    found: list[tuple[str, Verdict]] = []
+
+    async def judge(verifiers: Verifiers, places: trio.Semaphore, answer: str) -> None:
+        async with places:
+            found.append((answer, await verdict(verifiers, answer)))
+
+    async with opened(verdict_s=1.5) as verifiers, trio.open_nursery() as nursery:
+        places = trio.Semaphore(8)
+        for answer in ["hang", "spin", "die", "hang", "die", "hang"] + [f"give {i}" for i in range(200)]:
+            nursery.start_soon(judge, verifiers, places, answer)
+    assert len(found) == 206
+    for answer, given in found:
+        match answer.split():
+            case ["give", number]:
+                assert given == Scored(float(number))
+            case ["die"]:
+                assert given == NoVerdict("crashed")
+            case _:
+                assert given == NoVerdict("timeout")
+
+
+async def test_answers_are_judged_beside_each_other_and_workers_used_again(opened: Open, pipe: Callable[[str], Path]) -> None:
+    here, on = pipe("here"), pipe("on")
+    # open at both ends, so that neither ever ends
+    with open(here, "r+b", buffering=0) as arrived, open(on, "r+b", buffering=0) as sent:  # noqa: ASYNC230, PTH123
+
+        def meet() -> None:
+            """Nobody goes on before all six are here."""
+            assert b"".join(arrived.read(1) for _ in range(6)) == b"." * 6
+            sent.write(b"." * 6)
+
+        async with opened() as verifiers:
+            async with trio.open_nursery() as nursery:
+                for _ in range(6):
+                    nursery.start_soon(verdict, verifiers, f"meet {here} {on}")
+                await trio.to_thread.run_sync(meet)
+            assert len({await worker(verifiers) for _ in range(20)}) == 1
+
+
+async def test_a_cancelled_answer_leaves_no_process(opened: Open, pipe: Callable[[str], Path]) -> None:
+    child = pipe("child")
+    async with opened() as verifiers:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(verdict, verifiers, f"child {child}")
+            process = os.pidfd_open(int(await said(child)))
+            nursery.cancel_scope.cancel()
+        await gone(process)
+        assert await verdict(verifiers, "give 1") == Scored(1.0)
+
+
+async def test_no_process_outlives_the_verifiers(opened: Open) -> None:
+    async with opened() as verifiers:
+        process = os.pidfd_open(await worker(verifiers))
+    await gone(process)
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def test_a_lost_fork_server_ends_the_actor_and_its_workers(opened: Open) -> None:
+    with pytest.raises(VerifierLost, match="ended"):
+        async with opened() as verifiers:
+            pid = await worker(verifiers)
+            process = os.pidfd_open(pid)
+            os.kill(parent(pid), signal.SIGKILL)
+            await gone(process)
+            await verdict(verifiers, "give 1")
+
+
+async def test_a_task_that_cannot_be_opened_is_said(opened: Open) -> None:
+    with pytest.raises(VerifierLost, match="log"):
+        async with opened(path="/no/such/file"):
+            pass
+
+
+@pytest.mark.parametrize(("value", "expected"), [(True, 1.0), (np.float32(0.5), 0.5), (0, 0.0)])
+def test_numbers_of_any_kind_are_rewards(value: object, expected: float) -> None:
+    assert read(value) == Scored(expected)
+
+
+# ------------------------------------------------------------------------------------------------------------ the actor
+
+
+@asynccontextmanager
+async def acting(verifiers: Verifiers, *, concurrency: int, waits: Waits | None = None) -> AsyncIterator[Link]:
+    """The coordinator's end of a reward actor's link."""
+    ours, theirs = memory_links()
+    waits = waits or Waits()
+    actor = partial(reward_actor, theirs, verifiers, waits, Reporter(waits), concurrency=concurrency, deadline_s=20.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(actor)
+        yield ours
+
+
+async def next_of(link: Link, kind: type) -> object:
+    while True:
+        message, _ = await link.receive()
+        if isinstance(message, kind):
+            return message
+        assert isinstance(message, Report)
+
+
+async def test_the_actor_judges_what_it_is_asked_and_then_drains(opened: Open) -> None:
+    async with opened() as verifiers, acting(verifiers, concurrency=2) as link:
+        for rollout in range(50):
+            await link.send(Judge(rollout, "train", rollout % 10), ids(f"give {rollout}"))
+        judged = [await next_of(link, Judged) for _ in range(50)]
+        assert {(j.rollout, j.verdict) for j in judged if isinstance(j, Judged)} == {(i, Scored(float(i))) for i in range(50)}
+        await link.send(Drain())
+        assert await next_of(link, Drained) == Drained()
+
+
+async def test_the_actor_reports_what_it_waits_for(opened: Open, waits: Waits) -> None:
+    async with opened() as verifiers, acting(verifiers, concurrency=2, waits=waits) as link:
+        await link.send(Judge(0, "train", 3), ids("hang"))
+        table: list[Wait] = []
+        while not any(wait.name == "verdict" for wait in table):
+            report = await next_of(link, Report)
+            assert isinstance(report, Report)
+            table = report.waits
+        assert [wait.owner for wait in table] == ["train item 3"]
+        await link.send(Drain())
+        assert await next_of(link, Drained) == Drained()
+
+
+async def test_a_drain_parks_what_would_take_long(opened: Open) -> None:
+    async with opened() as verifiers, acting(verifiers, concurrency=4) as link:
+        await link.send(Judge(0, "train", 0), ids("hang"))
+        await link.send(Judge(1, "train", 0), ids("give 1"))
+        await link.send(Drain())
+        assert await next_of(link, Judged) == msgspec.structs.replace(Judged(1, Scored(1.0), 0.0), seconds=pytest.approx(0, abs=1))
+        assert await next_of(link, Drained) == Drained()
+
+
+async def test_a_lost_coordinator_ends_the_actor(opened: Open) -> None:
+    async with opened() as verifiers:
+        with pytest.RaisesGroup(CoordinatorLost, flatten_subgroups=True):
+            async with acting(verifiers, concurrency=1) as link:
+                await link.aclose()
+
+
+async def test_a_strange_message_is_an_error(opened: Open) -> None:
+    async with opened() as verifiers:
+        with pytest.RaisesGroup(ValueError, flatten_subgroups=True):
+            async with acting(verifiers, concurrency=1) as link:
+                await link.send(Interrupt([1]))

@@ -1,0 +1,157 @@
+"""JSONL files: checked in full before anything starts, held-out prompts never trained, and data never chooses code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config.schema import Task as Config
+from asyncrl.tasks import TaskError, open_task
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(*lines: Any, name: str = "data.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join((line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)) + "\n" for line in lines))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of verifiers on the Python path."""
+    name = f"judging_{tmp_path.name}"
+    code = "from os import system\nnumber = 4\ndef half(answer, entry): return entry['worth'] if answer == entry['answer'] else 0.0\n"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def config(path: Path, **more: Any) -> Config:
+    return Config(**{"name": "jsonl", "path": str(path), "eval_size": 2, **more})
+
+
+def test_the_last_lines_are_held_out(write: Write) -> None:
+    path = write(*({"prompt": f"ü{i}", "answer": i} for i in range(4)), "", {"prompt": "z", "answer": "ö"})
+    task = open_task(config(path), 0)
+    assert [task.prompt("train", i) for i in range(task.size("train"))] == ["ü0\n", "ü1\n", "ü2\n"]
+    assert [task.prompt("evaluation", i) for i in range(task.size("evaluation"))] == ["ü3\n", "z\n"]
+    assert [task.answer("evaluation", i) for i in range(2)] == ["3", "ö"]
+    assert task.verify("evaluation", 1, " ö\n") == 1.0
+    assert task.verify("train", 2, "3") == 0.0
+    with pytest.raises(IndexError):
+        task.prompt("train", 3)
+
+
+def test_a_held_out_prompt_is_not_trained(write: Write) -> None:
+    train = write(*({"prompt": str(i % 5), "answer": "a"} for i in range(20)))
+    held_out = write({"prompt": "3", "answer": "a"}, {"prompt": "4", "answer": "a"}, {"prompt": "5", "answer": "a"}, name="eval.jsonl")
+    task = open_task(config(train, eval_path=str(held_out), template="{question}"), 0)
+    assert task.size("evaluation") == 2
+    assert {task.prompt("train", i) for i in range(task.size("train"))} == {"0", "1", "2"}
+    with pytest.raises(TaskError, match="leaves no prompt to train on"):
+        open_task(config(train, eval_size=5), 0)
+
+
+def test_a_line_longer_than_a_block_is_read_whole(write: Write) -> None:
+    path = write({"prompt": "x" * 50_000, "answer": "a"}, {"prompt": "y" * 5000, "answer": "b"}, {"prompt": "z", "answer": "c"})
+    task = open_task(config(path, eval_size=1), 0)
+    assert [len(task.prompt("train", i)) for i in range(2)] == [50_001, 5001]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "JSON is malformed|Input data was truncated"),
+        ("[1]", "Expected `object`"),
+        ({"prompt": "x"}, "missing required field `answer`"),
+        ({"prompt": 3, "answer": "x"}, "Expected `str`, got `int` - at `$.prompt`"),
+        ({"prompt": "x", "answer": None}, "at `$.answer`"),
+        ({"prompt": "x", "answer": "x", "verifier": "exakt"}, "did you mean 'exact'"),
+        ({"prompt": "x", "answer": "ten", "verifier": "number"}, "its verifier is `number` and its answer 'ten' is none"),
+        ({"prompt": "x", "answer": "x", "verifier": "os:getcwd"}, "names a module that run.toml does not"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_number(write: Write, line: Any, said: str) -> None:
+    path = write({"prompt": "a", "answer": "b"}, "", line, {"prompt": "a", "answer": "b"})
+    with pytest.raises(TaskError) as error:
+        open_task(config(path), 0)
+    assert f"{path}, line 3: " in str(error.value)
+    assert any(part in str(error.value) for part in said.split("|"))
+
+
+def test_bytes_that_are_no_text_are_a_bad_line(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'{"prompt": "a", "answer": "b"}\n{"prompt": "\xff", "answer": "b"}\n')
+    with pytest.raises(TaskError, match="line 2: "):
+        open_task(config(path), 0)
+
+
+def test_a_missing_or_empty_file_is_said(write: Write, tmp_path: Path) -> None:
+    for path, said in [(tmp_path / "no.jsonl", "cannot be read"), (write("", ""), "has no lines"), (tmp_path, "cannot be read")]:
+        with pytest.raises(TaskError, match=said):
+            open_task(config(path), 0)
+    with pytest.raises(TaskError, match=r"needs task\.path"):
+        open_task(Config(name="jsonl"), 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "reward"),
+    [
+        ("1000", "1,000", 1),
+        (" 1e3\n", 1000, 1),
+        ("1000.0", 1000, 1),
+        ("1001", 1000, 0),
+        ("about 1000", 1000, 0),
+        ("nan", 1, 0),
+        ("1_0", 10, 0),
+    ],
+)
+def test_numbers_are_compared_as_numbers(write: Write, answer: str, expected: object, reward: float) -> None:
+    task = open_task(config(write({"prompt": "a", "answer": expected}, {"prompt": "b", "answer": 1}), verifier="number", eval_size=1), 0)
+    assert task.verify("train", 0, answer) == reward
+
+
+def test_a_function_of_the_users_judges(write: Write, judging: str) -> None:
+    lines = [
+        {"prompt": "a", "answer": "b", "worth": 0.5},
+        {"prompt": "c", "answer": "d", "verifier": "exact"},
+        {"prompt": "z", "answer": "z"},
+    ]
+    task = open_task(config(write(*lines), verifier=f"{judging}:half", eval_size=1), 0)
+    assert [task.verify("train", 0, "b"), task.verify("train", 1, "d")] == [0.5, 1.0]
+    with pytest.raises(KeyError):
+        task.verify("evaluation", 0, "z")
+
+
+def test_a_line_may_name_functions_of_the_module_that_run_toml_names_and_of_no_other(write: Write, judging: str) -> None:
+    line = {"prompt": "a", "answer": "b", "worth": 1, "verifier": f"{judging}:half"}
+    path = write(line, line | {"prompt": "c"}, line | {"prompt": "d"})
+    assert open_task(config(path, verifier=f"{judging}:half"), 0).verify("train", 0, "b") == 1
+    with pytest.raises(TaskError, match=r"names a module that run\.toml does not"):
+        open_task(config(path), 0)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "said"),
+    [
+        ("{}:third", "defines no function 'third'"),
+        ("{}:number", "defines no"),
+        ("{}:system", "defines no"),
+        ("no_such_module:f", "PYTHONPATH"),
+        ("numbr", "did you mean 'number'"),
+    ],
+)
+def test_a_wrong_verifier_is_said(write: Write, judging: str, verifier: str, said: str) -> None:
+    path = write({"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d"})
+    with pytest.raises(TaskError, match=said) as error:
+        open_task(config(path, verifier=verifier.format(judging)), 0)
+    assert str(error.value).startswith("task.verifier: ")

@@ -1,0 +1,92 @@
+"""Text and ids: what the model's own files say, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.bundled import END, END_ID, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(directory: Path) -> Tokenizer:
+    return Tokenizer(directory)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_byte_is_its_id_and_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    if "<|" not in text:
+        assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_special_tokens_are_not_part_of_an_answer(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode([*b"ab", END_ID]) == "ab"
+    assert tokenizer.encode(END) == [END_ID]
+    assert tokenizer.vocabulary == 258
+
+
+def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) -> None:
+    reference = AutoTokenizer.from_pretrained(directory)
+    for text in ["plain", "Größe 😀\n\t ", ""]:
+        assert tokenizer.encode(text) == reference(text).input_ids
+        assert reference.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("files", "stops"),
+    [
+        ({}, (END_ID,)),
+        ({"config.json": {"eos_token_id": 7}}, (7, END_ID)),
+        ({"config.json": {"eos_token_id": None}, "generation_config.json": {"eos_token_id": [3, 4]}}, (3, 4, END_ID)),
+        ({"tokenizer_config.json": {"eos_token": {"content": END}}}, (END_ID,)),
+        ({"tokenizer_config.json": {}}, ()),
+    ],
+)
+def test_every_end_that_the_models_files_name_stops_it(tmp_path: Path, files: dict[str, object], stops: tuple[int, ...]) -> None:
+    write_tokenizer(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert Tokenizer(tmp_path).stop_ids == stops
+
+
+def test_a_chat_template_gives_the_form_where_asked(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    with pytest.raises(TaskError, match="has no chat template"):
+        Tokenizer(tmp_path, chat=True)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[me]{% endif %}"
+    )
+    assert Tokenizer(tmp_path, chat=True).encode("hi") == list(b"[user]hi[me]")
+    assert Tokenizer(tmp_path).encode("hi") == list(b"hi")
+
+
+def test_a_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"has no tokenizer\.json"):
+        Tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TaskError, match="cannot be read"):
+        Tokenizer(tmp_path)
+
+
+def test_neither_a_task_nor_its_text_imports_torch() -> None:
+    code = "import sys; from asyncrl.tasks import open_task, text; from asyncrl.config.schema import Task\n"
+    code += "open_task(Task(), 0); assert not {'torch', 'transformers'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)
