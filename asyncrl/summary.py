@@ -68,12 +68,14 @@ class SlowestVerifier(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole of it. `reason` is one sentence; `restarts` counts by role."""
+    """The whole of it. `reason` is one sentence; `training_seconds` are those from the first admission to the last step, without start and
+    end; `restarts` counts by role."""
 
     ok: bool
     reason: str
     steps: int
     seconds: float
+    training_seconds: float | None = None
     accuracy: Accuracy = Accuracy()
     tokens: Tokens = Tokens()
     rollouts: Rollouts = Rollouts()

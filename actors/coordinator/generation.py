@@ -8,6 +8,7 @@ back    interrupted, expired or its actor lost: Recycled with its tokens; Buried
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 
 import trio
@@ -36,6 +37,7 @@ class Generation:
         self._parking: set[int] = set()  # rollouts that their engine was asked to give back
         self.too_long = 0  # prompts that did not fit the context, since the last that did
         self.progress = trio.current_time()
+        self.admitted = math.inf  # when the first training prompt was
 
     # ------------------------------------------------------------------------------------------------------ admission
 
@@ -52,6 +54,7 @@ class Generation:
     def admit(self, useful: int) -> None:
         """Start new groups: as many as admission allows, and never more than the `useful` ones that the run can still take."""
         experience, train = self._book.experience, self._config.train
+        self.admitted = min(self.admitted, trio.current_time())
         room = may_admit(experience.groups_live, self._config.staleness.depth, train.batch_groups)
         for _ in range(min(room, useful - experience.groups_untaken)):
             if self._restarts:

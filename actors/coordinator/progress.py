@@ -89,6 +89,7 @@ class Progress:
             reason=reason,
             steps=training.version if training else 0,
             seconds=self.seconds,
+            training_seconds=training.stepped - run.generation.admitted if training and training.step_seconds else None,
             accuracy=summary.Accuracy(
                 run.evaluation.accuracy[versions[0]] if versions else None,
                 run.evaluation.accuracy[versions[-1]] if versions else None,

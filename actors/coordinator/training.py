@@ -51,7 +51,7 @@ class Training:
         self.rewards: list[float] = []  # of the groups seen since the last step, filtered ones too
         self.metrics: dict[str, float] = {}  # of the last step
         self.step_seconds: list[float] = []
-        self.progress = trio.current_time()
+        self.progress = self.stepped = trio.current_time()  # of anything, and of a step
 
     @property
     def finished(self) -> bool:
@@ -181,7 +181,7 @@ class Training:
         self.metrics = message.metrics | ({"reward": float(np.mean(self.rewards))} if self.rewards else {})
         self.rewards = []
         self.step_seconds.append(message.seconds)
-        self.progress = trio.current_time()
+        self.progress = self.stepped = trio.current_time()
         every = self._config.train.checkpoint_every
         if self.finished or (every and self.version % every == 0):
             self.save()

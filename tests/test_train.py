@@ -1,0 +1,168 @@
+"""`asyncrl train` with real processes: it ends as it should, whatever is killed, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from train_support import DEADLINE_S, command, end, kill, processes, started, steps_done, train, wait_for
+
+from asyncrl import journal, summary
+from asyncrl.experience import events as e
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory with random weights."""
+    from asyncrl.training.bundled import new_model, write_model
+
+    path = tmp_path_factory.mktemp("model")
+    write_model(new_model(0), path)
+    return path
+
+
+def check(run: Path) -> summary.Summary:
+    """The summary, after comparing it with the journal, of which it must be an account."""
+    found = summary.read(run / "summary.json")
+    assert found.balances()
+    experience = journal.fold(run / "journal.sqlite")
+    ledger = experience.ledger
+    assert (found.tokens.generated, found.tokens.trained, found.tokens.live) == (
+        ledger.tokens.total,
+        ledger.tokens.trained,
+        ledger.tokens.live,
+    )
+    assert found.tokens.discarded == ledger.tokens.discarded and found.rollouts.discarded == ledger.rollouts.discarded
+    trained = Counter(event.rollout for _, event in journal.read(run / "journal.sqlite") if isinstance(event, e.Trained))
+    assert max(trained.values(), default=0) <= 1, "a rollout was trained twice"
+    return found
+
+
+def test_a_run_with_a_killed_rollout_actor_an_intruder_and_a_scrape(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = command(model, run, train__steps=30, rollout__actors=2, run__metrics_port=port, train__eval_every=10)
+    with started(argv) as process:
+        wait_for("step", lambda: steps_done(run) >= 3)
+        with socket.socket(socket.AF_UNIX) as intruder:  # has no key
+            intruder.connect(str(run / "coordinator.sock"))
+            intruder.sendall(b"\xff" * 4096)
+            intruder.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                while intruder.recv(4096):
+                    pass
+        kill(processes(run)["rollout-1"])
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        code, out, err = end(process)
+    assert code == 0, out + err
+    found = check(run)
+    assert found.ok and found.steps == 30 and found.restarts == {"rollout": 1}
+    assert found.accuracy.start is not None and found.accuracy.end is not None
+    assert found.publication.count >= 31 and 0 < found.publication.pause_seconds < found.publication.seconds
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    samples = {(s.name, *sorted(s.labels.values())): s.value for family in families.values() for s in family.samples}
+    assert samples["asyncrl_tokens_generated_total",] > 0 and samples["asyncrl_version",] >= 3
+    assert samples["asyncrl_refused_connections_total", "key"] == 1
+    assert {"asyncrl_idle_seconds", "asyncrl_lag_versions", "asyncrl_pause_seconds", "asyncrl_queue_bytes"} <= families.keys()
+    assert processes(run) == {}
+    for name in ("run.toml", "journal.sqlite", "logs/trainer-0.log", "model/model.safetensors", "model/tokenizer.json"):
+        assert (run / name).exists(), name
+    from asyncrl.training.models import load_model
+
+    load_model(run / "model")
+
+
+def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(command(model, run, train__steps=10_000)) as process:
+        wait_for("step", lambda: steps_done(run) >= 2)
+        began = time.monotonic()
+        kill(processes(run)["trainer-0"])
+        code, _, err = end(process)
+        assert time.monotonic() - began < 10
+    assert code == 1 and "trainer-0 was killed by SIGKILL" in err
+    found = check(run)
+    assert not found.ok and "trainer" in found.reason
+    assert processes(run) == {}
+
+
+def test_ctrl_c_drains_within_5_s_and_resume_goes_on(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(command(model, run, train__steps=100_000)) as process:
+        wait_for("step", lambda: steps_done(run) >= 3)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        code, out, err = end(process)
+        assert time.monotonic() - began < 6, out + err
+    assert code == 130, out + err
+    first = check(run)
+    assert first.ok and "--resume" in first.reason and first.steps >= 3
+    assert processes(run) == {}
+    again = train([*command(model, run, train__steps=first.steps + 2), "--resume", str(run)])
+    assert again.returncode == 0, again.stdout + again.stderr
+    second = check(run)
+    assert second.ok and second.steps == first.steps + 2
+    assert second.tokens.trained > first.tokens.trained > 0
+
+
+def test_a_killed_launcher_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(command(model, run, train__steps=10_000)) as process:
+        wait_for("actors", lambda: len(processes(run)) == 4)
+        kill(process.pid)
+        process.wait(DEADLINE_S)
+        wait_for("quiet", lambda: not processes(run), 10)
+
+
+TASKS = {
+    "chain_sum": {},
+    "letter_counting": {"task__params__max_words": 6},
+    "number_sorting": {"engine__context_tokens": 640},
+    "base_conversion": {"engine__context_tokens": 320},
+    "simple_equations": {"task__params__max_terms": 2},
+    "binary_alternation": {"engine__context_tokens": 640},
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_other_reasoning_gym_tasks(name: str, model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = train(command(model, run, train__steps=2, task__name=name, task__eval_size=4, **TASKS[name]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert check(run).steps == 2
+
+
+def test_a_jsonl_file(model: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
+    lines = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "verifier": "number" if n % 2 else "exact"} for n in range(40)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = train(command(model, run, train__steps=2, task__name="jsonl", task__path=str(file), task__eval_size=4))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert check(run).steps == 2
+
+
+def test_bad_input_starts_nothing(model: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n{"prompt": "2 + 2 =", "answer": \n')
+    for settings, environment, said in (
+        ({"train__stepz": 3}, {}, "train.steps"),
+        ({}, {"ASYNCRL_MAX_LAGG": "3"}, "ASYNCRL_MAX_LAG"),
+        ({"train__steps": 0}, {}, "train.steps"),
+        ({"task__name": "spell_backwards"}, {}, "spell_backward"),
+        ({"task__name": "jsonl", "task__path": str(file)}, {}, "prompts.jsonl, line 2"),
+    ):
+        done = train(command(model, run, **settings), **environment)
+        assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert not run.exists()

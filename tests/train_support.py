@@ -1,0 +1,103 @@
+"""Real runs, as a user starts them: one command, real processes, a tiny model with random weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SETTINGS = {
+    "task.name": "spell_backward",
+    "task.eval_size": 8,
+    "train.batch_groups": 2,
+    "rollout.group_size": 4,
+    "rollout.max_new_tokens": 16,
+    "rollout.filter": "none",
+    "engine.slots": 8,
+    "run.reward_concurrency": 2,
+    "run.grace_s": 5.0,
+}
+DEADLINE_S = 120.0
+
+
+def command(model: Path, run: Path, **settings: object) -> list[str]:
+    """`asyncrl train` of the tiny model; a setting's dots are written as double underscores."""
+    values = SETTINGS | {"model.path": str(model), "run.dir": str(run)} | {k.replace("__", "."): v for k, v in settings.items()}
+    return [sys.executable, "-m", "asyncrl.cli", "train", *(f"--set={key}={_toml(value)}" for key, value in values.items())]
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+def train(argv: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    env = os.environ | environment
+    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, env=env, check=False)
+
+
+@contextmanager
+def started(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run it beside the test; it is gone at the end of the block."""
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Its exit status, output and errors, once it has ended by itself."""
+    out, err = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, out, err
+
+
+def processes(run: Path) -> dict[str, int]:
+    """The living actors of a run: role-index → process id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                argv = (entry / "cmdline").read_bytes().decode().split("\0")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if str(run) in argv and "actors" in argv and state not in "ZX":
+                role, index = argv[argv.index("actors") + 1 :][:2]
+                found[f"{role}-{index}"] = int(entry.name)
+    return found
+
+
+def wait_for(what: str, look: Any, deadline_s: float = 60.0) -> Any:
+    """Look until there is something; of real processes there is no other way to know."""
+    end_at = time.monotonic() + deadline_s
+    while not (found := look()):
+        assert time.monotonic() < end_at, f"no {what} within {deadline_s} s"
+        time.sleep(0.05)
+    return found
+
+
+def steps_done(run: Path) -> int:
+    """Optimizer steps that the journal knows of."""
+    from asyncrl.experience import events as e
+    from asyncrl.journal import JournalError, read
+
+    try:
+        return max((event.version for _, event in read(run / "journal.sqlite") if isinstance(event, e.Published)), default=0)
+    except (JournalError, OSError):
+        return 0
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
