@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.engines.embedded.programs import Programs, new_cache
+from asyncrl.engines.embedded.programs import Programs, computing, new_cache
 from asyncrl.engines.embedded.slots import Slots
 from asyncrl.engines.protocol import Chunk, Request
 
@@ -72,7 +72,7 @@ class Lane:
             self._compact(rows)
         rows = self._rows
         columns = _rounded(int(slots.positions[:rows].max()) + 1, COLUMNS, self._context)
-        with torch.inference_mode():
+        with computing():
             tokens, behaviour = self._programs.decode(rows)(
                 torch.from_numpy(slots.last[:rows]),
                 torch.from_numpy(slots.positions[:rows]),
@@ -133,7 +133,7 @@ class Lane:
                 ids[row, : len(known) // 4] = np.frombuffer(known, np.int32)
             targets = [slot for known in batch for slot in places[known]]
             source = [row for row, known in enumerate(batch) for _ in places[known]]
-            with torch.inference_mode():
+            with computing():
                 self._programs.prefill(torch.from_numpy(ids), torch.tensor(targets), torch.tensor(source), *self._cache)
 
 

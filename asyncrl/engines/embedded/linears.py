@@ -8,6 +8,7 @@ measures and takes the faster.
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 
-@torch.jit.script  # the tracer cannot record this operator's list argument; a scripted function around it can be recorded
-def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    _packed_linear = torch.jit.script(_linear)  # the tracer cannot record the operator's list argument, but a call to this it can
 
 
 class PackedLinear(nn.Module):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +25,14 @@ from asyncrl.engines.embedded.steps import DecodeStep, PrefillStep
 
 _log = logging.getLogger(__name__)
 Program = Callable[..., Any]
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """How programs are called: without gradients, and without the passes of torch.jit, which fuse nothing on a CPU, take a quarter of a
+    second and would let the first calls differ from later ones."""
+    with torch.inference_mode(), torch.jit.optimized_execution(False):
+        yield
 
 
 def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[Tensor]:
@@ -125,7 +134,7 @@ class _Trial:
         ids, rows = self._ids, torch.arange(self.rows)
         last = ids.shape[1] - 1
         temperature, uniforms = torch.ones(self.rows), torch.full((self.rows,), 0.5, dtype=torch.float64)
-        with torch.inference_mode():
+        with computing():
             if last:
                 pair.prefill(ids[:, :-1], rows, rows, *self._cache)
             arguments = ids[:, -1], torch.full((self.rows,), last), torch.arange(last + 1), temperature, uniforms
@@ -157,9 +166,9 @@ def _crossing(plain: _Pair, fast: _Pair, trial: _Trial, slots: int) -> int:
 
 
 def _seconds(program: Program, arguments: tuple[Tensor, ...]) -> float:
-    """The least of a few runs, the first two of which also let the trace be optimized."""
+    """The least of a few runs."""
     taken = []
-    with torch.inference_mode():
+    with computing():
         for _ in range(5):
             begun = time.perf_counter()
             program(*arguments)
