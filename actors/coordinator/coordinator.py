@@ -87,7 +87,7 @@ class Coordinator:
         self.seats = Seats()
         self.generation = Generation(book, self.seats, prompts, config)
         self.judgement = Judgement(book, self.roster, config)
-        self.publishing = Publishing(book, self.seats, self._replace, partial(self._end, False), config)
+        self.publishing = Publishing(book, self.seats, config, fence=self._replace, give_up=partial(self._end, False), done=self._published)
         self.evaluation = Evaluation(book, self.generation, self.seats, prompts, config, metrics.evaluated)
         self.training: Training | None = None
         self._outcome: Outcome | None = None
@@ -131,8 +131,8 @@ class Coordinator:
         last = training.finished or training.starved
         if training.starved and training.saved < training.version:
             training.save()
-        pin = self.evaluation.wants(training.version, last)
-        self.publishing.pump(training.version, pin)
+        if not training.closing:
+            self.publishing.pump(training.version, self.evaluation.wants(training.version, last))
 
     def _over(self) -> Outcome | None:
         """Whether the run is over, and why."""
@@ -300,7 +300,7 @@ class Coordinator:
             case Prepared():
                 self.publishing.on_prepared(peer.index, message)
             case Committed():
-                self._committed(peer, message)
+                self.publishing.on_committed(peer.index, peer.name, message)
             case Report():
                 self.progress.on_report(peer, message)
                 self.metrics.reported(peer.role, peer.index, message)
@@ -319,14 +319,11 @@ class Coordinator:
             case _:
                 raise LinkError("malformed", f"{peer.name} sent {type(message).__name__}, which the coordinator does not take from it now")
 
-    def _committed(self, peer: Peer, message: Committed) -> None:
-        done = len(self.publishing.seconds)
-        self.publishing.on_committed(peer.index, peer.name, message)
-        if len(self.publishing.seconds) == done:
-            return
+    def _published(self, version: int, pinned: bool) -> None:
+        """Every engine serves `version`."""
         self.metrics.published(self.publishing.seconds[-1], self.publishing.pauses[-1])
-        if any(seat.pinned == message.version for seat in self.seats) and message.version not in self.evaluation.accuracy:
-            self.evaluation.start(message.version)
+        if pinned:
+            self.evaluation.start(version)
 
     # ------------------------------------------------------------------------------------------------------ lost ones
 

@@ -39,11 +39,23 @@ logger = logging.getLogger(__name__)
 class Publishing:
     """The publications of a run."""
 
-    def __init__(self, book: Book, seats: Seats, fence: Callable[[str, str], None], give_up: Callable[[str], None], config: Config) -> None:
+    def __init__(
+        self,
+        book: Book,
+        seats: Seats,
+        config: Config,
+        *,
+        fence: Callable[[str, str], None],
+        give_up: Callable[[str], None],
+        done: Callable[[int, bool], None],
+    ) -> None:
+        """`fence(actor, reason)` has an engine replaced, `give_up(reason)` ends the run, `done(version, pinned)` hears of what every
+        engine serves."""
         self._book = book
         self._seats = seats
         self._fence = fence
         self._give_up = give_up
+        self._done = done
         self._deadline_s = config.publication.deadline_s
         self._host = config.publication.host
         self._membership = Membership()
@@ -55,6 +67,7 @@ class Publishing:
         self._pauses: dict[int, float] = {}
         self._failures = 0
         self.published: int | None = None
+        self.failed: list[str] = []  # why, of each publication that was tried again
         self.seconds: list[float] = []  # of each publication, from preparation to the last engine's answer
         self.pauses: list[dict[int, float]] = []  # the seconds that each engine's decoding stood still
 
@@ -151,12 +164,14 @@ class Publishing:
                     self._fence(f"rollout-{member}", reason)
                 case FenceTrainer(reason):
                     self._give_up(f"the trainer does not answer: {reason}")
-                case Done():
+                case Done(version):
                     self._current, self._failures = None, 0
                     self.seconds.append(trio.current_time() - self._began)
                     self.pauses.append(self._pauses)
+                    self._done(version, self._pin)
                 case Failed(reason):
                     self._current, self._failures = None, self._failures + 1
+                    self.failed.append(reason)
                     self._membership = self._membership.renewed()
                     logger.warning("publication %d failed and is tried again: %s", self._number, reason)
                     if self._failures == FAILURES:

@@ -59,6 +59,11 @@ class Training:
         return self.version >= self._config.train.steps
 
     @property
+    def closing(self) -> bool:
+        """Whether the trainer was asked for a version that it has not made yet."""
+        return self._step > self.version
+
+    @property
     def useful(self) -> int:
         """How many groups the remaining steps can still take."""
         return (self._config.train.steps - self._step) * self._config.train.batch_groups - self._groups
@@ -66,7 +71,7 @@ class Training:
     @property
     def starved(self) -> bool:
         """Whether no group is to come, none was taken for the open step, and nothing is under way."""
-        return self._dry and not self._groups and self._step == self.version
+        return self._dry and not self._groups and not self.closing
 
     @property
     def _dry(self) -> bool:

@@ -178,6 +178,7 @@ class World:
         self.script: Callable[[Request], Script] = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10, seconds_per_token=0.01)
         self.checksums: Callable[[int, int], list[int]] = lambda index, version: Weights(version).checksums
         self.restart_s = 1.0
+        self.late_s = 0.0  # by which each actor of a role starts later than the one before it
         self.restarts = True
         self.heard: list[Message] = []
         self.outcome: Outcome | None = None
@@ -256,6 +257,7 @@ class World:
 
     async def _keep(self, role: Role, index: int) -> None:
         """Run an actor, and another one when it was killed."""
+        await trio.sleep(self.late_s * index)
         for incarnation in range(100):
             with trio.CancelScope() as scope:
                 self._scopes[f"{role}-{index}"] = scope

@@ -211,6 +211,19 @@ async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(autojum
     assert not any(rollout.owner for rollout in world.book.experience.rollouts.values())
 
 
+@pytest.mark.parametrize("late_s", [0.06, 0.3, 1.0])
+async def test_an_engine_that_joins_late_is_caught_up_and_disturbs_nobody(late_s: float, autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(rollout={"actors": 3}, train={"steps": 12, "eval_every": 3}))
+    world.late_s = late_s
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok and not any(isinstance(message, Replace) for message in world.heard)
+    assert {event.owner for event in world.log.events if isinstance(event, e.Leased)} == {"rollout-0", "rollout-1", "rollout-2"}
+    asked = sum(isinstance(event, e.Admitted) and event.purpose == "evaluation" for event in world.log.events)
+    assert asked == 4 * len(world.coordinator.evaluation.accuracy)
+    assert world.coordinator.publishing.failed == []
+
+
 RUNS = {
     "one step": {"train": {"steps": 1}},
     "one step, no evaluation": {"train": {"steps": 1}, "task": {"eval_size": 0}},
