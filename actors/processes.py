@@ -59,6 +59,7 @@ async def coordinator(place: Place) -> None:
     from actors.coordinator.book import Book
     from actors.coordinator.coordinator import Coordinator, Outcome
     from actors.coordinator.peers import Peer
+    from actors.coordinator.progress import Progress
     from actors.coordinator.prompts import Prompts
     from actors.coordinator.resume import release, resumed
     from asyncrl import summary
@@ -73,11 +74,12 @@ async def coordinator(place: Place) -> None:
     prompts = Prompts(open_task(config.task, config.run.seed), tokenizer, seed=config.run.seed, epochs=config.task.epochs)
     metrics = Metrics()
     metrics.describe(task=config.task.name, engine=config.engine.kind, run=str(place.run))
+    before = summary.read(place.run / SUMMARY) if place.resume and (place.run / SUMMARY).exists() else None
     experience = resumed(place.run, path) if place.resume else Experience()
     async with Journal.open(path, commit_ms=config.run.journal_ms) as journal:
         book = Book(experience, journal)
         release(book)
-        run = Coordinator(config, book, prompts, metrics, Waits())
+        run = Coordinator(config, book, prompts, metrics, Waits(), Progress(before.accuracy.start if before else None))
         outcome = Outcome(False, "the coordinator failed; its log says why")
         try:
             with metrics.serve(config.run.metrics_port):

@@ -76,13 +76,13 @@ class Outcome:
 class Coordinator:
     """One run. `summary` is what it came to, at any moment."""
 
-    def __init__(self, config: Config, book: Book, prompts: Prompts, metrics: Metrics, waits: Waits) -> None:
+    def __init__(self, config: Config, book: Book, prompts: Prompts, metrics: Metrics, waits: Waits, progress: Progress) -> None:
         self.config = config
         self.book = book
         self.metrics = metrics
         self.waits = waits
         self.pulse = Pulse()
-        self.progress = Progress()
+        self.progress = progress
         self.roster = Roster(self.pulse.set)
         self.seats = Seats()
         self.generation = Generation(book, self.seats, prompts, config)
@@ -91,7 +91,7 @@ class Coordinator:
         self.evaluation = Evaluation(book, self.generation, self.seats, prompts, config, metrics.evaluated)
         self.training: Training | None = None
         self._outcome: Outcome | None = None
-        self._phase = "starting"
+        self._draining = False
         self._met: set[str] = set()  # everybody who was ever here
         self._drained: set[str] = set()
 
@@ -104,12 +104,11 @@ class Coordinator:
         """Run to the end, and drain. The links are attended by others (`attend`)."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick)
-            self._phase = "training"
             while (outcome := self._over()) is None:
                 self._pump()
                 await self._change("progress")
             logger.info("the run ends: %s", outcome.reason)
-            self._phase = "draining"
+            self._draining = True
             await self._drain()
             nursery.cancel_scope.cancel()
         return outcome
@@ -224,10 +223,26 @@ class Coordinator:
             self._watch(now)
             training = self.training
             self.metrics.observed(observe(self.book.experience, training.lags if training else {}))
-            status = self.progress.status(self, self._phase, "")
+            status = self.progress.status(self, *self._phase())
             for peer in self.roster.of("launcher"):
                 peer.send(status)
             self.pulse.set()
+
+    def _phase(self) -> tuple[str, str]:
+        """What the run is doing, in a word, and whom it waits for where that is not a moment's matter."""
+        if self._draining:
+            return "draining", ""
+        if self.publishing.published is None:
+            missing = [name for name in self._expected if self.roster.get(name) is None]
+            return "starting", f"waiting for {', '.join(missing)}" if missing else "publishing version 0"
+        if self.training is not None and self.training.finished:
+            return "finishing", "evaluating the last version" if self.evaluation.running is not None else ""
+        return "training", ""
+
+    @property
+    def _expected(self) -> list[str]:
+        rollouts, rewards = self.config.rollout.actors, self.config.run.reward_actors
+        return ["trainer-0", *(f"rollout-{n}" for n in range(rollouts)), *(f"reward-{n}" for n in range(rewards))]
 
     def _watch(self, now: float) -> None:
         """The watchdog: a run without a token or a step says what it waits for, and ends."""
@@ -302,7 +317,7 @@ class Coordinator:
             case Committed():
                 self.publishing.on_committed(peer.index, peer.name, message)
             case Report():
-                self.progress.on_report(peer, message)
+                self.progress.on_report(peer, message, self.publishing.published is not None)
                 self.metrics.reported(peer.role, peer.index, message)
             case EngineReady(slots):
                 self.seats.add(Seat(peer, slots))
@@ -332,7 +347,7 @@ class Coordinator:
         if not self.roster.remove(peer):
             return
         logger.info("%s is gone", peer.name)
-        if peer.role == "trainer" and self._phase != "draining":
+        if peer.role == "trainer" and not self._draining:
             self._end(False, "the trainer was lost")
         if peer.role == "reward":
             self.judgement.lose(peer)
@@ -350,7 +365,7 @@ class Coordinator:
         elif message.restarting:
             self.progress.restarts[message.role] += 1
             self.metrics.restarted(message.role)
-        elif self._phase != "draining":
+        elif not self._draining:
             self._end(False, f"{name} ended with code {message.code}")
 
     def _replace(self, name: str, reason: str) -> None:

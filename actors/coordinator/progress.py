@@ -26,7 +26,8 @@ NAN = float("nan")
 class Progress:
     """Seconds, rates and idle shares of a run that began now."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_accuracy: float | None = None) -> None:
+        self._start_accuracy = start_accuracy  # of the run's first version, where this resumes it
         self.began = trio.current_time()
         self._marks: deque[tuple[float, int, int]] = deque()
         self._idle: Counter[Role] = Counter()
@@ -37,9 +38,11 @@ class Progress:
     def seconds(self) -> float:
         return trio.current_time() - self.began
 
-    def on_report(self, peer: Peer, report: Report) -> None:
-        """An actor's own account of its last second."""
+    def on_report(self, peer: Peer, report: Report, working: bool) -> None:
+        """An actor's own account of its last second. Before the run is `working` nobody can be idle."""
         peer.report = report
+        if not working:
+            return
         self._seconds[peer.role] += report.seconds  # type: ignore[assignment]
         self._idle[peer.role] += sum(report.idle.get(cause, 0.0) for cause in IDLE.get(peer.role, ()))  # type: ignore[assignment]
 
@@ -81,7 +84,8 @@ class Progress:
     def summary(self, run: Coordinator, ok: bool, reason: str) -> summary.Summary:
         """What `summary.json` says."""
         training, ledger = run.training, run.book.experience.ledger
-        versions = sorted(run.evaluation.accuracy)
+        accuracies = [accuracy for _, accuracy in sorted(run.evaluation.accuracy.items())]
+        start = accuracies[0] if self._start_accuracy is None and accuracies else self._start_accuracy
         lags = training.lags if training else Counter[int]()
         slowest, item = run.judgement.slowest
         return summary.Summary(
@@ -90,10 +94,7 @@ class Progress:
             steps=training.version if training else 0,
             seconds=self.seconds,
             training_seconds=training.stepped - run.generation.admitted if training and training.step_seconds else None,
-            accuracy=summary.Accuracy(
-                run.evaluation.accuracy[versions[0]] if versions else None,
-                run.evaluation.accuracy[versions[-1]] if versions else None,
-            ),
+            accuracy=summary.Accuracy(start, accuracies[-1] if accuracies else None),
             tokens=summary.Tokens(
                 ledger.tokens.total, ledger.tokens.trained, dict(sorted(ledger.tokens.discarded.items())), ledger.tokens.live
             ),

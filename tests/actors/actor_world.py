@@ -13,6 +13,7 @@ import trio
 
 from actors.coordinator.book import Book
 from actors.coordinator.coordinator import Coordinator, Outcome
+from actors.coordinator.progress import Progress
 from actors.coordinator.prompts import Prompts
 from actors.reporting import Reporter
 from actors.reward import reward_actor
@@ -189,7 +190,7 @@ class World:
     async def run(self, *others: Callable[[], object]) -> Outcome:
         """Run to the end, beside `others` (async functions without arguments)."""
         prompts = Prompts(self.source, self.source, seed=0, epochs=self.config.task.epochs)
-        self.coordinator = Coordinator(self.config, self.book, prompts, Metrics(clock=trio.current_time), Waits())
+        self.coordinator = Coordinator(self.config, self.book, prompts, Metrics(clock=trio.current_time), Waits(), Progress())
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery

@@ -201,7 +201,7 @@ async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(autojum
         await world.until(lambda: world.learner.version >= 3)
         world.tell(Drain())
         began = trio.current_time()
-        await world.until(lambda: world.coordinator._phase == "draining" and len(world.coordinator._drained) == 3)
+        await world.until(lambda: world.coordinator._draining and len(world.coordinator._drained) == 3)
         assert trio.current_time() - began < 5.0
 
     outcome = await world.run(user)
