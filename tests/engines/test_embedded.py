@@ -1,7 +1,10 @@
 """The embedded engine against transformers' own greedy decoding and full forwards, for three architectures."""
 
 import copy
+import logging
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,7 @@ import torch
 from reference import ARCHITECTURES, CONTEXT, VOCABULARY, behaviour_of, full_log_probabilities, greedy, random_model
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
+from asyncrl.engines.embedded import kernel
 from asyncrl.engines.embedded.batcher import Batcher
 from asyncrl.engines.protocol import Chunk, Request
 
@@ -76,15 +80,16 @@ def answers(batcher: Batcher, requests: Sequence[Request], steps: int = 4) -> An
     return Answers().drain(batcher, steps)
 
 
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++"))])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_greedy_tokens_and_log_probabilities(name: str) -> None:
+def test_greedy_tokens_and_log_probabilities(name: str, compile: bool) -> None:
     model = random_model(name)
     requests = [
         *random_requests(23),
         request(100, range(CONTEXT - 1), 1) if CONTEXT - 1 <= VOCABULARY else request(100, [1] * (CONTEXT - 1), 1),
     ]
     requests += [request(200 + i, [5, 6, 7], 9) for i in range(4)]
-    seen = answers(batcher_of(model), requests, steps=3)
+    seen = answers(batcher_of(model, compile=compile), requests, steps=3)
     for r in requests:
         expected = greedy(model, r.ids.tolist(), r.max_new_tokens)
         assert seen.ids[r.rollout] == expected
@@ -116,7 +121,7 @@ def test_stop_ids_end_and_are_part() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("temperature", [0.7])
 def test_sampled_log_probabilities_and_neighbours(name: str, temperature: float) -> None:
     """Every request alone gives what it gives among others."""
     model = random_model(name)
@@ -335,6 +340,49 @@ def test_models_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="sliding_attention"):
         batcher_of(window)
     assert answers(batcher_of(window, context_tokens=16), [request(0, [1], 15)]).ids == {0: greedy(window, [1], 15)}
+
+
+def test_without_a_compiler_it_says_so_and_decodes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(kernel, "_loaded", lambda: False)
+    monkeypatch.setenv("PATH", "")
+    model = random_model("qwen3")
+    with caplog.at_level(logging.WARNING):
+        batcher = batcher_of(model, compile=True)
+    assert [record.message for record in caplog.records] == [
+        "engine.compile has no effect: no C++ compiler was found; install g++ or set CXX"
+    ]
+    assert answers(batcher, [request(0, [1, 2], 6)]).ids[0] == greedy(model, [1, 2], 6)
+
+
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    monkeypatch.setattr(kernel, "_loaded", lambda: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "false")
+    assert not kernel.load_kernel()
+    assert "compiling with" in caplog.text and "failed" in caplog.text
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.parametrize(
+    ("heads", "groups", "width", "context"), [(4, 2, 8, 64), (6, 2, 32, 50), (3, 3, 64, 33), (4, 1, 5, 96), (2, 2, 40, 31)]
+)
+def test_the_kernel_against_a_plain_softmax(heads: int, groups: int, width: int, context: int) -> None:
+    assert kernel.load_kernel()
+    torch.manual_seed(0)
+    rows = 7
+    query, keys, values = (
+        torch.randn(rows, heads, 1, width),
+        torch.randn(rows, groups, width, context),
+        torch.randn(rows, groups, context, width),
+    )
+    positions = torch.tensor([0, 1, context - 1, context // 2, 31 % context, 15, context - 2])
+    out = torch.ops.asyncrl.slot_attention(query, keys, values, positions, 0.3)
+    for row in range(rows):
+        n = int(positions[row]) + 1
+        for head in range(heads):
+            k, v = keys[row, head * groups // heads, :, :n].double(), values[row, head * groups // heads, :n].double()
+            expected = torch.softmax(query[row, head, 0].double() @ k * 0.3, 0) @ v
+            assert (out[row, 0, head].double() - expected).abs().max() < 1e-5
 
 
 def test_bfloat16_weights() -> None:

@@ -80,7 +80,7 @@ def _repeated(x: Tensor, times: int) -> Tensor:
     return x[:, :, None].expand(rows, groups, times, tokens, width).reshape(rows, groups * times, tokens, width)
 
 
-def _attend(
+def attend(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -102,4 +102,4 @@ def _attend(
     return torch.matmul(weights, value).reshape(rows, 1, heads, -1), None
 
 
-AttentionInterface.register(ATTENTION, _attend)
+AttentionInterface.register(ATTENTION, attend)

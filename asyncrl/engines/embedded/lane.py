@@ -37,7 +37,7 @@ class Lane:
         self.version: int | None = None
         self.waiting: deque[Request] = deque()
         self._cache = new_cache(model, slots, context_tokens)
-        self._programs = Programs(model, self._cache)
+        self._programs = Programs(model, self._cache, compile=compile)
         self._slots = Slots(slots, context_tokens, stops=stops, run_seed=run_seed)
         self._count, self._context = slots, context_tokens
         self._enough = max(1, slots // 8)

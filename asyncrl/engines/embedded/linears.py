@@ -48,10 +48,9 @@ class PackedLinear(nn.Module):
         return result
 
 
-def packable(model: PreTrainedModel) -> bool:
-    """Whether this machine and this model's type allow packing."""
-    available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-    return available and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
+def packable() -> bool:
+    """Whether this build of torch has oneDNN."""
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def packed(model: PreTrainedModel, rows: int) -> PreTrainedModel:

@@ -20,8 +20,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from asyncrl.engines.embedded.cache import ATTENTION
+from asyncrl.engines.embedded.kernel import KERNEL_ATTENTION, load_kernel
 from asyncrl.engines.embedded.linears import packable, packed, packed_layers
-from asyncrl.engines.embedded.steps import DecodeStep, PrefillStep
+from asyncrl.engines.embedded.steps import DecodeStep, KernelDecodeStep, PrefillStep
 
 _log = logging.getLogger(__name__)
 Program = Callable[..., Any]
@@ -31,7 +32,7 @@ Program = Callable[..., Any]
 def computing() -> Iterator[None]:
     """How programs are called: without gradients, and without the passes of torch.jit, which fuse nothing on a CPU, take a quarter of a
     second and would let the first calls differ from later ones."""
-    with torch.inference_mode(), torch.jit.optimized_execution(False):
+    with torch.inference_mode(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
         yield
 
 
@@ -52,16 +53,19 @@ def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[T
 
 class Programs:
     """Prefill and decode for `model`, whose attention this replaces: `decode(rows)` and `prefill` are callables with the signatures of
-    `DecodeStep.forward` and `PrefillStep.forward`. `repack` has to follow every change of the parameters."""
+    `DecodeStep.forward` and `PrefillStep.forward`. `repack` has to follow every change of the parameters. With `compile`, attention is
+    the compiled one where there is a compiler and the model is float32."""
 
-    def __init__(self, model: PreTrainedModel, cache: Sequence[Tensor]) -> None:
+    def __init__(self, model: PreTrainedModel, cache: Sequence[Tensor], *, compile: bool) -> None:
         slots = int(cache[0].shape[0])
         trial = _Trial(model, cache)
-        model.set_attn_implementation(ATTENTION)
-        self._plain = self._fast = _Pair(model, trial)
+        kernel = compile and plain_float32(model) and load_kernel()
+        model.set_attn_implementation(KERNEL_ATTENTION if kernel else ATTENTION)
+        step = KernelDecodeStep if kernel else DecodeStep
+        self._plain = self._fast = _Pair(step, model, trial)
         self._fast_from = slots + 1
-        if packable(model):
-            fast = _Pair(packed(model, slots), trial)
+        if plain_float32(model) and packable():
+            fast = _Pair(step, packed(model, slots), trial)
             self._fast_from = _crossing(self._plain, fast, trial, slots)
             if self._fast_from <= slots:
                 self._fast = fast
@@ -77,12 +81,17 @@ class Programs:
         self._fast.repack()
 
 
+def plain_float32(model: PreTrainedModel) -> bool:
+    """Whether all parameters are float32 in the memory of a CPU."""
+    return all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
+
+
 class _Pair:
     """Prefill and decode over one form of the model."""
 
-    def __init__(self, model: PreTrainedModel, trial: _Trial) -> None:
+    def __init__(self, step: type[DecodeStep], model: PreTrainedModel, trial: _Trial) -> None:
         self._layers = packed_layers(model)
-        decode, prefill = DecodeStep(model).eval(), PrefillStep(model).eval()
+        decode, prefill = step(model).eval(), PrefillStep(model).eval()
         self.decode: Program = decode
         self.prefill: Program = prefill
         trial.check(self)

@@ -4,6 +4,8 @@ cache tensors, with no choice that depends on a shape, so that one trace serves 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -25,16 +27,27 @@ class DecodeStep(nn.Module):
         """ids, positions: int64 [rows], the last known token and its place; columns: `arange(n)` with n above every position;
         temperature, uniforms: see `sample`; cache: keys and values of each layer, alternating. Returns tokens and log-probabilities."""
         rows = torch.arange(ids.shape[0])
-        hidden = torch.where(columns[None] <= positions[:, None], 0.0, -torch.inf).to(cache[0].dtype)
-        layers = [DecodeLayer(*pair, rows, positions, columns.shape[0]) for pair in zip(cache[::2], cache[1::2], strict=True)]
+        mask, read = self.visible(positions, columns, cache)
+        layers = [DecodeLayer(*pair, rows, positions, read) for pair in zip(cache[::2], cache[1::2], strict=True)]
         logits = self.model(
             input_ids=ids[:, None],
-            attention_mask=hidden[:, None, None],
+            attention_mask=mask[:, None, None],
             position_ids=positions[:, None],
             past_key_values=layered(layers),
             use_cache=True,
         ).logits
         return sample(logits[:, 0], temperature, uniforms)
+
+    def visible(self, positions: Tensor, columns: Tensor, cache: Sequence[Tensor]) -> tuple[Tensor, int]:
+        """What attention is told of each row [rows, any], and how many positions of the cache it gets: here an additive mask."""
+        return torch.where(columns[None] <= positions[:, None], 0.0, -torch.inf).to(cache[0].dtype), columns.shape[0]
+
+
+class KernelDecodeStep(DecodeStep):
+    """The decode step over the compiled attention, which wants the rows' positions and the whole cache."""
+
+    def visible(self, positions: Tensor, columns: Tensor, cache: Sequence[Tensor]) -> tuple[Tensor, int]:
+        return positions[:, None], cache[1].shape[2]
 
 
 class PrefillStep(nn.Module):
