@@ -39,7 +39,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
     tree = json.loads((tmp_path / "s").read_text())
     shape = {key: set(value) if isinstance(value, dict) else None for key, value in tree.items()}
     assert shape == {
-        "ok": None, "reason": None, "steps": None, "seconds": None,
+        "ok": None, "reason": None, "steps": None, "seconds": None, "training_seconds": None,
         "accuracy": {"start", "end"},
         "tokens": {"generated", "trained", "discarded", "live"},
         "rollouts": {"admitted", "trained", "discarded", "live"},

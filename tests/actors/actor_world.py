@@ -216,6 +216,11 @@ class World:
         while not condition():  # noqa: ASYNC110 (what is looked at tells nobody when it changes; the time is virtual)
             await trio.sleep(0.01)
 
+    def holds(self, name: str) -> bool:
+        """Whether an actor is in the middle of a training rollout: some of its tokens are streamed."""
+        seat = self.coordinator.seats.get(name)
+        return seat is not None and any(self.book.experience.rollouts[id].tokens for id in seat.held["train"])
+
     def tell(self, message: Message) -> None:
         """Say something as the launcher."""
         self._nursery.start_soon(self._launcher_link.send, message)

@@ -90,8 +90,9 @@ async def test_a_killed_rollout_actor_costs_nothing_that_was_streamed(autojump_c
 
     async def murderer() -> None:
         for at in range(6):
-            await world.until(lambda at=at: world.learner.version >= at and world.coordinator.generation.leased > 0)
-            world.kill(f"rollout-{at % 2}")
+            name = f"rollout-{at % 2}"
+            await world.until(lambda at=at, name=name: world.learner.version >= at and world.holds(name))
+            world.kill(name)
             await trio.sleep(2)
 
     outcome = await world.run(murderer)
