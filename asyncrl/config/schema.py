@@ -42,7 +42,8 @@ class Model(Section, frozen=True):
     """What learns."""
 
     path: Annotated[str, Meta(description="a local Hugging Face model directory; empty: the bundled small model")] = ""
-    warmup_steps: Annotated[int, Meta(ge=0, description="bundled model: supervised steps on the task's own answers")] = 600
+    warmup_steps: Annotated[int, Meta(ge=0, description="bundled model: supervised steps on the task's own answers, at most")] = 600
+    warmup_loss: Annotated[float, Meta(ge=0, description="bundled model: nats a token of an answer at which the warm-up ends")] = 0.5
     dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
 
 

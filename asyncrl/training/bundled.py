@@ -1,11 +1,13 @@
 """The bundled small model. Invariant: it is built in code, and what is written is an ordinary Hugging Face model directory.
 
-A Qwen3 of four layers over single bytes: the id of a byte is its value. It starts from random weights; `warmup.py` teaches it the task.
+A small Qwen3 over single bytes: the id of a byte is its value. What every prompt of the task starts and ends with (its frame, often most of
+it) is one token each, as the frames of chat templates are. It starts from random weights; `warmup.py` teaches it the task.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,22 +21,30 @@ if TYPE_CHECKING:
 
 END, PADDING = "<|end|>", "<|padding|>"
 END_ID, PADDING_ID = 256, 257
-VOCABULARY = 258
+VOCABULARY = 260
 
 
-def tokenizer() -> Tokenizer:
-    """Bytes to ids and back; `END` and `PADDING` are its special tokens."""
+def frame(prompts: Sequence[str]) -> list[str]:
+    """What all these prompts start with and what they end with, where that is longer than a character: at most two texts."""
+    start = _start(prompts)
+    end = _start([prompt[len(start) :][::-1] for prompt in prompts])[::-1]
+    return [text for text in (start, end) if len(text) > 1]
+
+
+def tokenizer(frame: Sequence[str] = ()) -> Tokenizer:
+    """Bytes to ids and back, with one id for each text of `frame`; `END` and `PADDING` are its special tokens."""
     fast = Tokenizer(BPE(vocab={character: byte for byte, character in enumerate(_characters())}, merges=[]))
     fast.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     fast.decoder = ByteLevelDecoder()
     fast.add_special_tokens([AddedToken(END, special=True), AddedToken(PADDING, special=True)])
+    fast.add_tokens([AddedToken(text, special=False, normalized=False) for text in frame])
     return fast
 
 
-def write_tokenizer(directory: Path) -> None:
+def write_tokenizer(directory: Path, frame: Sequence[str] = ()) -> None:
     """`tokenizer.json` and `tokenizer_config.json`, as `transformers` reads them."""
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer().save(str(directory / "tokenizer.json"))
+    tokenizer(frame).save(str(directory / "tokenizer.json"))
     form = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
@@ -45,19 +55,19 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def model_config() -> Qwen3Config:
-    """The model's shape: 0.9 million parameters."""
+    """The model's shape: 0.5 million parameters."""
     from transformers import Qwen3Config
 
     return Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=32,
         max_position_embeddings=2048,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         tie_word_embeddings=True,
         eos_token_id=END_ID,
         pad_token_id=PADDING_ID,
@@ -75,10 +85,10 @@ def new_model(seed: int) -> Qwen3ForCausalLM:
         return Qwen3ForCausalLM(model_config())
 
 
-def write_model(model: Qwen3ForCausalLM, directory: Path) -> None:
-    """The model and its tokenizer."""
-    model.save_pretrained(str(directory))
-    write_tokenizer(directory)
+def _start(texts: Sequence[str]) -> str:
+    """The longest text that all of these start with."""
+    first, last = min(texts), max(texts)  # in the order of characters, so all others lie between
+    return first[: next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))]
 
 
 def _characters() -> list[str]:
