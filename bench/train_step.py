@@ -1,10 +1,11 @@
 """A training step on packed rollouts against the same step padded to the longest, in real tokens a second.
 
-All train the same rollouts with the same loss (GRPO advantages, IcePop band, clip, AdamW) from the same weights, and must report the
-same loss value. They take turns; the table has medians and ratios of medians. `padded` is what a plain training loop does: one
-rectangle, an attention mask, float32 log-softmax. `padded, oneDNN` is the same with asyncrl's linear layers, so that what comes from
-packing alone can be seen. Two shapes of lengths: `task` (mean 37 tokens, longest 54, as in the default task) and `tail` (4 of the 128
-rollouts up to four times as long). `--large` measures a 12 x 512 model instead of 4 x 128; `--threads` sets torch's threads.
+All train the same rollouts, other ones every step, with the same loss (GRPO advantages, IcePop band, clip, AdamW) from the same
+weights, and must report the same loss value. They take turns; the table has medians and ratios of medians. `padded` is what a plain
+training loop does: one rectangle, an attention mask, float32 log-softmax. `padded, oneDNN` is the same with asyncrl's linear layers, so
+that what comes from packing alone can be seen. Two shapes of lengths: `task` (mean 37 tokens, longest 54, as in the default task) and
+`tail` (4 of the 128 rollouts up to four times as long). `--large` measures a 12 x 512 model on 32 rollouts (1 of them long) instead of
+4 x 128 on 128; `--threads` sets torch's threads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from asyncrl.training.learner import Learner
 from asyncrl.training.linear import accelerate
 from staleness.advantages import grpo
 
-GROUPS, SIZE, VOCABULARY = 16, 8, 64
+SIZE, VOCABULARY = 8, 64
 
 
 class Step(NamedTuple):
@@ -60,12 +61,12 @@ def build(large: bool) -> PreTrainedModel:
     return model
 
 
-def lengths(tail: bool, rng: np.random.Generator) -> list[int]:
-    """Tokens of each rollout, prompt included."""
-    drawn = np.clip(np.rint(rng.normal(37, 7, GROUPS * SIZE)), 18, 54).astype(int)
+def lengths(count: int, tail: bool, rng: np.random.Generator) -> list[int]:
+    """Tokens of each of `count` rollouts, prompt included."""
+    drawn = np.clip(np.rint(rng.normal(37, 7, count)), 18, 54).astype(int)
     drawn[0] = 54
     if tail:
-        drawn[:4] = (220, 180, 150, 120)
+        drawn[: count // 32] = (220, 180, 150, 120)[: count // 32]
     return [int(n) for n in drawn]
 
 
@@ -142,16 +143,13 @@ class Packed:
         return self.learner.step()["loss"]
 
 
-def timed(action: Callable[[], float]) -> tuple[float, float]:
-    start = time.perf_counter()
-    loss = action()
-    return time.perf_counter() - start, loss
-
-
-def measure(name: str, tail: bool, large: bool, rounds: int) -> None:
+def measure(name: str, tail: bool, large: bool, warm_up: int, rounds: int) -> None:
+    """`warm_up` steps before the first that counts: every step has other rollouts, but kernels are compiled when a shape is new."""
     rng = np.random.default_rng(0)
+    count = 32 if large else 128
     train, staleness = Train(lr=1e-5, lr_warmup_steps=0), Staleness()
-    step = rollouts(build(large), lengths(tail, rng), rng)
+    model = build(large)
+    steps = [rollouts(model, lengths(count, tail, rng), rng) for _ in range(warm_up + rounds)]
     faster = build(large)
     accelerate(faster)
     contestants = {
@@ -160,33 +158,31 @@ def measure(name: str, tail: bool, large: bool, rounds: int) -> None:
         "packed": Packed(build(large), train, staleness),
     }
     seconds: dict[str, list[float]] = {key: [] for key in contestants}
-    for turn in range(rounds + 1):
+    for turn, step in enumerate(steps):
         losses = {}
         for key, contestant in contestants.items():
-            spent, losses[key] = timed(lambda c=contestant: c.step(step))  # type: ignore[misc]
-            if turn:  # the first turn warms up
-                seconds[key].append(spent)
+            start = time.perf_counter()
+            losses[key] = contestant.step(step)
+            if turn >= warm_up:
+                seconds[key].append((time.perf_counter() - start) / step.tokens)
         assert max(losses.values()) - min(losses.values()) < 1e-4, f"the losses differ: {losses}"
     medians = {key: statistics.median(values) for key, values in seconds.items()}
-    rates = "".join(f"{step.tokens / value:16,.0f}" for value in medians.values())
+    rates = "".join(f"{1 / value:16,.0f}" for value in medians.values())
     ratios = "".join(f"{medians[key] / medians['packed']:9.2f}" for key in ("padded", "padded, oneDNN"))
-    print(f"{name:<6}{step.tokens:7,}{rates}{ratios}", flush=True)
+    print(f"{name:<6}{steps[0].tokens:7,}{rates}{ratios}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    rounds = arguments.rounds or (2 if arguments.large else 9)
-    print(
-        f"{'12 x 512' if arguments.large else '4 x 128'}, vocabulary {VOCABULARY}, {GROUPS * SIZE} rollouts, {arguments.threads} thread(s)"
-    )
+    warm_up, rounds = (1, 1) if arguments.large else (3, 7)
+    print(f"{'12 x 512' if arguments.large else '4 x 128'}, vocabulary {VOCABULARY}, {arguments.threads} thread(s)")
     print(f"{'':6}{'tokens':>7}{'padded':>16}{'padded, oneDNN':>16}{'packed':>16}   packed / padded, and with oneDNN (real tokens/s)")
-    measure("task", False, arguments.large, rounds)
-    measure("tail", True, arguments.large, rounds)
+    measure("task", False, arguments.large, warm_up, rounds)
+    measure("tail", True, arguments.large, warm_up, rounds)
 
 
 if __name__ == "__main__":

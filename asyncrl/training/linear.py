@@ -43,11 +43,11 @@ class _Multiply(torch.autograd.Function):
 
 
 class OneDnnLinear(nn.Linear):
-    """`nn.Linear`, through oneDNN where it is of float32 on a CPU."""
+    """`nn.Linear`, through oneDNN where it is of float32 on a CPU, and of anything at all."""
 
     def forward(self, input: Tensor) -> Tensor:
         """As `nn.Linear`: [..., in] to [..., out]."""
-        if input.dtype != torch.float32 or self.weight.dtype != torch.float32 or input.device.type != "cpu":
+        if not (input.dtype == self.weight.dtype == torch.float32) or input.device.type != "cpu" or not input.numel():
             return super().forward(input)
         output: Tensor = _Multiply.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return output

@@ -69,12 +69,15 @@ def pack(ids: NDArray[np.int32], prompt_tokens: Sequence[int], response_tokens: 
 
 def _cuts(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Cut samples of ascending length into `[first, end)`, so that all rectangles' tokens plus PASS_TOKENS for each are least, and none of
-    several rows exceeds RECTANGLE_TOKENS (dynamic programming over the end of the last rectangle)."""
+    several rows exceeds RECTANGLE_TOKENS (dynamic programming over the end of the last rectangle).
+
+    Rows are a power of two: oneDNN compiles its kernels for each shape, and so they meet few shapes."""
     best = np.zeros(len(lengths) + 1)
     first = np.zeros(len(lengths) + 1, dtype=np.int64)
     for end in range(1, len(lengths) + 1):
-        area = np.arange(end, 0, -1) * lengths[end - 1]
-        allowed = area <= RECTANGLE_TOKENS
+        rows = np.arange(end, 0, -1)
+        area = rows * lengths[end - 1]
+        allowed = (area <= RECTANGLE_TOKENS) & (rows & (rows - 1) == 0)
         allowed[-1] = True
         first[end] = np.argmin(np.where(allowed, best[:end] + area, np.inf))
         best[end] = best[first[end]] + area[first[end]] + PASS_TOKENS

@@ -1,0 +1,105 @@
+"""A model directory is used whole or refused in a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from training_world import CONFIGS, build
+
+from asyncrl.training.models import ModelError, empty_model, load_model, parameters_for_publication
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    build("llama").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_publishes_every_parameter_once_in_one_order(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    loaded, empty = load_model(tmp_path), empty_model(tmp_path)
+    published = list(parameters_for_publication(loaded))
+    names = [name for name, _ in published]
+    assert names == [name for name, _ in parameters_for_publication(empty)] and len(set(names)) == len(names)
+    assert len({tensor.data_ptr() for _, tensor in published}) == len(published)
+    assert not any(tensor.requires_grad for _, tensor in published)
+    assert ("lm_head.weight" in names) == (not model.config.tie_word_embeddings)
+
+    destination = dict(empty.named_parameters())
+    with torch.no_grad():
+        for name, tensor in published:
+            destination[name].copy_(tensor)
+    ids = torch.arange(12)[None]
+    assert torch.equal(empty(ids).logits, model.eval()(ids).logits)
+    assert not loaded.training and not empty.training
+
+
+def test_dtype_is_that_asked_for(directory: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert {p.dtype for p in load_model(directory, dtype).parameters()} == {dtype}
+        assert {p.dtype for p in empty_model(directory, dtype).parameters()} == {dtype}
+
+
+def test_an_empty_model_needs_no_weights(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    assert sum(p.numel() for p in empty_model(directory).parameters()) == sum(p.numel() for p in build("llama").parameters())
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no model directory"):
+        load_model(tmp_path / "gpt5")
+
+
+def test_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        load_model(tmp_path)
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        empty_model(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"model_type": "not-there-yet"}', "[]"])
+def test_a_config_that_is_none(directory: Path, content: str) -> None:
+    (directory / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=r"config\.json is not a configuration"):
+        load_model(directory)
+
+
+def test_no_weights(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="has no weights"):
+        load_model(directory)
+    (directory / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(ModelError, match=r"only \*\.bin weights, which are pickles: convert them to safetensors"):
+        load_model(directory)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_weights_that_are_cut_off(directory: Path, keep: int) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ModelError, match="cannot be read, so they are cut off"):
+        load_model(directory)
+
+
+def test_weights_that_are_not_all_there(directory: Path) -> None:
+    """transformers would make them up, and only warn."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"not complete: model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(directory)
+
+
+def test_weights_of_another_shape(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"] = torch.ones(3)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="model"):
+        load_model(directory)

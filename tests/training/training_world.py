@@ -1,0 +1,127 @@
+"""Small random models and rollouts, and the naive reference: each rollout alone, plain log-softmax, loops, float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+
+from asyncrl.config.schema import Staleness, Train
+from asyncrl.messages import MicroBatch, Sample
+
+VOCABULARY = 23
+SIZES = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "qwen3": Qwen3Config(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+        **SIZES,
+    ),
+    "llama": LlamaConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        **SIZES,
+    ),
+    "gpt2": GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3, **SIZES),
+}
+Buffers = tuple[bytes, bytes, bytes]
+
+
+def build(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A random model of an architecture, always the same, with its dropout as configured."""
+    torch.manual_seed(3)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=dtype)
+    return model
+
+
+class Rollout:
+    """One rollout with everything that is known of it."""
+
+    def __init__(self, number: int, group: int, reward: float, prompt: Sequence[int], response: Sequence[int]) -> None:
+        self.number, self.group, self.reward = number, group, reward
+        self.prompt, self.response = list(prompt), list(response)
+        self.behaviour = [0.0] * len(self.response)
+        self.mask = [1] * len(self.response)
+
+    @property
+    def sample(self) -> Sample:
+        return Sample(self.number, self.group, len(self.prompt), len(self.response), self.reward)
+
+
+def rollouts(model: PreTrainedModel, seed: int, count: int = 9, noise: float = 0.6, temperature: float = 1.0) -> list[Rollout]:
+    """Rollouts in uneven groups, some tokens stale, behaviour around the model's own policy: some ratios clipped, some out of the band."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        prompt, response = (rng.integers(0, VOCABULARY, int(n)).tolist() for n in (rng.integers(1, 6), rng.integers(0, 12)))
+        rollout = Rollout(number, int(rng.integers(0, 3)), float(rng.integers(0, 3)), prompt, response)
+        own = alone(model, rollout, temperature).detach().numpy()
+        rollout.behaviour = (own + rng.normal(0, noise, len(own))).astype(np.float32).tolist()
+        rollout.mask = (rng.random(len(own)) < 0.9).astype(int).tolist()
+        made.append(rollout)
+    return made
+
+
+def micro_batch(members: Sequence[Rollout], every: Sequence[Rollout], step: int = 0, index: int = 0) -> tuple[MicroBatch, Buffers]:
+    """A micro-batch of `members`; the groups' rewards are those of `every` rollout of the step."""
+    groups = {m.group for m in members}
+    rewards = {group: [r.reward for r in every if r.group == group] for group in groups}
+    buffers = (
+        np.array([i for m in members for i in m.prompt + m.response], dtype=np.int32).tobytes(),
+        np.array([b for m in members for b in m.behaviour], dtype=np.float32).tobytes(),
+        np.array([k for m in members for k in m.mask], dtype=np.uint8).tobytes(),
+    )
+    return MicroBatch(step, index, [m.sample for m in members], rewards), buffers
+
+
+def alone(model: PreTrainedModel, rollout: Rollout, temperature: float) -> torch.Tensor:
+    """Log-probability of each response token, from a float64 forward pass of this rollout alone."""
+    exact = copy.deepcopy(model).double().eval() if model.dtype != torch.float64 else model
+    ids = torch.tensor([rollout.prompt + rollout.response])
+    every = torch.log_softmax(exact(input_ids=ids).logits[0].double() / temperature, dim=-1)
+    places = range(len(rollout.prompt), ids.shape[1])
+    return torch.stack([every[at - 1, ids[0, at]] for at in places]) if places else every.new_zeros(0)
+
+
+def reference(
+    model: PreTrainedModel, every: Sequence[Rollout], train: Train, staleness: Staleness, temperature: float
+) -> tuple[dict[str, torch.Tensor], float, dict[int, tuple[int, dict[str, int]]]]:
+    """Gradient of the mean loss by parameter, the mean loss, and (trained, discarded) by rollout, one token at a time."""
+    exact = copy.deepcopy(model).double().eval()
+    losses, counts = [], {}
+    for rollout in every:
+        rewards = [r.reward for r in every if r.group == rollout.group]
+        mean = sum(rewards) / len(rewards)
+        deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)) if len(rewards) > 1 else 0.0
+        advantage = (rollout.reward - mean) / max(deviation, 1e-4) if len(set(rewards)) > 1 else 0.0
+        trained, discarded = 0, dict[str, int]()
+        for current, behaviour, fresh in zip(alone(exact, rollout, temperature), rollout.behaviour, rollout.mask, strict=True):
+            log = current - behaviour
+            if not fresh:
+                discarded["stale"] = discarded.get("stale", 0) + 1
+            elif not math.isfinite(float(log)):
+                discarded["nonfinite"] = discarded.get("nonfinite", 0) + 1
+            elif staleness.correction == "icepop" and not staleness.lo <= math.exp(float(log)) <= staleness.hi:
+                discarded["icepop"] = discarded.get("icepop", 0) + 1
+            else:
+                r = torch.exp(log)
+                losses.append(-torch.minimum(r * advantage, r.clamp(1 - train.clip_lo, 1 + train.clip_hi) * advantage))
+                trained += 1
+        counts[rollout.number] = (trained, discarded)
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    return {name: p.grad for name, p in exact.named_parameters() if p.grad is not None}, float(loss.detach()), counts
