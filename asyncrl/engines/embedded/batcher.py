@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from asyncrl.engines.embedded.lane import Lane, unstarted
+from asyncrl.engines.embedded.programs import computing
 from asyncrl.engines.protocol import Chunk, Request
 
 
@@ -93,27 +94,30 @@ class Batcher:
 
     def load(self, version: int, weights: Mapping[str, torch.Tensor], *, pin: bool) -> None:
         """Swap the current lane to `weights`, which were checked; with `pin`, also a second lane, replacing what was pinned."""
-        self._current.load(version, weights, recompute=self._recompute)
+        with computing():
+            self._current.load(version, weights, recompute=self._recompute)
         if not pin:
             return
         if self._pinned is None:
             self._pinned = self._lane(copy.deepcopy(self._current.model))
         elif self._pinned.version is not None:
             self._forget(self._pinned.version)
-        self._pinned.load(version, weights, recompute=False)
+        with computing():
+            self._pinned.load(version, weights, recompute=False)
 
     def advance(self, steps: int) -> list[Chunk]:
         """Decode up to `steps` tokens a slot. Returns every token that was sampled, in one chunk a rollout or two where one ended."""
-        for _ in range(steps):
-            while self._asked:
-                self._asked.popleft()()
-            if self._pauses:
-                break
-            lanes = [lane for lane in self._lanes if lane.busy]
-            if not lanes:
-                break
-            for lane in lanes:
-                self._ready += lane.step()
+        with computing():
+            for _ in range(steps):
+                while self._asked:
+                    self._asked.popleft()()
+                if self._pauses:
+                    break
+                lanes = [lane for lane in self._lanes if lane.busy]
+                if not lanes:
+                    break
+                for lane in lanes:
+                    self._ready += lane.step()
         for lane in self._lanes:
             self._ready += lane.flush()
         chunks, self._ready = self._ready, []

@@ -97,7 +97,7 @@ def attend(
     if attention_mask is None:
         key, value = (_repeated(x, heads // groups) for x in (key, value))
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale).transpose(1, 2), None
-    scores = torch.matmul(query.reshape(rows, groups, heads // groups, width), key) * scale + attention_mask
+    scores = torch.matmul((query * scale).reshape(rows, groups, heads // groups, width), key).add_(attention_mask)
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     return torch.matmul(weights, value).reshape(rows, 1, heads, -1), None
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.engines.embedded.programs import Programs, computing, new_cache
+from asyncrl.engines.embedded.programs import Programs, new_cache
 from asyncrl.engines.embedded.slots import Slots
 from asyncrl.engines.protocol import Chunk, Request
 
@@ -27,7 +27,7 @@ _WASTE, _PADDED = 512, 4096
 
 
 class Lane:
-    """Decodes requests with its own copy of the weights. Not thread-safe; calls hold no promise but their result."""
+    """Decodes requests with its own copy of the weights. `step` and `load` are called under `computing`."""
 
     def __init__(
         self, model: PreTrainedModel, *, slots: int, context_tokens: int, stops: NDArray[np.bool_], run_seed: int, compile: bool
@@ -52,10 +52,9 @@ class Lane:
 
     def load(self, version: int, weights: Mapping[str, Tensor], *, recompute: bool) -> None:
         """Take weights, whose names were checked; recompute the cache of live slots or keep it."""
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters(remove_duplicate=False):
-                if name in weights:
-                    parameter.copy_(weights[name])
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            if name in weights:
+                parameter.copy_(weights[name])
         self._programs.repack()
         self.version = version
         live = np.flatnonzero(self._slots.live)
@@ -72,15 +71,14 @@ class Lane:
             self._compact(rows)
         rows = self._rows
         columns = _rounded(int(slots.positions[:rows].max()) + 1, COLUMNS, self._context)
-        with computing():
-            tokens, behaviour = self._programs.decode(rows)(
-                torch.from_numpy(slots.last[:rows]),
-                torch.from_numpy(slots.positions[:rows]),
-                self._columns[:columns],
-                torch.from_numpy(slots.temperature[:rows]),
-                torch.from_numpy(slots.draws(rows)),
-                *self._cache,
-            )
+        tokens, behaviour = self._programs.decode(rows)(
+            torch.from_numpy(slots.last[:rows]),
+            torch.from_numpy(slots.positions[:rows]),
+            self._columns[:columns],
+            torch.from_numpy(slots.temperature[:rows]),
+            torch.from_numpy(slots.draws(rows)),
+            *self._cache,
+        )
         assert self.version is not None
         return [slots.take(s, self.version, slots.ending(s)) for s in slots.extend(tokens.numpy(), behaviour.numpy())]
 
@@ -115,9 +113,8 @@ class Lane:
 
     def _compact(self, rows: int) -> None:
         to, origin = (torch.from_numpy(places) for places in self._slots.compact())
-        with torch.inference_mode():
-            for tensor in self._cache:
-                tensor[to] = tensor[origin]
+        for tensor in self._cache:
+            tensor[to] = tensor[origin]
         self._rows = rows
 
     def _prefill(self, chosen: Iterable[int]) -> None:
@@ -133,8 +130,7 @@ class Lane:
                 ids[row, : len(known) // 4] = np.frombuffer(known, np.int32)
             targets = [slot for known in batch for slot in places[known]]
             source = [row for row, known in enumerate(batch) for _ in places[known]]
-            with computing():
-                self._programs.prefill(torch.from_numpy(ids), torch.tensor(targets), torch.tensor(source), *self._cache)
+            self._programs.prefill(torch.from_numpy(ids), torch.tensor(targets), torch.tensor(source), *self._cache)
 
 
 def unstarted(request: Request, version: int) -> Chunk:

@@ -8,6 +8,7 @@ its time, and computes without the interpreter's lock. Where a trace does not ag
 from __future__ import annotations
 
 import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -168,18 +169,19 @@ def _crossing(plain: _Pair, fast: _Pair, trial: _Trial, slots: int) -> int:
     crossing = slots + 1
     for rows in sorted({slots, *(4**k for k in range(slots.bit_length()) if 4**k < slots)}, reverse=True):
         arguments = trial.decode_arguments(rows)
-        if _seconds(fast.decode, arguments) >= _seconds(plain.decode, arguments):
+        if not _is_faster(fast.decode, plain.decode, arguments):
             break
         crossing = rows
     return crossing
 
 
-def _seconds(program: Program, arguments: tuple[Tensor, ...]) -> float:
-    """The least of a few runs."""
-    taken = []
+def _is_faster(program: Program, other: Program, arguments: tuple[Tensor, ...]) -> bool:
+    """Which takes less at its best of a few runs. They take turns, so that a busy moment of the machine hits both."""
+    best = [math.inf, math.inf]
     with computing():
-        for _ in range(5):
-            begun = time.perf_counter()
-            program(*arguments)
-            taken.append(time.perf_counter() - begun)
-    return min(taken)
+        for _ in range(8):
+            for i, candidate in enumerate((program, other)):
+                begun = time.perf_counter()
+                candidate(*arguments)
+                best[i] = min(best[i], time.perf_counter() - begun)
+    return best[0] < best[1]

@@ -29,10 +29,11 @@ class Slots:
         self.positions = np.zeros(count, np.int64)
         self.temperature = np.ones(count, np.float32)
         self._prompt = np.zeros(count, np.int64)
-        self._limit = np.zeros(count, np.int64)
+        self._last_place = np.zeros(count, np.int64)
         self._sent = np.zeros(count, np.int64)
         self._stream = np.zeros(count, np.uint64)
-        self._numbers = np.arange(count)
+        self._flat_history, self._flat_behaviour = self.history.reshape(-1), self.behaviour.reshape(-1)
+        self._rows_start = np.arange(count) * context_tokens
 
     @property
     def occupied(self) -> int:
@@ -49,7 +50,7 @@ class Slots:
             self.last[slot], self.positions[slot] = request.ids[-1], known - 1
             self.temperature[slot] = request.temperature
             self._prompt[slot], self._sent[slot] = known - request.prefix_tokens, known
-            self._limit[slot] = known + request.max_new_tokens
+            self._last_place[slot] = known + request.max_new_tokens - 1
             self._stream[slot] = stream(self._run_seed, request.key)
         return chosen
 
@@ -60,13 +61,17 @@ class Slots:
     def extend(self, tokens: NDArray[np.int64], behaviour: NDArray[np.float32]) -> list[int]:
         """Add one token to each live one of the first `len(tokens)` slots. Returns the slots that ended by it."""
         rows = len(tokens)
-        live, numbers, positions = self.live[:rows], self._numbers[:rows], self.positions[:rows]
+        live, positions = self.live[:rows], self.positions[:rows]
         positions += live
         self.last[:rows] = tokens
-        self.history[numbers, positions] = tokens
-        self.behaviour[numbers, positions] = behaviour
-        ended = live & (self._stops[tokens] | (positions + 1 >= self._limit[:rows]))
-        return [int(s) for s in np.flatnonzero(ended)] if ended.any() else []
+        places = self._rows_start[:rows] + positions
+        self._flat_history[places] = tokens
+        self._flat_behaviour[places] = behaviour
+        ended = self._stops[tokens]
+        ended |= positions >= self._last_place[:rows]
+        ended &= live
+        slots: list[int] = np.flatnonzero(ended).tolist()
+        return slots
 
     def unsent(self) -> list[int]:
         """Live slots with tokens that have not left."""
@@ -96,7 +101,7 @@ class Slots:
         origin = np.flatnonzero(self.live[rows:]) + rows
         for array in (
             self.live, self.history, self.behaviour, self.last, self.positions, self.temperature,
-            self._prompt, self._limit, self._sent, self._stream,
+            self._prompt, self._last_place, self._sent, self._stream,
         ):  # fmt: skip
             array[to] = array[origin]
         self.live[origin] = False
