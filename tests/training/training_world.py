@@ -111,11 +111,12 @@ def reference(
         trained, discarded = 0, dict[str, int]()
         for current, behaviour, fresh in zip(alone(exact, rollout, temperature), rollout.behaviour, rollout.mask, strict=True):
             log = current - behaviour
+            at = float(log.detach())
             if not fresh:
                 discarded["stale"] = discarded.get("stale", 0) + 1
-            elif not math.isfinite(float(log)):
+            elif not math.isfinite(at):
                 discarded["nonfinite"] = discarded.get("nonfinite", 0) + 1
-            elif staleness.correction == "icepop" and not staleness.lo <= math.exp(float(log)) <= staleness.hi:
+            elif staleness.correction == "icepop" and not staleness.lo <= math.exp(at) <= staleness.hi:
                 discarded["icepop"] = discarded.get("icepop", 0) + 1
             else:
                 r = torch.exp(log)
