@@ -1,0 +1,130 @@
+"""The warm-up: learns answers and only answers, is a function of its settings, and is computed once."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from asyncrl.config.schema import Config, Model, Run
+from asyncrl.config.schema import Task as TaskConfig
+from asyncrl.tasks import TaskError, open_task
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training import bundled, warmup
+from asyncrl.training.models import load_model
+
+TASK = TaskConfig(name="spell_backward", params={"min_word_len": 3, "max_word_len": 4}, train_size=128, eval_size=8)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def config(*, steps: int = 3, enough: float = 0.0, seed: int = 0, **task: Any) -> Config:
+    changed = msgspec.structs.replace(TASK, **task)
+    return Config(task=changed, model=Model(warmup_steps=steps, warmup_loss=enough), run=Run(seed=seed))
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_model(path).state_dict()
+
+
+def test_the_loss_is_of_the_answers_tokens_alone(tmp_path: Path) -> None:
+    """Against a loop over answers, one at a time, without padding."""
+    bundled.write_tokenizer(tmp_path)
+    tokenizer, task, model = Tokenizer(tmp_path), open_task(TASK, 0), bundled.new_model(0)
+    ids, labels = next(warmup._batches(tokenizer, task))
+    total = 0.0
+    count = 0
+    for item in range(warmup.BATCH):
+        prompt = list(task.prompt("train", item).encode())
+        answer = [*str(task.answer("train", item)).encode(), bundled.END_ID]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        total -= float(torch.log_softmax(logits, -1)[range(len(answer)), answer].sum())
+        count += len(answer)
+    assert warmup._loss(model, ids, labels).item() == pytest.approx(total / count, rel=1e-5)
+
+
+def test_it_learns_and_stops_where_told(tmp_path: Path) -> None:
+    bundled.write_tokenizer(tmp_path)
+    tokenizer, task = Tokenizer(tmp_path), open_task(TASK, 0)
+    random = math.log(bundled.VOCABULARY)
+    learned = warmup.teach(bundled.new_model(0), tokenizer, task, steps=30, enough=0.0)
+    assert learned < 0.8 * random
+    stopped = warmup.teach(bundled.new_model(0), tokenizer, task, steps=30, enough=0.9 * random)
+    assert learned < stopped <= 0.9 * random
+
+
+def test_it_is_a_function_of_its_settings_and_computed_once(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = warmup.prepare_model(config())
+    assert first.is_relative_to(home / "asyncrl")
+    before = (first / "model.safetensors").stat()
+    assert warmup.prepare_model(config()) == first
+    assert (first / "model.safetensors").stat() == before
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    second = warmup.prepare_model(config())
+    assert second != first
+    assert second.name == first.name
+    for name, weight in weights(first).items():
+        assert torch.equal(weight, weights(second)[name])
+    assert [path.name for path in second.parent.iterdir()] == [second.name]
+
+
+@pytest.mark.parametrize("other", [{"steps": 4}, {"enough": 0.1}, {"seed": 1}, {"params": {"max_word_len": 4}}, {"train_size": 127}])
+def test_other_settings_are_another_model(other: dict[str, Any]) -> None:
+    assert warmup.key(config(**other)) != warmup.key(config()) == warmup.key(config())
+
+
+def test_settings_of_the_run_are_the_same_model() -> None:
+    one = config()
+    assert warmup.key(one) == warmup.key(msgspec.structs.replace(one, run=Run(dir="elsewhere", lease_s=5)))
+
+
+def test_the_model_given_is_the_model() -> None:
+    assert warmup.prepare_model(Config(model=Model(path="/some/where"))) == Path("/some/where")
+
+
+def test_what_is_kept_is_whole_or_not_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> float:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(warmup, "teach", fail)
+        with pytest.raises(KeyboardInterrupt):
+            warmup.prepare_model(config())
+    assert not list((home / "asyncrl").iterdir())
+    (home / "asyncrl" / f"spell_backward-{warmup.key(config())}").mkdir()  # as an interrupted copy of the cache would leave it
+    assert set(weights(warmup.prepare_model(config())))
+
+
+def test_a_quicker_run_keeps_its_model(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, made = warmup._make, []
+
+    def slow(settings: Config, directory: Path) -> None:
+        make(settings, directory)
+        if not made:
+            made.append(directory)
+            made.append(warmup.prepare_model(settings))
+            (made[-1] / "mark").touch()
+
+    monkeypatch.setattr(warmup, "_make", slow)
+    path = warmup.prepare_model(config(steps=0))
+    assert path == made[-1]
+    assert (path / "mark").exists()
+    assert [found.name for found in (home / "asyncrl").iterdir()] == [path.name]
+
+
+def test_a_task_without_answers_cannot_warm_up() -> None:
+    with pytest.raises(TaskError, match=r"knows no answers.*model\.path"):
+        warmup.prepare_model(config(name="rush_hour", params={}))
+
+
+def test_without_steps_the_model_is_random() -> None:
+    torch.testing.assert_close(weights(warmup.prepare_model(config(steps=0))), bundled.new_model(0).state_dict())
