@@ -12,8 +12,9 @@ import pytest
 import torch
 from reference import ARCHITECTURES, CONTEXT, VOCABULARY, behaviour_of, full_log_probabilities, greedy, random_model
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from asyncrl.engines.embedded import kernel
+from asyncrl.engines.embedded import kernels
 from asyncrl.engines.embedded.batcher import Batcher
 from asyncrl.engines.protocol import Chunk, Request
 
@@ -343,7 +344,7 @@ def test_models_that_do_not_fit_are_refused() -> None:
 
 
 def test_without_a_compiler_it_says_so_and_decodes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(kernel, "_loaded", lambda: False)
+    monkeypatch.setattr(kernels, "_loaded", lambda: False)
     monkeypatch.setenv("PATH", "")
     model = random_model("qwen3")
     with caplog.at_level(logging.WARNING):
@@ -355,10 +356,10 @@ def test_without_a_compiler_it_says_so_and_decodes(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    monkeypatch.setattr(kernel, "_loaded", lambda: False)
+    monkeypatch.setattr(kernels, "_loaded", lambda: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
-    assert not kernel.load_kernel()
+    assert not kernels.load_kernels()
     assert "compiling with" in caplog.text and "failed" in caplog.text
 
 
@@ -367,7 +368,7 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, caplog:
     ("heads", "groups", "width", "context"), [(4, 2, 8, 64), (6, 2, 32, 50), (3, 3, 64, 33), (4, 1, 5, 96), (2, 2, 40, 31)]
 )
 def test_the_kernel_against_a_plain_softmax(heads: int, groups: int, width: int, context: int) -> None:
-    assert kernel.load_kernel()
+    assert kernels.load_kernels()
     torch.manual_seed(0)
     rows = 7
     query, keys, values = (
@@ -383,6 +384,38 @@ def test_the_kernel_against_a_plain_softmax(heads: int, groups: int, width: int,
             k, v = keys[row, head * groups // heads, :, :n].double(), values[row, head * groups // heads, :n].double()
             expected = torch.softmax(query[row, head, 0].double() @ k * 0.3, 0) @ v
             assert (out[row, 0, head].double() - expected).abs().max() < 1e-5
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_compiled_norms_replace_plain_ones_only() -> None:
+    assert kernels.load_kernels()
+
+    class Shifted(Qwen3RMSNorm):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + x
+
+    pair = torch.nn.ModuleDict({"plain": Qwen3RMSNorm(12, 1e-6), "shifted": Shifted(12), "layer": torch.nn.LayerNorm(12)})
+    torch.nn.init.normal_(pair["plain"].weight)
+    x, weight = torch.randn(3, 2, 12), pair["plain"].weight
+    expected = x.double() * (x.double().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+    names = [name for name, _ in pair.named_parameters()]
+    kernels.replace_norms(pair)
+    assert [type(module) for module in pair.values()] == [kernels.KernelNorm, Shifted, torch.nn.LayerNorm]
+    assert pair["plain"].weight is weight and [name for name, _ in pair.named_parameters()] == names
+    with torch.no_grad():
+        assert (pair["plain"](x).double() - expected).abs().max() < 1e-5
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_the_compiled_write_touches_one_position_a_row() -> None:
+    assert kernels.load_kernels()
+    keys, values = torch.zeros(5, 2, 3, 9), torch.zeros(5, 2, 9, 3)
+    key, value, places = torch.randn(4, 2, 1, 3), torch.randn(2, 4, 1, 3).transpose(0, 1), torch.tensor([0, 8, 3, 3])
+    torch.ops.asyncrl.slot_write(keys, values, key, value, places)
+    expected_keys, expected_values = torch.zeros_like(keys), torch.zeros_like(values)
+    for row, place in enumerate(places.tolist()):
+        expected_keys[row, :, :, place], expected_values[row, :, place] = key[row, :, 0], value[row, :, 0]
+    assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
 
 
 def test_bfloat16_weights() -> None:

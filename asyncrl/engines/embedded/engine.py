@@ -22,7 +22,7 @@ class EmbeddedEngine:
     The engine owns `model` from here on, and samples nothing before the first `load`. Memory: `slots * context_tokens` keys and values
     a layer, twice while a version is pinned. `stop_ids` end a rollout and are part of it. Draws are keyed by `run_seed` and the
     request (`sampler`). `kv` says whether unfinished rollouts keep their cache at a new version or have it recomputed; their recorded
-    log-probabilities stay what they were. `compile` compiles the decode step's attention
+    log-probabilities stay what they were. `compile` compiles what the decode step does outside of linear layers
     (5-12 s once a machine; without a C++ compiler a warning says that it has no effect). `idle` hears of waits named
     `weights` and `requests`, when they end.
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from asyncrl.engines.embedded.cache import ATTENTION
-from asyncrl.engines.embedded.kernel import KERNEL_ATTENTION, load_kernel
+from asyncrl.engines.embedded.kernels import KERNEL_ATTENTION, load_kernels, replace_norms
 from asyncrl.engines.embedded.linears import packable, packed, packed_layers
 from asyncrl.engines.embedded.steps import DecodeStep, KernelDecodeStep, PrefillStep
 
@@ -54,13 +54,15 @@ def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[T
 
 class Programs:
     """Prefill and decode for `model`, whose attention this replaces: `decode(rows)` and `prefill` are callables with the signatures of
-    `DecodeStep.forward` and `PrefillStep.forward`. `repack` has to follow every change of the parameters. With `compile`, attention is
-    the compiled one where there is a compiler and the model is float32."""
+    `DecodeStep.forward` and `PrefillStep.forward`. `repack` has to follow every change of the parameters. With `compile`, the
+    compiled pieces are used where there is a compiler and the model is float32."""
 
     def __init__(self, model: PreTrainedModel, cache: Sequence[Tensor], *, compile: bool) -> None:
         slots = int(cache[0].shape[0])
         trial = _Trial(model, cache)
-        kernel = compile and plain_float32(model) and load_kernel()
+        kernel = compile and plain_float32(model) and load_kernels()
+        if kernel:
+            replace_norms(model)
         model.set_attn_implementation(KERNEL_ATTENTION if kernel else ATTENTION)
         step = KernelDecodeStep if kernel else DecodeStep
         self._plain = self._fast = _Pair(step, model, trial)

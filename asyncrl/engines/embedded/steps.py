@@ -4,18 +4,19 @@ cache tensors, with no choice that depends on a shape, so that one trace serves 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from asyncrl.engines.embedded.cache import DecodeLayer, PrefillLayer, layered
+from asyncrl.engines.embedded.kernels import KernelDecodeLayer
 from asyncrl.engines.embedded.sampler import sample
 
 
 class DecodeStep(nn.Module):
     """One token for each of the first rows of the cache."""
+
+    layer: type[DecodeLayer] = DecodeLayer
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -27,8 +28,8 @@ class DecodeStep(nn.Module):
         """ids, positions: int64 [rows], the last known token and its place; columns: `arange(n)` with n above every position;
         temperature, uniforms: see `sample`; cache: keys and values of each layer, alternating. Returns tokens and log-probabilities."""
         rows = torch.arange(ids.shape[0])
-        mask, read = self.visible(positions, columns, cache)
-        layers = [DecodeLayer(*pair, rows, positions, read) for pair in zip(cache[::2], cache[1::2], strict=True)]
+        mask = self.visible(positions, columns, cache[0].dtype)
+        layers = [self.layer(*pair, rows, positions, columns.shape[0]) for pair in zip(cache[::2], cache[1::2], strict=True)]
         logits = self.model(
             input_ids=ids[:, None],
             attention_mask=mask[:, None, None],
@@ -38,16 +39,18 @@ class DecodeStep(nn.Module):
         ).logits
         return sample(logits[:, 0], temperature, uniforms)
 
-    def visible(self, positions: Tensor, columns: Tensor, cache: Sequence[Tensor]) -> tuple[Tensor, int]:
-        """What attention is told of each row [rows, any], and how many positions of the cache it gets: here an additive mask."""
-        return torch.where(columns[None] <= positions[:, None], 0.0, -torch.inf).to(cache[0].dtype), columns.shape[0]
+    def visible(self, positions: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+        """What attention is told of each row, [rows, any]: here an additive mask."""
+        return torch.where(columns[None] <= positions[:, None], 0.0, -torch.inf).to(dtype)
 
 
 class KernelDecodeStep(DecodeStep):
-    """The decode step over the compiled attention, which wants the rows' positions and the whole cache."""
+    """The decode step over the compiled pieces; their attention wants the rows' positions."""
 
-    def visible(self, positions: Tensor, columns: Tensor, cache: Sequence[Tensor]) -> tuple[Tensor, int]:
-        return positions[:, None], cache[1].shape[2]
+    layer = KernelDecodeLayer
+
+    def visible(self, positions: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+        return positions[:, None]
 
 
 class PrefillStep(nn.Module):

@@ -1,6 +1,7 @@
-// One query a row over the slot cache, each row up to its own position. See kernel.py for the contract, cache.py for the layout.
+// What a decode step does outside of its linear layers. See kernels.py for the contracts, cache.py for the layout of the cache.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -85,9 +86,47 @@ at::Tensor slot_attention(
   return out;
 }
 
+void slot_write(at::Tensor keys, at::Tensor values, const at::Tensor& key, const at::Tensor& value, const at::Tensor& positions) {
+  const int64_t rows = key.size(0), groups = keys.size(1), width = keys.size(2), context = keys.size(3), breadth = values.size(3);
+  const auto new_keys = key.contiguous(), new_values = value.contiguous();
+  const float *from_k = new_keys.const_data_ptr<float>(), *from_v = new_values.const_data_ptr<float>();
+  float *k = keys.mutable_data_ptr<float>(), *v = values.mutable_data_ptr<float>();
+  const int64_t* place = positions.const_data_ptr<int64_t>();
+  for (int64_t item = 0; item < rows * groups; ++item) {
+    const int64_t at = place[item / groups];
+    for (int64_t d = 0; d < width; ++d) k[(item * width + d) * context + at] = from_k[item * width + d];
+    std::copy(from_v + item * breadth, from_v + (item + 1) * breadth, v + (item * context + at) * breadth);
+  }
+}
+
+at::Tensor rms_norm(const at::Tensor& input, const at::Tensor& weight, double epsilon) {
+  const auto contiguous = input.contiguous();
+  auto out = at::empty_like(contiguous);
+  const int64_t width = weight.numel(), rows = contiguous.numel() / width;
+  const float *x = contiguous.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
+  float* o = out.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, 1 + 32768 / width, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* __restrict in = x + row * width;
+      float* __restrict result = o + row * width;
+      float squares = 0.0f;
+      for (int64_t i = 0; i < width; ++i) squares += in[i] * in[i];
+      const float factor = 1.0f / std::sqrt(squares / width + static_cast<float>(epsilon));
+      for (int64_t i = 0; i < width; ++i) result[i] = w[i] * (in[i] * factor);
+    }
+  });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(asyncrl, m) {
   m.def("slot_attention(Tensor query, Tensor keys, Tensor values, Tensor positions, float scale) -> Tensor");
+  m.def("slot_write(Tensor(a!) keys, Tensor(b!) values, Tensor key, Tensor value, Tensor positions) -> ()");
+  m.def("rms_norm(Tensor input, Tensor weight, float epsilon) -> Tensor");
 }
-TORCH_LIBRARY_IMPL(asyncrl, CPU, m) { m.impl("slot_attention", &slot_attention); }
+TORCH_LIBRARY_IMPL(asyncrl, CPU, m) {
+  m.impl("slot_attention", &slot_attention);
+  m.impl("slot_write", &slot_write);
+  m.impl("rms_norm", &rms_norm);
+}

@@ -1,8 +1,11 @@
-"""The compiled attention of the decode step. Invariant: it computes what `cache` computes with matrix products, each row up to its own
-position only, so that short rollouts do not pay for long neighbours.
+"""Compiled pieces of the decode step. Invariant: each computes what the Python it stands for computes, and is checked against it.
+
+- attention: as `cache.attend`, but each row up to its own position only: short rollouts do not pay for long neighbours;
+- the cache's write of one position a row;
+- root-mean-square norms, of modules that prove to be plain ones.
 
 Compiled at first use with the machine's C++ compiler (5-12 s) and kept in the user's cache directory, by source, torch version and
-processor. Compiling the whole step with torch.compile was measured too: slower than a trace with this, and 12-40 s a process.
+processor. Compiling the whole step with torch.compile was measured too: no faster than a trace alone, and 12-40 s a process.
 """
 
 from __future__ import annotations
@@ -17,20 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import cpp_extension
 from transformers import AttentionInterface
 
-from asyncrl.engines.embedded.cache import attend
+from asyncrl.engines.embedded.cache import DecodeLayer, attend
 
 KERNEL_ATTENTION = "asyncrl_slots_kernel"
-_SOURCE = Path(__file__).with_name("slot_attention.cpp")
+_SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC")
 _log = logging.getLogger(__name__)
 
 
-def load_kernel() -> bool:
-    """Make the kernel's operator there, compiling it if need be. Without a compiler, or where it fails, says so once and returns False."""
+def load_kernels() -> bool:
+    """Make the operators there, compiling it if need be. Without a compiler, or where it fails, says so once and returns False."""
     if _loaded():
         return True
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
@@ -58,7 +61,7 @@ def _library_path() -> Path:
     processor = Path("/proc/cpuinfo")
     flags = [line for line in processor.read_text().splitlines() if line.startswith("flags")][:1] if processor.exists() else []
     key = hashlib.sha256("\n".join([_SOURCE.read_text(), torch.__version__, *_FLAGS, *flags]).encode()).hexdigest()[:16]
-    return home / "asyncrl" / f"slot_attention-{key}.so"
+    return home / "asyncrl" / f"kernels-{key}.so"
 
 
 def _compile(compiler: str, library: Path) -> None:
@@ -68,7 +71,7 @@ def _compile(compiler: str, library: Path) -> None:
     torch_libraries = Path(torch.__file__).parent / "lib"
     includes = [f"-I{path}" for path in cpp_extension.include_paths()]
     with tempfile.TemporaryDirectory(dir=library.parent) as place:
-        compiled, linked = Path(place) / "kernel.o", Path(place) / "kernel.so"
+        compiled, linked = Path(place) / "kernels.o", Path(place) / "kernels.so"
         openmp = [str(path) for path in torch_libraries.glob("libgomp*")]
         commands = [
             [compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(compiled), *includes],
@@ -77,6 +80,41 @@ def _compile(compiler: str, library: Path) -> None:
         for command in commands:
             subprocess.run(command, check=True, capture_output=True, text=True)
         linked.replace(library)
+
+
+class KernelDecodeLayer(DecodeLayer):  # type: ignore[no-untyped-call]
+    """As `DecodeLayer`; reads the whole cache of its rows, whatever `columns` says."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        torch.ops.asyncrl.slot_write(self.keys, self.values, key_states, value_states, self.positions)
+        rows = self.rows.shape[0]
+        return self.keys[:rows], self.values[:rows]
+
+
+class KernelNorm(nn.Module):
+    """Stands for a root-mean-square norm, with the same parameter under the same name."""
+
+    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon = weight, epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.ops.asyncrl.rms_norm(x, self.weight, self.epsilon)
+        return result
+
+
+def replace_norms(model: nn.Module) -> None:
+    """Put `KernelNorm` in the place of every module that looks like a root-mean-square norm and gives the same on random numbers."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            weight, epsilon = getattr(child, "weight", None), getattr(child, "variance_epsilon", None)
+            if isinstance(weight, nn.Parameter) and weight.dim() == 1 and isinstance(epsilon, float) and not list(child.children()):
+                norm = KernelNorm(weight, epsilon)
+                x = torch.linspace(-3, 2, 5 * len(weight)).sin().reshape(5, -1) * 2
+                with torch.no_grad():
+                    if torch.allclose(child(x), norm(x), rtol=1e-5, atol=1e-6):
+                        setattr(parent, name, norm)
 
 
 def _attend_with_kernel(
@@ -89,7 +127,7 @@ def _attend_with_kernel(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """As `cache.attend`, but where there is one, `attention_mask` holds the rows' positions, int64 [rows, 1, 1, 1]; keys and values are
-    the whole, contiguous float32 cache of these rows."""
+    the whole, contiguous cache of these rows, float32."""
     if attention_mask is None:
         return attend(module, query, key, value, None, scaling, **kwargs)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
