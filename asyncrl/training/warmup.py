@@ -1,7 +1,7 @@
 """The supervised warm-up of the bundled model. Invariant: what comes out is a function of the settings, and is computed once on a machine.
 
-The model learns the training prompts' own answers: the loss is on the answer and its end alone. It stops when answers are likely enough for
-reinforcement learning to find something to reinforce (`model.warmup_loss`), at the latest after `model.warmup_steps`.
+The model learns the training prompts' own answers: the loss is on the answer and its end alone. It stops as soon as it would give them
+often enough for reinforcement learning to find something to reinforce (`model.warmup_success`), at the latest after `model.warmup_steps`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled
 
-CODE = 1
+CODE = 2
 """Counts the changes of this file, of `bundled.py` and of the tasks that change what comes out."""
 BATCH = 64
 """Answers in a step."""
-RATE, RAMP = 1e-3, 20
+RATE, RAMP = 5e-4, 20
 """AdamW's learning rate, and the steps of its linear ramp."""
+SMOOTHING = 0.7
+"""What a step keeps of the estimate of success before it."""
 IGNORED = -100
 
 log = logging.getLogger(__name__)
@@ -71,31 +73,34 @@ def key(config: Config) -> str:
 
 
 def teach(model: Any, tokenizer: Tokenizer, task: Task, *, steps: int, enough: float) -> float:
-    """Train until the mean loss of an answer's tokens, smoothed over about ten steps, is at most `enough` nats, at most `steps` steps of
-    `BATCH` answers. Returns the smoothed loss. Raises TaskError where the task knows no answers."""
+    """Train until a sampled answer would be the task's own with probability `enough`, at most `steps` steps of `BATCH` answers. Returns
+    that probability: the mean over answers of the product of their tokens' probabilities, smoothed over about three steps. Raises TaskError
+    where the task knows no answers."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    smooth = torch.inf
+    success = 0.0
     for step, (ids, labels) in zip(range(steps), _batches(tokenizer, task), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / RAMP)
-        loss = _loss(model, ids, labels)
+        likely = log_likelihood(model, ids, labels)
+        loss = -likely.sum() / (labels != IGNORED).sum()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        smooth = loss.item() if smooth == torch.inf else 0.9 * smooth + 0.1 * loss.item()
-        if smooth <= enough or step % 50 == 49:
-            log.info("warm-up step %d: loss %.3f", step + 1, smooth)
-        if smooth <= enough:
+        success = SMOOTHING * success + (1 - SMOOTHING) * likely.detach().exp().mean().item()
+        if (done := success >= enough) or step % 50 == 49:
+            log.info("warm-up step %d: loss %.3f, right with probability %.3f", step + 1, loss.item(), success)
+        if done:
             break
-    return smooth
+    return success
 
 
-def _loss(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the answers' tokens; the head is asked for no others."""
+def log_likelihood(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
+    """float32 [rows]: of each row's labelled tokens together, given what stands before them. The head is asked for no other token."""
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
     told = labels[:, 1:] != IGNORED
-    return cross_entropy(model.lm_head(hidden[told]), labels[:, 1:][told])
+    of_tokens = cross_entropy(model.lm_head(hidden[told]), labels[:, 1:][told], reduction="none")
+    return -torch.zeros(len(ids)).index_add(0, told.nonzero()[:, 0], of_tokens)
 
 
 def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
@@ -124,7 +129,7 @@ def _make(config: Config, directory: Path) -> None:
     task = open_task(config.task, config.run.seed)
     bundled.write_tokenizer(directory, bundled.frame([task.prompt("train", item) for item in range(min(64, task.size("train")))]))
     model = bundled.new_model(config.run.seed)
-    teach(model, Tokenizer(directory), task, steps=config.model.warmup_steps, enough=config.model.warmup_loss)
+    teach(model, Tokenizer(directory), task, steps=config.model.warmup_steps, enough=config.model.warmup_success)
     model.save_pretrained(str(directory))
 
 

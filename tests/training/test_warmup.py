@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -26,40 +25,37 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config(*, steps: int = 3, enough: float = 0.0, seed: int = 0, **task: Any) -> Config:
+def config(*, steps: int = 3, enough: float = 1.0, seed: int = 0, **task: Any) -> Config:
     changed = msgspec.structs.replace(TASK, **task)
-    return Config(task=changed, model=Model(warmup_steps=steps, warmup_loss=enough), run=Run(seed=seed))
+    return Config(task=changed, model=Model(warmup_steps=steps, warmup_success=enough), run=Run(seed=seed))
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     return load_model(path).state_dict()
 
 
-def test_the_loss_is_of_the_answers_tokens_alone(tmp_path: Path) -> None:
+def test_the_likelihood_is_of_the_answers_tokens_alone(tmp_path: Path) -> None:
     """Against a loop over answers, one at a time, without padding."""
     bundled.write_tokenizer(tmp_path)
     tokenizer, task, model = Tokenizer(tmp_path), open_task(TASK, 0), bundled.new_model(0)
-    ids, labels = next(warmup._batches(tokenizer, task))
-    total = 0.0
-    count = 0
+    expected = []
     for item in range(warmup.BATCH):
         prompt = list(task.prompt("train", item).encode())
         answer = [*str(task.answer("train", item)).encode(), bundled.END_ID]
         with torch.no_grad():
             logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        total -= float(torch.log_softmax(logits, -1)[range(len(answer)), answer].sum())
-        count += len(answer)
-    assert warmup._loss(model, ids, labels).item() == pytest.approx(total / count, rel=1e-5)
+        expected.append(torch.log_softmax(logits, -1)[range(len(answer)), answer].sum())
+    torch.testing.assert_close(warmup.log_likelihood(model, *next(warmup._batches(tokenizer, task))), torch.stack(expected))
 
 
 def test_it_learns_and_stops_where_told(tmp_path: Path) -> None:
     bundled.write_tokenizer(tmp_path)
-    tokenizer, task = Tokenizer(tmp_path), open_task(TASK, 0)
-    random = math.log(bundled.VOCABULARY)
-    learned = warmup.teach(bundled.new_model(0), tokenizer, task, steps=30, enough=0.0)
-    assert learned < 0.8 * random
-    stopped = warmup.teach(bundled.new_model(0), tokenizer, task, steps=30, enough=0.9 * random)
-    assert learned < stopped <= 0.9 * random
+    few = msgspec.structs.replace(TASK, train_size=2)
+    tokenizer, task, learned = Tokenizer(tmp_path), open_task(few, 0), bundled.new_model(0)
+    assert warmup.teach(learned, tokenizer, task, steps=120, enough=1.0) > 0.5
+    likely = warmup.log_likelihood(learned, *next(warmup._batches(tokenizer, task))).exp().mean().item()
+    assert likely > 0.5
+    assert 0.1 <= warmup.teach(bundled.new_model(0), tokenizer, task, steps=120, enough=0.1) < 0.5
 
 
 def test_it_is_a_function_of_its_settings_and_computed_once(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
