@@ -294,8 +294,8 @@ def test_a_group_is_prefilled_once() -> None:
     model = random_model("qwen3")
     batcher = batcher_of(model, slots=16)
     lane, rows = batcher._current, []
-    prefill = lane._programs.prefill
-    lane._programs._fast.prefill = lambda ids, *rest: rows.append(len(ids)) or prefill(ids, *rest)
+    prefill = lane.programs.prefill
+    lane.programs._fast.prefill = lambda ids, *rest: rows.append(len(ids)) or prefill(ids, *rest)
     prompts = [[1, 2, 3, 4], [5, 6], [9]]
     seen = answers(batcher, [request(4 * g + i, prompt, 5, temperature=1.0) for g, prompt in enumerate(prompts) for i in range(4)])
     assert rows == [2]

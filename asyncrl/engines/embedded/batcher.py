@@ -42,10 +42,10 @@ class Batcher:
         stops = np.zeros(self.vocab_size, np.bool_)
         stops[sorted(stop_ids)] = True
         self._recompute = kv == "recompute"
-        self._lane: Callable[[PreTrainedModel], Lane] = partial(
+        self._lane: Callable[..., Lane] = partial(
             Lane, slots=slots, context_tokens=context_tokens, stops=stops, run_seed=run_seed, compile=compile
         )
-        self._current = self._lane(model)
+        self._current = self._lane(model, like=None)
         self._pinned: Lane | None = None
         self._asked: deque[Callable[[], None]] = deque()
         self._ready: list[Chunk] = []
@@ -99,7 +99,7 @@ class Batcher:
         if not pin:
             return
         if self._pinned is None:
-            self._pinned = self._lane(copy.deepcopy(self._current.model))
+            self._pinned = self._lane(copy.deepcopy(self._current.model), like=self._current)
         elif self._pinned.version is not None:
             self._forget(self._pinned.version)
         with computing():

@@ -27,17 +27,28 @@ _WASTE, _PADDED = 512, 4096
 
 
 class Lane:
-    """Decodes requests with its own copy of the weights. `step` and `load` are called under `computing`."""
+    """Decodes requests with its own copy of the weights. `step` and `load` are called under `computing`. What was measured for the lane
+    `like` is not measured again."""
 
     def __init__(
-        self, model: PreTrainedModel, *, slots: int, context_tokens: int, stops: NDArray[np.bool_], run_seed: int, compile: bool
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int,
+        context_tokens: int,
+        stops: NDArray[np.bool_],
+        run_seed: int,
+        compile: bool,
+        like: Lane | None,
     ) -> None:
         model.train(False)
         self.model = model.requires_grad_(False)
         self.version: int | None = None
         self.waiting: deque[Request] = deque()
         self._cache = new_cache(model, slots, context_tokens)
-        self._programs = Programs(model, self._cache, compile=compile)
+        self.programs: Programs = Programs(
+            model, self._cache, compile=compile, packed_from=None if like is None else like.programs.packed_from
+        )
         self._slots = Slots(slots, context_tokens, stops=stops, run_seed=run_seed)
         self._count, self._context = slots, context_tokens
         self._enough = max(1, slots // 8)
@@ -55,7 +66,7 @@ class Lane:
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if name in weights:
                 parameter.copy_(weights[name])
-        self._programs.repack()
+        self.programs.repack()
         self.version = version
         live = np.flatnonzero(self._slots.live)
         if recompute and len(live):
@@ -71,7 +82,7 @@ class Lane:
             self._compact(rows)
         rows = self._rows
         columns = _rounded(int(slots.positions[:rows].max()) + 1, COLUMNS, self._context)
-        tokens, behaviour = self._programs.decode(rows)(
+        tokens, behaviour = self.programs.decode(rows)(
             torch.from_numpy(slots.last[:rows]),
             torch.from_numpy(slots.positions[:rows]),
             self._columns[:columns],
@@ -130,7 +141,7 @@ class Lane:
                 ids[row, : len(known) // 4] = np.frombuffer(known, np.int32)
             targets = [slot for known in batch for slot in places[known]]
             source = [row for row, known in enumerate(batch) for _ in places[known]]
-            self._programs.prefill(torch.from_numpy(ids), torch.tensor(targets), torch.tensor(source), *self._cache)
+            self.programs.prefill(torch.from_numpy(ids), torch.tensor(targets), torch.tensor(source), *self._cache)
 
 
 def unstarted(request: Request, version: int) -> Chunk:

@@ -55,9 +55,10 @@ def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[T
 class Programs:
     """Prefill and decode for `model`, whose attention this replaces: `decode(rows)` and `prefill` are callables with the signatures of
     `DecodeStep.forward` and `PrefillStep.forward`. `repack` has to follow every change of the parameters. With `compile`, the
-    compiled pieces are used where there is a compiler and the model is float32."""
+    compiled pieces are used where there is a compiler and the model is float32. `packed_from` is the number of rows from which packed
+    linear layers are used; None measures it."""
 
-    def __init__(self, model: PreTrainedModel, cache: Sequence[Tensor], *, compile: bool) -> None:
+    def __init__(self, model: PreTrainedModel, cache: Sequence[Tensor], *, compile: bool, packed_from: int | None) -> None:
         slots = int(cache[0].shape[0])
         trial = _Trial(model, cache)
         kernel = compile and plain_float32(model) and load_kernels()
@@ -66,11 +67,12 @@ class Programs:
         model.set_attn_implementation(KERNEL_ATTENTION if kernel else ATTENTION)
         step = KernelDecodeStep if kernel else DecodeStep
         self._plain = self._fast = _Pair(step, model, trial)
-        self._fast_from = slots + 1
-        if plain_float32(model) and packable():
+        self.packed_from = slots + 1 if packed_from is None else packed_from
+        if plain_float32(model) and packable() and (packed_from is None or packed_from <= slots):
             fast = _Pair(step, packed(model, slots), trial)
-            self._fast_from = _crossing(self._plain, fast, trial, slots)
-            if self._fast_from <= slots:
+            if packed_from is None:
+                self.packed_from = _crossing(self._plain, fast, trial, slots)
+            if self.packed_from <= slots:
                 self._fast = fast
 
     @property
@@ -78,7 +80,7 @@ class Programs:
         return self._fast.prefill
 
     def decode(self, rows: int) -> Program:
-        return (self._fast if rows >= self._fast_from else self._plain).decode
+        return (self._fast if rows >= self.packed_from else self._plain).decode
 
     def repack(self) -> None:
         self._fast.repack()
