@@ -1,6 +1,7 @@
-"""`python -m actors.prepare RUN THREADS`: the bundled model, warmed up. Invariant: `RUN/initial` is a whole model, or not there.
+"""`python -m actors.prepare RUN`: the bundled model, warmed up. Invariant: `RUN/initial` is a whole model, or not there.
 
-In a process of its own, because the warm-up computes with torch on every core, and the launcher never imports it.
+In a process of its own, because the warm-up needs torch, and the launcher never imports it. One thread: so small a model gains nothing from
+more, and loses everything where another program uses the core.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from asyncrl.process import become_child
 
 def main() -> None:
     become_child()
-    run, threads = Path(sys.argv[1]), int(sys.argv[2])
+    run = Path(sys.argv[1])
     settings = config.read(run / "run.toml")
     logs.start(run, "launcher", 0, settings.run.log)
     import torch
+
     from asyncrl.training.warmup import prepare_model
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     (run / INITIAL).symlink_to(prepare_model(settings).absolute(), target_is_directory=True)
 
 

@@ -18,7 +18,7 @@ from actors.reporting import Reporter
 from asyncrl.config import Config
 from asyncrl.link import Link, UnixAddress, connect, read_key, serve
 from asyncrl.messages import Hello, MicroBatch, Prepare, Publish, Role, TokenCount
-from asyncrl.places import COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, SUMMARY
+from asyncrl.places import BEFORE, COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, SUMMARY
 from asyncrl.waits import Waits
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ async def coordinator(place: Place) -> None:
     prompts = Prompts(open_task(config.task, config.run.seed), tokenizer, seed=config.run.seed, epochs=config.task.epochs)
     metrics = Metrics()
     metrics.describe(task=config.task.name, engine=config.engine.kind, run=str(place.run))
-    before = summary.read(place.run / SUMMARY) if place.resume and (place.run / SUMMARY).exists() else None
+    before = summary.read(place.run / BEFORE) if place.resume and (place.run / BEFORE).exists() else None
     experience = resumed(place.run, path) if place.resume else Experience()
     async with Journal.open(path, commit_ms=config.run.journal_ms) as journal:
         book = Book(experience, journal)
@@ -184,8 +184,7 @@ async def trainer(place: Place) -> None:
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
     async with Sender.open(config.publication.host) as sender, await place.link() as link:
         transfer = _Transfer(sender, learner, plan, config.publication.deadline_s)
-        patience_s = config.run.stall_s + config.run.grace_s
-        await trainer_actor(link, _Threaded(learner, place), transfer, waits, Reporter(waits), patience_s=patience_s)
+        await trainer_actor(link, _Threaded(learner, place), transfer, waits, Reporter(waits))
 
 
 @dataclass(frozen=True)

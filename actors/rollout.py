@@ -69,10 +69,12 @@ class _Staging:
         self._publication = message.publication
         with trio.CancelScope() as self._scope:
             try:
-                self._staged = await self._receive(message)
+                staged = await self._receive(message)
             except TransferError as error:
                 return Prepared(message.publication, [], str(error))
-            return Prepared(message.publication, self._staged.checksums, "")
+            if message.publication == self._publication:
+                self._staged = staged
+                return Prepared(message.publication, staged.checksums, "")
         return Prepared(message.publication, [], "aborted")
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""The trainer actor: a nursery around a learner. Invariant: commands are carried out one at a time, in the order they came.
+"""The trainer actor: a nursery around a learner. Invariant: what computes is carried out one at a time, in the order it came.
 
     micro-batch  accumulate its gradients               → Consumed
     close step   one optimizer step, one version more   → Stepped
@@ -40,6 +40,7 @@ from weightsync.errors import TransferError
 if TYPE_CHECKING:
     from pathlib import Path
 
+FOR_EVER_S = 1e9
 COMMANDS = 64
 """Commands that may wait here. The coordinator has two micro-batches outstanding at most, and few other commands."""
 
@@ -73,26 +74,10 @@ class Transfer(Protocol):
     async def send(self, message: Publish) -> Sent: ...
 
 
-class _Commands:
-    """Reads the link into a bounded queue, so that a long micro-batch does not keep the coordinator's writer waiting."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._send, self.receive = trio.open_memory_channel[tuple[Message, tuple[memoryview, ...]]](COMMANDS)
-
-    async def run(self) -> None:
-        async with self._send:
-            async for command in self._link:
-                await self._send.send(command)
-                if isinstance(command[0], Drain):
-                    return
-
-
-async def trainer_actor(link: Link, learner: Learner, transfer: Transfer, waits: Waits, reporter: Reporter, *, patience_s: float) -> None:
-    """Serve the coordinator until it drains this actor; at most `patience_s` without a command."""
-    commands = _Commands(link)
+async def trainer_actor(link: Link, learner: Learner, transfer: Transfer, waits: Waits, reporter: Reporter) -> None:
+    """Serve the coordinator until it drains this actor. Its link is what bounds the wait for a command: it ends with the coordinator,
+    whose watchdog ends a run that stands still."""
     weights = trio.Lock()  # held while the weights must not change
-    transferring = trio.CancelScope()
 
     async def publish(message: Publish, *, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED) -> None:
         checksums, error = list[int](), "aborted"
@@ -106,14 +91,31 @@ async def trainer_actor(link: Link, learner: Learner, transfer: Transfer, waits:
                     error = str(failure)
         await link.send(Transferred(message.publication, version, checksums, trio.current_time() - start, error))
 
+    send, commands = trio.open_memory_channel[tuple[Message, tuple[memoryview, ...]]](COMMANDS)
+
+    async def read() -> None:
+        """Take publications at once, beside whatever is computed, and queue the rest."""
+        transfer_scope = trio.CancelScope()
+        async with send:
+            async for message, buffers in link:
+                match message:
+                    case Publish():
+                        transfer_scope = await nursery.start(publish, message)
+                    case Abort():
+                        transfer_scope.cancel()
+                    case _:
+                        await send.send((message, buffers))
+                        if isinstance(message, Drain):
+                            return
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(commands.run)
+        nursery.start_soon(read)
         nursery.start_soon(reporter.run, link)
         await link.send(TrainerReady(learner.version, transfer.port))
         while True:
-            with waits.on("command", owner="trainer", deadline_s=patience_s):
+            with waits.on("command", owner="trainer", deadline_s=FOR_EVER_S):
                 try:
-                    message, buffers = await commands.receive.receive()
+                    message, buffers = await commands.receive()
                 except trio.EndOfChannel:
                     raise CoordinatorLost("the trainer") from None
             start = trio.current_time()
@@ -128,10 +130,6 @@ async def trainer_actor(link: Link, learner: Learner, transfer: Transfer, waits:
                 case Save(cursor):
                     path = await learner.save(cursor)
                     await link.send(Saved(learner.version, str(path)))
-                case Publish():
-                    transferring = await nursery.start(publish, message)
-                case Abort():
-                    transferring.cancel()
                 case Drain():
                     break
                 case _:

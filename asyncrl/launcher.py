@@ -23,17 +23,20 @@ from rich.console import Console
 from asyncrl import summary
 from asyncrl.config import Config
 from asyncrl.display import Display, show_summary
+from asyncrl.journal import fold
 from asyncrl.link import Link, LinkError, UnixAddress, new_key, read_key, serve, write_key
 from asyncrl.logs import path as log_path
 from asyncrl.machine import available_cores
 from asyncrl.messages import Drain, Exited, Finished, Hello, Message, Replace, Role, Status
-from asyncrl.places import INITIAL, KEY, LAUNCHER, SUMMARY
+from asyncrl.places import BEFORE, INITIAL, JOURNAL, KEY, LAUNCHER, SUMMARY
 from asyncrl.process import Process, divide_cores, spawn
 from asyncrl.supervisor import NO_RESTART, ActorFailed, RestartBudget, describe_exit, supervise
 
 FAILED = 1
 INTERRUPTED = 130
 MESSAGES = 64
+START_S = 300.0
+"""What the coordinator has to open the task and, where it resumes, to read the journal."""
 LAST_WORDS_S = 3.0
 """What the coordinator has, after draining, to write its summary, when the run ends because of somebody else."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -57,6 +60,8 @@ class _Launch:
         self._run = Path(config.run.dir)
         self._cores = sorted(os.sched_getaffinity(0))[: config.run.cores or available_cores()]
         self._children: dict[str, Process] = {}
+        self._incarnations: dict[str, int] = {}
+        self._silence = trio.CancelScope()
         self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES)
         self._connected = trio.Event()
         self._over = trio.Event()
@@ -66,6 +71,8 @@ class _Launch:
     async def run(self) -> int:
         """The whole life of a run."""
         write_key(self._run / KEY, new_key())
+        if (self._run / SUMMARY).exists():
+            (self._run / SUMMARY).replace(self._run / BEFORE)
         (self._run / "logs").mkdir(exist_ok=True)
         failure: ActorFailed | None = None
         with self._display:
@@ -76,7 +83,11 @@ class _Launch:
                     address, key = UnixAddress(self._run / LAUNCHER), read_key(self._run / KEY)
                     await nursery.start(partial(serve, address, key, self._converse, refused=self._refused))
                     nursery.start_soon(self._supervise, "coordinator", 0, None)
-                    await self._connected.wait()
+                    with trio.move_on_after(START_S):
+                        await self._connected.wait()
+                    if not self._connected.is_set():
+                        raise ActorFailed("coordinator-0", 0, f"nothing within {START_S:g} s of its start")
+                    nursery.start_soon(self._watch)
                     for role, index, cores in self._places():
                         nursery.start_soon(self._supervise, role, index, cores)
                     await self._over.wait()
@@ -96,8 +107,8 @@ class _Launch:
             initial.symlink_to(Path(self._config.model.path), target_is_directory=True)
             return
         self._display.note("Preparing the bundled model: its warm-up takes a minute or two, and is kept for the next run.")
-        argv = [sys.executable, "-m", "actors.prepare", str(self._run), str(len(self._cores))]
-        child = spawn("the preparation", argv, log=log_path(self._run, "launcher", 0), cores=self._cores, env=ENVIRONMENT)
+        argv = [sys.executable, "-m", "actors.prepare", str(self._run)]
+        child = spawn("the preparation", argv, log=log_path(self._run, "launcher", 0), cores=self._cores[:1], env=ENVIRONMENT)
         try:
             code = await child.wait()
         finally:
@@ -124,7 +135,7 @@ class _Launch:
             argv = [sys.executable, "-m", "actors", role, *map(str, (index, incarnation, threads)), str(self._run)]
             argv += ["--resume"] if self._resume else []
             child = spawn(name, argv, log=log_path(self._run, role, index), cores=cores, env=ENVIRONMENT if cores else SMALL)
-            self._children[name] = child
+            self._children[name], self._incarnations[name] = child, incarnation
             return child
 
         def on_exit(name: str, code: int, restarting: bool) -> None:
@@ -146,6 +157,16 @@ class _Launch:
 
     # ------------------------------------------------------------------------------------------------------ coordinator
 
+    async def _watch(self) -> None:
+        """A coordinator that says nothing for too long stands still: its own watchdog cannot say so."""
+        with trio.CancelScope() as self._silence:
+            self._heard()
+            await trio.sleep_forever()
+        raise ActorFailed("coordinator-0", 0, f"nothing for {self._config.run.stall_s:g} s (run.stall_s); its process stands still")
+
+    def _heard(self) -> None:
+        self._silence.deadline = trio.current_time() + self._config.run.stall_s
+
     def _tell(self, message: Message) -> None:
         """Say something to the coordinator. What it does not read in time, it does not need: then the run is over."""
         with contextlib.suppress(trio.WouldBlock):
@@ -162,10 +183,12 @@ class _Launch:
             async for message, _ in link:
                 match message:
                     case Status():
+                        self._heard()
                         self._display.update(message)
-                    case Replace(role, index, reason):
+                    case Replace(role, index, incarnation, reason):
                         self._display.note(f"{role}-{index} is replaced: {reason}.")
-                        self._children[f"{role}-{index}"].signal(signal.SIGKILL)
+                        if self._incarnations[f"{role}-{index}"] == incarnation:  # else it has ended by itself meanwhile
+                            self._children[f"{role}-{index}"].signal(signal.SIGKILL)
                     case Finished():
                         self._finished = message
                         break
@@ -200,17 +223,20 @@ class _Launch:
     def _report(self, failure: ActorFailed | None) -> int:
         """Show what the run came to; its exit status."""
         path = self._run / SUMMARY
+        if not path.exists() and (self._run / JOURNAL).exists():
+            reason = str(failure).splitlines()[0] if failure is not None else "the run was ended before it could say more"
+            summary.write(summary.of_ledger(fold(self._run / JOURNAL).ledger, reason), path)
         if path.exists():
             show_summary(summary.read(path), self._run, self._console)
         if failure is not None:
             print(f"asyncrl: {failure}", file=sys.stderr)
             return FAILED
-        if self._signalled is not None:
-            return INTERRUPTED if self._signalled is signal.SIGINT else (0 if self._finished is not None else FAILED)
-        assert self._finished is not None
-        if not self._finished.ok:
+        if self._finished is not None and not self._finished.ok:
             print(f"asyncrl: the run failed: {self._finished.reason}. Its logs are in {self._run / 'logs'}.", file=sys.stderr)
-        return 0 if self._finished.ok else FAILED
+            return FAILED
+        if self._signalled is signal.SIGINT:
+            return INTERRUPTED
+        return 0 if self._finished is not None else FAILED
 
 
 def _first(failures: BaseExceptionGroup[ActorFailed]) -> ActorFailed:

@@ -324,10 +324,11 @@ class Exited(Message, frozen=True):
 
 
 class Replace(Message, frozen=True):
-    """Coordinator to launcher: this actor missed a deadline; end its process, and start another within the restart budget."""
+    """Coordinator to launcher: this start of an actor is cut off; end its process, and start another within the restart budget."""
 
     role: Role
     index: int
+    incarnation: int
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""Child processes that cannot outlive the run. Invariant: a child's process group ends with the child, and the child with its parent.
+"""Child processes that cannot outlive the run. Invariant: a child's session ends with the child, and the child with its parent.
 
 The parent-death signal belongs to the *thread* that forked: it fires when that thread ends, not only when its process does. trio starts
 processes in a worker thread, which ends when it is idle; so `spawn` calls Popen itself, and only from the main thread.
@@ -77,7 +77,7 @@ def spawn(
 
 
 class Process:
-    """A child and its process group."""
+    """A child, and the session that it leads."""
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path, log_start: int) -> None:
         self.name = name
@@ -89,12 +89,12 @@ class Process:
         self._ending = trio.Lock()
 
     async def wait(self) -> int:
-        """The child's exit code (-9 where SIGKILL ended it), once nothing of its group is left: what the child left behind is killed."""
+        """The child's exit code (-9 where SIGKILL ended it), once nothing of its session is left: what the child left behind is killed."""
         async with self._ending:
             if self._popen.returncode is None:
                 await trio.lowlevel.wait_readable(self._pidfd)
                 # Until it is reaped, a dead leader keeps its number, and so its group's, from being given to anybody else.
-                await self._empty_group()
+                await self._empty_session()
                 self._popen.wait()
                 os.close(self._pidfd)
         code: int = self._popen.returncode
@@ -127,18 +127,19 @@ class Process:
             file.seek(max(self._log_start, size - _TAIL_BYTES))
             return last_traceback(file.read().decode(errors="replace"))
 
-    async def _empty_group(self) -> None:
-        """Kill what is left of the group of a dead leader, and wait until it is gone."""
+    async def _empty_session(self) -> None:
+        """Kill what is left of the session of a dead leader, in whatever group it is, and wait until it is gone."""
         while True:
-            _kill(self.pid)  # all at once, so that none of them can fork a way out before the look
-            others = _followers(self.pid)
+            _kill(self.pid)  # the leader's group at once, so that none of it can fork a way out before the look
+            others = [pid for pid in _living() if pid != self.pid and _session(pid) == self.pid]
             if not others:
                 return
             for pid in others:
                 with contextlib.suppress(ProcessLookupError):
                     pidfd = os.pidfd_open(pid)
                     try:
-                        if _group(pid) == self.pid:  # still: the number was not given to a stranger before the line above
+                        if _session(pid) == self.pid:  # still: the number was not given to a stranger before the line above
+                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                             await trio.lowlevel.wait_readable(pidfd)
                     finally:
                         os.close(pidfd)
@@ -149,20 +150,18 @@ def _kill(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _group(pid: int) -> int | None:
-    """The process group of a living process; None of a dead one."""
+def _living() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _session(pid: int) -> int | None:
+    """The session of a living process; None of a dead one."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, _, group = stat.rpartition(")")[2].split()[:3]  # "pid (name) state parent group …", where the name may hold anything
-    return None if state in "ZX" else int(group)
-
-
-def _followers(leader: int) -> list[int]:
-    """The living processes of the leader's group, without the leader."""
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if pid != leader and _group(pid) == leader]
+    state, _, _, session = stat.rpartition(")")[2].split()[:4]  # "pid (name) state parent group session …", the name may hold anything
+    return None if state in "ZX" else int(session)
 
 
 @contextlib.contextmanager

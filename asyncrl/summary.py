@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.experience.ledger import Ledger
+
 
 class Accuracy(msgspec.Struct, frozen=True):
     """Share of held-out prompts answered right, greedily: of the first version, and of the last."""
@@ -92,6 +94,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             tokens.generated == tokens.trained + sum(tokens.discarded.values()) + tokens.live
             and rollouts.admitted == rollouts.trained + sum(rollouts.discarded.values()) + rollouts.live
         )
+
+
+def of_ledger(ledger: Ledger, reason: str) -> Summary:
+    """The summary of a run whose coordinator could not write one: what its journal knows."""
+    tokens, rollouts = ledger.tokens, ledger.rollouts
+    return Summary(
+        ok=False,
+        reason=reason,
+        steps=0,
+        seconds=0.0,
+        tokens=Tokens(tokens.total, tokens.trained, dict(sorted(tokens.discarded.items())), tokens.live),
+        rollouts=Rollouts(rollouts.total, rollouts.trained, dict(sorted(rollouts.discarded.items())), rollouts.live),
+    )
 
 
 def write(summary: Summary, path: Path) -> None:

@@ -7,7 +7,7 @@ conduct     the pulse                         leases, judgements, micro-       a
                                               batches, publications
 tick        time                              deadlines, status, metrics       a second           the clock
 
-_pump:  admit prompts → lease rollouts → ask verdicts → feed the trainer → publish → evaluate
+_pump:  feed the trainer → admit prompts → lease rollouts → evaluate → ask verdicts → publish
 """
 
 from __future__ import annotations
@@ -61,6 +61,15 @@ TICK_S = 1.0
 HELLO_S = 10.0
 GOODBYE_S = 2.0
 ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
+
+TAKEN: dict[Role, dict[type[Message], int]] = {
+    "rollout": {EngineReady: 0, Chunks: 2, Prepared: 0, Committed: 0, Report: 0, Drained: 0},
+    "reward": {Judged: 0, Report: 0, Drained: 0},
+    "trainer": {TrainerReady: 0, Consumed: 0, Stepped: 0, Saved: 0, Transferred: 0, Report: 0, Drained: 0},
+    "launcher": {Exited: 0, Drain: 0},
+    "coordinator": {},
+}
+"""What each role may say, and with how many buffers."""
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +127,7 @@ class Coordinator:
         training, published = self.training, self.publishing.published
         if training is None:
             return
+        training.feed(published)
         if published is not None:
             if training.useful > 0:
                 self.generation.admit(training.useful)
@@ -126,9 +136,8 @@ class Coordinator:
                 self.generation.park("train")
             self.evaluation.pump()
         self.judgement.dispatch()
-        training.feed(published)
         last = training.finished or training.starved
-        if training.starved and training.saved < training.version:
+        if training.starved:
             training.save()
         if not training.closing:
             self.publishing.pump(training.version, self.evaluation.wants(training.version, last))
@@ -141,8 +150,8 @@ class Coordinator:
         if training.filtered >= self.config.rollout.filter_patience:
             return Outcome(
                 False,
-                f"the last {training.filtered} groups were all filtered ({self.config.rollout.filter}), so nothing can be learned: "
-                "choose an easier or harder task, a larger rollout.group_size, or rollout.filter = none",
+                f"the last {training.filtered} groups were all filtered, so nothing can be learned{self.judgement.complaint()}: choose an "
+                "easier or harder task, a larger rollout.group_size, or rollout.filter = none",
             )
         if self.generation.too_long >= self.config.rollout.filter_patience:
             return Outcome(
@@ -182,14 +191,18 @@ class Coordinator:
     async def _drain(self) -> None:
         """Park what is being generated, save what is trained, send everybody home; all within `run.grace_s`."""
         deadline = trio.current_time() + self.config.run.grace_s * 0.8
-        if self.training is not None and self.roster.get("trainer-0") and self.training.saved < self.training.version:
-            self.training.save()
         self.generation.park("train")
         self.generation.park("evaluation")
-        training = self.training
+        if (training := self.training) is not None:
+
+            def done(closed: bool) -> bool:
+                """Whether the open step is closed, or saved; or there is nobody to do it."""
+                return (not training.closing if closed else training.saved == training.version) or self.roster.get("trainer-0") is None
+
+            if await self._until("the open step", lambda: done(True), deadline) and not training.closing:
+                training.save()
+                await self._until("the checkpoint", lambda: done(False), deadline)
         await self._until("parked rollouts", lambda: self.generation.leased == 0, deadline)
-        if training is not None:
-            await self._until("the checkpoint", lambda: training.saved >= training.version or not self.roster.get("trainer-0"), deadline)
         actors = [peer for peer in self.roster if peer.role in ACTORS]
         for peer in actors:
             peer.send(Drain())
@@ -216,7 +229,8 @@ class Coordinator:
         while True:
             await trio.sleep(TICK_S)
             now = trio.current_time()
-            self.generation.expire(now)
+            for engine in self.generation.expire(now):
+                self._replace(engine, f"it streamed nothing for {self.config.run.lease_s:g} s (run.lease_s)")
             self.publishing.late(now)
             if (name := self.judgement.overdue(now)) is not None:
                 self._replace(name, "it owes a verdict for too long")
@@ -247,11 +261,11 @@ class Coordinator:
     def _watch(self, now: float) -> None:
         """The watchdog: a run without a token or a step says what it waits for, and ends."""
         training, stall_s = self.training, self.config.run.stall_s
-        progress = max(self.generation.progress, training.progress if training else 0.0)
+        progress = max(self.generation.progress, self.judgement.progress, training.progress if training else 0.0)
         if now - progress > stall_s:
             waits = [f"{w.owner} for {w.name} ({w.seconds:.0f} s)" for peer in self.roster for w in peer.report.waits]
             here = self.publishing.waiting_for
-            who = "; ".join(waits + ([f"publication for {here}"] if here else [])) or "no actor is connected"
+            who = "; ".join(waits + ([f"publication for {here}"] if here else [])) or "nobody says for what"
             self._end(False, f"no token and no step for {stall_s:g} s (run.stall_s); waiting: {who}")
 
     # ---------------------------------------------------------------------------------------------------------- links
@@ -270,6 +284,7 @@ class Coordinator:
     async def converse(self, peer: Peer) -> None:
         """Send to and take from one peer until its link ends."""
         if (previous := self.roster.add(peer)) is not None:
+            self._forget(previous)
             previous.scope.cancel()
         self._met.add(peer.name)
         logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
@@ -286,13 +301,19 @@ class Coordinator:
             self._lost(peer)
 
     def _take(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
-        """Let one message in."""
+        """Let one message in. Raises LinkError for one that such a peer does not send, or that is not whole."""
+        if TAKEN[peer.role].get(type(message)) != len(buffers):
+            raise LinkError(
+                "malformed", f"{peer.name} sent {type(message).__name__} with {len(buffers)} buffers, which is not taken from it"
+            )
+        if isinstance(message, Chunks) and {len(buffer) for buffer in buffers} != {4 * sum(head.count for head in message.heads)}:
+            raise LinkError("malformed", f"{peer.name} sent chunks whose arrays are not as long as they say")
+        if not isinstance(message, Chunks | Judged):
+            self._dispatch(peer, message, buffers)
+            return
         try:
             self._dispatch(peer, message, buffers)
         except Refused as refused:
-            if peer.role not in ("rollout", "reward"):
-                raise
-            logger.error("%s sent what cannot be: %s", peer.name, refused)
             self._replace(peer.name, f"it sent what cannot be: {refused}")
 
     def _dispatch(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
@@ -349,13 +370,17 @@ class Coordinator:
         logger.info("%s is gone", peer.name)
         if peer.role == "trainer" and not self._draining:
             self._end(False, "the trainer was lost")
+        self._forget(peer)
+        self.pulse.set()
+
+    def _forget(self, peer: Peer) -> None:
+        """Take back what a peer held."""
         if peer.role == "reward":
             self.judgement.lose(peer)
         if (seat := self.seats.get(peer.name)) is not None and seat.peer is peer:
             self.seats.remove(peer.name)
             self.generation.lose(seat)
             self.publishing.lose(peer.index, "it was lost")
-        self.pulse.set()
 
     def _exited(self, message: Exited) -> None:
         """The launcher saw a process end."""
@@ -369,8 +394,11 @@ class Coordinator:
             self._end(False, f"{name} ended with code {message.code}")
 
     def _replace(self, name: str, reason: str) -> None:
-        """Have the launcher end an actor and start another; what it holds is taken back when its link ends."""
+        """Cut an actor off, and have the launcher end it and start another; what it holds is taken back when its link ends."""
+        peer = self.roster.get(name)
+        if peer is None or peer.scope.cancel_called:
+            return
         logger.warning("%s is replaced: %s", name, reason)
-        role, _, index = name.rpartition("-")
+        peer.scope.cancel()
         for launcher in self.roster.of("launcher"):
-            launcher.send(Replace(role, int(index), reason))  # type: ignore[arg-type]
+            launcher.send(Replace(peer.role, peer.index, peer.incarnation, reason))

@@ -34,6 +34,7 @@ class Generation:
         self._restarts: deque[tuple[int, int]] = deque()  # (stale group, its item), to be admitted again first
         self._deadlines: dict[int, tuple[int, float]] = {}  # rollout → (attempt, deadline), the earliest first
         self._failures: Counter[int] = Counter()
+        self._streamed: dict[str, float] = {}  # when each engine streamed last
         self._parking: set[int] = set()  # rollouts that their engine was asked to give back
         self.too_long = 0  # prompts that did not fit the context, since the last that did
         self.progress = trio.current_time()
@@ -83,7 +84,8 @@ class Generation:
             )
         )
         fits = len(prompt) // 4 + rollout.max_new_tokens <= self._config.engine.context_tokens
-        self.too_long = 0 if fits else self.too_long + 1
+        if purpose == "train":
+            self.too_long = 0 if fits else self.too_long + 1
         if not fits:
             self._book.record(Dropped(group, "prompt_too_long"))
         return fits
@@ -135,7 +137,7 @@ class Generation:
     def on_chunks(self, sender: str, message: Chunks, ids: memoryview, behaviour: memoryview) -> None:
         """Book what an engine sampled."""
         at = 0
-        self.progress = trio.current_time()
+        self.progress = self._streamed[sender] = trio.current_time()
         for head in message.heads:
             end = at + 4 * head.count
             rollout = self._book.experience.rollouts.get(head.rollout)
@@ -157,23 +159,23 @@ class Generation:
 
     # ----------------------------------------------------------------------------------------------------------- back
 
-    def expire(self, now: float) -> None:
-        """Take back what has been leased for too long; its engine is told, and what it still sends is late."""
+    def expire(self, now: float) -> list[str]:
+        """Take back what has been leased for too long; its engine is told, and what it still sends is late. Returns the engines that
+        streamed nothing at all in that time: they are to be replaced."""
+        expired: dict[str, list[int]] = {}
         while self._deadlines:
             id, (attempt, deadline) = next(iter(self._deadlines.items()))
             if deadline > now:
-                return
+                break
             del self._deadlines[id]
             rollout = self._book.experience.rollouts.get(id)
             if rollout is not None and rollout.owner and rollout.attempt == attempt:
-                if (seat := self._seats.get(rollout.owner)) is not None:
-                    seat.peer.send(Interrupt([id]))
+                expired.setdefault(rollout.owner, []).append(id)
                 self._fail(rollout, "lease_expired")
-
-    @property
-    def next_expiry(self) -> float:
-        """When the earliest lease ends (trio's clock); infinity without a lease."""
-        return next(iter(self._deadlines.values()))[1] if self._deadlines else float("inf")
+        for owner, rollouts in expired.items():
+            if (seat := self._seats.get(owner)) is not None:
+                seat.peer.send(Interrupt(rollouts))
+        return [owner for owner in expired if self._streamed.get(owner, -math.inf) < now - self._config.run.lease_s]
 
     def lose(self, seat: Seat) -> None:
         """An engine is gone: what it held continues elsewhere, from its last streamed token."""
@@ -212,10 +214,17 @@ class Generation:
 
     def _take_back(self, rollout: Rollout, reason: str) -> None:
         self._release(rollout)
-        self._book.record(Recycled(rollout.id, rollout.attempt, reason))
+        self._book.record(taken_back(rollout, reason))
 
     def _release(self, rollout: Rollout) -> None:
         purpose = self._book.experience.groups[rollout.group].purpose
         self._seats.release(rollout.owner, rollout.id, purpose)
         self._deadlines.pop(rollout.id, None)
         self._parking.discard(rollout.id)
+
+
+def taken_back(rollout: Rollout, reason: str) -> Recycled | Sealed:
+    """What becomes of a leased rollout that is with nobody any more: it waits for another lease, unless its budget is used up already."""
+    if rollout.remaining:
+        return Recycled(rollout.id, rollout.attempt, reason)
+    return Sealed(rollout.id, rollout.attempt, "length")

@@ -27,6 +27,7 @@ class Judgement:
         self._load: dict[str, int] = {}
         self.no_verdicts: dict[str, int] = {}
         self.slowest: tuple[float, int] = (0.0, -1)
+        self.progress = trio.current_time()
 
     def dispatch(self) -> None:
         """Ask for every verdict that is due and that a reward actor has room for."""
@@ -55,8 +56,16 @@ class Judgement:
             reason = message.verdict.reason.split(":", 1)[0]
             self.no_verdicts[reason] = self.no_verdicts.get(reason, 0) + 1
         item = self._book.experience.groups[rollout.group].item
+        self.progress = trio.current_time()
         self.slowest = max(self.slowest, (message.seconds, item))
         self._book.record(JudgedAs(message.rollout, message.verdict))
+
+    def complaint(self) -> str:
+        """What verifiers failed of most, in words; empty where all gave their verdicts."""
+        if not self.no_verdicts:
+            return ""
+        reason, count = max(self.no_verdicts.items(), key=lambda item: item[1])
+        return f" ({count} answers without a verdict: {reason})"
 
     def lose(self, peer: Peer) -> None:
         """A reward actor is gone: what it held is asked again."""

@@ -118,12 +118,6 @@ class Publishing:
         )
         self._carry_out(self._current.begin(self._began))
 
-    @property
-    def deadline(self) -> float:
-        """When `late` is to be called (trio's clock); infinity without a publication."""
-        deadline = self._current.deadline if self._current is not None else None
-        return float("inf") if deadline is None else deadline
-
     def late(self, now: float) -> None:
         """Time has passed."""
         if self._current is not None:
@@ -139,13 +133,14 @@ class Publishing:
 
     def on_committed(self, member: int, name: str, message: Committed) -> None:
         """An engine serves the version now."""
+        if self._current is None or message.publication != self._number:
+            return
         if (seat := self._seats.get(name)) is not None:
             seat.version = message.version
             if self._pin:
                 seat.pinned = message.version
         self._pauses[member] = message.pause_seconds
-        if self._current is not None:
-            self._carry_out(self._current.committed(member, message, trio.current_time()))
+        self._carry_out(self._current.committed(member, message, trio.current_time()))
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:

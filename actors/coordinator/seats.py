@@ -1,5 +1,5 @@
 """The engines that are connected, as the coordinator knows them. Invariant: a rollout is held by at most one seat, and a seat holds at
-most what its engine decodes now and next."""
+most what its engine decodes now and next, of training and of evaluation each."""
 
 from __future__ import annotations
 
@@ -50,12 +50,6 @@ class Seats:
 
     def __iter__(self) -> Iterator[Seat]:
         return iter(list(self._seats.values()))
-
-    def __len__(self) -> int:
-        return len(self._seats)
-
-    def holder(self, rollout: int, purpose: Purpose) -> Seat | None:
-        return next((seat for seat in self._seats.values() if rollout in seat.held[purpose]), None)
 
     def release(self, name: str, rollout: int, purpose: Purpose) -> None:
         """The named seat holds this rollout no more."""

@@ -45,8 +45,8 @@ class Training:
         self._index = 0  # micro-batches sent for the open step
         self._outstanding: dict[tuple[int, int], Counter[int]] = {}  # micro-batches with the trainer: their tokens by lag
         self._consumed: defaultdict[int, list[tuple[list[TokenCount], Counter[int]]]] = defaultdict(list)  # by step
-        self.saved = version
-        self.filtered = 0  # groups filtered since the last that was trained
+        self.saved = self._saving = version  # the last checkpoint that is complete, and that was asked for
+        self.filtered = 0  # groups dropped without a signal since the last that was trained
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         self.rewards: list[float] = []  # of the groups seen since the last step, filtered ones too
         self.metrics: dict[str, float] = {}  # of the last step
@@ -113,6 +113,7 @@ class Training:
         stale = [lag > self._max_lag for lag in lags]
         if len(group.rewards) < rollout.k_min:
             reason = "k_min"
+            self.filtered += 1
         elif rollout.filter == "zero_variance" and min(group.rewards) == max(group.rewards):
             reason = "zero_variance"
             self.filtered += 1
@@ -175,6 +176,7 @@ class Training:
         """The trainer accumulated a micro-batch."""
         lags = self._outstanding.pop((message.step, message.index))
         self._consumed[message.step].append((message.counts, lags))
+        self.progress = trio.current_time()
 
     def on_stepped(self, message: Stepped) -> None:
         """A new version exists: what its step consumed is trained."""
@@ -192,8 +194,11 @@ class Training:
             self.save()
 
     def save(self) -> None:
-        """Have the version there is saved. What the open step has taken is not in it: a resumed run takes it again."""
-        self._trainer.send(Save(self._book.cursor))
+        """Have the version there is saved, once. What the open step has taken is not in it: a resumed run takes it again."""
+        assert not self.closing, "the trainer may make the next version before it saves, and the cursor would be of this one"
+        if self._saving != self.version and self.saved != self.version:
+            self._saving = self.version
+            self._trainer.send(Save(self._book.cursor))
 
     def on_saved(self, message: Saved) -> None:
         """A checkpoint is complete."""

@@ -15,6 +15,7 @@ from actors.coordinator.book import Book
 from actors.coordinator.coordinator import Coordinator, Outcome
 from actors.coordinator.progress import Progress
 from actors.coordinator.prompts import Prompts
+from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
 from actors.reward import reward_actor
 from actors.rollout import rollout_actor
@@ -25,7 +26,7 @@ from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine, hashed
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, fold
-from asyncrl.link import Link, LinkError, memory_links
+from asyncrl.link import Link, LinkBroken, LinkError, memory_links
 from asyncrl.messages import (
     Exited,
     Hello,
@@ -265,9 +266,15 @@ class World:
         """Run an actor, and another one when it was killed."""
         await trio.sleep(self.late_s * index)
         for incarnation in range(100):
+            ended = False
             with trio.CancelScope() as scope:
                 self._scopes[f"{role}-{index}"] = scope
-                await self._actor(role, index, incarnation)
+                try:
+                    await self._actor(role, index, incarnation)
+                    ended = True
+                except* (CoordinatorLost, LinkBroken):
+                    pass  # cut off: the process ends, and another is started
+            if ended:
                 return
             if not self.restarts or role == "trainer":
                 self.tell(Exited(role, index, -9, False))
@@ -281,7 +288,7 @@ class World:
         reporter = Reporter(waits)
         try:
             if role == "trainer":
-                await trainer_actor(link, self.learner, self.learner, waits, reporter, patience_s=1000.0)
+                await trainer_actor(link, self.learner, self.learner, waits, reporter)
             elif role == "reward":
                 run = self.config.run
                 await reward_actor(link, self.verifiers, waits, reporter, concurrency=run.reward_concurrency, deadline_s=10.0)  # type: ignore[arg-type]

@@ -121,7 +121,7 @@ async def test_a_rollout_that_fails_again_and_again_is_buried_and_its_group_comp
     outcome = await world.run()
     world.check()
     assert outcome.ok
-    assert [(event.rollout, event.reason) for event in world.log.events if isinstance(event, e.Buried)] == [(1, "lease_expired")]
+    assert [event.rollout for event in world.log.events if isinstance(event, e.Buried)] == [1]
     assert any(sample.group == 0 for batch, _ in world.learner.batches for sample in batch.samples)
 
 
@@ -293,5 +293,8 @@ async def test_the_summary_says_what_the_events_say(autojump_clock: trio.testing
     lags = world.trained_lags()
     assert summary.tokens.trained == lags.total()
     assert summary.lag.max == max(lags) and summary.lag.mean == pytest.approx(sum(k * n for k, n in lags.items()) / lags.total())
-    assert summary.publication.count == 5 and 0 < summary.publication.seconds < world.seconds
+    assert (
+        summary.publication.count == sum(isinstance(event, e.Published) for event in world.log.events) >= 5
+        and 0 < summary.publication.seconds < world.seconds
+    )
     assert summary.accuracy.start == world.coordinator.evaluation.accuracy[0]
