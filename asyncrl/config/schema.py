@@ -43,9 +43,9 @@ class Model(Section, frozen=True):
 
     path: Annotated[str, Meta(description="a local Hugging Face model directory; empty: the bundled small model")] = ""
     warmup_steps: Annotated[int, Meta(ge=0, description="bundled model: supervised steps on the task's own answers, at most")] = 600
-    warmup_success: Annotated[
-        float, Meta(gt=0, le=1, description="bundled model: the warm-up ends when a sampled answer would be right with this probability")
-    ] = 0.05
+    warmup_accuracy: Annotated[
+        float, Meta(gt=0, le=1, description="bundled model: share of right greedy answers that ends the warm-up")
+    ] = 0.3
     dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
 
 

@@ -1,7 +1,8 @@
 """The supervised warm-up of the bundled model. Invariant: what comes out is a function of the settings, and is computed once on a machine.
 
-The model learns the training prompts' own answers: the loss is on the answer and its end alone. It stops as soon as it would give them
-often enough for reinforcement learning to find something to reinforce (`model.warmup_success`), at the latest after `model.warmup_steps`.
+The model learns the training prompts' own answers: the loss is on the answer and its end alone. It stops as soon as enough of its greedy
+answers are right for reinforcement learning to find something to reinforce (`model.warmup_accuracy`), at the latest after
+`model.warmup_steps`: to know the task well is what reinforcement learning is for.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled
 
-CODE = 2
+CODE = 3
 """Counts the changes of this file, of `bundled.py` and of the tasks that change what comes out."""
 BATCH = 64
 """Answers in a step."""
-RATE, RAMP = 5e-4, 20
+RATE, RAMP = 1e-3, 20
 """AdamW's learning rate, and the steps of its linear ramp."""
-SMOOTHING = 0.7
-"""What a step keeps of the estimate of success before it."""
+SMOOTHING = 0.5
+"""What a step keeps of the accuracy before it."""
 IGNORED = -100
 
 log = logging.getLogger(__name__)
@@ -73,34 +74,34 @@ def key(config: Config) -> str:
 
 
 def teach(model: Any, tokenizer: Tokenizer, task: Task, *, steps: int, enough: float) -> float:
-    """Train until a sampled answer would be the task's own with probability `enough`, at most `steps` steps of `BATCH` answers. Returns
-    that probability: the mean over answers of the product of their tokens' probabilities, smoothed over about three steps. Raises TaskError
-    where the task knows no answers."""
+    """Train until the share `enough` of answers is right, at most `steps` steps of `BATCH` answers. Returns that share: greedy decoding's
+    on the batch before it is trained, smoothed over two steps. Raises TaskError where the task knows no answers."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    success = 0.0
+    accuracy = 0.0
     for step, (ids, labels) in zip(range(steps), _batches(tokenizer, task), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / RAMP)
-        likely = log_likelihood(model, ids, labels)
-        loss = -likely.sum() / (labels != IGNORED).sum()
+        loss, right = told(model, ids, labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        success = SMOOTHING * success + (1 - SMOOTHING) * likely.detach().exp().mean().item()
-        if (done := success >= enough) or step % 50 == 49:
-            log.info("warm-up step %d: loss %.3f, right with probability %.3f", step + 1, loss.item(), success)
+        accuracy = SMOOTHING * accuracy + (1 - SMOOTHING) * right.float().mean().item()
+        if (done := accuracy >= enough) or step % 50 == 49:
+            log.info("warm-up step %d: loss %.3f, accuracy %.3f", step + 1, loss.item(), accuracy)
         if done:
             break
-    return success
+    return accuracy
 
 
-def log_likelihood(model: Any, ids: Tensor, labels: Tensor) -> Tensor:
-    """float32 [rows]: of each row's labelled tokens together, given what stands before them. The head is asked for no other token."""
+def told(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean loss of the labelled tokens (nats), and bool [rows]: whether each label of a row is the likeliest token, so that greedy
+    decoding gives exactly this answer. The head is asked for no other token."""
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
-    told = labels[:, 1:] != IGNORED
-    of_tokens = cross_entropy(model.lm_head(hidden[told]), labels[:, 1:][told], reduction="none")
-    return -torch.zeros(len(ids)).index_add(0, told.nonzero()[:, 0], of_tokens)
+    asked = labels[:, 1:] != IGNORED
+    logits, answers = model.lm_head(hidden[asked]), labels[:, 1:][asked]
+    wrong = torch.zeros(len(ids)).index_add(0, asked.nonzero()[:, 0], (logits.argmax(-1) != answers).float())
+    return cross_entropy(logits, answers), wrong == 0
 
 
 def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
@@ -117,10 +118,10 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
         length = max(len(prompt) + len(answer) for prompt, answer in rows)
         ids = torch.full((BATCH, length), bundled.PADDING_ID)
         labels = torch.full((BATCH, length), IGNORED)
-        for row, (asked, told) in enumerate(rows):
-            end = len(asked) + len(told)
-            ids[row, :end] = torch.tensor(asked + told)
-            labels[row, len(asked) : end] = torch.tensor(told)
+        for row, (question, reply) in enumerate(rows):
+            end = len(question) + len(reply)
+            ids[row, :end] = torch.tensor(question + reply)
+            labels[row, len(question) : end] = torch.tensor(reply)
         yield ids, labels
 
 
@@ -129,7 +130,7 @@ def _make(config: Config, directory: Path) -> None:
     task = open_task(config.task, config.run.seed)
     bundled.write_tokenizer(directory, bundled.frame([task.prompt("train", item) for item in range(min(64, task.size("train")))]))
     model = bundled.new_model(config.run.seed)
-    teach(model, Tokenizer(directory), task, steps=config.model.warmup_steps, enough=config.model.warmup_success)
+    teach(model, Tokenizer(directory), task, steps=config.model.warmup_steps, enough=config.model.warmup_accuracy)
     model.save_pretrained(str(directory))
 
 

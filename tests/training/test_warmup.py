@@ -27,35 +27,40 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config(*, steps: int = 3, enough: float = 1.0, seed: int = 0, **task: Any) -> Config:
     changed = msgspec.structs.replace(TASK, **task)
-    return Config(task=changed, model=Model(warmup_steps=steps, warmup_success=enough), run=Run(seed=seed))
+    return Config(task=changed, model=Model(warmup_steps=steps, warmup_accuracy=enough), run=Run(seed=seed))
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
     return load_model(path).state_dict()
 
 
-def test_the_likelihood_is_of_the_answers_tokens_alone(tmp_path: Path) -> None:
+def test_the_loss_is_of_the_answers_tokens_alone(tmp_path: Path) -> None:
     """Against a loop over answers, one at a time, without padding."""
     bundled.write_tokenizer(tmp_path)
     tokenizer, task, model = Tokenizer(tmp_path), open_task(TASK, 0), bundled.new_model(0)
-    expected = []
+    total, count = 0.0, 0
     for item in range(warmup.BATCH):
         prompt = list(task.prompt("train", item).encode())
         answer = [*str(task.answer("train", item)).encode(), bundled.END_ID]
         with torch.no_grad():
             logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        expected.append(torch.log_softmax(logits, -1)[range(len(answer)), answer].sum())
-    torch.testing.assert_close(warmup.log_likelihood(model, *next(warmup._batches(tokenizer, task))), torch.stack(expected))
+        total -= torch.log_softmax(logits, -1)[range(len(answer)), answer].sum().item()
+        count += len(answer)
+    loss, _ = warmup.told(model, *next(warmup._batches(tokenizer, task)))
+    assert loss.item() == pytest.approx(total / count, rel=1e-5)
 
 
-def test_it_learns_and_stops_where_told(tmp_path: Path) -> None:
+def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path: Path) -> None:
     bundled.write_tokenizer(tmp_path)
-    few = msgspec.structs.replace(TASK, train_size=2)
-    tokenizer, task, learned = Tokenizer(tmp_path), open_task(few, 0), bundled.new_model(0)
-    assert warmup.teach(learned, tokenizer, task, steps=120, enough=1.0) > 0.5
-    likely = warmup.log_likelihood(learned, *next(warmup._batches(tokenizer, task))).exp().mean().item()
-    assert likely > 0.5
-    assert 0.1 <= warmup.teach(bundled.new_model(0), tokenizer, task, steps=120, enough=0.1) < 0.5
+    tokenizer, task, model = Tokenizer(tmp_path), open_task(msgspec.structs.replace(TASK, train_size=6), 0), bundled.new_model(0)
+    assert 0.1 <= warmup.teach(bundled.new_model(0), tokenizer, task, steps=200, enough=0.1) < 0.7
+    assert warmup.teach(model, tokenizer, task, steps=200, enough=0.7) >= 0.7
+    _, right = warmup.told(model, *next(warmup._batches(tokenizer, task)))
+    for item in range(6):
+        prompt = tokenizer.encode(task.prompt("train", item))
+        end = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": bundled.END_ID}
+        given = model.generate(torch.tensor([prompt]), **end)[0, len(prompt) :].tolist()  # type: ignore[operator]
+        assert right[item].item() == (given[-1] == bundled.END_ID and tokenizer.decode(given) == task.answer("train", item))
 
 
 def test_it_is_a_function_of_its_settings_and_computed_once(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
