@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
 from asyncrl.experience.packing import micro_batches
 from asyncrl.messages import MicroBatch, Sample
+from asyncrl.tasks import open_task
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model, parameters_for_publication
 
@@ -94,9 +94,8 @@ def run_asynchronously(run: Path, slow: bool, steps: int) -> Config:
     argv = [sys.executable, "-m", "asyncrl.cli", "train", str(BENCH.parent / "run.toml")]
     if slow:
         prompts = run.with_suffix(".jsonl")
-        draw = random.Random(0)
-        words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 6))) for _ in range(5000)]
-        lines = [{"prompt": f"Spell this word backward (example: sun -> nus): {w}", "answer": w[::-1]} for w in words]
+        task = open_task(configuration.load(BENCH.parent / "run.toml", [], {}).task, 0)
+        lines = [{"prompt": task.prompt("train", item).rstrip("\n"), "answer": task.answer("train", item)} for item in range(5000)]
         prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
         settings |= {"task.name": "jsonl", "task.path": str(prompts), "task.verifier": "slow_verifier:exact"}
         settings |= {"run.reward_concurrency": 256, "staleness.depth": 4, "staleness.max_lag": 8}
