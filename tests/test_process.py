@@ -107,6 +107,15 @@ async def test_the_group_is_dead_when_kill_returns_although_cancelled(start):
     assert not lives(process.pid) and not lives(grandchild)
 
 
+async def test_what_left_the_group_is_killed_too(start):
+    """Verifiers lead groups of their own, and what they start is in those."""
+    process = start(GRANDCHILD.replace("Popen([", "Popen(process_group=0, args=[") + FOREVER)
+    (grandchild,) = map(int, await said(process, 1))
+    assert os.getpgid(grandchild) == grandchild
+    await process.kill_group()
+    assert not lives(grandchild)
+
+
 async def test_a_child_dies_with_its_parent(tmp_path):
     """A parent killed by SIGKILL cleans nothing up; the child is not even in its group."""
     launcher = (

@@ -1,0 +1,211 @@
+"""Faults in virtual time that once went wrong: each test is named after what must not happen again."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from actor_world import World, configured
+from numpy import float32, full, int32
+
+from actors.coordinator.book import Book
+from actors.coordinator.resume import release
+from asyncrl.engines.protocol import Request
+from asyncrl.engines.scripted import Script
+from asyncrl.experience import events as e
+from asyncrl.experience.rollout import Status
+from asyncrl.experience.state import fold
+from asyncrl.messages import ChunkHead, Chunks, Drain, Hello, NoVerdict, Replace, Scored, Stepped
+
+
+def same(tokens: int, seconds_per_token: float, ends: str = "stop") -> object:
+    """Every response alike."""
+
+    def script(request: Request) -> Script:
+        left = tokens - request.prefix_tokens
+        return Script(full(left, 5, int32), full(left, -1.0, float32), seconds_per_token, ends)  # type: ignore[arg-type]
+
+    return script
+
+
+@pytest.mark.parametrize("closing", [True, False])
+async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothing_twice(
+    closing: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(configured(train={"steps": 1000, "checkpoint_every": 0}, run={"grace_s": 20.0}))
+    world.learner._step_s = 1.0
+
+    async def user() -> None:
+        training = lambda: world.coordinator.training  # noqa: E731
+        await world.until(lambda: world.learner.version >= 3 and training().closing is closing and training()._groups > 0)
+        world.tell(Drain())
+
+    assert (await world.run(user)).ok
+    version, cursor = world.learner.saved[-1]
+    state = fold(world.log.events[:cursor])
+    in_weights = {s.rollout for batch, _ in world.learner.batches if batch.step < version for s in batch.samples}
+    again = World(configured(train={"steps": version + 3, "checkpoint_every": 0}))
+    again.log.events = world.log.events[:cursor]
+    again.book = Book(state, again.log)
+    release(again.book)
+    assert not any(r.status in (Status.TAKEN, Status.LEASED) for r in state.rollouts.values())
+    again.learner.version = version
+    with trio.fail_after(5000):
+        outcome = await again.run()
+    again.check()
+    assert outcome.ok and not any(isinstance(message, Replace) for message in again.heard)
+    assert not in_weights & {s.rollout for batch, _ in again.learner.batches for s in batch.samples}
+
+
+async def test_a_run_without_verdicts_ends_and_names_the_commonest_reason(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(task={"eval_size": 0}, rollout={"filter_patience": 20}))
+    world.verifiers._verdict = lambda purpose, item, ids: NoVerdict("raised: ValueError: no")
+    with trio.fail_after(5000):
+        outcome = await world.run()
+    world.check()
+    assert not outcome.ok and "without a verdict: raised" in outcome.reason
+
+
+async def test_a_response_with_all_its_tokens_and_no_finish_is_sealed_when_its_engine_is_lost(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = World(configured(task={"eval_size": 0}, rollout={"max_new_tokens": 4, "attempts": 50}, engine={"chunk_tokens": 4}))
+    world.script = same(4, 0.01, "hang")  # type: ignore[assignment]
+
+    async def murderer() -> None:
+        while True:
+            await world.until(lambda: any(not r.remaining and r.owner for r in world.book.experience.rollouts.values()))
+            world.kill("rollout-0")
+            await trio.sleep(2)
+
+    with trio.fail_after(5000):
+        outcome = await world.run(murderer)
+    world.check()
+    assert outcome.ok
+
+
+@pytest.mark.parametrize("role", ["rollout", "reward"])
+async def test_a_successor_that_comes_before_its_predecessor_is_gone_takes_its_work_over(
+    role: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = World(configured(task={"eval_size": 0}, rollout={"attempts": 50}, train={"steps": 6}))
+    world.verifiers._seconds = 0.5
+
+    async def successor() -> None:
+        busy = lambda: world.holds("rollout-0") and world.coordinator.judgement._load.get("reward-0", 0) > 1  # noqa: E731
+        await world.until(lambda: world.learner.version >= 2 and busy())
+        await world._keep(role, 0)  # type: ignore[arg-type]
+
+    outcome = await world.run(successor)
+    world.check()
+    assert outcome.ok and world.seconds < world.config.run.lease_s
+    assert not any(isinstance(message, Replace) for message in world.heard)
+
+
+@pytest.mark.parametrize("seconds", [10.0, 70.0, 150.0])
+async def test_a_long_checkpoint_does_not_hold_up_publications(seconds: float, autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(train={"steps": 6}, run={"stall_s": 1000.0}))
+
+    async def save(cursor: int, short=world.learner.save) -> object:  # type: ignore[no-untyped-def]
+        await trio.sleep(seconds)
+        return await short(cursor)
+
+    world.learner.save = save  # type: ignore[method-assign, assignment]
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok and world.coordinator.publishing.failed == []
+    assert max(world.coordinator.publishing.seconds) < 5
+
+
+async def test_a_run_that_starves_saves_once(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(task={"train_size": 7, "epochs": 1}, train={"steps": 50, "checkpoint_every": 0}))
+    world.learner._step_s = 3.0
+    outcome = await world.run()
+    assert outcome.ok and len(world.learner.saved) == 1
+
+
+async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_the_run(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = World(configured())
+
+    async def strangers() -> None:
+        await world.until(lambda: world.learner.version >= 1)
+        chunks = Chunks([ChunkHead(0, 1, 0, 0, 1, "")])
+        for message, buffers in ((chunks, ()), (chunks, (b"1234", b"12345678")), (Stepped(9, 0.0, {}), ()), (Drain(), ())):
+            link = await world._connect(Hello("rollout", 7, 0, 1))
+            await link.send(message, *buffers)
+            with pytest.raises(Exception, match=r"closed|broke|ended"):
+                while True:
+                    await link.receive()
+
+    outcome = await world.run(strangers)
+    world.check()
+    assert outcome.ok and world.learner.version == 4
+
+
+async def test_a_slow_step_is_no_stall(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(train={"steps": 2, "micro_tokens": 16}, run={"stall_s": 20.0}, task={"eval_size": 0}))
+    world.learner._seconds_per_token = 0.5
+    outcome = await world.run()
+    assert outcome.ok and world.seconds > 40
+
+
+async def test_dropped_groups_are_replaced_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    """100 groups of 0.04 s generation and 0.05 s judgement, one at a time: about ten seconds, not one a second."""
+    world = World(
+        configured(
+            task={"eval_size": 0},
+            staleness={"depth": 0, "max_lag": 0},
+            train={"batch_groups": 1},
+            rollout={"filter": "zero_variance", "filter_patience": 100},
+        )
+    )
+    world.verifiers._verdict = lambda purpose, item, ids: Scored(1.0)
+    world.script = same(4, 0.01)  # type: ignore[assignment]
+    await world.run()
+    assert world.seconds < 30
+
+
+async def test_an_engine_that_streams_nothing_for_a_whole_lease_is_replaced(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(
+        configured(
+            rollout={"actors": 2, "attempts": 50},
+            run={"lease_s": 10.0, "stall_s": 300.0},
+            task={"eval_size": 0},
+            train={"steps": 80},
+        )
+    )
+    engines = []
+
+    def engine(waits: object, make=world._engine) -> object:  # type: ignore[no-untyped-def]
+        made = make(waits)
+        if not engines:
+            made._script = same(4, 10_000.0)
+        engines.append(made)
+        return made
+
+    world._engine = engine  # type: ignore[method-assign, assignment]
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok and len(engines) == 3
+    assert sum(isinstance(message, Replace) for message in world.heard) == 1
+
+
+async def test_long_held_out_prompts_do_not_end_a_run(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(task={"eval_size": 40}, rollout={"filter_patience": 32}))
+    world.source.prompts = lambda purpose, item: "x" * (60 if purpose == "evaluation" else 5)
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok and world.learner.version == 4
+    assert world.book.experience.ledger.rollouts.discarded["prompt_too_long"] >= 40
+
+
+async def test_a_fenced_engine_is_out_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured(rollout={"actors": 2}))
+    wrong = iter([True])
+    world.checksums = lambda index, version: [0] if index == 1 and version == 2 and next(wrong, False) else [1000 + version]
+    world.restart_s = 3.0
+    await world.run()
+    world.check()
+    published = [event.version for event in world.log.events if isinstance(event, e.Published)]
+    assert max(map(published.count, published)) <= 3
