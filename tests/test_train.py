@@ -103,6 +103,18 @@ def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(model: Path, tmp
     assert processes(run) == {}
 
 
+def test_a_killed_coordinator_ends_the_run_and_the_journal_still_gives_a_summary(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(command(model, run, train__steps=10_000)) as process:
+        wait_for("step", lambda: steps_done(run) >= 2)
+        kill(processes(run)["coordinator-0"])
+        code, _, err = end(process)
+    assert code == 1 and "coordinator-0 was killed by SIGKILL" in err
+    found = check(run)
+    assert not found.ok and "coordinator-0" in found.reason and found.tokens.trained > 0
+    assert processes(run) == {}
+
+
 def test_ctrl_c_drains_within_5_s_and_resume_goes_on(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started(command(model, run, train__steps=100_000)) as process:

@@ -57,7 +57,7 @@ class Engine(Section, frozen=True):
     chunk_tokens: Annotated[int, Meta(ge=1, description="decode steps between two streamed chunks")] = 8
     context_tokens: Annotated[int, Meta(ge=8, description="prompt and response together, at most")] = 256
     kv: Annotated[Literal["keep", "recompute"], Meta(description="the cache of unfinished rollouts at a new version")] = "keep"
-    compile: Annotated[bool, Meta(description="compile the decode step (needs a C++ compiler; 7-20 s)")] = False
+    compile: Annotated[bool, Meta(description="compiled decode kernels (needs a C++ compiler; 5-12 s, once a machine)")] = False
 
 
 class Rollout(Section, frozen=True):
