@@ -24,10 +24,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with random weights."""
-    from asyncrl.training.bundled import new_model, write_model
+    from asyncrl.training.bundled import new_model, write_tokenizer
 
     path = tmp_path_factory.mktemp("model")
-    write_model(new_model(0), path)
+    new_model(0).save_pretrained(str(path))
+    write_tokenizer(path)
     return path
 
 
