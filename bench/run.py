@@ -98,7 +98,7 @@ def run_asynchronously(run: Path, slow: bool, steps: int) -> Config:
         lines = [{"prompt": task.prompt("train", item).rstrip("\n"), "answer": task.answer("train", item)} for item in range(5000)]
         prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
         settings |= {"task.name": "jsonl", "task.path": str(prompts), "task.verifier": "slow_verifier:exact"}
-        settings |= {"run.reward_concurrency": 256, "staleness.depth": 4, "staleness.max_lag": 8}
+        settings |= {"run.reward_concurrency": 512, "staleness.depth": 4, "staleness.max_lag": 8}
     argv += [f"--set={key}={value}" for key, value in settings.items()]
     environment = os.environ | {"PYTHONPATH": str(BENCH)}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
