@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOR_EVER_S = 1e9
+"""A command may be long in coming while engines are at work; the end of the link, and the coordinator's watchdog, bound it."""
 COMMANDS = 64
 """Commands that may wait here. The coordinator has two micro-batches outstanding at most, and few other commands."""
 
