@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.reporting import Reporter
+from actors.reporting import Reporter, report_s
 from asyncrl.config import Config
 from asyncrl.link import Link, UnixAddress, connect, read_key, serve
 from asyncrl.messages import Hello, MicroBatch, Prepare, Publish, Role, TokenCount
@@ -147,7 +147,7 @@ async def rollout(place: Place) -> None:
             seat = message.host, message.port, message.epoch, message.rank, message.world
             return await receiver.receive(*seat, plan, config.publication.deadline_s)
 
-        await rollout_actor(link, engine, receive, Reporter(waits))
+        await rollout_actor(link, engine, receive, Reporter(waits, report_s(config)))
 
 
 async def reward(place: Place) -> None:
@@ -160,7 +160,7 @@ async def reward(place: Place) -> None:
         await place.link() as link,
     ):
         concurrency, deadline_s = config.run.reward_concurrency, config.task.verdict_s
-        await reward_actor(link, verifiers, waits, Reporter(waits), concurrency=concurrency, deadline_s=deadline_s)
+        await reward_actor(link, verifiers, waits, Reporter(waits, report_s(config)), concurrency=concurrency, deadline_s=deadline_s)
 
 
 async def trainer(place: Place) -> None:

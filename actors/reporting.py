@@ -1,4 +1,4 @@
-"""What an actor tells of itself, once a second. Invariant: every second and every count is reported once."""
+"""What an actor tells of itself, about once a second. Invariant: every second and every count is reported once."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ from collections import Counter
 
 import trio
 
+from asyncrl.config import Config
 from asyncrl.link import Link
 from asyncrl.messages import Report
 from asyncrl.waits import Waits
 
 REPORT_S = 1.0
+REPORTS_PER_S = 16
+"""Reports that a coordinator is sent in a second, from all its rollout and reward actors."""
+
+
+def report_s(config: Config) -> float:
+    """Seconds between two reports of a rollout or reward actor: the more there are, the more seldom each reports."""
+    return max(REPORT_S, (config.rollout.actors + config.run.reward_actors) / REPORTS_PER_S)
 
 
 class Reporter:
     """Collects idle seconds and counts, and sends their increase."""
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: Waits, every_s: float = REPORT_S) -> None:
         self._waits = waits
+        self._every_s = every_s
         self._counts: Counter[str] = Counter()
         self._sent: dict[str, float] = {}
         self._since = trio.current_time()
@@ -38,5 +47,5 @@ class Reporter:
     async def run(self, link: Link) -> None:
         """Report until cancelled."""
         while True:
-            await trio.sleep(REPORT_S)
+            await trio.sleep(self._every_s)
             await link.send(self.take())

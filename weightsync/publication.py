@@ -25,6 +25,7 @@ answers of other publications are known by their number, and ignored. There is n
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import msgspec
 
@@ -159,10 +160,11 @@ class Publication:
         self._deadline_s = deadline_s
         self._pin = pin
         self._reason = ""
-        self._live = list(membership.members)
+        # Both in rank order. An answer costs the same with any number of members: each is looked at when it comes.
+        self._live = dict.fromkeys(membership.members)
+        self._owing = dict.fromkeys(membership.members)  # the live that owe a Prepared; in COMMIT, a Committed
+        self._early: dict[int, Prepared] = {}  # what came before the trainer's answer
         self._sent: Transferred | None = None
-        self._prepared: dict[int, Prepared] = {}
-        self._committed: set[int] = set()
 
     @property
     def finished(self) -> bool:
@@ -191,8 +193,8 @@ class Publication:
         return [
             ToTrainer(Publish(self.number, epoch, world)),
             *(
-                ToMember(m, Prepare(self.number, self.version, epoch, self.membership.rank(m), world, self._host, self._port))
-                for m in self._live
+                ToMember(m, Prepare(self.number, self.version, epoch, rank, world, self._host, self._port))
+                for rank, m in enumerate(self.membership.members, start=1)
             ),
         ]
 
@@ -207,16 +209,19 @@ class Publication:
             if message.version != self.version:
                 return self._abort(f"the trainer sent version {message.version}, not {self.version}", now)
             self._enter(Phase.VERIFY, now)
+            return self._verify(self._early, now)
         return self._go_on(now)
 
     def prepared(self, member: int, message: Prepared, now: float) -> list[Action]:
         """A member's answer."""
-        if message.publication != self.number or member not in self._live or member in self._prepared:
+        if message.publication != self.number or member not in self._owing or self.phase is Phase.COMMIT:
             return []
-        self._prepared[member] = message
+        del self._owing[member]
         if message.error and self.phase in _BEFORE_DECISION:
             return self._abort(f"engine {member}: {message.error}", now)
-        return self._go_on(now)
+        if self.phase is Phase.TRANSFER:
+            self._early[member] = message
+        return self._verify({member: message}, now) if self.phase is Phase.VERIFY else self._go_on(now)
 
     def committed(self, member: int, message: Committed, now: float) -> list[Action]:
         """A member decodes with the new weights."""
@@ -224,7 +229,7 @@ class Publication:
             return []
         if message.version != self.version:
             return [self._fence(member, f"it decodes with version {message.version}, not {self.version}"), *self._go_on(now)]
-        self._committed.add(member)
+        self._owing.pop(member, None)
         return self._go_on(now)
 
     def lost(self, member: int, reason: str, now: float) -> list[Action]:
@@ -256,34 +261,33 @@ class Publication:
 
     def _silent(self) -> list[int]:
         """The members that owe an answer in this phase."""
-        if self.phase is Phase.COMMIT:
-            return [m for m in self._live if m not in self._committed]
-        if self.phase in (Phase.VERIFY, Phase.ABORT):
-            return [m for m in self._live if m not in self._prepared]
-        return []
+        return list(self._owing) if self.phase in (Phase.VERIFY, Phase.COMMIT, Phase.ABORT) else []
 
     def _go_on(self, now: float) -> list[Action]:
+        if self._owing:
+            return []
         if self.phase is Phase.VERIFY:
-            return self._verify(now)
-        if self.phase is Phase.COMMIT and not self._silent():
+            return self._commit(now)
+        if self.phase is Phase.COMMIT:
             self._finish(Phase.DONE)
             return [Done(self.version)]
-        if self.phase is Phase.ABORT and not self._silent() and self._sent is not None:
+        if self.phase is Phase.ABORT and self._sent is not None:
             self._finish(Phase.FAILED)
             return [Failed(self._reason)]
         return []
 
-    def _verify(self, now: float) -> list[Action]:
+    def _verify(self, answers: Mapping[int, Prepared], now: float) -> list[Action]:
         assert self._sent is not None
-        checksums = self._sent.checksums
-        wrong = [m for m in self._live if m in self._prepared and self._prepared[m].checksums != checksums]
+        wrong = [m for m, answer in answers.items() if m in self._live and answer.checksums != self._sent.checksums]
         if wrong:
             reason = "its checksums are not the trainer's"
             fences: list[Action] = [self._fence(m, reason) for m in wrong]
             return fences + self._abort(", ".join(f"engine {m}" for m in wrong) + ": checksums are not the trainer's", now)
-        if self._silent():
-            return []
+        return self._go_on(now)
+
+    def _commit(self, now: float) -> list[Action]:
         self._enter(Phase.COMMIT, now)
+        self._owing = dict(self._live)
         return [Decided(self.version), *(ToMember(m, Commit(self.number, self.version, self._pin)) for m in self._live)]
 
     def _abort(self, reason: str, now: float) -> list[Action]:
@@ -293,7 +297,8 @@ class Publication:
         return [*trainer, *(ToMember(m, Abort(self.number)) for m in self._live), *self._go_on(now)]
 
     def _fence(self, member: int, reason: str) -> Fence:
-        self._live.remove(member)
+        del self._live[member]
+        self._owing.pop(member, None)
         return Fence(member, reason)
 
     def _enter(self, phase: Phase, now: float) -> None:

@@ -294,7 +294,8 @@ class Coordinator:
                     nursery.start_soon(peer.write)
                     async for message, buffers in peer.link:
                         self._take(peer, message, buffers)
-                        self.pulse.set()
+                        if not isinstance(message, Report):  # of which nothing becomes due
+                            self.pulse.set()
                         await self.book.log.room()
                     nursery.cancel_scope.cancel()
         finally:

@@ -64,7 +64,7 @@ class Evaluation:
         """Lease what waits, and count what is judged."""
         if self.running is None:
             return
-        if not any(seat.pinned == self.running for seat in self._seats):
+        if not self._seats.serves("evaluation", self.running):
             self._give_up()
             return
         self._generation.lease("evaluation", self.running)
@@ -87,8 +87,6 @@ class Evaluation:
 
     def _end(self) -> None:
         assert self.running is not None
-        for seat in self._seats:
-            if seat.pinned == self.running:
-                seat.pinned = None
-                seat.peer.send(Unpin(self.running))
+        for seat in self._seats.unpin(self.running):
+            seat.peer.send(Unpin(self.running))
         self.running = None

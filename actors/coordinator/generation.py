@@ -35,7 +35,7 @@ class Generation:
         self._deadlines: dict[int, tuple[int, float]] = {}  # rollout → (attempt, deadline), the earliest first
         self._failures: Counter[int] = Counter()
         self._streamed: dict[str, float] = {}  # when each engine streamed last
-        self._parking: set[int] = set()  # rollouts that their engine was asked to give back
+        self._parking: dict[Purpose, set[int]] = {"train": set(), "evaluation": set()}  # held, and asked to be given back
         self.too_long = 0  # prompts that did not fit the context, since the last that did
         self.progress = trio.current_time()
         self.admitted = math.inf  # when the first training prompt was
@@ -94,17 +94,14 @@ class Generation:
 
     def lease(self, purpose: Purpose, version: int | None = None) -> None:
         """Give waiting rollouts to the engines that have room."""
-        room = {seat.name: seat.room(purpose, version) for seat in self._seats}
-        given: dict[str, list[Rollout]] = {}
-        group, name = -1, ""
-        for rollout in self._book.experience.to_lease(purpose, sum(room.values())):
-            if rollout.group != group or not room[name]:
-                group, name = rollout.group, max(room, key=room.__getitem__)
-            room[name] -= 1
-            given.setdefault(name, []).append(rollout)
-        for name, rollouts in given.items():
-            seat = self._seats.get(name)
-            assert seat is not None
+        given: dict[Seat, list[Rollout]] = {}
+        group, seat = -1, None
+        for rollout in self._book.experience.to_lease(purpose, self._seats.room(purpose, version)):
+            if seat is None or rollout.group != group or not seat.room(purpose):
+                group, seat = rollout.group, self._seats.roomiest(purpose, version)
+            self._seats.hold(seat, rollout.id, purpose)
+            given.setdefault(seat, []).append(rollout)
+        for seat, rollouts in given.items():
             self._hand_over(seat, rollouts, purpose, version)
 
     def _hand_over(self, seat: Seat, rollouts: list[Rollout], purpose: Purpose, version: int | None) -> None:
@@ -127,7 +124,6 @@ class Generation:
             ids += prompt
             ids += rollout.ids
             self._book.record(Leased(rollout.id, seat.name, attempt))
-            seat.held[purpose].add(rollout.id)
             self._deadlines.pop(rollout.id, None)
             self._deadlines[rollout.id] = attempt, trio.current_time() + self._config.run.lease_s
         seat.peer.send(Leases(leases), bytes(ids))
@@ -186,15 +182,18 @@ class Generation:
 
     def park(self, purpose: Purpose) -> None:
         """Ask every engine to give back what it holds, once; it comes back as interrupted chunks."""
+        parking = self._parking[purpose]
+        if len(parking) == self._seats.held[purpose]:
+            return
         for seat in self._seats:
-            if asked := sorted(seat.held[purpose] - self._parking):
-                self._parking.update(asked)
+            if asked := sorted(seat.held[purpose] - parking):
+                parking.update(asked)
                 seat.peer.send(Interrupt(asked))
 
     @property
     def leased(self) -> int:
         """Rollouts that are with engines."""
-        return sum(len(held) for seat in self._seats for held in seat.held.values())
+        return self._seats.held.total()
 
     def forget(self, rollout: Rollout) -> None:
         """A group was dropped while this rollout was with an engine: have it stopped there."""
@@ -220,7 +219,7 @@ class Generation:
         purpose = self._book.experience.groups[rollout.group].purpose
         self._seats.release(rollout.owner, rollout.id, purpose)
         self._deadlines.pop(rollout.id, None)
-        self._parking.discard(rollout.id)
+        self._parking[purpose].discard(rollout.id)
 
 
 def taken_back(rollout: Rollout, reason: str) -> Recycled | Sealed:

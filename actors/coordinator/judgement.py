@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import trio
 
 from actors.coordinator.book import Book
 from actors.coordinator.peers import Peer, Roster
 from asyncrl.config import Config
 from asyncrl.experience.events import JudgedAs
+from asyncrl.experience.rollout import Status
 from asyncrl.messages import Judge, Judged, NoVerdict
 
 AHEAD = 2
@@ -23,6 +26,8 @@ class Judgement:
         self._capacity = AHEAD * config.run.reward_concurrency
         # A reward actor answers within the verifier's deadline, after what it was given before, and once more for a worker that died.
         self._patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0
+        self._due: deque[int] = deque()  # sealed, and with nobody
+        self._listed = 0  # the last sealing that was put there
         self._with: dict[int, tuple[str, float]] = {}  # rollout → (reward actor, deadline), the earliest first
         self._load: dict[str, int] = {}
         self.no_verdicts: dict[str, int] = {}
@@ -31,14 +36,20 @@ class Judgement:
 
     def dispatch(self) -> None:
         """Ask for every verdict that is due and that a reward actor has room for."""
-        peers = list(self._roster.of("reward"))
-        for rollout in self._book.experience.to_judge():
-            if rollout.id in self._with:
+        experience = self._book.experience
+        for rollout in experience.to_judge(self._listed):
+            self._due.append(rollout.id)
+            self._listed = rollout.sealed
+        while self._due:
+            rollout = experience.rollouts.get(self._due[0])
+            if rollout is None or rollout.status is not Status.SEALED:  # its group was dropped meanwhile
+                self._due.popleft()
                 continue
-            peer = min(peers, key=lambda p: self._load.get(p.name, 0), default=None)
+            peer = min(self._roster.of("reward"), key=lambda p: self._load.get(p.name, 0), default=None)
             if peer is None or self._load.get(peer.name, 0) >= self._capacity:
                 return
-            group = self._book.experience.groups[rollout.group]
+            self._due.popleft()
+            group = experience.groups[rollout.group]
             self._with[rollout.id] = peer.name, trio.current_time() + self._patience_s
             self._load[peer.name] = self._load.get(peer.name, 0) + 1
             peer.send(Judge(rollout.id, group.purpose, group.item), bytes(rollout.ids))
@@ -69,8 +80,10 @@ class Judgement:
 
     def lose(self, peer: Peer) -> None:
         """A reward actor is gone: what it held is asked again."""
-        for rollout in [id for id, (name, _) in self._with.items() if name == peer.name]:
+        lost = [id for id, (name, _) in self._with.items() if name == peer.name]
+        for rollout in lost:
             self._release(rollout)
+        self._due.extendleft(reversed(lost))
 
     def overdue(self, now: float) -> str | None:
         """A reward actor that owes a verdict for too long."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from bisect import insort
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import trio
@@ -24,16 +26,13 @@ class Peer:
     def __init__(self, hello: Hello, link: Link) -> None:
         self.role: Role = hello.role
         self.index = hello.index
+        self.name = f"{hello.role}-{hello.index}"
         self.pid = hello.pid
         self.incarnation = hello.incarnation
         self.link = link
         self.report = Report(0.0, {}, {}, [])
         self.scope = trio.CancelScope()  # around its connection
         self._outbox, self._frames = trio.open_memory_channel[Frame](OUTBOX)
-
-    @property
-    def name(self) -> str:
-        return f"{self.role}-{self.index}"
 
     def send(self, message: Message, *buffers: object) -> None:
         """Queue a frame; frames leave in order. A peer that has not read its last OUTBOX frames is cut off."""
@@ -54,12 +53,15 @@ class Roster:
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._peers: dict[str, Peer] = {}
+        self._roles: defaultdict[Role, list[Peer]] = defaultdict(list)  # by index
         self._changed = changed
 
     def add(self, peer: Peer) -> Peer | None:
         """Let `peer` in; the peer of that name it takes the place of, if any."""
-        previous = self._peers.get(peer.name)
+        if (previous := self._peers.get(peer.name)) is not None:
+            self._roles[peer.role].remove(previous)
         self._peers[peer.name] = peer
+        insort(self._roles[peer.role], peer, key=lambda p: p.index)
         self._changed()
         return previous
 
@@ -68,6 +70,7 @@ class Roster:
         if self._peers.get(peer.name) is not peer:
             return False
         del self._peers[peer.name]
+        self._roles[peer.role].remove(peer)
         self._changed()
         return True
 
@@ -76,7 +79,7 @@ class Roster:
 
     def of(self, role: Role) -> Iterator[Peer]:
         """The connected peers of a role, by index."""
-        return iter(sorted((p for p in self._peers.values() if p.role == role), key=lambda p: p.index))
+        return iter(list(self._roles[role]))
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._peers.values()))

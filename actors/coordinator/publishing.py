@@ -103,7 +103,7 @@ class Publishing:
         """Start what is due. `version` is the trainer's; `pin` says whether it is to be evaluated."""
         if self._current is not None or self._trainer is None or not self._membership.members:
             return
-        if not pin and all(seat.version == version for seat in self._seats):
+        if not pin and not self._seats.behind(version):
             return
         self._number += 1
         self._began, self._pauses, self._pin = trio.current_time(), {}, pin
@@ -135,10 +135,7 @@ class Publishing:
         """An engine serves the version now."""
         if self._current is None or message.publication != self._number:
             return
-        if (seat := self._seats.get(name)) is not None:
-            seat.version = message.version
-            if self._pin:
-                seat.pinned = message.version
+        self._seats.serve(name, message.version, pin=self._pin)
         self._pauses[member] = message.pause_seconds
         self._carry_out(self._current.committed(member, message, trio.current_time()))
 

@@ -1,8 +1,12 @@
-"""The engines that are connected, as the coordinator knows them. Invariant: a rollout is held by at most one seat, and a seat holds at
-most what its engine decodes now and next, of training and of evaluation each."""
+"""The engines that are connected, as the coordinator knows them. Invariant: a rollout is held by at most one seat, a seat holds at most
+what its engine decodes now and next, of training and of evaluation each, and is found by its room under each service that it gives.
+
+Only `Seats` changes a seat, so that what is asked at every message (who has room, who is behind) costs the same with any number of engines.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -11,6 +15,9 @@ from asyncrl.messages import Purpose
 
 AHEAD = 4
 """A seat is given 1/AHEAD more rollouts than its engine has slots, so that a slot is refilled without asking."""
+
+Service = tuple[Purpose, int | None]
+"""What rollouts ask of a seat: to train, with whatever is current (None); to evaluate, with the weights of one version."""
 
 
 @dataclass(eq=False)
@@ -27,10 +34,15 @@ class Seat:
     def name(self) -> str:
         return self.peer.name
 
-    def room(self, purpose: Purpose, version: int | None) -> int:
-        """How many more rollouts of a purpose it may be given; none before it has weights, or pinned ones of another version."""
-        serves = self.version is not None and (version is None or version == self.pinned)
-        return max(0, self.slots + self.slots // AHEAD - len(self.held[purpose])) if serves else 0
+    @property
+    def services(self) -> list[Service]:
+        """None before it has weights."""
+        train: list[Service] = [] if self.version is None else [("train", None)]
+        return train if self.pinned is None else [*train, ("evaluation", self.pinned)]
+
+    def room(self, purpose: Purpose) -> int:
+        """How many more rollouts of a purpose it may be given, once it serves it."""
+        return self.slots + self.slots // AHEAD - len(self.held[purpose])
 
 
 class Seats:
@@ -38,12 +50,23 @@ class Seats:
 
     def __init__(self) -> None:
         self._seats: dict[str, Seat] = {}
+        self._serving: dict[Service, dict[int, dict[str, Seat]]] = {}  # by room, and by name; nothing in it is empty
+        self._versions: Counter[int | None] = Counter()
+        self.held: Counter[Purpose] = Counter()
+        """Rollouts that are with engines."""
 
     def add(self, seat: Seat) -> None:
+        """A new seat, without weights; it takes the place of one of its name."""
+        self.remove(seat.name)
         self._seats[seat.name] = seat
+        self._versions[seat.version] += 1
 
     def remove(self, name: str) -> Seat | None:
-        return self._seats.pop(name, None)
+        if (seat := self._seats.pop(name, None)) is not None:
+            self._leave(seat)
+            self._versions[seat.version] -= 1
+            self.held.subtract({purpose: len(held) for purpose, held in seat.held.items()})
+        return seat
 
     def get(self, name: str) -> Seat | None:
         return self._seats.get(name)
@@ -51,7 +74,74 @@ class Seats:
     def __iter__(self) -> Iterator[Seat]:
         return iter(list(self._seats.values()))
 
+    # ------------------------------------------------------------------------------------------------------- services
+
+    def serve(self, name: str, version: int, *, pin: bool) -> None:
+        """The named seat decodes with `version`, and with `pin` keeps it for evaluation."""
+        if (seat := self._seats.get(name)) is not None:
+            self._leave(seat)
+            self._versions[seat.version] -= 1
+            self._versions[version] += 1
+            seat.version = version
+            if pin:
+                seat.pinned = version
+            self._enter(seat)
+
+    def unpin(self, version: int) -> list[Seat]:
+        """Nobody keeps `version` for evaluation any more; those that did."""
+        seats = [seat for seats in self._serving.get(("evaluation", version), {}).values() for seat in seats.values()]
+        for seat in seats:
+            self._leave(seat)
+            seat.pinned = None
+            self._enter(seat)
+        return seats
+
+    def serves(self, purpose: Purpose, version: int | None) -> bool:
+        """Whether any seat gives this service."""
+        return (purpose, version) in self._serving
+
+    def behind(self, version: int) -> bool:
+        """Whether any seat does not decode with `version`."""
+        return self._versions[version] < len(self._seats)
+
+    # ----------------------------------------------------------------------------------------------------------- room
+
+    def room(self, purpose: Purpose, version: int | None) -> int:
+        """How many more rollouts those that give this service may be given."""
+        return sum(room * len(seats) for room, seats in self._serving.get((purpose, version), {}).items())
+
+    def roomiest(self, purpose: Purpose, version: int | None) -> Seat:
+        """A seat with the most room among those that give this service, of which there must be one; the first to have had that much."""
+        rooms = self._serving[purpose, version]
+        return next(iter(rooms[max(rooms)].values()))
+
+    def hold(self, seat: Seat, rollout: int, purpose: Purpose) -> None:
+        """The seat is given this rollout."""
+        self._leave(seat)
+        seat.held[purpose].add(rollout)
+        self.held[purpose] += 1
+        self._enter(seat)
+
     def release(self, name: str, rollout: int, purpose: Purpose) -> None:
         """The named seat holds this rollout no more."""
-        if (seat := self._seats.get(name)) is not None:
-            seat.held[purpose].discard(rollout)
+        seat = self._seats.get(name)
+        if seat is not None and rollout in seat.held[purpose]:
+            self._leave(seat)
+            seat.held[purpose].remove(rollout)
+            self.held[purpose] -= 1
+            self._enter(seat)
+
+    # ---------------------------------------------------------------------------------------------------------- index
+
+    def _enter(self, seat: Seat) -> None:
+        for service in seat.services:
+            self._serving.setdefault(service, {}).setdefault(seat.room(service[0]), {})[seat.name] = seat
+
+    def _leave(self, seat: Seat) -> None:
+        for service in seat.services:
+            rooms, room = self._serving[service], seat.room(service[0])
+            del rooms[room][seat.name]
+            if not rooms[room]:
+                del rooms[room]
+            if not rooms:
+                del self._serving[service]
