@@ -37,9 +37,9 @@ class Judgement:
     def dispatch(self) -> None:
         """Ask for every verdict that is due and that a reward actor has room for."""
         experience = self._book.experience
-        for rollout in experience.to_judge(self._listed):
-            self._due.append(rollout.id)
-            self._listed = rollout.sealed
+        for sealed in experience.to_judge(self._listed):
+            self._due.append(sealed.id)
+            self._listed = sealed.sealed
         while self._due:
             rollout = experience.rollouts.get(self._due[0])
             if rollout is None or rollout.status is not Status.SEALED:  # its group was dropped meanwhile
