@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint clean
+.PHONY: run test lint fuzz clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -26,7 +26,13 @@ $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary atheris atheris==3.0.0 || echo "no atheris for this machine: its fuzzers are skipped"
 	touch $@
+
+# Each fuzzer for so many seconds; what one finds is kept, and said.
+FUZZ_S ?= 20
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/harness.py --seconds $(FUZZ_S)
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

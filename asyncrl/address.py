@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import stat
@@ -29,6 +30,14 @@ class TcpAddress(msgspec.Struct, frozen=True):
 
     host: str
     port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it can only be reached from this machine. Another name than `localhost` is not asked for: who answers may lie."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
     def __str__(self) -> str:
         return f"tcp:[{self.host}]:{self.port}" if ":" in self.host else f"tcp:{self.host}:{self.port}"

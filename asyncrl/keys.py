@@ -1,7 +1,8 @@
 """The run's key, and the proof of it before any frame. Invariant: nothing a peer sent is decoded until it has proved the key.
 
-Challenge and response over fixed-length raw bytes, each side proving itself over both nonces and its own role (so that no answer can be
-sent back as one's own): server → client `magic, nonce`; client → server `nonce, HMAC-SHA256`; server → client `HMAC-SHA256`.
+Challenge and response over fixed-length raw bytes, each side proving itself over both nonces, its own role (so that no answer can be sent
+back as one's own) and the channel (so that no answer given inside one TLS connection fits another; empty without TLS):
+server → client `magic, nonce`; client → server `nonce, HMAC-SHA256`; server → client `HMAC-SHA256`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import contextlib
 import hmac
 import os
 import secrets
+import ssl
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import trio
 
+from asyncrl.tls import why
 from asyncrl.wire import FAILURES, LinkError, Pipe
 
 KEY_BYTES = 32
@@ -48,48 +51,53 @@ def read_key(path: Path) -> bytes:
     return key
 
 
-async def prove_to_client(pipe: Pipe, key: bytes, *, peer: str, deadline_s: float) -> None:
-    """The server's side. Raises LinkError; the caller closes the pipe."""
-    with _proving(peer, deadline_s):
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        await pipe.send([_MAGIC + nonce])
-        answer = await _exactly(pipe, _NONCE_BYTES + _PROOF_BYTES)
-        if answer is None:
-            raise LinkError("key", f"{peer} closed the connection instead of proving the run's key")
-        theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-        if not hmac.compare_digest(proof, _proof(key, b"client", nonce, theirs)):
-            raise LinkError("key", f"{peer} does not have this run's key")
-        await pipe.send([_proof(key, b"server", nonce, theirs)])
+async def prove_to_client(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) -> None:
+    """The server's side, to be called inside `proving`. Raises LinkError; the caller closes the pipe."""
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    await pipe.send([_MAGIC + nonce])
+    answer = await _exactly(pipe, _NONCE_BYTES + _PROOF_BYTES)
+    if answer is None:
+        raise LinkError("key", f"{peer} closed the connection instead of proving the run's key")
+    theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+    if not hmac.compare_digest(proof, _proof(key, b"client", nonce, theirs, channel)):
+        raise LinkError("key", f"{peer} does not have this run's key")
+    await pipe.send([_proof(key, b"server", nonce, theirs, channel)])
 
 
-async def prove_to_server(pipe: Pipe, key: bytes, *, peer: str, deadline_s: float) -> None:
-    """The client's side. Raises LinkError; the caller closes the pipe."""
-    with _proving(peer, deadline_s):
-        challenge = await _exactly(pipe, len(_MAGIC) + _NONCE_BYTES)
-        if challenge is None or not challenge.startswith(_MAGIC):
-            raise LinkError("key", f"what listens at {peer} is no asyncrl of this version")
-        nonce, mine = challenge[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
-        await pipe.send([mine + _proof(key, b"client", nonce, mine)])
-        proof = await _exactly(pipe, _PROOF_BYTES)
-        if proof is None:
-            raise LinkError("key", f"{peer} closed the connection: it has another run's key")
-        if not hmac.compare_digest(proof, _proof(key, b"server", nonce, mine)):
-            raise LinkError("key", f"{peer} does not have this run's key")
+async def prove_to_server(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) -> None:
+    """The client's side, to be called inside `proving`. Raises LinkError; the caller closes the pipe."""
+    challenge = await _exactly(pipe, len(_MAGIC) + _NONCE_BYTES)
+    if challenge is None or not challenge.startswith(_MAGIC):
+        raise LinkError("key", f"what listens at {peer} is no asyncrl of this version")
+    nonce, mine = challenge[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
+    await pipe.send([mine + _proof(key, b"client", nonce, mine, channel)])
+    proof = await _exactly(pipe, _PROOF_BYTES)
+    if proof is None:
+        raise LinkError("key", f"{peer} closed the connection: it has another run's key")
+    if not hmac.compare_digest(proof, _proof(key, b"server", nonce, mine, channel)):
+        raise LinkError("key", f"{peer} does not have this run's key")
 
 
 @contextlib.contextmanager
-def _proving(peer: str, deadline_s: float) -> Iterator[None]:
+def proving(peer: str, deadline_s: float) -> Iterator[None]:
+    """Around all that comes before the first frame: what fails in it, or takes longer, is a LinkError."""
     try:
         with trio.CancelScope(deadline=trio.current_time() + deadline_s) as scope:
             yield
+    except ssl.SSLEOFError as error:
+        raise LinkError("broken", f"{peer} went away before TLS was agreed on") from error
+    except ssl.SSLError as error:
+        raise LinkError(
+            "certificate", f"{peer} is not to be trusted: {why(error)}; both ends need certificates of one authority"
+        ) from error
     except FAILURES as error:
         raise LinkError("broken", f"{peer} went away before the run's key was proved: {error or type(error).__name__}") from error
     if scope.cancelled_caught:
         raise LinkError("silent", f"{peer} did not prove the run's key within {deadline_s:g} s")
 
 
-def _proof(key: bytes, role: bytes, servers: bytes, clients: bytes) -> bytes:
-    return hmac.digest(key, role + servers + clients, "sha256")
+def _proof(key: bytes, role: bytes, servers: bytes, clients: bytes, channel: bytes) -> bytes:
+    return hmac.digest(key, role + servers + clients + channel, "sha256")
 
 
 async def _exactly(pipe: Pipe, size: int) -> bytes | None:

@@ -2,24 +2,27 @@
 
 A frame is `u32 bytes that follow, u32 bytes of message, u32 number of buffers, u32 bytes of each buffer`, the message in msgpack, and the
 buffers, each padded with zeros to a multiple of 8 bytes; integers are little-endian. Limits are checked before anything is allocated, and
-nothing but `messages.ALL` is ever built from what arrives.
+nothing but `messages.ALL` is ever built from what arrives. What a peer announces costs address space; memory is what it sent.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Union
+from typing import TYPE_CHECKING, Any, Literal, Self, Union
 
 import msgspec
 import numpy as np
 import trio
 
 from asyncrl.address import Address, TcpAddress, UnixAddress, dial, listening, parse_address
-from asyncrl.keys import new_key, prove_to_client, prove_to_server, read_key, write_key
+from asyncrl.keys import new_key, prove_to_client, prove_to_server, proving, read_key, write_key
 from asyncrl.messages import ALL, Message
+from asyncrl.tls import Credentials, Tls, TlsPipe
 from asyncrl.wire import FAILURES, Bytes, LinkBroken, LinkError, Pipe, Refusal, SocketPipe, StreamPipe, Turns
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ __all__ = [
     "LinkStatistics",
     "Refusal",
     "TcpAddress",
+    "Tls",
     "UnixAddress",
     "connect",
     "memory_links",
@@ -45,11 +49,19 @@ __all__ = [
 ]
 
 MAX_FRAME = 256 * 2**20
-MAX_MESSAGE = 16 * 2**20
+MAX_MESSAGE = 4 * 2**20
+"""Bytes of a message without its buffers: decoded, they can take some thirty times the memory."""
 MAX_BUFFERS = 8
+FRAME_S = 30.0
+"""Seconds that a frame may keep its receiver waiting once it has begun; a large one gets a second more for each FRAME_RATE bytes."""
+FRAME_RATE = 2**20
 AUTHENTICATION_S = 5.0
-UNAUTHENTICATED = 16
-"""Connections that may be proving the key at one time; further ones wait in the listener's queue."""
+UNAUTHENTICATED = 64
+"""Connections that may be proving the key at one time; for another one the oldest has to go."""
+MAX_LINKS = 4096
+"""Links that a server keeps at one time."""
+REFUSAL_S = 0.005
+"""Seconds by which a refused connection puts off the next one, so that most of a server's time stays for those who are in."""
 
 _PREFIX = struct.Struct("<III")
 _HEADS = [struct.Struct(f"<{3 + count}I") for count in range(MAX_BUFFERS + 1)]
@@ -107,6 +119,7 @@ class Link:
         self._ahead = memoryview(bytearray(_AHEAD))  # bytes [_at, _to) are received, and not yet part of a frame
         self._at = self._to = 0
         self._unfinished: _Unfinished | None = None
+        self._patience_s = FRAME_S  # how long the frame that has begun may still keep its receiver waiting
         self._bulky = False
         self._frames_sent = self._bytes_sent = self._frames_received = self._bytes_received = 0
 
@@ -218,8 +231,8 @@ class Link:
         """The next frame: its message and its buffers, which are the caller's: writable bytes, each aligned to 8.
 
         Cancelled, it has lost nothing: the next call goes on where it stopped. Raises EndOfStream where the peer closed between two
-        frames, LinkError for a frame that breaks the rules, LinkBroken for an end inside a frame or a failing connection, and
-        `trio.BusyResourceError` where another task receives.
+        frames, LinkError for a frame that breaks the rules or does not get on (FRAME_S), LinkBroken for an end inside a frame or a failing
+        connection, and `trio.BusyResourceError` where another task receives.
         """
         if self._receiving:
             raise trio.BusyResourceError(f"another task receives on the link to {self.peer}")
@@ -233,6 +246,7 @@ class Link:
             while frame.filled < len(frame.body):
                 frame.filled += await self._read(frame.body[frame.filled :], inside=True)
             self._unfinished = None
+            self._patience_s = FRAME_S
             self._frames_received += 1
             return frame.message, _split(frame.body, frame.sizes)
         except LinkError as error:
@@ -268,7 +282,8 @@ class Link:
             message = _decoder.decode(self._ahead[start : start + written])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise LinkError("malformed", f"{self.peer} sent a message that does not parse: {error}") from error
-        memory = np.empty(body, np.uint8).data if body else _NOTHING  # unlike bytearray, numpy does not fill it first
+        memory = np.empty(body, np.uint8).data if body else _NOTHING  # unlike bytearray, numpy does not touch it first
+        self._patience_s += body / FRAME_RATE
         filled = min(body, have - head - written)
         self._at = start + written + filled
         if filled:
@@ -280,10 +295,11 @@ class Link:
     async def _fetch(self, size: int) -> None:
         """Have at least `size` bytes ahead."""
         while (have := self._to - self._at) < size:
-            if self._at or size > len(self._ahead):
+            if self._at or have == len(self._ahead):
                 kept = bytes(self._ahead[self._at : self._to])
-                if size > len(self._ahead):
-                    self._ahead = memoryview(bytearray(size))
+                fitting = max(_AHEAD, min(size, 2 * have))  # a long message gets twice the room that it has filled
+                if fitting != len(self._ahead):
+                    self._ahead = memoryview(bytearray(fitting))
                 self._ahead[:have] = kept
                 self._at, self._to = 0, have
             # what is read ahead of a large body is copied once more, so little is
@@ -291,10 +307,10 @@ class Link:
             self._to += await self._read(room, inside=have > 0)
 
     async def _read(self, view: memoryview, *, inside: bool) -> int:
-        """At least one byte into `view`; `inside` says whether an end here would cut a frame. Cancelled, it has read nothing."""
+        """At least one byte into `view`; `inside` says whether a frame has begun. Cancelled, it has read nothing."""
         await self._turns.take(len(view))
         try:
-            count = await self._pipe.receive_into(view)
+            count = await (self._receive_in_time(view) if inside else self._pipe.receive_into(view))
         except FAILURES as error:
             raise LinkBroken(self._closed or f"the link to {self.peer} broke: {error or type(error).__name__}") from error
         if not count:
@@ -302,6 +318,18 @@ class Link:
                 raise LinkBroken(f"{self.peer} ended in the middle of a frame")
             raise EndOfStream(f"{self.peer} closed the link")
         self._bytes_received += count
+        return count
+
+    async def _receive_in_time(self, view: memoryview) -> int:
+        """What the pipe receives, within the frame's patience. Only waiting counts: a receiver that is busy itself loses no patience."""
+        since, count = trio.current_time(), 0
+        try:
+            with trio.CancelScope(deadline=since + self._patience_s) as scope:
+                count = await self._pipe.receive_into(view)
+        finally:
+            self._patience_s -= trio.current_time() - since
+        if scope.cancelled_caught:
+            raise LinkError("slow", f"{self.peer} began a frame and did not get on with it")
         return count
 
     async def _close(self, sentence: str) -> None:
@@ -340,19 +368,19 @@ def memory_links() -> tuple[Link, Link]:
     return Link(StreamPipe(one), peer="the right end"), Link(StreamPipe(other), peer="the left end")
 
 
-async def connect(address: Address, key: bytes, *, max_frame: int = MAX_FRAME) -> Link:
-    """A link to the server at `address`, both ends having proved `key`. Raises LinkError, also where nobody listens."""
+async def connect(address: Address, key: bytes, *, tls: Tls | None = None, max_frame: int = MAX_FRAME) -> Link:
+    """A link to the server at `address`, both ends having proved `key`. Over TCP it runs inside `tls`, without which only this machine
+    can be talked to; a Unix socket needs none, and has none. Raises LinkError, also where nobody listens, and ValueError where TLS is
+    missing or its files cannot be used."""
+    credentials = _credentials(address, tls, "client")
     try:
         pipe = SocketPipe(await dial(address))
     except OSError as error:
         raise LinkError("broken", f"nobody answers at {address}: {error}") from error
-    try:
-        # longer than the server gives it: this connection may first have to wait for its turn
-        await prove_to_server(pipe, key, peer=str(address), deadline_s=2 * AUTHENTICATION_S)
-    except BaseException:
-        await pipe.aclose()
-        raise
-    return Link(pipe, peer=str(address), max_frame=max_frame)
+    host = address.host if isinstance(address, TcpAddress) else None
+    # longer than the server gives it: this connection may first have to wait for its turn
+    with proving(str(address), 2 * AUTHENTICATION_S):
+        return await _link(pipe, credentials, host, partial(prove_to_server, key=key), peer=str(address), max_frame=max_frame)
 
 
 async def serve(
@@ -361,47 +389,102 @@ async def serve(
     handler: Callable[[Link], Awaitable[None]],
     *,
     refused: Callable[[Refusal], None],
+    tls: Tls | None = None,
     max_frame: int = MAX_FRAME,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Give each connection that proves `key` to `handler`, in a task of its own, until cancelled; `started` gives the address it got.
+    `tls` as for `connect`.
 
     The link is closed when `handler` returns. A connection that does not prove the key, or whose LinkError `handler` lets through, is
     closed and counted: `refused` is called with the reason, and the server goes on. An EndOfStream that `handler` lets through is no
-    failure. Any other exception of `handler` ends the server. Raises OSError where the address is taken.
+    failure. Any other exception of `handler` ends the server. Raises OSError where the address is taken, and ValueError where TLS is
+    missing or its files cannot be used.
     """
-    places = trio.Semaphore(UNAUTHENTICATED)
+    credentials = _credentials(address, tls, "server")
+    unproven: dict[trio.CancelScope, None] = {}  # the oldest first
+    links = 0
+    due = -math.inf  # when the next connection is accepted
 
-    async def admit(stream: trio.SocketStream, peer: str) -> None:
-        pipe = SocketPipe(stream)
+    async def welcome(stream: trio.SocketStream, peer: str, scope: trio.CancelScope) -> Link:
         try:
-            try:
-                await prove_to_client(pipe, key, peer=peer, deadline_s=AUTHENTICATION_S)
-            finally:
-                places.release()
-            await handler(Link(pipe, peer=peer, max_frame=max_frame))
+            with scope, proving(peer, AUTHENTICATION_S):
+                pipe = SocketPipe(stream)
+                return await _link(pipe, credentials, None, partial(prove_to_client, key=key), peer=peer, max_frame=max_frame)
+        finally:
+            unproven.pop(scope, None)
+        raise LinkError("crowded", f"{peer} was proving the run's key when {UNAUTHENTICATED} others came")
+
+    async def admit(stream: trio.SocketStream, peer: str, scope: trio.CancelScope) -> None:
+        nonlocal links, due
+        try:
+            async with await welcome(stream, peer, scope) as link:
+                if links >= MAX_LINKS:
+                    raise LinkError("crowded", f"{peer} is one more than the {MAX_LINKS} links that a server keeps")
+                links += 1
+                try:
+                    await handler(link)
+                finally:
+                    links -= 1
         except* EndOfStream:
             pass
         except* LinkError as errors:
             for reason in _reasons(errors):
                 refused(reason)
-        finally:
-            await pipe.aclose()
+            due = min(max(due, trio.current_time()) + REFUSAL_S, trio.current_time() + UNAUTHENTICATED * REFUSAL_S)
 
     async with listening(address) as (listener, bound), trio.open_nursery() as nursery:
         task_status.started(bound)
         while True:
-            await places.acquire()
+            await trio.sleep_until(due)
             try:
                 stream = await listener.accept()
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                places.release()
                 refused("descriptors")
                 await trio.sleep(0.1)  # the connection stays in the queue: there is nothing but time to wait for
                 continue
-            nursery.start_soon(admit, stream, f"a peer at {bound}")
+            if len(unproven) == UNAUTHENTICATED:
+                oldest = next(iter(unproven))
+                del unproven[oldest]
+                oldest.cancel()
+            scope = trio.CancelScope()
+            unproven[scope] = None
+            nursery.start_soon(admit, stream, f"a peer at {bound}", scope)
+
+
+def _credentials(address: Address, tls: Tls | None, end: Literal["client", "server"]) -> Credentials | None:
+    """What this end shows in TLS; None where the link has none. Raises ValueError."""
+    if isinstance(address, UnixAddress) or (tls is None and address.loopback):
+        return None
+    if tls is None:
+        raise ValueError(f"{address} is not this machine alone, and links between machines need TLS: give certificate, key and authority")
+    return tls.read(end)
+
+
+async def _link(
+    socket: SocketPipe,
+    credentials: Credentials | None,
+    host: str | None,
+    prove: Callable[..., Awaitable[None]],
+    *,
+    peer: str,
+    max_frame: int,
+) -> Link:
+    """A link over `socket`, which it takes, once both ends have proved themselves; to be called inside `proving`. `host` as for
+    `Credentials.secure`."""
+    pipe: SocketPipe | TlsPipe = socket
+    channel = b""
+    try:
+        if credentials is not None:
+            pipe = secured = credentials.secure(socket, host)
+            channel = await secured.shake()
+        await prove(pipe, peer=peer, channel=channel)
+    except BaseException:
+        await pipe.aclose()
+        raise
+    return Link(pipe, peer=peer, max_frame=max_frame)
 
 
 def _reasons(group: BaseExceptionGroup[LinkError]) -> Iterator[Refusal]:

@@ -6,6 +6,8 @@ kernel alone copy a large one. Any other trio stream works too, for tests.
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -13,9 +15,10 @@ from typing import Literal, Protocol
 import trio
 
 Bytes = bytes | bytearray | memoryview
-Refusal = Literal["key", "silent", "oversized", "malformed", "broken", "descriptors"]
-"""Why a connection was closed, as counted: no or another run's key, no answer in time, a frame over the limits, a frame that does not
-parse, an end inside a frame or a failing connection, no file descriptor left to accept with."""
+Refusal = Literal["key", "certificate", "silent", "slow", "oversized", "malformed", "broken", "crowded", "descriptors"]
+"""Why a connection was closed, as counted: no or another run's key, no certificate of the run's authority, no answer in time, a frame that
+does not get on, a frame over the limits, a frame that does not parse, an end inside a frame or a failing connection, too many others, no
+file descriptor left to accept with."""
 
 FAILURES = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a pipe's methods raise where the connection fails, or was closed here."""
@@ -41,10 +44,15 @@ class LinkBroken(LinkError):
 class Pipe(Protocol):
     """Bytes both ways. Its methods raise `FAILURES`."""
 
-    torn: bool
-    """The last send stopped, or failed, after its first byte and before its last."""
-    blocked_s: float
-    """Seconds sends waited for the peer."""
+    @property
+    def torn(self) -> bool:
+        """The last send stopped, or failed, after its first byte and before its last."""
+        ...
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds sends waited for the peer."""
+        ...
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send all the parts (none empty), in order."""
@@ -83,11 +91,19 @@ class SocketPipe:
                 return
             self.torn = left < size
             parts = _after(parts, sent)
-            since = trio.current_time()
-            try:
-                await trio.lowlevel.wait_writable(self._sock)
-            finally:
-                self.blocked_s += trio.current_time() - since
+            await self._wait_writable()
+
+    async def writable(self) -> None:
+        """Return once the socket takes bytes: at once, where it does."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLOUT)
+        if not poll.poll(0):
+            await self._wait_writable()
+
+    def send_now(self, data: bytes) -> None:
+        """Send what the socket takes without waiting: last words, before it is closed."""
+        with contextlib.suppress(OSError):
+            self._sock.send(data)
 
     async def receive_into(self, view: memoryview) -> int:
         while True:
@@ -100,6 +116,13 @@ class SocketPipe:
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
+
+    async def _wait_writable(self) -> None:
+        since = trio.current_time()
+        try:
+            await trio.lowlevel.wait_writable(self._sock)
+        finally:
+            self.blocked_s += trio.current_time() - since
 
 
 class StreamPipe:

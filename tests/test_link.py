@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 
 from asyncrl import messages
 from asyncrl.link import (
+    FRAME_S,
     MAX_MESSAGE,
+    REFUSAL_S,
     UNAUTHENTICATED,
     EndOfStream,
     Link,
@@ -298,6 +300,97 @@ async def test_a_bad_frame_is_named_before_the_rest_of_it_is_read(head, reason, 
         await link.send(messages.Drain())
     if reason != "broken":
         assert await stream.receive_some() == b"", "the link is closed"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"\x01",
+        struct.pack("<II", 100, 4),
+        struct.pack("<III", 100, 50, 0) + b"\x91",
+        struct.pack("<IIII", 11 + 2**19, 7, 1, 2**19) + b"\x91\xa5Drain",
+        struct.pack("<IIII", 11 + 2**19, 7, 1, 2**19) + b"\x91\xa5Drain" + bytes(2**18),
+    ],
+    ids=["a byte", "half a head", "half a message", "no buffer", "half a buffer"],
+)
+async def test_a_frame_that_does_not_get_on_closes_the_link(begun, autojump_clock):
+    stream, link = raw_end()
+    await stream.send_all(begun)
+    since = trio.current_time()
+    with pytest.raises(LinkError, match="did not get on with it") as caught:
+        await link.receive()
+    assert caught.value.reason == "slow"
+    assert FRAME_S <= trio.current_time() - since <= FRAME_S + 1
+    assert await stream.receive_some() == b"", "the link is closed"
+
+
+async def test_a_trickle_is_slow_however_steady(autojump_clock):
+    """A byte every second keeps a frame of half a megabyte alive for FRAME_S and the half second more that its size is worth."""
+    stream, link = raw_end()
+    frame = await frame_of(messages.Drain(), bytes(2**19))
+    since = trio.current_time()
+
+    async def trickle() -> None:
+        for byte in frame:
+            await stream.send_all(bytes([byte]))
+            await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trickle)
+        with pytest.raises(LinkError) as caught:
+            await link.receive()
+        nursery.cancel_scope.cancel()
+    assert caught.value.reason == "slow"
+    assert FRAME_S <= trio.current_time() - since <= FRAME_S + 1
+
+
+async def test_patience_is_for_waiting_only(autojump_clock):
+    """A receiver that is busy, or cancelled again and again, loses no patience with a peer that sent its part; between frames nobody is
+    hurried, and each frame has patience of its own."""
+    stream, link = raw_end()
+    frame = await frame_of(messages.Drain(), bytes(10_000))
+    for _ in range(3):
+        await trio.sleep(10 * FRAME_S)
+        await stream.send_all(frame[:5_000])
+        with trio.move_on_after(FRAME_S - 1):
+            await link.receive()
+        await trio.sleep(10 * FRAME_S)
+        await stream.send_all(frame[5_000:])
+        assert (await link.receive())[0] == messages.Drain()
+
+
+def resident() -> int:
+    """Bytes of this process's memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [struct.pack("<IIII", 11 + 2**28 - 32, 7, 1, 2**28 - 32) + b"\x91\xa5Drain", struct.pack("<III", 2**23, MAX_MESSAGE, 1)],
+    ids=["buffers", "message"],
+)
+async def test_an_announced_frame_is_address_space_and_not_memory(head):
+    links = []
+    before = resident()
+    for _ in range(20):
+        mine, theirs = trio.testing.memory_stream_pair()
+        link = Link(StreamPipe(theirs), peer="the peer")
+        await mine.send_all(head)
+        with trio.move_on_after(0.001):
+            await link.receive()
+        links.append((mine, link))
+    grown = resident() - before
+    assert grown < 20 * 2**20, f"{len(links)} peers that announced and sent nothing took {grown >> 20} MiB"
+
+
+async def test_a_large_message_leaves_no_large_buffer_behind():
+    one, other = socket_links()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.send, messages.Saved(1, "x" * 3_000_000))
+        await other.receive()
+    await one.send(messages.Drain())
+    await other.receive()
+    assert len(other._ahead) == 2**16
 
 
 # ---------------------------------------------------------------------------------------------- cancellation, concurrency
@@ -625,16 +718,60 @@ async def test_a_silent_peer_is_refused_in_time(tmp_path, monkeypatch):
     async with trio.open_nursery() as nursery:
         serving = functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused)
         bound = await nursery.start(serving)
-        # more silent peers than may prove the key at a time: they do not keep out one who has it
-        silent = [await dial(bound) for _ in range(UNAUTHENTICATED + 1)]
-        async with await connect(bound, KEY) as link:
-            await link.send(messages.Drain())
-            assert (await link.receive())[0] == messages.Drain()
+        silent = [await dial(bound) for _ in range(UNAUTHENTICATED // 2)]
         await refusals.reach(len(silent))
         assert refusals == {"silent": len(silent)}
         nursery.cancel_scope.cancel()
     for stream in silent:
         await stream.aclose()
+
+
+async def test_silent_peers_do_not_keep_out_one_who_has_the_key(serving):
+    """Nor does one who waits for them to time out: nothing here waits for AUTHENTICATION_S."""
+    start, refusals = serving
+    bound = await start()
+    with trio.fail_after(4):
+        silent = [await dial(bound) for _ in range(2 * UNAUTHENTICATED)]
+        async with await connect(bound, KEY) as link:
+            await link.send(messages.Drain())
+            assert (await link.receive())[0] == messages.Drain()
+        await refusals.reach(UNAUTHENTICATED)
+        assert set(refusals) == {"crowded"}
+    for stream in silent:
+        await stream.aclose()
+
+
+async def test_links_are_counted(tmp_path, nursery, monkeypatch):
+    monkeypatch.setattr("asyncrl.link.MAX_LINKS", 2)
+    refusals = Refusals()
+    bound = await nursery.start(functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused))
+    one, _other = await connect(bound, KEY), await connect(bound, KEY)
+    with pytest.raises((LinkBroken, EndOfStream)):
+        await (await connect(bound, KEY)).receive()
+    await refusals.reach(1)
+    assert refusals == {"crowded": 1}
+    await one.aclose()
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    async with await connect(bound, KEY) as link:
+        await link.send(messages.Drain())
+        assert (await link.receive())[0] == messages.Drain()
+
+
+async def test_refusals_put_off_the_next_connection(tmp_path, nursery):
+    """A hundred refusals take their time, however fast the hundred come; who is in notices nothing."""
+    refusals = Refusals()
+    bound = await nursery.start(functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused))
+    async with await connect(bound, KEY) as link:
+        since = trio.current_time()
+        for _ in range(100):
+            stream = await dial(bound)
+            await stream.send_all(bytes(64))
+            await stream.aclose()
+        await link.send(messages.Drain())
+        assert (await link.receive())[0] == messages.Drain()
+        assert refusals.total() < 50, "who is in does not wait for those who are not"
+        await refusals.reach(100)
+        assert trio.current_time() - since > 90 * REFUSAL_S
 
 
 async def test_a_silent_server_is_refused_in_time(tmp_path, monkeypatch, nursery):
