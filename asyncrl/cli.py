@@ -24,6 +24,7 @@ INTERRUPTED = 130
 
 DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
 TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
+WHY = "Say in a few sentences how a run stands: which side is idle, for what, and whose. Of a live run, a stalled one, or a killed one."
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
 EXAMPLES = """\
 examples:
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from asyncrl.config import ConfigError
 
     try:
-        return _train(args) if args.verb == "train" else _check(args)
+        return VERBS[args.verb](args)
     except ConfigError as error:
         print(f"asyncrl: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -70,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     train = add("train", TRAIN, EXAMPLES + "\n" + SETTINGS)
     train.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this directory, from its last checkpoint")
     add("check", CHECK, SETTINGS)
+    explain = verbs.add_parser("why", help=WHY, description=WHY)
+    explain.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     return parser
 
 
@@ -96,6 +99,16 @@ def _check(args: argparse.Namespace) -> int:
     return 0
 
 
+def _why(args: argparse.Namespace) -> int:
+    import time
+
+    from asyncrl.why import why
+
+    for sentence in why(args.run, time.time()):
+        print(sentence)
+    return 0
+
+
 def _checked(args: argparse.Namespace, resume: Path | None, console: Console) -> Config:
     """The resolved configuration, after showing what follows from it and checking it against this machine."""
     from datetime import datetime
@@ -112,6 +125,9 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
     preflight.check(config, resume, cores)
     show_derived(derived(config, cores), console)
     return config
+
+
+VERBS = {"train": _train, "check": _check, "why": _why}
 
 
 if __name__ == "__main__":

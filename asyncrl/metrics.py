@@ -8,6 +8,7 @@ a reason's details are cut off and the distinct ones limited, so that no input c
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping
@@ -101,6 +102,12 @@ class Metrics:
             Counter("asyncrl_refused_connections_total", "Connections refused or closed for what they sent.", ["reason"], registry=registry)
         )
         self._restarts = Counter("asyncrl_restarts_total", "Actors started again.", ["role"], registry=registry)
+        self._lease_p95 = Gauge("asyncrl_lease_p95_seconds", "95th percentile of recent leases, from lease to seal.", registry=registry)
+        self._lease_p95.set(math.nan)
+        self._lease_deadline = Gauge("asyncrl_lease_deadline_seconds", "What the next lease is given.", registry=registry)
+        self._journal_bytes = Gauge("asyncrl_journal_bytes", "What the journal takes on disk.", registry=registry)
+        self._journal_pending = Gauge("asyncrl_journal_pending_bytes", "Events that wait for the disk.", registry=registry)
+        self._pump = Gauge("asyncrl_pump_seconds", "Longest pass of the coordinator's loop in the last second.", registry=registry)
         self._last_step = clock()
         self._clock = clock
         Gauge("asyncrl_since_last_step_seconds", "Time since the last step, or since the start.", registry=registry).set_function(
@@ -148,6 +155,20 @@ class Metrics:
         for kind, increase in report.counts.items():
             self._work.labels(role, actor, kind).inc(increase)
         self._waits.labels(role, actor).set(len(report.waits))
+
+    def leasing(self, p95_s: float | None, deadline_s: float) -> None:
+        """What leases took, None where too few have ended, and what the next one is given."""
+        self._lease_p95.set(math.nan if p95_s is None else p95_s)
+        self._lease_deadline.set(deadline_s)
+
+    def journalled(self, disk_bytes: int, pending_bytes: int) -> None:
+        """What the journal takes on disk, and what waits for it."""
+        self._journal_bytes.set(disk_bytes)
+        self._journal_pending.set(pending_bytes)
+
+    def pumped(self, slowest_s: float) -> None:
+        """The longest pass of the coordinator's loop since the last call."""
+        self._pump.set(slowest_s)
 
     def refused(self, reason: str) -> None:
         """A connection was refused or closed for what it sent."""

@@ -94,6 +94,18 @@ def claimed(config: Config) -> Iterator[Path]:
         yield run
 
 
+def lives(run: Path) -> bool:
+    """Whether a process has claimed this run directory, and has not ended."""
+    try:
+        with (run / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no lock to have
+        return False
+    return False
+
+
 def _cores(config: Config, available: int) -> None:
     cores, trainer = config.run.cores or available, config.run.trainer_cores
     if cores > available:

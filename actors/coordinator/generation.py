@@ -3,7 +3,7 @@
 admit   while admission allows: the next prompt becomes a group      (evaluation admits its own, actors/coordinator/evaluation.py)
 lease   waiting rollouts, recycled ones first → the engine with most room; a group stays together, so that its prompt is read once
 chunks  Extended, and Sealed at the end; Late if the rollout is no longer with the sender
-back    interrupted, expired or its actor lost: Recycled with its tokens; Buried after `attempts` failed leases
+back    interrupted, expired or its actor lost: Recycled with its tokens; Buried after `attempts` leases that brought no token
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter, deque
 import trio
 
 from actors.coordinator.book import Book
+from actors.coordinator.leases import Out
 from actors.coordinator.prompts import Prompts
 from actors.coordinator.seats import Seat, Seats
 from asyncrl.config import Config
@@ -32,9 +33,9 @@ class Generation:
         self._prompts = prompts
         self._config = config
         self._restarts: deque[tuple[int, int]] = deque()  # (stale group, its item), to be admitted again first
-        self._deadlines: dict[int, tuple[int, float]] = {}  # rollout → (attempt, deadline), the earliest first
         self._failures: Counter[int] = Counter()
-        self._streamed: dict[str, float] = {}  # when each engine streamed last
+        self.out = Out(config.run.lease_s)  # what is leased, and since when
+        self.streamed: dict[str, float] = {}  # when each engine streamed last
         self._parking: dict[Purpose, set[int]] = {"train": set(), "evaluation": set()}  # held, and asked to be given back
         self.too_long = 0  # prompts that did not fit the context, since the last that did
         self.progress = trio.current_time()
@@ -124,8 +125,7 @@ class Generation:
             ids += prompt
             ids += rollout.ids
             self._book.record(Leased(rollout.id, seat.name, attempt))
-            self._deadlines.pop(rollout.id, None)
-            self._deadlines[rollout.id] = attempt, trio.current_time() + self._config.run.lease_s
+            self.out.give(rollout.id, attempt, rollout.tokens, trio.current_time())
         seat.peer.send(Leases(leases), bytes(ids))
 
     # --------------------------------------------------------------------------------------------------------- chunks
@@ -133,7 +133,7 @@ class Generation:
     def on_chunks(self, sender: str, message: Chunks, ids: memoryview, behaviour: memoryview) -> None:
         """Book what an engine sampled."""
         at = 0
-        self.progress = self._streamed[sender] = trio.current_time()
+        self.progress = self.streamed[sender] = trio.current_time()
         for head in message.heads:
             end = at + 4 * head.count
             rollout = self._book.experience.rollouts.get(head.rollout)
@@ -148,6 +148,7 @@ class Generation:
                 if head.finish == "interrupted":
                     self._take_back(rollout, "interrupted")
                 elif head.finish:
+                    self.out.times.took(trio.current_time() - self.out.of(rollout.id).since)
                     self._release(rollout)
                     self._failures.pop(rollout.id, None)
                     self._book.record(Sealed(head.rollout, head.attempt, head.finish))
@@ -157,21 +158,22 @@ class Generation:
 
     def expire(self, now: float) -> list[str]:
         """Take back what has been leased for too long; its engine is told, and what it still sends is late. Returns the engines that
-        streamed nothing at all in that time: they are to be replaced."""
+        streamed nothing at all since they were given one of these: they are to be replaced."""
         expired: dict[str, list[int]] = {}
-        while self._deadlines:
-            id, (attempt, deadline) = next(iter(self._deadlines.items()))
-            if deadline > now:
-                break
-            del self._deadlines[id]
-            rollout = self._book.experience.rollouts.get(id)
-            if rollout is not None and rollout.owner and rollout.attempt == attempt:
-                expired.setdefault(rollout.owner, []).append(id)
-                self._fail(rollout, "lease_expired")
+        silent: set[str] = set()
+        for id in self.out.over(now):
+            rollout, held = self._book.experience.rollouts[id], self.out.of(id)
+            owner = rollout.owner
+            expired.setdefault(owner, []).append(id)
+            if self.streamed.get(owner, -math.inf) <= held.since:
+                silent.add(owner)
+            if rollout.tokens > held.tokens:
+                self.out.times.took(now - held.since)
+            self._fail(rollout, "lease_expired")
         for owner, rollouts in expired.items():
             if (seat := self._seats.get(owner)) is not None:
                 seat.peer.send(Interrupt(rollouts))
-        return [owner for owner in expired if self._streamed.get(owner, -math.inf) < now - self._config.run.lease_s]
+        return sorted(silent)
 
     def lose(self, seat: Seat) -> None:
         """An engine is gone: what it held continues elsewhere, from its last streamed token."""
@@ -203,6 +205,10 @@ class Generation:
         self._failures.pop(rollout.id, None)
 
     def _fail(self, rollout: Rollout, reason: str) -> None:
+        """A lease ended badly. One that brought a token is no failed attempt: the response is longer now, and so it comes to an end."""
+        if rollout.tokens > self.out.of(rollout.id).tokens:
+            self._take_back(rollout, reason)
+            return
         self._failures[rollout.id] += 1
         if self._failures[rollout.id] >= self._config.rollout.attempts:
             self._release(rollout)
@@ -218,7 +224,7 @@ class Generation:
     def _release(self, rollout: Rollout) -> None:
         purpose = self._book.experience.groups[rollout.group].purpose
         self._seats.release(rollout.owner, rollout.id, purpose)
-        self._deadlines.pop(rollout.id, None)
+        self.out.back(rollout.id)
         self._parking[purpose].discard(rollout.id)
 
 

@@ -125,11 +125,12 @@ class Run(Section, frozen=True):
     reward_concurrency: Annotated[int, Meta(ge=1, description="answers judged at a time, for each reward actor")] = 16
     cores: Annotated[int, Meta(ge=0, description="cores to use; 0: all this process may use")] = 0
     trainer_cores: Annotated[int, Meta(ge=0, description="of those, the trainer's; 0: half")] = 0
-    lease_s: Annotated[float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor")] = 600.0
+    lease_s: Annotated[float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor, at most")] = 600.0
     journal_ms: Annotated[int, Meta(ge=0, description="milliseconds between commits of the journal; 0: each event at once")] = 100
     metrics_port: Annotated[int, Meta(ge=0, le=65535, description="Prometheus on 127.0.0.1; 0: off")] = 0
     restarts: Annotated[int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")] = 5
     restart_window_s: Annotated[float, Meta(gt=0, description="seconds over which restarts are counted")] = 300.0
+    start_s: Annotated[float, Meta(gt=0, description="seconds in which every actor must have come")] = 300.0
     stall_s: Annotated[float, Meta(gt=0, description="seconds without a token or a step that end the run")] = 300.0
     grace_s: Annotated[float, Meta(gt=0, description="seconds to drain when asked to stop")] = 5.0
     log: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")] = "info"

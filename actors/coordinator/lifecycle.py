@@ -1,0 +1,122 @@
+"""The life of a run. Invariant: it goes INIT → READY → RUN → DRAIN → STOP, never back, and each phase has a deadline.
+
+phase   waits for                                      goes on when                  at its deadline
+-----   --------------------------------------------   ---------------------------   ---------------------------------------------
+INIT    every actor, for the first time                all have come                 the run fails, and names who did not come
+READY   the first publication                          every engine has weights      the run fails: nothing happened (the watchdog)
+RUN     tokens, verdicts and steps                     the run is over               the run fails: nothing happened (the watchdog)
+DRAIN   the end of each stream, from source to sink    the journal is flushed        the next stage, with what there is
+STOP    the launcher, which is told the outcome        it hangs up                   the process ends all the same
+
+A run may be over in any phase; it drains in each case. The stages of a drain follow the data:
+
+    rollouts parked → rollout actors Drained → reward actors Drained → the checkpoint, and the trainer Drained → the journal flushed
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from asyncrl.config.schema import Run
+
+GOODBYE_S = 2.0
+"""Seconds in which the launcher hangs up."""
+
+
+class Phase(enum.Enum):
+    """Where a run is in its life."""
+
+    INIT = "init"
+    READY = "ready"
+    RUN = "run"
+    DRAIN = "drain"
+    STOP = "stop"
+
+
+class Stage(enum.Enum):
+    """A part of the drain, and the share of `run.grace_s` that has passed when the next one begins at the latest."""
+
+    PARK = 0.3
+    ROLLOUT = 0.4
+    REWARD = 0.6
+    TRAINER = 0.85
+    JOURNAL = 0.95
+
+
+class Late(NamedTuple):
+    """A phase has lasted too long: `missing` names the actors that never came, or is empty where nothing happened for so many `seconds`."""
+
+    phase: Phase
+    seconds: float
+    missing: tuple[str, ...]
+
+
+class Lifecycle:
+    """One run's phase. It reads no clock: every method is told the time, in seconds."""
+
+    def __init__(self, expected: Iterable[str], settings: Run, now: float) -> None:
+        """`expected` are the names of the actors without which the run does not begin."""
+        self._missing = dict.fromkeys(expected)
+        self._settings = settings
+        self.phase = Phase.INIT
+        self.since = now
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The actors that have never been there."""
+        return tuple(self._missing)
+
+    def came(self, name: str, now: float) -> None:
+        """An actor is ready for work."""
+        self._missing.pop(name, None)
+        if self.phase is Phase.INIT and not self._missing:
+            self._enter(Phase.READY, now)
+
+    def published(self, now: float) -> None:
+        """Engines have weights."""
+        if self.phase is Phase.READY:
+            self._enter(Phase.RUN, now)
+
+    def over(self, now: float) -> None:
+        """The run is over, for whatever reason. Raises ValueError where it was before."""
+        if self.ending:
+            raise ValueError(f"the run is over already: it is in {self.phase.value}")
+        self._enter(Phase.DRAIN, now)
+
+    def drained(self, now: float) -> None:
+        """Nothing is under way any more. Raises ValueError where the run was not drained."""
+        if self.phase is not Phase.DRAIN:
+            raise ValueError(f"a run stops after its drain, not after {self.phase.value}")
+        self._enter(Phase.STOP, now)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the run is over, so that nothing new begins."""
+        return self.phase in (Phase.DRAIN, Phase.STOP)
+
+    def deadline(self, progress: float) -> float:
+        """Until when the phase may last, where something happened last at `progress`: a token, a verdict or a step."""
+        match self.phase:
+            case Phase.INIT:
+                return self.since + self._settings.start_s
+            case Phase.READY | Phase.RUN:
+                return max(self.since, progress) + self._settings.stall_s
+            case Phase.DRAIN:
+                return self.since + self._settings.grace_s
+            case Phase.STOP:
+                return self.since + GOODBYE_S
+
+    def stage_deadline(self, stage: Stage) -> float:
+        """When a stage of the drain, which has begun, is over at the latest."""
+        return self.since + self._settings.grace_s * stage.value
+
+    def late(self, progress: float, now: float) -> Late | None:
+        """Whether the phase has lasted too long and the run must fail; None in an ending, whose deadlines end themselves."""
+        if self.ending or now < self.deadline(progress):
+            return None
+        return Late(self.phase, now - max(self.since, progress if self.phase is not Phase.INIT else 0.0), self.missing)
+
+    def _enter(self, phase: Phase, now: float) -> None:
+        self.phase, self.since = phase, now
