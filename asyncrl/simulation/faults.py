@@ -1,0 +1,434 @@
+"""Every kind of fault that a run may meet, and a plan of them. Invariant: a plan is a function of the seed, and a fault is counted when it
+has really happened to somebody.
+
+Each kind is a small async function of the `Injector`; its docstring is what `docs/reliability.md` calls it. A fault whose victim is not
+there waits for one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+from trio.testing import MockClock
+
+from asyncrl.messages import Role
+from asyncrl.simulation.parts import Garbage
+from asyncrl.simulation.process import Process
+from asyncrl.simulation.wires import MemoryPipe
+from asyncrl.simulation.world import World
+
+LOOK_S = 0.05
+"""Seconds between two looks for a victim."""
+PATIENCE_S = 60.0
+FROM_S, UNTIL_S = 0.05, 4.0
+"""When faults begin, in virtual seconds of a run."""
+ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
+
+
+class Injector:
+    """Does a plan's faults to a world. `injected` counts them by kind, `here` those that touch the present life."""
+
+    def __init__(self, world: World, clock: MockClock) -> None:
+        self.world, self.clock = world, clock
+        self.injected: Counter[str] = Counter()
+        self.here: Counter[str] = Counter()
+        self.lasting: Counter[str] = Counter()
+        self._repeats: dict[str, list[bytes]] = {}
+        world.dialled = self._dialled
+
+    def life(self) -> None:
+        """Another life begins."""
+        self.here = +self.lasting
+
+    def happened(self, kind: str) -> None:
+        self.injected[kind] += 1
+        self.here[kind] += 1
+
+    async def one(self, draw: random.Random, roles: Sequence[Role], connected: bool = True) -> Process | None:
+        """An actor of one of these roles; None where none comes."""
+        with trio.move_on_after(PATIENCE_S):
+            while True:
+                found = [p for role in roles for p in self.world.alive(role) if not connected or p.pipes]
+                if found:
+                    return draw.choice(sorted(found, key=lambda p: p.name))
+                await trio.sleep(LOOK_S)
+        return None
+
+    async def until(self, true: Callable[[], bool]) -> bool:
+        with trio.move_on_after(PATIENCE_S):
+            while not true():
+                await trio.sleep(LOOK_S)
+            return True
+        return False
+
+    async def during(self, kind: str, seconds: float) -> None:
+        """Something lasts so long, whatever ends meanwhile."""
+        self.happened(kind)
+        self.lasting[kind] += 1
+        try:
+            await trio.sleep(seconds)
+        finally:
+            self.lasting[kind] -= 1
+
+    def repeat(self, process: Process) -> None:
+        """Whoever takes this actor's place says again what it said last."""
+        self._repeats[process.name] = list(process.pipes[0].sent)
+
+    def _dialled(self, process: Process, pipe: MemoryPipe) -> None:
+        pipe.sent = deque(maxlen=6)
+        frames = self._repeats.pop(process.name, None)
+        if frames:
+            first = True
+
+            def edit(frame: bytes) -> Iterable[bytes]:
+                nonlocal first
+                yield frame
+                if first:
+                    first = False
+                    self.happened("link_repeats")
+                    yield from (old for old in frames if b"Hello" not in old)
+
+            pipe.out.edit = edit
+
+
+Kind = Callable[[Injector, random.Random], Awaitable[None]]
+KINDS: dict[str, Kind] = {}
+
+
+def kind(function: Kind) -> Kind:
+    """A fault that a plan may hold."""
+    KINDS[function.__name__] = function  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kind, when it begins (virtual seconds), and the seed of its own choices."""
+
+    at: float
+    kind: str
+    seed: int
+
+
+def plan(seed: int, kinds: Sequence[str] | None = None) -> list[Fault]:
+    """The faults of a seed: two to seven different kinds; none for each 25th seed."""
+    draw = random.Random(f"plan/{seed}")
+    names = sorted(KINDS if kinds is None else kinds)
+    chosen = draw.sample(names, min(len(names), draw.randint(2, 7))) if seed % 25 else []
+    return [Fault(draw.uniform(FROM_S, UNTIL_S), name, draw.getrandbits(32)) for name in chosen]
+
+
+async def carry_out(faults: Sequence[Fault], injector: Injector) -> None:
+    """Do all of it, each in its time."""
+
+    async def one(fault: Fault) -> None:
+        await trio.sleep(fault.at)
+        await KINDS[fault.kind](injector, random.Random(fault.seed))
+
+    async with trio.open_nursery() as nursery:
+        for fault in faults:
+            nursery.start_soon(one, fault)
+
+
+def _seconds(draw: random.Random) -> float:
+    return draw.choice((0.3, 2.0, 6.0, 15.0, 50.0)) * draw.uniform(0.5, 1.5)
+
+
+# ------------------------------------------------------------------------------------------------------------- processes
+
+
+async def _kill(role: Role, injector: Injector, draw: random.Random) -> None:
+    if (process := await injector.one(draw, [role], connected=draw.random() < 0.9)) is not None:
+        injector.happened(f"kill_{role}")
+        process.kill()
+
+
+async def _stop(role: Role, injector: Injector, draw: random.Random) -> None:
+    if (process := await injector.one(draw, [role])) is not None:
+        process.freeze(True)
+        await injector.during(f"stop_{role}", _seconds(draw))
+        process.freeze(False)
+
+
+for _role in ("rollout", "reward", "trainer", "coordinator"):
+    KINDS[f"kill_{_role}"] = partial(_kill, _role)  # type: ignore[arg-type]
+    KINDS[f"stop_{_role}"] = partial(_stop, _role)  # type: ignore[arg-type]
+
+
+@kind
+async def kill_everything(injector: Injector, draw: random.Random) -> None:
+    """SIGKILL of all processes at once."""
+    if await injector.one(draw, ["coordinator"]) is not None:
+        injector.happened("kill_everything")
+        injector.world.kill_everything()
+
+
+@kind
+async def restart_everything(injector: Injector, draw: random.Random) -> None:
+    """A user's Ctrl-C, and `--resume`."""
+    if await injector.one(draw, ["trainer"]) is not None:
+        injector.happened("restart_everything")
+        injector.world.drain()
+
+
+@kind
+async def restart_beside(injector: Injector, draw: random.Random) -> None:
+    """A successor that comes before its predecessor is gone."""
+    if (process := await injector.one(draw, ["rollout", "reward"])) is not None:
+        injector.happened("restart_beside")
+        injector.world.double(process)
+
+
+# ----------------------------------------------------------------------------------------------------------------- links
+
+
+@kind
+async def link_delayed(injector: Injector, draw: random.Random) -> None:
+    """What is sent arrives late, in order."""
+    if (process := await injector.one(draw, ACTORS)) is not None:
+        wires = process.pipes[0].out, process.pipes[0].into
+        for wire in wires:
+            wire.delay_s = draw.uniform(0.05, 3.0)
+        await injector.during("link_delayed", _seconds(draw))
+        for wire in wires:
+            wire.delay_s = 0.0
+
+
+@kind
+async def link_cut(injector: Injector, draw: random.Random) -> None:
+    """A connection is reset."""
+    if (process := await injector.one(draw, ACTORS)) is not None:
+        injector.happened("link_cut")
+        process.pipes[0].cut()
+
+
+@kind
+async def link_half_open(injector: Injector, draw: random.Random) -> None:
+    """One direction is silent for a while, or until the connection is reset."""
+    if (process := await injector.one(draw, ACTORS)) is not None:
+        pipe = process.pipes[0]
+        wire = draw.choice((pipe.out, pipe.into))
+        wire.hold(True)
+        await injector.during("link_half_open", _seconds(draw))
+        wire.hold(False)
+        if draw.random() < 0.5:
+            pipe.cut()
+
+
+@kind
+async def link_repeats(injector: Injector, draw: random.Random) -> None:
+    """An actor that comes back says again what it had said last."""
+    if (process := await injector.one(draw, ["rollout", "reward"])) is not None:
+        await injector.until(lambda: len(process.pipes[0].sent) > 3 or not process.alive)
+        injector.repeat(process)
+        injector.here["link_repeats"] += 1
+        process.kill()
+
+
+# --------------------------------------------------------------------------------------------------------------- engines
+
+
+async def _engine(injector: Injector, draw: random.Random) -> Process | None:
+    process = await injector.one(draw, ["rollout"])
+    if process is None or process.engine is None or not await injector.until(lambda: process.engine.version is not None):  # type: ignore[union-attr]
+        return None
+    return process
+
+
+@kind
+async def engine_slow(injector: Injector, draw: random.Random) -> None:
+    """An engine that streams late."""
+    if (process := await _engine(injector, draw)) is not None and process.engine is not None:
+        process.engine.lag_s = draw.uniform(0.5, 5.0)
+        await injector.during("engine_slow", _seconds(draw))
+        process.engine.lag_s = 0.0
+
+
+@kind
+async def engine_dead(injector: Injector, draw: random.Random) -> None:
+    """An engine that streams nothing any more, in a process that lives."""
+    if (process := await _engine(injector, draw)) is not None and process.engine is not None:
+        process.engine.dead = True
+        injector.happened("engine_dead")
+        injector.lasting["engine_dead"] += 1
+
+
+@kind
+async def engine_crashes(injector: Injector, draw: random.Random) -> None:
+    """An engine that raises."""
+    if (process := await _engine(injector, draw)) is not None and process.engine is not None:
+        process.engine.crash = True
+        injector.happened("engine_crashes")
+
+
+async def _garbage(what: Garbage, injector: Injector, draw: random.Random) -> None:
+    if (process := await _engine(injector, draw)) is not None and process.engine is not None:
+        engine, witness = process.engine, injector.world.witness
+
+        def made() -> None:
+            injector.happened(f"garbage_{what}")
+            witness.garbled.add(f"{process.name}/{process.incarnation}/{len(injector.world.lives)}")
+
+        engine.made_garbage, engine.garbage = made, what
+
+
+for _what in ("vocabulary", "nan", "start", "long", "misparallel", "future", "uncommitted", "negative"):
+    KINDS[f"garbage_{_what}"] = partial(_garbage, _what)  # type: ignore[arg-type]
+
+
+async def _abort(forget: bool, injector: Injector, draw: random.Random) -> None:
+    for _ in range(3):
+        if (process := await _engine(injector, draw)) is not None and process.engine is not None:
+            engine = process.engine
+            engine.forget = forget
+            if engine.abort():
+                injector.happened("abort_without_partials" if forget else "abort_with_partials")
+            await trio.sleep(0.01)
+            engine.forget = False
+        await trio.sleep(draw.uniform(0.1, 1.0))
+
+
+KINDS["abort_with_partials"] = partial(_abort, False)
+KINDS["abort_without_partials"] = partial(_abort, True)
+
+
+# --------------------------------------------------------------------------------------------------------------- rewards
+
+
+async def _verifiers(what: str, attribute: str, injector: Injector, draw: random.Random) -> None:
+    if (process := await injector.one(draw, ["reward"])) is not None and process.verifiers is not None:
+        verifiers = process.verifiers
+        counted = False
+
+        def faulted(how: str) -> None:
+            nonlocal counted
+            if not counted:
+                injector.happened(what)
+            counted = True
+            injector.world.witness.refused += how == "refuse"
+
+        verifiers.faulted = faulted
+        setattr(verifiers, attribute, True)
+        if attribute == "refuse":
+            await trio.sleep(draw.uniform(0.2, 3.0))
+            verifiers.refuse = False
+
+
+KINDS["verifier_hangs"] = partial(_verifiers, "verifier_hangs", "hang")
+KINDS["verifier_raises"] = partial(_verifiers, "verifier_raises", "refuse")
+KINDS["verifier_dies"] = partial(_verifiers, "verifier_dies", "crash")
+
+
+async def _edit(what: str, tag: bytes, copies: int, role: Role, injector: Injector, draw: random.Random) -> None:
+    if (process := await injector.one(draw, [role])) is not None:
+        wire = process.pipes[0].out
+
+        def edit(frame: bytes) -> Iterable[bytes]:
+            if tag not in frame[:64]:
+                return [frame]
+            wire.edit = None
+            injector.happened(what)
+            return [frame] * copies
+
+        wire.edit = edit
+
+
+KINDS["verdict_twice"] = partial(_edit, "verdict_twice", b"Judged", 2, "reward")
+KINDS["lost_prepared"] = partial(_edit, "lost_prepared", b"Prepared", 0, "rollout")
+KINDS["lost_committed"] = partial(_edit, "lost_committed", b"Committed", 0, "rollout")
+
+
+# ----------------------------------------------------------------------------------------------------------- publication
+
+
+async def _reception(what: str, fault: str, injector: Injector, draw: random.Random) -> None:
+    if (process := await injector.one(draw, ["rollout"])) is not None and process.receiver is not None:
+        process.receiver.failed = partial(injector.happened, what)
+        process.receiver.fault = fault  # type: ignore[assignment]
+
+
+KINDS["wrong_weights"] = partial(_reception, "wrong_weights", "wrong")
+KINDS["reception_fails"] = partial(_reception, "reception_fails", "error")
+
+
+@kind
+async def transfer_fails(injector: Injector, draw: random.Random) -> None:
+    """The trainer cannot send."""
+    if (process := await injector.one(draw, ["trainer"])) is not None and process.learner is not None:
+        process.learner.failed_send = partial(injector.happened, "transfer_fails")
+        process.learner.fail_send = True
+
+
+@kind
+async def transfer_slow(injector: Injector, draw: random.Random) -> None:
+    """Weights travel for longer than a phase may last, or nearly so."""
+    process = await injector.one(draw, ["trainer", "rollout"])
+    if process is not None and (target := process.learner or process.receiver) is not None:
+        attribute = "send_s" if process.learner is not None else "extra_s"
+        setattr(target, attribute, draw.uniform(0.5, 1.5) * injector.world.config.publication.deadline_s)
+        await injector.during("transfer_slow", _seconds(draw))
+        setattr(target, attribute, 0.02)
+
+
+# ---------------------------------------------------------------------------------------------------------- clock and disk
+
+
+@kind
+async def clock_jumps(injector: Injector, draw: random.Random) -> None:
+    """Time leaps forward for everybody, as after a suspended machine."""
+    injector.happened("clock_jumps")
+    injector.clock.jump(draw.choice((1.0, 10.0, 60.0, 240.0)) * draw.uniform(0.5, 1.0))
+    await trio.lowlevel.checkpoint()
+
+
+@kind
+async def disk_full(injector: Injector, draw: random.Random) -> None:
+    """The journal's disk has no room for a while."""
+    injector.world.platter.full = True
+    await injector.during("disk_full", _seconds(draw))
+    injector.world.platter.full = False
+
+
+@kind
+async def disk_broken(injector: Injector, draw: random.Random) -> None:
+    """The journal's disk fails, until somebody puts in another."""
+    if await injector.one(draw, ["coordinator"]) is not None:
+        injector.world.platter.broken = True
+        await injector.during("disk_broken", draw.uniform(0.3, 5.0))
+        injector.world.platter.broken = False
+
+
+async def _saving(what: str, then: Callable[[Process], str], injector: Injector, draw: random.Random) -> None:
+    async def saving(process: Process) -> str:
+        injector.happened(what)
+        await trio.lowlevel.checkpoint()
+        return then(process)
+
+    injector.world.saving = saving
+    await trio.lowlevel.checkpoint()
+
+
+def _die(process: Process) -> str:
+    process.kill()
+    return ""
+
+
+KINDS["checkpoint_fails"] = partial(_saving, "checkpoint_fails", lambda process: "the plan says that it cannot be written")
+KINDS["checkpoint_cut"] = partial(_saving, "checkpoint_cut", _die)
+
+
+@kind
+async def checkpoint_damaged(injector: Injector, draw: random.Random) -> None:
+    """The newest checkpoint rots, and then everything is killed."""
+    world = injector.world
+    if await injector.until(lambda: len(world.checkpoints) > 0) and await injector.one(draw, ["coordinator"]) is not None:
+        newest = max((c for c in world.checkpoints if not c.aside), key=lambda c: c.version, default=None)
+        if newest is not None:
+            newest.damaged = True
+            injector.happened("checkpoint_damaged")
+            world.kill_everything()

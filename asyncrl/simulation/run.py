@@ -1,0 +1,220 @@
+"""One seed, from its plan to its report. Invariant: a report says of every life why it ended, and an end that no fault explains is a
+violation."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+import trio
+from trio.testing import MockClock
+
+from asyncrl.config import Config
+from asyncrl.simulation import policy
+from asyncrl.simulation.faults import Fault, Injector, carry_out, plan
+from asyncrl.simulation.parts import Prompts, prompts_of
+from asyncrl.simulation.schedule import replayable
+from asyncrl.simulation.witness import Violation, Witness
+from asyncrl.simulation.world import BETWEEN_LIVES_S, Ending, Speeds, World
+
+LIVES = 40
+"""Lives after which a run that never finishes is stuck."""
+LIMIT_S = 4 * 3600.0
+"""Virtual seconds after which it is."""
+STEPS = 3_000_000
+"""Task steps after which it is."""
+WAITS_EVERY = 64
+
+_ANY = r".*"
+EXPLAINED: dict[str, str] = {
+    r"stopped early": r"restart_everything",
+    r"everything was killed": r"kill_everything|checkpoint_damaged",
+    r"the user's grace period": r"restart_everything",
+    r"coordinator-0 was killed": r"kill_coordinator",
+    r"coordinator-0 ended with exit code 1; the last it said:\nJournalError": r"disk_.*",
+    r"stands still": r"stop_coordinator|clock_jumps",
+    r"trainer": r"kill_trainer|stop_.*|link_.*|checkpoint_cut|transfer_.*|clock_jumps",
+    r"no token and no step": r"stop_.*|link_.*|clock_jumps|engine_.*|verifier_.*|transfer_.*|lost_.*|disk_.*",
+    r"publications failed in a row": r"stop_.*|link_.*|clock_jumps|wrong_weights|reception_fails|transfer_.*|lost_.*|engine_.*|kill_rollout|garbage_.*",
+    r"(rollout|reward)-\d+ ": r"kill_.*|link_.*|engine_.*|verifier_.*|garbage_.*|restart_beside|stop_.*|lost_.*|wrong_weights|transfer_.*|clock_jumps",
+    r"(could not be written|journal|disk)": r"disk_.*",
+}
+"""Why a life may end badly, and the kinds of fault of which at least one must have happened then."""
+
+
+@dataclass
+class Report:
+    """What one seed came to."""
+
+    seed: int
+    lives: list[Ending] = field(default_factory=list)
+    virtual_s: float = 0.0
+    events: int = 0
+    task_steps: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    checks: Counter[str] = field(default_factory=Counter)
+    digest: str = ""
+    versions: dict[int, int] = field(default_factory=dict)
+    lost_tail: int = 0
+    violation: Violation | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.violation is None
+
+
+def configured(seed: int) -> Config:
+    """A small run, of a shape that the seed draws."""
+    draw = random.Random(f"config/{seed}")
+    max_lag, depth = draw.choice(((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (4, 2)))
+    settings: dict[str, dict[str, object]] = {
+        "task": {"eval_size": draw.choice((0, 3)), "train_size": draw.choice((7, 1000)), "verdict_s": 2.0},
+        "engine": {"kind": "scripted", "slots": draw.choice((2, 4, 8)), "chunk_tokens": draw.choice((2, 4)), "context_tokens": 64},
+        "rollout": {
+            "actors": draw.choice((1, 2, 3)),
+            "group_size": draw.choice((2, 3)),
+            "max_new_tokens": draw.choice((8, 20)),
+            "filter": draw.choice(("none", "none", "zero_variance")),
+            "attempts": draw.choice((3, 20)),
+        },
+        "train": {
+            "steps": draw.choice((4, 6)),
+            "batch_groups": draw.choice((1, 2, 3)),
+            "eval_every": 2,
+            "checkpoint_every": draw.choice((1, 2, 2, 0)),
+            "micro_tokens": draw.choice((64, 128)),
+        },
+        "staleness": {"max_lag": max_lag, "depth": depth, "on_stale": draw.choice(("mask", "recycle", "drop", "train"))},
+        "publication": {"deadline_s": 4.0},
+        "run": {
+            "stall_s": 60.0,
+            "lease_s": 8.0,
+            "seed": seed,
+            "reward_actors": draw.choice((1, 2)),
+            "reward_concurrency": 4,
+            "restarts": 20,
+            "journal_ms": draw.choice((0, 20, 100, 500)),
+        },
+    }
+    return msgspec.convert(settings, Config)
+
+
+class _Steps(trio.abc.Instrument):
+    """Has the witness look after each step of a task."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._witness = world, world.witness
+        self.count = 0
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += 1
+        try:
+            self._witness.look(self._world)
+            if self.count % WAITS_EVERY == 0:
+                for process in self._world.processes.values():
+                    self._witness.look_at_waits(process)
+            if self.count > STEPS:
+                self._witness.violated("liveness", f"{STEPS} steps of tasks, and the run is not over")
+        except Exception as error:  # noqa: BLE001 (trio would only log it)
+            self._witness.violated("the witness", repr(error), error)
+
+
+def simulate(seed: int, *, config: Config | None = None, faults: Sequence[Fault] | None = None) -> Report:
+    """Run a seed to its end. `config` and `faults` are the seed's own unless given."""
+    config = configured(seed) if config is None else config
+    faults = plan(seed) if faults is None else faults
+    clock = MockClock(autojump_threshold=0)
+    with replayable(seed), _silence():
+        return trio.run(partial(_run, seed, config, faults, clock), clock=clock, strict_exception_groups=True)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Nobody reads what a thousand runs log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+async def _run(seed: int, config: Config, faults: Sequence[Fault], clock: MockClock) -> Report:
+    draw = random.Random(f"speeds/{seed}")
+    pace = draw.choice((0.01, 0.03, 0.06))
+    speeds = Speeds(
+        pace=lambda: pace * draw.choice((0.5, 1.0, 1.0, 4.0)), start_s=lambda: draw.uniform(0.05, 0.6), step_s=draw.choice((0.02, 0.2, 0.5))
+    )
+    source = Prompts(config)
+    witness = Witness(seed, config, lambda cursor: None)
+    world = World(seed, config, witness, speeds)
+    prompts = world.prompts()
+    witness.train_item = prompts.train_item
+    witness.clock = trio.current_time
+    injector = Injector(world, clock)
+    steps = _Steps(world)
+    trio.lowlevel.add_instrument(steps)
+    try:
+        with trio.move_on_after(LIMIT_S) as limit:
+            async with trio.open_nursery() as nursery:
+                witness.stop = nursery.cancel_scope.cancel
+                nursery.start_soon(carry_out, faults, injector)
+                await _live(world, injector)
+                nursery.cancel_scope.cancel()
+    except BaseException as error:
+        if witness.violation is None:
+            raise
+        del error
+    if limit.cancelled_caught:
+        witness.violated("liveness", f"{LIMIT_S:g} virtual seconds, and the run is not over")
+    if witness.violation is None:
+        _judge(world, source)
+    return Report(
+        seed=seed,
+        lives=world.lives,
+        virtual_s=trio.current_time(),
+        events=len(witness.events),
+        task_steps=steps.count,
+        faults=injector.injected,
+        checks=witness.checks,
+        digest=witness.digest.hexdigest(),
+        versions=dict(witness.lineage),
+        lost_tail=witness.lost_tail,
+        violation=witness.violation,
+    )
+
+
+async def _live(world: World, injector: Injector) -> None:
+    """Life after life, until the run is done."""
+    for _ in range(LIVES):
+        injector.life()
+        ending = await world.life()
+        if ending.finished and "stopped early" not in ending.reason:
+            return
+        if (pattern := next((pattern for pattern in EXPLAINED if re.search(pattern, ending.reason)), None)) is None:
+            world.witness.violated("liveness", f"a life ended for a reason that no fault has: {ending.reason}")
+        elif not any(re.fullmatch(EXPLAINED[pattern], kind) for kind in +injector.here):
+            world.witness.violated("liveness", f"no fault of this life explains its end: {ending.reason}; there were {dict(injector.here)}")
+        await trio.sleep(BETWEEN_LIVES_S)
+    world.witness.violated("liveness", f"the run did not finish in {LIVES} lives, the last of which ended: {world.lives[-1].reason}")
+
+
+def _judge(world: World, source: Prompts) -> None:
+    """What a finished run must have come to."""
+    config, witness = world.config, world.witness
+    last = max(witness.lineage)
+    done = last == config.train.steps or "used up" in world.lives[-1].reason
+    witness.hold("liveness", done, "the run is over after {} of {} steps: {}", last, config.train.steps, world.lives[-1].reason)
+    lost = {reason: count for reason, count in witness.discarded.items() if reason != "evaluation"}
+    if config.staleness.max_lag == config.staleness.depth == 0 and not lost:
+        steps = prompts_of(last, config.train.batch_groups, world.prompts().train_item)
+        due = policy.synchronous(world.seed, steps, config.rollout.group_size, config.rollout.max_new_tokens)
+        made = [witness.lineage[version] for version in range(last + 1)]
+        witness.hold("synchronous", made == due, "at lag 0 the weights are not those of synchronous training: {} {}", made, due)

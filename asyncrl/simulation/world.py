@@ -1,0 +1,385 @@
+"""One run, life after life, until it is over. Invariant: only what is scripted or injected differs from real processes; the coordinator, the
+actors, their links, the journal's writer, the recovery and the supervision are the product's own.
+
+    life   a coordinator's process, its actors and a launcher, as `asyncrl.launcher` has them; it ends as a run ends
+    world  what lives lie on: the disk, the checkpoints, the witness; a life that did not finish is resumed, as a user would
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from actors.coordinator.book import Book
+from actors.coordinator.coordinator import Coordinator
+from actors.coordinator.peers import Peer
+from actors.coordinator.progress import Progress
+from actors.coordinator.prompts import Prompts
+from actors.coordinator.resume import begin_again, resumed
+from actors.errors import CoordinatorLost
+from actors.reporting import Reporter
+from actors.reward import reward_actor
+from actors.rollout import rollout_actor
+from actors.trainer import trainer_actor
+from asyncrl.config import Config
+from asyncrl.experience.events import AnyEvent
+from asyncrl.experience.state import Experience
+from asyncrl.journal import Journal, JournalError
+from asyncrl.link import EndOfStream, Link, LinkError
+from asyncrl.messages import Drain, Exited, Finished, Hello, Message, Replace, Role, Status
+from asyncrl.metrics import Metrics
+from asyncrl.simulation import parts, policy
+from asyncrl.simulation.disk import Checkpoint, Mount, Platter
+from asyncrl.simulation.process import Process, leaves
+from asyncrl.simulation.wires import MemoryPipe, pipes
+from asyncrl.simulation.witness import Witness
+from asyncrl.supervisor import NO_RESTART, ActorFailed, RestartBudget, supervise
+from asyncrl.training.checkpoints import CheckpointError
+
+START_S = 300.0
+LAST_WORDS_S = 3.0
+BETWEEN_LIVES_S = 1.0
+MESSAGES = 64
+
+EXPECTED: dict[Role, tuple[type[BaseException], ...]] = {
+    "coordinator": (JournalError,),
+    "rollout": (CoordinatorLost, LinkError, parts.EngineCrash),
+    "reward": (CoordinatorLost, LinkError, parts.VerifiersLost),
+    "trainer": (CoordinatorLost, LinkError),
+    "launcher": (),
+}
+"""What may end each actor; anything else is a bug."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a life ended: `finished` says whether the coordinator said so itself."""
+
+    finished: bool
+    ok: bool
+    reason: str
+
+
+@dataclass
+class Speeds:
+    """Seconds that scripted things take. `pace` draws each request's seconds per token."""
+
+    pace: Callable[[], float] = lambda: 0.02
+    verdict_s: float = 0.05
+    start_s: Callable[[], float] = lambda: 0.1
+    trained_token_s: float = 0.0005
+    step_s: float = 0.1
+    save_s: float = 0.1
+
+
+@dataclass
+class World:
+    """Change what is scripted before `life`; `kill` what lives while it runs."""
+
+    seed: int
+    config: Config
+    witness: Witness
+    speeds: Speeds = field(default_factory=Speeds)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(f"world/{self.seed}")
+        self.platter = Platter()
+        self.checkpoints: list[Checkpoint] = []
+        self.source = parts.Prompts(self.config)
+        self.lives: list[Ending] = []
+        self.processes: dict[str, Process] = {}
+        self.coordinator: Coordinator | None = None
+        self.dialled: Callable[[Process, MemoryPipe], None] = lambda process, pipe: None
+        """Hears of each actor's new end of a connection, before anything is sent."""
+        self.saving: Callable[[Process], Awaitable[str]] | None = None
+        """What happens to the next checkpoint: returns the sentence it fails with, or nothing."""
+
+    def prompts(self) -> Prompts:
+        return Prompts(self.source, self.source, seed=self.seed, epochs=self.config.task.epochs)
+
+    # ----------------------------------------------------------------------------------------------------------- a life
+
+    async def life(self) -> Ending:
+        """One start of the run, until it is over or cannot go on."""
+        self._finished: Finished | None = None
+        self._over, self._connected = trio.Event(), trio.Event()
+        self._broadcasts: dict[int, parts.Broadcast] = {}
+        self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES)
+        self._silence = trio.CancelScope()
+        self.processes, self.coordinator = {}, None
+        failure = "the user's grace period was over"
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._supervise, "coordinator", 0)
+                with trio.move_on_after(START_S):
+                    await self._connected.wait()
+                if not self._connected.is_set():
+                    raise ActorFailed("coordinator-0", 0, "it did not start")
+                nursery.start_soon(self._watch)
+                for role, index in self._places():
+                    nursery.start_soon(self._supervise, role, index)
+                await self._over.wait()
+                failure = "everything was killed"
+                nursery.cancel_scope.cancel()
+        except* ActorFailed as failures:
+            failure = str(_first(failures))
+        finally:
+            for process in self.processes.values():
+                process.kill()
+        finished = self._finished
+        ending = Ending(finished.ok, finished.ok, finished.reason) if finished is not None else Ending(False, False, failure)
+        self.lives.append(ending)
+        return ending
+
+    def kill_everything(self) -> None:
+        """The machine's power is lost."""
+        for process in self.processes.values():
+            process.kill()
+        self._over.set()
+
+    def double(self, process: Process) -> None:
+        """Start an actor a second time, beside the first."""
+        other = Process(process.role, process.index, process.incarnation + 1, self._failed)
+        self.processes[process.name] = other
+        self._nursery.start_soon(other.run, self._mains[process.role])
+
+    def tell(self, message: Message) -> None:
+        """Say something to the coordinator, as the launcher."""
+        try:
+            self._to_coordinator.send_nowait(message)
+        except trio.WouldBlock:
+            pass
+
+    def drain(self) -> None:
+        """What the first Ctrl-C does."""
+        self.tell(Drain())
+        self._nursery.cancel_scope.deadline = trio.current_time() + self.config.run.grace_s
+
+    def alive(self, role: Role | None = None) -> list[Process]:
+        """The actors that run now."""
+        return [p for p in self.processes.values() if p.alive and (role is None or p.role == role)]
+
+    def _places(self) -> Iterator[tuple[Role, int]]:
+        yield "trainer", 0
+        yield from (("rollout", index) for index in range(self.config.rollout.actors))
+        yield from (("reward", index) for index in range(self.config.run.reward_actors))
+
+    @property
+    def _mains(self) -> dict[Role, Callable[[Process], Awaitable[None]]]:
+        return {"coordinator": self._coordinator, "rollout": self._rollout, "reward": self._reward, "trainer": self._trainer}
+
+    async def _supervise(self, role: Role, index: int) -> None:
+        run = self.config.run
+
+        def start(incarnation: int) -> Process:
+            process = Process(role, index, incarnation, self._failed)
+            self.processes[process.name] = process
+            self._nursery.start_soon(process.run, self._mains[role])
+            return process
+
+        def on_exit(name: str, code: int, restarting: bool) -> None:
+            if self._finished is None and code:
+                self.tell(Exited(role, index, code, restarting))
+
+        budget = RestartBudget(run.restarts, run.restart_window_s) if role in ("rollout", "reward") else NO_RESTART
+        try:
+            await supervise(f"{role}-{index}", start, budget=budget, on_exit=on_exit)
+        except ActorFailed:
+            if role != "coordinator":
+                with trio.move_on_after(run.grace_s + LAST_WORDS_S):
+                    await self._over.wait()
+            raise
+        if role == "coordinator" and self._finished is None:
+            raise ActorFailed("coordinator-0", 0, "")
+
+    def _failed(self, process: Process, error: BaseException) -> None:
+        for leaf in leaves(error):
+            if not isinstance(leaf, EXPECTED[process.role]):
+                self.witness.violated("no actor ends by an error that nobody injected", f"{process.name}: {leaf!r}", leaf)
+
+    # --------------------------------------------------------------------------------------------------------- launcher
+
+    async def _watch(self) -> None:
+        with trio.CancelScope() as self._silence:
+            self._heard()
+            await trio.sleep_forever()
+        raise ActorFailed("coordinator-0", 0, "nothing; its process stands still")
+
+    def _heard(self) -> None:
+        self._silence.deadline = trio.current_time() + self.config.run.stall_s
+
+    async def _converse(self, link: Link) -> None:
+        self._connected.set()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, link)
+                async for message, _ in link:
+                    match message:
+                        case Hello():
+                            pass
+                        case Status():
+                            self._heard()
+                            self.witness.on_status(message)
+                        case Replace(role, index, incarnation, _):
+                            process = self.processes.get(f"{role}-{index}")
+                            if process is not None and process.incarnation == incarnation:
+                                process.kill()
+                        case Finished():
+                            self._finished = message
+                            break
+                        case _:
+                            raise AssertionError(message)
+                nursery.cancel_scope.cancel()
+        except* LinkError:
+            pass
+        if self._finished is not None:
+            self._over.set()
+        await link.aclose()
+
+    async def _write(self, link: Link) -> None:
+        async for message in self._messages:
+            await link.send(message)
+
+    # ------------------------------------------------------------------------------------------------------- processes
+
+    async def _coordinator(self, process: Process) -> None:
+        config, mount = self.config, Mount(self.platter)
+
+        def dead() -> None:
+            mount.gone = True
+
+        process.on_death = dead
+        whole = sorted((c for c in self.checkpoints if not c.aside), key=lambda c: c.version)
+        resume = bool(self.lives) and bool(self.platter.last or whole)
+        experience, version = resumed(self.platter, whole) if resume else (Experience(), 0)
+        async with Journal.over(mount, commit_ms=config.run.journal_ms, full_s=config.run.stall_s) as journal:
+            log = _Log(journal, self.witness, self.platter, mount)
+            book = Book(experience, log)
+            cursor = max((c.cursor for c in whole if c.version == version and not c.aside), default=0)
+            self.witness.begin(book, version, cursor, self.platter.last)
+            if resume:
+                begin_again(book, log, version)  # type: ignore[arg-type]
+            metrics = Metrics(clock=trio.current_time)
+            run = Coordinator(config, book, self.prompts(), metrics, process.waits, Progress())
+            self.coordinator = run
+            async with trio.open_nursery() as nursery:
+                self._listening = nursery
+                ours, theirs = pipes()
+                process.connect(ours)
+                self._nursery.start_soon(self._converse, Link(theirs, peer="the coordinator"))
+                launcher = Link(ours, peer="the launcher")
+                await launcher.send(Hello("coordinator", 0, process.incarnation, 1))
+                nursery.start_soon(run.converse, Peer(Hello("launcher", 0, 0, 1), launcher))
+                outcome = await run.conduct()
+                self.witness.on_outcome(outcome)
+                await run.say_goodbye(outcome)
+                nursery.cancel_scope.cancel()
+
+    async def _rollout(self, process: Process) -> None:
+        link = await self._dial(process)
+        engine = parts.Engine(self.config, self.witness.keys, self.speeds.pace, process.waits.spent)
+        receiver = parts.Receiver(self._broadcasts, self.config.publication.deadline_s)
+        engine.loaded = self.witness.on_load
+        process.engine, process.receiver = engine, receiver
+        async with link:
+            await rollout_actor(link, engine, receiver, Reporter(process.waits))
+
+    async def _reward(self, process: Process) -> None:
+        link = await self._dial(process)
+        verifiers, run = parts.Verifiers(self.speeds.verdict_s), self.config.run
+        process.verifiers = verifiers
+        limits = {"concurrency": run.reward_concurrency, "deadline_s": self.config.task.verdict_s}
+        async with link:
+            await reward_actor(link, verifiers, process.waits, Reporter(process.waits), **limits)  # type: ignore[arg-type]
+
+    async def _trainer(self, process: Process) -> None:
+        link = await self._dial(process)
+        newest = max((c for c in self.checkpoints if not c.aside), key=lambda c: c.version, default=None)
+        version, weights = (newest.version, newest.weights) if newest is not None else (0, policy.initial(self.seed))
+        learner = parts.Learner(version, weights, self.witness.keys, self.witness, self._broadcasts)
+        learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self.speeds.step_s
+        learner.store = partial(self._store, process)
+        process.learner = learner
+        self.witness.on_start(version, weights)
+        async with link:
+            await trainer_actor(link, learner, learner, process.waits, Reporter(process.waits))
+
+    async def _store(self, process: Process, learner: parts.Learner, cursor: int) -> str:
+        """Write a checkpoint: complete at once, at the end, or not at all."""
+        checkpoint = Checkpoint(learner.version, learner.weights, cursor)
+        saving, self.saving = self.saving, None
+        await trio.sleep(self.speeds.save_s)
+        if saving is not None and (reason := await saving(process)):
+            raise CheckpointError(reason)
+        if process.alive:
+            self.checkpoints = [c for c in self.checkpoints if c.version != checkpoint.version] + [checkpoint]
+        return f"step-{learner.version}"
+
+    async def _dial(self, process: Process) -> Link:
+        await trio.sleep(self.speeds.start_s())
+        coordinator = self.processes["coordinator-0"]
+        if not coordinator.alive:
+            raise LinkError("broken", "nobody answers")
+        ours, theirs = pipes()
+        process.connect(ours)
+        coordinator.connect(theirs)
+        self.dialled(process, ours)
+        self._listening.start_soon(self._attend, _Heard(theirs, process, len(self.lives), self.witness))
+        link = Link(ours, peer="the coordinator")
+        await link.send(Hello(process.role, process.index, process.incarnation, 1))
+        return link
+
+    async def _attend(self, link: Link) -> None:
+        assert self.coordinator is not None
+        try:
+            await self.coordinator.attend(link)
+        except* (LinkError, EndOfStream):
+            pass
+        finally:
+            with trio.CancelScope(shield=True):
+                await link.aclose()
+
+
+class _Heard(Link):
+    """The coordinator's end of an actor's link, at which the witness listens."""
+
+    def __init__(self, pipe: MemoryPipe, process: Process, life: int, witness: Witness) -> None:
+        super().__init__(pipe, peer=process.name)
+        self._witness, self._sender = witness, f"{process.name}/{process.incarnation}/{life}"
+
+    async def receive(self) -> tuple[Message, tuple[memoryview, ...]]:
+        message, buffers = await super().receive()
+        self._witness.on_delivered(self._sender, message)
+        return message, buffers
+
+
+class _Log:
+    """The journal, and the witness that reads along."""
+
+    def __init__(self, journal: Journal, witness: Witness, platter: Platter, mount: Mount) -> None:
+        self._journal, self._witness, self._platter, self._mount = journal, witness, platter, mount
+        self.abandon, self.keep, self.compact, self.room = journal.abandon, journal.keep, journal.compact, journal.room
+
+    @property
+    def appended(self) -> int:
+        return self._journal.appended
+
+    def append(self, event: AnyEvent) -> int:
+        number = self._journal.append(event)
+        self._witness.on_event(number, event)
+        return number
+
+    async def flush(self) -> None:
+        target = self.appended
+        await self._journal.flush()
+        if self._platter.last < target and not self._mount.gone:
+            self._witness.violated("what is flushed is on disk", f"event {target} is not: the last one there is {self._platter.last}")
+
+
+def _first(failures: BaseExceptionGroup[ActorFailed]) -> BaseException:
+    return leaves(failures)[0]
