@@ -10,7 +10,6 @@ from actors.coordinator.book import Book
 from actors.coordinator.peers import Peer, Roster
 from asyncrl.config import Config
 from asyncrl.experience.events import JudgedAs
-from asyncrl.experience.rollout import Status
 from asyncrl.messages import Judge, Judged, NoVerdict
 
 AHEAD = 2
@@ -42,7 +41,7 @@ class Judgement:
             self._listed = sealed.sealed
         while self._due:
             rollout = experience.rollouts.get(self._due[0])
-            if rollout is None or rollout.status is not Status.SEALED:  # its group was dropped meanwhile
+            if rollout is None:  # its group was dropped meanwhile
                 self._due.popleft()
                 continue
             peer = min(self._roster.of("reward"), key=lambda p: self._load.get(p.name, 0), default=None)

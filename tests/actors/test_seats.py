@@ -11,7 +11,7 @@ from asyncrl.link import memory_links
 from asyncrl.messages import Hello, Purpose
 
 PURPOSES: tuple[Purpose, Purpose] = ("train", "evaluation")
-NAMES, ROLLOUTS = [f"rollout-{index}" for index in range(4)], range(6)
+NAMES = [f"rollout-{index}" for index in range(4)]
 
 
 def peer(index: int) -> Peer:
@@ -38,21 +38,26 @@ class Naive:
         return {name: self.slots[name] + self.slots[name] // AHEAD - len(self.held.get((name, purpose), ())) for name in serving}
 
 
-names, purposes, versions = st.sampled_from(NAMES), st.sampled_from(PURPOSES), st.integers(0, 2)
+names, purposes, versions, rollouts = st.sampled_from(NAMES), st.sampled_from(PURPOSES), st.integers(0, 2), st.integers(0, 5)
 operations = st.one_of(
     st.tuples(st.just("add"), names, st.integers(1, 5)),
     st.tuples(st.just("remove"), names),
     st.tuples(st.just("serve"), names, versions, st.booleans()),
     st.tuples(st.just("unpin"), versions),
-    st.tuples(st.just("hold"), purposes, versions, st.sampled_from(ROLLOUTS)),
-    st.tuples(st.just("release"), names, purposes, st.sampled_from(ROLLOUTS)),
+    st.tuples(st.just("hold"), purposes, versions, rollouts),
+    st.tuples(st.just("hold"), purposes, st.just(1), rollouts),
+    st.tuples(st.just("release"), names, purposes, rollouts),
+    st.tuples(st.just("end"), rollouts),
 )
+
+
+BEGINNING = [operation for name in NAMES[1:] for operation in (("add", name, 4), ("serve", name, 1, True))]
 
 
 @given(st.lists(operations, max_size=60))
 def test_seats_are_found_by_what_they_serve_and_have_room_for(operations: list[tuple]) -> None:
     seats, naive = Seats(), Naive()
-    for operation in operations:
+    for operation in BEGINNING + operations:
         match operation:
             case "add", name, slots:
                 seats.add(Seat(peer(int(name[-1])), slots))
@@ -80,6 +85,11 @@ def test_seats_are_found_by_what_they_serve_and_have_room_for(operations: list[t
             case "release", name, purpose, rollout:
                 seats.release(name, rollout, purpose)
                 naive.held.get((name, purpose), set()).discard(rollout)
+            case "end", rollout:
+                for (name, purpose), held in naive.held.items():
+                    if rollout in held:
+                        seats.release(name, rollout, purpose)
+                        held.remove(rollout)
         assert {seat.name: seat.slots for seat in seats} == naive.slots
         for version in range(3):
             assert seats.behind(version) == any(naive.version.get(name) != version for name in naive.slots)
