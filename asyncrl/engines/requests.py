@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from asyncrl.engines.protocol import Request
 
 
@@ -22,7 +20,7 @@ def refuse_misfit(request: Request, *, vocab_size: int, context_tokens: int) -> 
             f"rollout {request.rollout}: {tokens} known and {request.max_new_tokens} new tokens exceed the context of {context_tokens};"
             " raise engine.context_tokens or lower rollout.max_new_tokens"
         )
-    low, high = int(np.min(request.ids)), int(np.max(request.ids))
+    low, high = int(request.ids.min()), int(request.ids.max())
     if low < 0 or high >= vocab_size:
         raise ValueError(
             f"rollout {request.rollout}: id {low if low < 0 else high} is outside the vocabulary of {vocab_size};"

@@ -65,16 +65,18 @@ def hashed(
 
 
 class _Slot:
-    """A request being decoded: `done` of its script's tokens are emitted, the last of them at time `since`."""
+    """A request being decoded: `done` of its script's tokens are emitted, the last of them at time `since`; the next chunk is complete
+    when it is `due`."""
 
-    def __init__(self, request: Request, script: Script, now: float) -> None:
+    def __init__(self, request: Request, script: Script, chunk_tokens: int, now: float) -> None:
         self.request, self.script, self.since, self.done = request, script, now, 0
         self.tokens = min(len(script.ids), request.max_new_tokens)
         self.ends = script.ends if len(script.ids) <= request.max_new_tokens else "length"
+        self._chunk_tokens = chunk_tokens
+        self.due = self._next()
 
-    def due(self, chunk_tokens: int) -> float:
-        """When the next chunk is complete."""
-        step = min(chunk_tokens, self.tokens - self.done)
+    def _next(self) -> float:
+        step = min(self._chunk_tokens, self.tokens - self.done)
         if step == 0 and self.ends == "hang":
             return math.inf
         return self.since + step * self.script.seconds_per_token
@@ -87,6 +89,7 @@ class _Slot:
     def take(self, until: int, version: int, finish: Finish) -> Chunk:
         start, self.done = self.done, until
         self.since += (until - start) * self.script.seconds_per_token
+        self.due = self._next()
         ids, behaviour = self.script.ids[start:until], self.script.behaviour[start:until]
         request = self.request
         return Chunk(request.rollout, request.attempt, version, request.prefix_tokens + start, ids, behaviour, finish)
@@ -161,7 +164,7 @@ class ScriptedEngine:
             self._refill()
             self._news = trio.Event()
             if not self._ready:
-                await self._wait(min((slot.due(self._chunk_tokens) for slot in self._decoding), default=None))
+                await self._wait(min([slot.due for slot in self._decoding], default=None))
             self._collect()
             chunks, self._ready = self._ready, []
             if chunks:
@@ -198,7 +201,7 @@ class ScriptedEngine:
             self._ready.append(self._unstarted(request))
         while self._version is not None and self._waiting and len(self._decoding) < self._slots:
             request = self._waiting.popleft()
-            self._decoding.append(_Slot(request, self._script(request), now))
+            self._decoding.append(_Slot(request, self._script(request), self._chunk_tokens, now))
 
     async def _wait(self, due: float | None) -> None:
         begun, cause = trio.current_time(), "weights" if self._version is None else "requests"
@@ -210,9 +213,7 @@ class ScriptedEngine:
     def _collect(self) -> None:
         """Chunks that are complete by now, and the end of what has ended."""
         now = trio.current_time()
-        for slot in list(self._decoding):
-            if now < slot.due(self._chunk_tokens):
-                continue
+        for slot in [slot for slot in self._decoding if slot.due <= now]:
             until = min(slot.tokens, slot.done + self._chunk_tokens)
             ended = until == slot.tokens
             if ended and slot.ends == "crash":
