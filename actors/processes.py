@@ -5,8 +5,10 @@ Only this file knows both an actor and what stands around it: journal, task, mod
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,18 +17,25 @@ from typing import TYPE_CHECKING
 import trio
 
 from actors.reporting import Reporter, report_s
+from asyncrl import situation
 from asyncrl.config import Config
 from asyncrl.link import Link, UnixAddress, connect, read_key, serve
 from asyncrl.messages import Hello, MicroBatch, Prepare, Publish, Role, TokenCount
-from asyncrl.places import BEFORE, COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, SUMMARY
+from asyncrl.places import BEFORE, COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, SITUATION, STALL, SUMMARY
 from asyncrl.waits import Waits
 
 if TYPE_CHECKING:
     import torch
 
+    from actors.coordinator.coordinator import Coordinator
+    from asyncrl.journal import Journal
     from asyncrl.training.learner import Learner
     from weightsync.buckets import Plan
     from weightsync.collective import Sender, SendResult, Staged
+
+SITUATION_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,16 @@ async def coordinator(place: Place) -> None:
     async with Journal.open(path, commit_ms=config.run.journal_ms) as journal:
         book = Book(experience, journal)
         release(book)
-        run = Coordinator(config, book, prompts, metrics, Waits(), Progress(before.accuracy.start if before else None))
+        run = Coordinator(
+            config,
+            book,
+            prompts,
+            metrics,
+            Waits(),
+            Progress(before.accuracy.start if before else None),
+            journal=partial(_standing, journal),
+            stalled=partial(_keep, place.run / STALL),
+        )
         outcome = Outcome(False, "the coordinator failed; its log says why")
         try:
             with metrics.serve(config.run.metrics_port):
@@ -89,12 +107,51 @@ async def coordinator(place: Place) -> None:
                     launcher = await connect(UnixAddress(place.run / LAUNCHER), key)
                     await launcher.send(Hello("coordinator", 0, place.incarnation, place.pid))
                     nursery.start_soon(run.converse, Peer(Hello("launcher", 0, 0, os.getppid()), launcher))
-                    outcome = await run.conduct()
+                    async with _kept(run, place.run / SITUATION):
+                        outcome = await run.conduct()
                     summary.write(run.summary(outcome), place.run / SUMMARY)
                     await run.say_goodbye(outcome)
                     nursery.cancel_scope.cancel()
         finally:
             summary.write(run.summary(outcome), place.run / SUMMARY)
+
+
+def _standing(journal: Journal) -> situation.Journal:
+    """How the journal stands."""
+    counts = journal.statistics()
+    return situation.Journal(
+        appended=counts.appended,
+        durable=counts.durable,
+        pending_bytes=counts.pending_bytes,
+        commits=counts.commits,
+        slowest_s=counts.slowest_s,
+    )
+
+
+@asynccontextmanager
+async def _kept(run: Coordinator, path: Path) -> AsyncIterator[None]:
+    """Write down how the run stands, every second and at the end of the block, beside the coordinator's loop."""
+
+    async def keep() -> None:
+        while True:
+            await trio.to_thread.run_sync(_keep, path, run.situation())
+            await trio.sleep(SITUATION_S)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep)
+            yield
+            nursery.cancel_scope.cancel()
+    finally:
+        _keep(path, run.situation())
+
+
+def _keep(path: Path, found: situation.Situation) -> None:
+    """Write it down. A run goes on without it where the disk has no room."""
+    try:
+        situation.write(found, path)
+    except OSError as error:
+        logger.warning("how the run stands is not written down: %s", error)
 
 
 async def rollout(place: Place) -> None:

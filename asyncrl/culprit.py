@@ -13,7 +13,7 @@ from asyncrl.messages import Role
 from asyncrl.situation import Actor, Situation
 
 SILENT_S = 10.0
-"""An actor reports every second; one that has not for so long hangs, is stopped, or its machine is overloaded."""
+"""An actor reports every second (where there are many, every few); one that says nothing for so long hangs or is stopped."""
 LONG_S = 5.0
 """A publication that is worth a word."""
 IDLE = 0.3
@@ -52,7 +52,7 @@ def _broken(s: Situation) -> Iterator[str]:
         yield f"It waits for {_names(absent)} to come, for {duration(longest)} by now; what they do is in their logs."
     for gone in (actor for actor in absent if actor.role == "trainer"):
         yield f"{gone.name} is gone, {duration(gone.seconds)} ago, and the run ends with it."
-    if silent := [actor for actor in s.actors if actor.here and actor.seconds > SILENT_S]:
+    if silent := [actor for actor in s.actors if actor.here and actor.seconds > max(SILENT_S, 3 * s.report_s)]:
         longest = max(actor.seconds for actor in silent)
         yield (
             f"{_names(silent)} {_has(silent)} said nothing for {duration(longest)}, though connected: hung or stopped "

@@ -27,8 +27,8 @@ from asyncrl.journal import fold
 from asyncrl.link import Link, LinkError, UnixAddress, new_key, read_key, serve, write_key
 from asyncrl.logs import path as log_path
 from asyncrl.machine import available_cores
-from asyncrl.messages import Drain, Exited, Finished, Hello, Message, Replace, Role, Status
-from asyncrl.places import BEFORE, INITIAL, JOURNAL, KEY, LAUNCHER, SUMMARY
+from asyncrl.messages import Drain, Ending, Exited, Finished, Hello, Message, Replace, Role, Status
+from asyncrl.places import BEFORE, INITIAL, JOURNAL, KEY, LAUNCHER, SITUATION, STALL, SUMMARY
 from asyncrl.process import Process, divide_cores, spawn
 from asyncrl.supervisor import NO_RESTART, ActorFailed, RestartBudget, describe_exit, supervise
 
@@ -65,6 +65,7 @@ class _Launch:
         self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES)
         self._connected = trio.Event()
         self._over = trio.Event()
+        self._ending = False  # the run drains: who ends now is not missed
         self._finished: Finished | None = None
         self._signalled: signal.Signals | None = None
 
@@ -73,6 +74,8 @@ class _Launch:
         write_key(self._run / KEY, new_key())
         if (self._run / SUMMARY).exists():
             (self._run / SUMMARY).replace(self._run / BEFORE)
+        for old in (SITUATION, STALL):  # of the run that this one resumes
+            (self._run / old).unlink(missing_ok=True)
         (self._run / "logs").mkdir(exist_ok=True)
         failure: ActorFailed | None = None
         with self._display:
@@ -146,7 +149,8 @@ class _Launch:
 
         budget = RestartBudget(run.restarts, run.restart_window_s) if role in ("rollout", "reward") else NO_RESTART
         try:
-            await supervise(name, start, budget=budget, on_exit=on_exit)
+            wanted = (lambda: True) if role == "coordinator" else (lambda: not self._ending)
+            await supervise(name, start, budget=budget, on_exit=on_exit, wanted=wanted)
         except ActorFailed:
             if role != "coordinator":
                 with trio.move_on_after(run.grace_s + LAST_WORDS_S):
@@ -189,6 +193,8 @@ class _Launch:
                         self._display.note(f"{role}-{index} is replaced: {reason}.")
                         if self._incarnations[f"{role}-{index}"] == incarnation:  # else it has ended by itself meanwhile
                             self._children[f"{role}-{index}"].signal(signal.SIGKILL)
+                    case Ending():
+                        self._ending = True
                     case Finished():
                         self._finished = message
                         break
@@ -236,7 +242,8 @@ class _Launch:
             return FAILED
         if self._signalled is signal.SIGINT:
             return INTERRUPTED
-        return 0 if self._finished is not None else FAILED
+        undrained = self._signalled is not None and not self._connected.is_set()  # it was stopped before there was anything to drain
+        return 0 if self._finished is not None or undrained else FAILED
 
 
 def _first(failures: BaseExceptionGroup[ActorFailed]) -> ActorFailed:

@@ -332,6 +332,10 @@ class Replace(Message, frozen=True):
     reason: str
 
 
+class Ending(Message, frozen=True):
+    """Coordinator to launcher: the run is over and drains; an actor whose process ends from now on is not started again."""
+
+
 class Status(Message, frozen=True):
     """Coordinator to launcher, about once a second: what the display shows. Rates are over the last seconds; shares are 0 to 1."""
 

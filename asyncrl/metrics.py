@@ -102,7 +102,7 @@ class Metrics:
             Counter("asyncrl_refused_connections_total", "Connections refused or closed for what they sent.", ["reason"], registry=registry)
         )
         self._restarts = Counter("asyncrl_restarts_total", "Actors started again.", ["role"], registry=registry)
-        self._lease_p95 = Gauge("asyncrl_lease_p95_seconds", "95th percentile of recent leases, from lease to seal.", registry=registry)
+        self._lease_p95 = Gauge("asyncrl_lease_tail_seconds", "95th percentile of recent leases, from lease to seal.", registry=registry)
         self._lease_p95.set(math.nan)
         self._lease_deadline = Gauge("asyncrl_lease_deadline_seconds", "What the next lease is given.", registry=registry)
         self._journal_bytes = Gauge("asyncrl_journal_bytes", "What the journal takes on disk.", registry=registry)

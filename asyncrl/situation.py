@@ -21,7 +21,7 @@ PhaseName = Literal["init", "ready", "run", "drain", "stop"]
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """One actor. `seconds` have passed since its last report where it is `here`, else since it was lost, or since the run began where it
+    """One actor. `seconds` have passed since its last word where it is `here`, else since it was lost, or since the run began where it
     never came (`incarnation` -1). `idle` are shares of the time before its last report, by cause; `waits` is its table at that moment.
 
     `holds` counts what it has: leased rollouts, answers to judge, taken rollouts. `streamed_s` have passed since its last token, `version`
@@ -87,7 +87,8 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole of it. `at` is seconds since 1970, `seconds` count from the coordinator's start.
+    """The whole of it. `at` is seconds since 1970, `seconds` count from the coordinator's start. Actors report every
+    `report_s`.
 
     `token_s`, `verdict_s` and `step_s` have passed since the last token, verdict, and step (or since the start). `idle` are shares of the
     last `window_s` seconds, by role and cause; the rates are over them too. `rollouts` counts the live ones by status. `ok` is None while
@@ -104,6 +105,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     verdict_s: float
     step_s: float
     stall_s: float
+    report_s: float
     window_s: float
     idle: dict[Role, dict[str, float]]
     generated_per_s: float

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.experience.ledger import Ledger
+from asyncrl.experience.ledger import Account, Ledger
 
 
 class Accuracy(msgspec.Struct, frozen=True):
@@ -29,6 +29,10 @@ class Tokens(msgspec.Struct, frozen=True):
     discarded: dict[str, int] = {}
     live: int = 0
 
+    @classmethod
+    def of(cls, account: Account) -> Tokens:
+        return cls(account.total, account.trained, dict(sorted(account.discarded.items())), account.live)
+
 
 class Rollouts(msgspec.Struct, frozen=True):
     """`admitted = trained + Σ discarded + live`."""
@@ -37,6 +41,10 @@ class Rollouts(msgspec.Struct, frozen=True):
     trained: int = 0
     discarded: dict[str, int] = {}
     live: int = 0
+
+    @classmethod
+    def of(cls, account: Account) -> Rollouts:
+        return cls(account.total, account.trained, dict(sorted(account.discarded.items())), account.live)
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -98,14 +106,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_ledger(ledger: Ledger, reason: str) -> Summary:
     """The summary of a run whose coordinator could not write one: what its journal knows."""
-    tokens, rollouts = ledger.tokens, ledger.rollouts
     return Summary(
         ok=False,
         reason=reason,
         steps=0,
         seconds=0.0,
-        tokens=Tokens(tokens.total, tokens.trained, dict(sorted(tokens.discarded.items())), tokens.live),
-        rollouts=Rollouts(rollouts.total, rollouts.trained, dict(sorted(rollouts.discarded.items())), rollouts.live),
+        tokens=Tokens.of(ledger.tokens),
+        rollouts=Rollouts.of(ledger.rollouts),
     )
 
 

@@ -71,10 +71,12 @@ async def supervise(
     *,
     budget: RestartBudget,
     on_exit: Callable[[str, int, bool], None],
+    wanted: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run a child until it ends with exit code 0; `start(incarnation)`, counted from 0, starts it.
 
     `on_exit(name, code, restarting)` is called at each end, before the next start. Raises ActorFailed for a failure beyond `budget`.
+    A child that is not `wanted` any more when it ends is not started again, and its failure is none.
     Whatever ends this, a cancellation too, the child and all it started are dead when it returns.
     """
     restarted: list[float] = []
@@ -86,9 +88,10 @@ async def supervise(
         finally:
             await child.kill_group()
         now = trio.current_time()
-        restarting = code != 0 and budget.allows(restarted, now)
+        needed = code != 0 and wanted()
+        restarting = needed and budget.allows(restarted, now)
         on_exit(name, code, restarting)
-        if code == 0:
+        if not needed:
             return
         if not restarting:
             raise ActorFailed(name, code, child.tail(), restarts=incarnation)

@@ -61,8 +61,8 @@ def _standing(s: Situation, lives: bool, age_s: float, stalled: bool, run: Path)
         return f"The run failed {ago}, after {steps}: {s.reason}."
     if not lives:
         return (
-            f"The run was killed after {steps}: nobody runs it any more, and it had not ended; this is how it stood {ago}. "
-            f"Go on with asyncrl train --resume {run}."
+            f"The run was killed after {steps}, or its coordinator failed (then its log says why): nobody runs it any more, and it had not "
+            f"ended. This is how it stood {ago}; go on with asyncrl train --resume {run}."
         )
     if age_s > OLD_S:
         return (

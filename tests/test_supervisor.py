@@ -64,6 +64,13 @@ async def test_a_failure_is_restarted_alone(autojump_clock):
     assert log.events == [0, ("rollout-0", -9, True), 1, ("rollout-0", 1, True), 2, ("rollout-0", 0, False)]
 
 
+async def test_who_is_not_wanted_any_more_is_not_started_again_and_has_not_failed(autojump_clock):
+    log = Log(Scripted(5, -9), Scripted(5, 1))
+    wanted = iter([True, False])
+    await supervise("rollout-0", log.start, budget=RestartBudget(5, 300), on_exit=log.on_exit, wanted=lambda: next(wanted))
+    assert log.events == [0, ("rollout-0", -9, True), 1, ("rollout-0", 1, False)]
+
+
 async def test_a_spent_budget_is_the_childs_own_traceback(autojump_clock):
     log = Log(Scripted(5, 1), Scripted(5, 1), Scripted(5, 1, "Traceback (most recent call last):\nKeyError: 'why'"))
     with pytest.raises(ActorFailed, match="rollout-0 ended with exit code 1 after 2 restarts; the last it said:\nTraceback") as caught:

@@ -43,6 +43,7 @@ def standing(**changes: Any) -> Situation:
         "verdict_s": 0.5,
         "step_s": 2.0,
         "stall_s": 300.0,
+        "report_s": 1.0,
         "window_s": 10.0,
         "idle": BUSY,
         "generated_per_s": 1234.0,

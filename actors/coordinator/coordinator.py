@@ -13,6 +13,7 @@ _pump:  feed the trainer → admit prompts → lease rollouts → evaluate → a
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,16 +21,20 @@ from functools import partial
 import trio
 
 from actors.coordinator.book import Book
+from actors.coordinator.draining import drain
 from actors.coordinator.evaluation import Evaluation
 from actors.coordinator.generation import Generation
 from actors.coordinator.judgement import Judgement
+from actors.coordinator.lifecycle import Lifecycle, Phase
 from actors.coordinator.peers import Peer, Roster
 from actors.coordinator.progress import Progress
 from actors.coordinator.prompts import Prompts
 from actors.coordinator.publishing import Publishing
 from actors.coordinator.seats import Seat, Seats
+from actors.coordinator.survey import survey
 from actors.coordinator.training import Training
 from asyncrl.config import Config
+from asyncrl.culprit import culprit
 from asyncrl.experience.rollout import Refused
 from asyncrl.link import Link, LinkError
 from asyncrl.messages import (
@@ -54,12 +59,14 @@ from asyncrl.messages import (
     Transferred,
 )
 from asyncrl.metrics import Metrics, observe
+from asyncrl.situation import Journal, Situation
 from asyncrl.summary import Summary
 from asyncrl.waits import Pulse, Waits
 
 TICK_S = 1.0
+LATE_S = 1.0
+"""A tick that comes so much too late finds unread what came meanwhile, and blames nobody: the coordinator itself stood still."""
 HELLO_S = 10.0
-GOODBYE_S = 2.0
 ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
 
 TAKEN: dict[Role, dict[type[Message], int]] = {
@@ -83,9 +90,21 @@ class Outcome:
 
 
 class Coordinator:
-    """One run. `summary` is what it came to, at any moment."""
+    """One run. `summary` is what it came to, `situation` how it stands, at any moment."""
 
-    def __init__(self, config: Config, book: Book, prompts: Prompts, metrics: Metrics, waits: Waits, progress: Progress) -> None:
+    def __init__(
+        self,
+        config: Config,
+        book: Book,
+        prompts: Prompts,
+        metrics: Metrics,
+        waits: Waits,
+        progress: Progress,
+        *,
+        journal: Callable[[], Journal] = Journal,
+        stalled: Callable[[Situation], None] = lambda situation: None,
+    ) -> None:
+        """`journal` says how the journal stands; `stalled` hears how the run stands when the watchdog ends it."""
         self.config = config
         self.book = book
         self.metrics = metrics
@@ -99,10 +118,17 @@ class Coordinator:
         self.publishing = Publishing(book, self.seats, config, fence=self._replace, give_up=partial(self._end, False), done=self._published)
         self.evaluation = Evaluation(book, self.generation, self.seats, prompts, config, metrics.evaluated)
         self.training: Training | None = None
-        self._outcome: Outcome | None = None
-        self._draining = False
-        self._met: set[str] = set()  # everybody who was ever here
-        self._drained: set[str] = set()
+        self.journal = journal
+        self._stalled = stalled
+        rollouts, rewards = config.rollout.actors, config.run.reward_actors
+        self.expected = ["trainer-0", *(f"rollout-{n}" for n in range(rollouts)), *(f"reward-{n}" for n in range(rewards))]
+        self.life = Lifecycle(self.expected, config.run, trio.current_time())
+        self.outcome: Outcome | None = None
+        self.gone: dict[str, tuple[int, int, float]] = {}  # who was here and is lost: incarnation, process, when
+        self.drained: set[str] = set()
+
+    def situation(self) -> Situation:
+        return survey(self)
 
     def summary(self, outcome: Outcome) -> Summary:
         return self.progress.summary(self, outcome.ok, outcome.reason)
@@ -114,18 +140,22 @@ class Coordinator:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tick)
             while (outcome := self._over()) is None:
+                began = time.perf_counter()
                 self._pump()
+                self.progress.pumped(time.perf_counter() - began)
                 await self._change("progress")
             logger.info("the run ends: %s", outcome.reason)
-            self._draining = True
-            await self._drain()
+            self.outcome = outcome
+            self.life.over(trio.current_time())
+            await drain(self)
             nursery.cancel_scope.cancel()
+        self.life.drained(trio.current_time())
         return outcome
 
     def _pump(self) -> None:
         """Do everything that is due."""
         training, published = self.training, self.publishing.published
-        if training is None:
+        if training is None or self.life.phase is Phase.INIT:
             return
         training.feed(published)
         if published is not None:
@@ -145,8 +175,8 @@ class Coordinator:
     def _over(self) -> Outcome | None:
         """Whether the run is over, and why."""
         training, steps = self.training, self.config.train.steps
-        if self._outcome is not None or training is None:
-            return self._outcome
+        if self.outcome is not None or training is None:
+            return self.outcome
         if training.filtered >= self.config.rollout.filter_patience:
             return Outcome(
                 False,
@@ -179,94 +209,89 @@ class Coordinator:
         with self.waits.on(name, owner="coordinator", deadline_s=self.config.run.stall_s):
             await self.pulse.wait()
 
-    async def _until(self, name: str, done: Callable[[], bool], deadline: float) -> bool:
-        """Wait for a condition; False where the deadline came first."""
-        with trio.move_on_at(deadline):
+    async def until(self, name: str, done: Callable[[], bool], deadline: float) -> None:
+        """Wait for a condition, or for the deadline, which is said."""
+        with trio.move_on_at(deadline) as patience:
             while not done():
                 await self._change(name)
-            return True
-        logger.warning("drained without %s", name)
-        return False
-
-    async def _drain(self) -> None:
-        """Park what is being generated, save what is trained, send everybody home; all within `run.grace_s`."""
-        deadline = trio.current_time() + self.config.run.grace_s * 0.8
-        self.generation.park("train")
-        self.generation.park("evaluation")
-        if (training := self.training) is not None:
-
-            def done(closed: bool) -> bool:
-                """Whether the open step is closed, or saved; or there is nobody to do it."""
-                return (not training.closing if closed else training.saved == training.version) or self.roster.get("trainer-0") is None
-
-            if await self._until("the open step", lambda: done(True), deadline) and not training.closing:
-                training.save()
-                await self._until("the checkpoint", lambda: done(False), deadline)
-        await self._until("parked rollouts", lambda: self.generation.leased == 0, deadline)
-        actors = [peer for peer in self.roster if peer.role in ACTORS]
-        for peer in actors:
-            peer.send(Drain())
-        await self._until(
-            "drained actors", lambda: all(p.name in self._drained or self.roster.get(p.name) is not p for p in actors), deadline
-        )
-        await self.book.log.flush()
+        if patience.cancelled_caught:
+            logger.warning("drained without %s", name)
 
     async def say_goodbye(self, outcome: Outcome) -> None:
         """Tell the launcher that the summary is written, and wait until it has hung up."""
         for peer in self.roster.of("launcher"):
             peer.send(Finished(outcome.ok, outcome.reason))
-        await self._until("the launcher's goodbye", lambda: not any(self.roster.of("launcher")), trio.current_time() + GOODBYE_S)
+        await self.until("the launcher's goodbye", lambda: not any(self.roster.of("launcher")), self.life.deadline(0.0))
 
     def _end(self, ok: bool, reason: str) -> None:
         """End the run; the first reason counts."""
-        if self._outcome is None:
-            self._outcome = Outcome(ok, reason)
+        if self.outcome is None:
+            self.outcome = Outcome(ok, reason)
         self.pulse.set()
 
     # ----------------------------------------------------------------------------------------------------------- time
 
     async def _tick(self) -> None:
+        now = trio.current_time()
         while True:
-            await trio.sleep(TICK_S)
+            due = now + TICK_S
+            await trio.sleep_until(due)
             now = trio.current_time()
-            for engine in self.generation.expire(now):
-                self._replace(engine, f"it streamed nothing for {self.config.run.lease_s:g} s (run.lease_s)")
-            self.publishing.late(now)
-            if (name := self.judgement.overdue(now)) is not None:
-                self._replace(name, "it owes a verdict for too long")
-            self._watch(now)
-            training = self.training
-            self.metrics.observed(observe(self.book.experience, training.lags if training else {}))
+            if now < due + LATE_S:
+                self._deadlines(now)
+            self.progress.tick(self.book.experience.ledger.tokens)
+            self._measure()
             status = self.progress.status(self, *self._phase())
             for peer in self.roster.of("launcher"):
                 peer.send(status)
             self.pulse.set()
 
+    def _deadlines(self, now: float) -> None:
+        """End what has lasted too long."""
+        for engine in self.generation.expire(now):
+            self._replace(engine, "it streamed nothing in the whole time of a lease")
+        self.publishing.late(now)
+        if (name := self.judgement.overdue(now)) is not None:
+            self._replace(name, "it owes a verdict for too long")
+        self._watch(now)
+
+    def _measure(self) -> None:
+        """Let the metrics have what is not counted where it happens."""
+        metrics, times, journal, training = self.metrics, self.generation.out.times, self.journal(), self.training
+        metrics.observed(observe(self.book.experience, training.lags if training else {}))
+        metrics.leasing(times.p95_s, times.deadline_s)
+        metrics.journalled(journal.disk_bytes, journal.pending_bytes)
+        metrics.pumped(self.progress.pump_s)
+
     def _phase(self) -> tuple[str, str]:
         """What the run is doing, in a word, and whom it waits for where that is not a moment's matter."""
-        if self._draining:
-            return "draining", ""
-        if self.publishing.published is None:
-            missing = [name for name in self._expected if self.roster.get(name) is None]
-            return "starting", f"waiting for {', '.join(missing)}" if missing else "publishing version 0"
-        if self.training is not None and self.training.finished:
-            return "finishing", "evaluating the last version" if self.evaluation.running is not None else ""
-        return "training", ""
-
-    @property
-    def _expected(self) -> list[str]:
-        rollouts, rewards = self.config.rollout.actors, self.config.run.reward_actors
-        return ["trainer-0", *(f"rollout-{n}" for n in range(rollouts)), *(f"reward-{n}" for n in range(rewards))]
+        match self.life.phase:
+            case Phase.INIT:
+                return "starting", f"waiting for {', '.join(self.life.missing)}"
+            case Phase.READY:
+                return "starting", f"publishing version {self.training.version if self.training else 0}"
+            case Phase.RUN:
+                if self.training is not None and self.training.finished:
+                    return "finishing", "evaluating the last version" if self.evaluation.running is not None else ""
+                return "training", ""
+            case _:
+                return "draining", ""
 
     def _watch(self, now: float) -> None:
-        """The watchdog: a run without a token or a step says what it waits for, and ends."""
-        training, stall_s = self.training, self.config.run.stall_s
+        """The watchdog: a phase that lasts too long is written down as it stands, and ends the run by the name of who it waits for."""
+        training = self.training
         progress = max(self.generation.progress, self.judgement.progress, training.progress if training else 0.0)
-        if now - progress > stall_s:
-            waits = [f"{w.owner} for {w.name} ({w.seconds:.0f} s)" for peer in self.roster for w in peer.report.waits]
-            here = self.publishing.waiting_for
-            who = "; ".join(waits + ([f"publication for {here}"] if here else [])) or "nobody says for what"
-            self._end(False, f"no token and no step for {stall_s:g} s (run.stall_s); waiting: {who}")
+        late = self.life.late(progress, now)
+        if late is None or self.outcome is not None:
+            return
+        found = survey(self)
+        self._stalled(found)
+        if late.missing:
+            what = f"{', '.join(late.missing)} did not come within {self.config.run.start_s:g} s (run.start_s)"
+        else:
+            what = f"no token and no step for {self.config.run.stall_s:g} s (run.stall_s)"
+        cause = culprit(found).rstrip(".")
+        self._end(False, f"{what}: {cause[0].lower()}{cause[1:]}")
 
     # ---------------------------------------------------------------------------------------------------------- links
 
@@ -286,13 +311,17 @@ class Coordinator:
         if (previous := self.roster.add(peer)) is not None:
             self._forget(previous)
             previous.scope.cancel()
-        self._met.add(peer.name)
         logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
+        if self.life.ending and peer.role in ACTORS:
+            peer.send(Drain())
+        elif peer.role == "reward":
+            self.life.came(peer.name, trio.current_time())
         try:
             with peer.scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(peer.write)
                     async for message, buffers in peer.link:
+                        peer.heard = trio.current_time()
                         self._take(peer, message, buffers)
                         if not isinstance(message, Report):  # of which nothing becomes due
                             self.pulse.set()
@@ -344,11 +373,13 @@ class Coordinator:
             case EngineReady(slots):
                 self.seats.add(Seat(peer, slots))
                 self.publishing.join(peer.index)
+                self.life.came(peer.name, trio.current_time())
             case TrainerReady(version, port):
                 self.training = Training(self.book, self.generation, peer, version, self.config)
                 self.publishing.trainer(peer, port)
+                self.life.came(peer.name, trio.current_time())
             case Drained():
-                self._drained.add(peer.name)
+                self.drained.add(peer.name)
             case Exited():
                 self._exited(message)
             case Drain():
@@ -358,6 +389,7 @@ class Coordinator:
 
     def _published(self, version: int, pinned: bool) -> None:
         """Every engine serves `version`."""
+        self.life.published(trio.current_time())
         self.metrics.published(self.publishing.seconds[-1], self.publishing.pauses[-1])
         if pinned:
             self.evaluation.start(version)
@@ -369,7 +401,8 @@ class Coordinator:
         if not self.roster.remove(peer):
             return
         logger.info("%s is gone", peer.name)
-        if peer.role == "trainer" and not self._draining:
+        self.gone[peer.name] = peer.incarnation, peer.pid, trio.current_time()
+        if peer.role == "trainer" and not self.life.ending:
             self._end(False, "the trainer was lost")
         self._forget(peer)
         self.pulse.set()
@@ -386,12 +419,12 @@ class Coordinator:
     def _exited(self, message: Exited) -> None:
         """The launcher saw a process end."""
         name = f"{message.role}-{message.index}"
-        if name not in self._met:
+        if name not in self.gone and self.roster.get(name) is None:
             self._end(False, f"{name} ended with code {message.code} before it had begun, so starting it again would not help")
         elif message.restarting:
             self.progress.restarts[message.role] += 1
             self.metrics.restarted(message.role)
-        elif not self._draining:
+        else:
             self._end(False, f"{name} ended with code {message.code}")
 
     def _replace(self, name: str, reason: str) -> None:

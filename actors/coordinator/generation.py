@@ -8,6 +8,7 @@ back    interrupted, expired or its actor lost: Recycled with its tokens; Buried
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter, deque
 
@@ -22,6 +23,8 @@ from asyncrl.experience.events import Admitted, Buried, Dropped, Extended, Late,
 from asyncrl.experience.rollout import Rollout
 from asyncrl.messages import Chunks, Interrupt, Lease, Leases, Purpose
 from staleness.admission import may_admit
+
+logger = logging.getLogger(__name__)
 
 
 class Generation:
@@ -213,6 +216,11 @@ class Generation:
         if self._failures[rollout.id] >= self._config.rollout.attempts:
             self._release(rollout)
             del self._failures[rollout.id]
+            group = self._book.experience.groups[rollout.group]
+            logger.warning(
+                "rollout %d (%s item %d, %d tokens) is given up after %d attempts that brought no token, the last one: %s",
+                *(rollout.id, group.purpose, group.item, rollout.tokens, self._config.rollout.attempts, reason),
+            )
             self._book.record(Buried(rollout.id, reason))
         else:
             self._take_back(rollout, reason)

@@ -70,6 +70,10 @@ class Judgement:
         self.slowest = max(self.slowest, (message.seconds, item))
         self._book.record(JudgedAs(message.rollout, message.verdict))
 
+    def held(self, name: str) -> int:
+        """How many answers a reward actor has."""
+        return self._load.get(name, 0)
+
     def complaint(self) -> str:
         """What verifiers failed of most, in words; empty where all gave their verdicts."""
         if not self.no_verdicts:

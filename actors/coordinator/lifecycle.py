@@ -46,10 +46,9 @@ class Stage(enum.Enum):
 
 
 class Late(NamedTuple):
-    """A phase has lasted too long: `missing` names the actors that never came, or is empty where nothing happened for so many `seconds`."""
+    """A phase has lasted too long: `missing` names the actors that never came, or is empty where nothing happened any more."""
 
     phase: Phase
-    seconds: float
     missing: tuple[str, ...]
 
 
@@ -116,7 +115,7 @@ class Lifecycle:
         """Whether the phase has lasted too long and the run must fail; None in an ending, whose deadlines end themselves."""
         if self.ending or now < self.deadline(progress):
             return None
-        return Late(self.phase, now - max(self.since, progress if self.phase is not Phase.INIT else 0.0), self.missing)
+        return Late(self.phase, self.missing)
 
     def _enter(self, phase: Phase, now: float) -> None:
         self.phase, self.since = phase, now

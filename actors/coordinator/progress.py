@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
 from actors.coordinator.peers import Peer
 from asyncrl import summary
+from asyncrl.experience.ledger import Account
 from asyncrl.messages import Report, Role, Status
 
 if TYPE_CHECKING:
     from actors.coordinator.coordinator import Coordinator
 
-WINDOW_S = 5.0
-"""Rates are over this many seconds."""
+WINDOW_S = 10.0
+"""Rates and recent shares are over this many seconds."""
 
 IDLE: dict[Role, tuple[str, ...]] = {"trainer": ("command",), "rollout": ("requests", "weights")}
 """The waits that count as idle time of a role."""
 
 NAN = float("nan")
+
+
+class _Mark(NamedTuple):
+    """What was counted until `at`: tokens, seconds reported by role, and idle ones by role and cause."""
+
+    at: float
+    generated: int
+    trained: int
+    seconds: Counter[Role]
+    idle: Counter[tuple[Role, str]]
 
 
 class Progress:
@@ -29,9 +41,11 @@ class Progress:
     def __init__(self, start_accuracy: float | None = None) -> None:
         self._start_accuracy = start_accuracy  # of the run's first version, where this resumes it
         self.began = trio.current_time()
-        self._marks: deque[tuple[float, int, int]] = deque()
-        self._idle: Counter[Role] = Counter()
+        self._marks: deque[_Mark] = deque()
+        self._idle: Counter[tuple[Role, str]] = Counter()
         self._seconds: Counter[Role] = Counter()
+        self._pump_s = 0.0
+        self.pump_s = 0.0  # the longest pass of the coordinator's loop in the last second, of the machine's time
         self.restarts: Counter[str] = Counter()
 
     @property
@@ -44,20 +58,54 @@ class Progress:
         if not working:
             return
         self._seconds[peer.role] += report.seconds  # type: ignore[assignment]
-        self._idle[peer.role] += sum(report.idle.get(cause, 0.0) for cause in IDLE.get(peer.role, ()))  # type: ignore[assignment]
+        for cause in IDLE.get(peer.role, ()):
+            self._idle[peer.role, cause] += report.idle.get(cause, 0.0)  # type: ignore[assignment]
+
+    def pumped(self, seconds: float) -> None:
+        """A pass of the coordinator's loop took so long."""
+        self._pump_s = max(self._pump_s, seconds)
+
+    def tick(self, tokens: Account) -> None:
+        """A second is over."""
+        self.pump_s, self._pump_s = self._pump_s, 0.0
+        now = trio.current_time()
+        self._marks.append(_Mark(now, tokens.total, tokens.trained, self._seconds.copy(), self._idle.copy()))
+        while now - self._marks[0].at > WINDOW_S and len(self._marks) > 2:
+            self._marks.popleft()
+
+    @property
+    def window_s(self) -> float:
+        """Seconds that rates and recent shares are over, at most `WINDOW_S`; 0 before the second tick."""
+        return self._marks[-1].at - self._marks[0].at if self._marks else 0.0
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Tokens generated and trained per second, lately."""
+        if not (span := self.window_s):
+            return 0.0, 0.0
+        first, last = self._marks[0], self._marks[-1]
+        return (last.generated - first.generated) / span, (last.trained - first.trained) / span
+
+    def recent(self) -> dict[Role, Mapping[str, float]]:
+        """Idle shares lately, 0 to 1, by role and cause; without the roles that have not reported."""
+        if not self._marks:
+            return {}
+        first, last = self._marks[0], self._marks[-1]
+        spans = {role: seconds - first.seconds[role] for role, seconds in last.seconds.items()}
+        return {
+            role: {cause: min(1.0, (last.idle[role, cause] - first.idle[role, cause]) / span) for cause in IDLE.get(role, ())}
+            for role, span in spans.items()
+            if span
+        }
 
     def idle(self, role: Role) -> float | None:
         """Share of a role's seconds that it was idle; None before its first report."""
-        return self._idle[role] / self._seconds[role] if self._seconds[role] else None
+        idle = sum(self._idle[role, cause] for cause in IDLE.get(role, ()))
+        return idle / self._seconds[role] if self._seconds[role] else None
 
     def status(self, run: Coordinator, phase: str, note: str) -> Status:
         """The run now."""
-        now, tokens = trio.current_time(), run.book.experience.ledger.tokens
-        self._marks.append((now, tokens.total, tokens.trained))
-        while now - self._marks[0][0] > WINDOW_S and len(self._marks) > 2:
-            self._marks.popleft()
-        then, generated, trained = self._marks[0]
-        span = max(now - then, 1e-9)
+        generated_per_s, trained_per_s = self.rates
         training, evaluation = run.training, run.evaluation
         lags = training.lags if training else Counter[int]()
         accuracy_version = max(evaluation.accuracy, default=-1)
@@ -69,8 +117,8 @@ class Progress:
             reward=training.metrics.get("reward", NAN) if training else NAN,
             accuracy=evaluation.accuracy.get(accuracy_version, NAN),
             accuracy_version=accuracy_version,
-            generated_per_s=(tokens.total - generated) / span,
-            trained_per_s=(tokens.trained - trained) / span,
+            generated_per_s=generated_per_s,
+            trained_per_s=trained_per_s,
             lag_mean=_mean(lags) or 0.0,
             lag_max=max(lags, default=0),
             queue_items=run.book.experience.queue_items,
@@ -95,12 +143,8 @@ class Progress:
             seconds=self.seconds,
             training_seconds=training.stepped - run.generation.admitted if training and training.step_seconds else None,
             accuracy=summary.Accuracy(start, accuracies[-1] if accuracies else None),
-            tokens=summary.Tokens(
-                ledger.tokens.total, ledger.tokens.trained, dict(sorted(ledger.tokens.discarded.items())), ledger.tokens.live
-            ),
-            rollouts=summary.Rollouts(
-                ledger.rollouts.total, ledger.rollouts.trained, dict(sorted(ledger.rollouts.discarded.items())), ledger.rollouts.live
-            ),
+            tokens=summary.Tokens.of(ledger.tokens),
+            rollouts=summary.Rollouts.of(ledger.rollouts),
             lag=summary.Lag(_mean(lags), max(lags, default=0)),
             idle=summary.Idle(self.idle("trainer"), self.idle("rollout")),
             publication=summary.Publications(

@@ -17,6 +17,7 @@ from actors.coordinator.seats import Seats
 from asyncrl.config import Config
 from asyncrl.experience.events import Published
 from asyncrl.messages import Committed, Prepared, Transferred
+from asyncrl.situation import UnderWay
 from weightsync.publication import (
     Action,
     Decided,
@@ -75,6 +76,19 @@ class Publishing:
     def waiting_for(self) -> str:
         """Whom the publication under way waits for; empty where there is none."""
         return self._current.waiting_for if self._current is not None else ""
+
+    def under_way(self, now: float) -> UnderWay | None:
+        """The publication that is under way."""
+        if (current := self._current) is None:
+            return None
+        return UnderWay(
+            number=current.number,
+            version=current.version,
+            phase=current.phase.value,
+            waiting_for=current.waiting_for,
+            seconds=now - self._began,
+            left_s=max(0.0, (current.deadline or now) - now),
+        )
 
     @property
     def busy(self) -> bool:

@@ -192,7 +192,7 @@ async def test_a_silent_engine_is_replaced_when_its_lease_expires_and_a_silent_r
     world.script = script
     outcome = await world.run()
     assert not outcome.ok
-    assert "no token and no step for 30 s" in outcome.reason and "trainer for command" in outcome.reason
+    assert "no token and no step for 30 s" in outcome.reason and "rollout-0 has streamed nothing for" in outcome.reason
 
 
 async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(autojump_clock: trio.testing.MockClock) -> None:
@@ -202,7 +202,7 @@ async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(autojum
         await world.until(lambda: world.learner.version >= 3)
         world.tell(Drain())
         began = trio.current_time()
-        await world.until(lambda: world.coordinator._draining and len(world.coordinator._drained) == 3)
+        await world.until(lambda: world.coordinator.life.ending and len(world.coordinator.drained) == 3)
         assert trio.current_time() - began < 5.0
 
     outcome = await world.run(user)

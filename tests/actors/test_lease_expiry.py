@@ -1,0 +1,73 @@
+"""Whole runs in virtual time whose leases run out: long responses come to their end, and what hangs does not hold up its group."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import trio
+from actor_world import World, configured
+from numpy import float32, full, int32
+
+from asyncrl.engines.protocol import Request
+from asyncrl.engines.scripted import Script
+from asyncrl.experience import events as e
+
+LONG = 50
+
+
+def lengths(request: Request) -> Script:
+    """One response in fifty is ten times as long as the others: 100 s instead of 10 s."""
+    left = (LONG if request.key % 50 == 7 else LONG // 10) - request.prefix_tokens
+    return Script(full(left, 5, int32), full(left, -1.0, float32), 2.0, "stop")
+
+
+async def test_responses_ten_times_as_long_as_the_others_are_not_buried(autojump_clock: trio.testing.MockClock) -> None:
+    """Not even where one failed attempt is one too many."""
+    world = World(
+        configured(
+            task={"eval_size": 0},
+            rollout={"actors": 2, "attempts": 1, "max_new_tokens": LONG},
+            train={"steps": 60, "batch_groups": 2},
+            staleness={"on_stale": "train"},
+            run={"lease_s": 600.0, "stall_s": 1000.0},
+        )
+    )
+    world.script = lengths
+    outcome = await world.run()
+    world.check()
+    times = world.coordinator.generation.out.times
+    assert outcome.ok and times.p95_s is not None and times.deadline_s < 100.0
+    assert world.of(e.Buried) == []
+    expired = {event.rollout for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "lease_expired"}
+    trained = {event.rollout: event.trained for event in world.log.events if isinstance(event, e.Trained)}
+    long = [rollout for rollout in trained if rollout % 50 == 7]
+    assert len(long) >= 5 and {trained[rollout] for rollout in long} == {LONG}
+    assert expired and expired <= {event.rollout for event in world.log.events if isinstance(event, e.Sealed)} | set(
+        world.book.experience.rollouts
+    )
+    scraped = {sample.name: sample.value for family in world.coordinator.metrics.registry.collect() for sample in family.samples}
+    assert scraped["asyncrl_lease_tail_seconds"] == pytest.approx(times.p95_s, rel=0.5)
+    assert 0 < scraped["asyncrl_lease_deadline_seconds"] < 100.0
+
+
+async def test_a_response_that_hangs_is_buried_after_its_attempts_and_named(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first lease brought tokens, and is no failed attempt; the following ones brought none."""
+    world = World(configured(task={"eval_size": 0}, rollout={"attempts": 3}, run={"lease_s": 20.0}, train={"steps": 100}))
+
+    def script(request: Request) -> Script:
+        hangs = request.rollout == 5
+        left = 4 - request.prefix_tokens
+        return Script(full(left, 5, int32), full(left, -1.0, float32), 0.5, "hang" if hangs else "stop")
+
+    world.script = script
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok
+    buried = [event for event in world.log.events if isinstance(event, e.Buried)]
+    assert [(event.rollout, event.reason) for event in buried] == [(5, "lease_expired")]
+    leases = Counter(event.rollout for event in world.log.events if isinstance(event, e.Leased))
+    assert leases[5] == 4
+    assert "rollout 5 " in caplog.text and "3 attempts" in caplog.text
