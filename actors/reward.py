@@ -16,15 +16,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-import msgspec
 import trio
 
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
-from actors.verifier import LENGTH, Answer, Bury, Given, Opening, Start, frame
+from actors.verifier import LENGTH, Answer, Bury, Given, Opening, Start, decode, frame, length, read
 from asyncrl.config.schema import Task as TaskConfig
 from asyncrl.link import Link
-from asyncrl.messages import Drain, Drained, Judge, Judged, NoVerdict, Purpose
+from asyncrl.messages import Drain, Drained, Judge, Judged, NoVerdict, Purpose, Scored
 from asyncrl.waits import WaitExpired, Waits
 
 OPENING_S = 120.0
@@ -186,14 +185,17 @@ async def _exchange(control: trio.SocketStream, waits: Waits, text: bytes, besid
 
 
 async def _ask(stream: trio.SocketStream, answer: Answer) -> Given | None:
-    """A worker's reply; None where it died."""
+    """A worker's reply; None where it died, or where what it runs, which is somebody else's code, has sent what is no reply."""
     try:
         await stream.send_all(frame(answer))
         head = await _exactly(stream, LENGTH.size)
-        body = None if head is None else await _exactly(stream, LENGTH.unpack(head)[0])
-    except trio.BrokenResourceError:
+        body = None if head is None else await _exactly(stream, length(head))
+        given = None if body is None else decode(body, Given)
+    except (trio.BrokenResourceError, ValueError):
         return None
-    return None if body is None else msgspec.msgpack.decode(body, type=Given)
+    if given is not None and isinstance(given.verdict, Scored):
+        return Given(read(given.verdict.reward), given.seconds)
+    return given
 
 
 async def _exactly(stream: trio.SocketStream, size: int) -> bytes | None:

@@ -34,6 +34,8 @@ from asyncrl.tasks import Task, open_task
 from asyncrl.tasks.text import Tokenizer
 
 LENGTH = struct.Struct("<I")
+FRAME_BYTES = 2**24
+"""Bytes of the largest frame: a response of four million tokens."""
 SAID = 200
 """Characters of an exception's text that a verdict keeps."""
 
@@ -113,12 +115,28 @@ def serve_answers(sock: socket.socket, task: Task, tokenizer: Tokenizer) -> None
 
 
 def receive(sock: socket.socket, kind: type[T]) -> T | None:
-    """The next frame; None where the peer ended."""
+    """The next frame; None where the peer ended. Raises ValueError where it is none."""
     head = _exactly(sock, LENGTH.size)
     if head is None:
         return None
-    body = _exactly(sock, LENGTH.unpack(head)[0])
-    return None if body is None else msgspec.msgpack.decode(body, type=kind)
+    body = _exactly(sock, length(head))
+    return None if body is None else decode(body, kind)
+
+
+def length(head: bytes) -> int:
+    """The bytes that a frame's head announces. Raises ValueError for more than FRAME_BYTES."""
+    size: int = LENGTH.unpack(head)[0]
+    if size > FRAME_BYTES:
+        raise ValueError(f"a frame of {size} bytes is announced, over the limit of {FRAME_BYTES}")
+    return size
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """What a frame holds. Raises ValueError where it is no `kind`."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes | None:
@@ -159,7 +177,7 @@ class _Nursery:
         if not text:
             return None
         text += _exactly(self._control, LENGTH.size - len(text)) or b""
-        body = _exactly(self._control, LENGTH.unpack(text)[0])
+        body = _exactly(self._control, length(text))
         if body is None:
             return None
         command = msgspec.msgpack.decode(body, type=Start | Bury)

@@ -280,8 +280,9 @@ class Link:
         start = self._at + head
         try:
             message = _decoder.decode(self._ahead[start : start + written])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise LinkError("malformed", f"{self.peer} sent a message that does not parse: {error}") from error
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            why = str(error)[:200].encode("unicode_escape").decode()  # it quotes the peer, and is going to a log
+            raise LinkError("malformed", f"{self.peer} sent a message that does not parse: {why}") from error
         memory = np.empty(body, np.uint8).data if body else _NOTHING  # unlike bytearray, numpy does not touch it first
         self._patience_s += body / FRAME_RATE
         filled = min(body, have - head - written)

@@ -128,4 +128,7 @@ def write(summary: Summary, path: Path) -> None:
 
 def read(path: Path) -> Summary:
     """The summary that `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or msgspec.ValidationError (no summary)."""
-    return msgspec.json.decode(path.read_bytes(), type=Summary)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error

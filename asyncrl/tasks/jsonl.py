@@ -11,6 +11,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from asyncrl.messages import Purpose
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.gym import render
 from asyncrl.tasks.verifiers import Verifiers, as_number, number
+
+LINE_BYTES = 16 * 2**20
 
 
 class Line(msgspec.Struct):
@@ -114,13 +117,15 @@ class _File:
         return entry
 
     def _checked(self, verifiers: Verifiers) -> Iterator[tuple[int, Line]]:
-        decoder, start = msgspec.json.Decoder(Line), 0
-        for count, text in enumerate(self._file, 1):
+        decoder, start = msgspec.json.Decoder(dict[str, Any]), 0  # all of it: what a verifier will read must parse too
+        for count, text in enumerate(iter(partial(self._file.readline, LINE_BYTES + 1), b""), 1):
+            if len(text) > LINE_BYTES:
+                raise TaskError(f"{self._path}, line {count}: it is longer than {LINE_BYTES >> 20} MiB; each line is one prompt")
             if text.strip():
                 try:
-                    line = decoder.decode(text)
+                    line = msgspec.convert(decoder.decode(text), Line)
                     verifier = verifiers.find(line.verifier)
-                except (msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError) as error:
                     raise TaskError(f"{self._path}, line {count}: {error}") from error
                 if verifier is number and as_number(str(line.answer)) is None:
                     raise TaskError(f"{self._path}, line {count}: its verifier is `number` and its answer {line.answer!r} is none")

@@ -30,6 +30,8 @@ class Tokenizer:
             raise TaskError(f"{path} cannot be read: {error}") from error
         self._chat = _chat_template(directory) if chat else None
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
+        self.sampled = max(self.vocabulary, _embedded(Path(directory)))
+        """How many different ids the model can sample: its embedding may be larger than its vocabulary."""
 
     @property
     def vocabulary(self) -> int:
@@ -51,29 +53,53 @@ class Tokenizer:
 def _chat_template(directory: str | Path) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # it raises what it likes of files that it does not understand, and of code that it must not run
+        raise TaskError(
+            f"the tokenizer in {directory} cannot be used with task.chat = true: {str(error).strip().partition(chr(10))[0]}"
+        ) from error
     if not tokenizer.chat_template:
         raise TaskError(f"task.chat = true, but the model in {directory} has no chat template; set task.template instead")
     return tokenizer
+
+
+def _embedded(directory: Path) -> int:
+    """Rows of the model's embedding, 0 where its configuration does not say."""
+    config = _said(directory / "config.json")
+    return config.vocab_size or (config.text_config or _Said()).vocab_size or 0
 
 
 def _stop_ids(directory: Path, fast: Any) -> tuple[int, ...]:
     """Every id one of the model's files calls its end of sequence; sorted."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        ids = _json(directory / name).get("eos_token_id")
+        ids = _said(directory / name).eos_token_id
         found.update([ids] if isinstance(ids, int) else ids or [])
-    token = _json(directory / "tokenizer_config.json").get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    if isinstance(text, str) and (number := fast.token_to_id(text)) is not None:
+    token = _said(directory / "tokenizer_config.json").eos_token
+    text = token.content if isinstance(token, _Token) else token
+    if text is not None and (number := fast.token_to_id(text)) is not None:
         found.add(number)
     return tuple(sorted(found))
 
 
-def _json(path: Path) -> dict[str, Any]:
+class _Token(msgspec.Struct):
+    content: str
+
+
+class _Said(msgspec.Struct):
+    """What is wanted of a model's JSON files; each has some of it."""
+
+    eos_token_id: int | list[int] | None = None
+    eos_token: str | _Token | None = None
+    vocab_size: int | None = None
+    text_config: _Said | None = None
+
+
+def _said(path: Path) -> _Said:
     if not path.is_file():
-        return {}
+        return _Said()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path} is not a JSON object: {error}") from error
+        return msgspec.json.decode(path.read_bytes(), type=_Said)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TaskError(f"{path} is not what a model's JSON file is: {error}") from error

@@ -1,0 +1,89 @@
+"""Fuzzers by coverage, of every target: `make fuzz`, or `python tests/fuzz/harness.py --seconds 60 --only frames`.
+
+Each target has a process of its own, as libFuzzer ends the one that it runs in. An input that is a finding is kept in `--keep`; run it
+again by `python tests/fuzz/harness.py --again frames-crash-…`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = ["asyncrl", "actors", "targets", "tomllib"]
+LIMITS = ("-max_len=4096", "-rss_limit_mb=3000", "-timeout=10", "-print_final_stats=1")
+
+
+def found() -> dict[str, object]:
+    """The targets by name, and one with a fault, for the test of this file."""
+    from targets import TARGETS, Target
+
+    def planted(data: bytes) -> None:
+        if data[:1] == b"b" and data[1:2] == b"u" and data[2:3] == b"g":
+            raise RuntimeError("a planted fault")
+
+    return {target.name: target for target in (*TARGETS, Target("planted", [b"bunny"], planted))}
+
+
+def fuzz(name: str, seconds: int, keep: Path) -> None:
+    """Run one target until the time is over, or it fails: libFuzzer then ends this process, with a code other than 0."""
+    import atheris
+
+    with atheris.instrument_imports(include=PACKAGES):
+        target = found()[name]
+    run = target.run  # type: ignore[attr-defined]
+    if name == "planted":
+        run = atheris.instrument_func(run)
+    with tempfile.TemporaryDirectory() as corpus:
+        for number, seed in enumerate(target.seeds):  # type: ignore[attr-defined]
+            Path(corpus, str(number)).write_bytes(seed)
+        options = [sys.argv[0], corpus, f"-max_total_time={seconds}", f"-artifact_prefix={keep}/{name}-", *LIMITS]
+        atheris.Setup(options, run)
+        atheris.Fuzz()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=20, help="for each target")
+    parser.add_argument("--only", help="one target's name")
+    parser.add_argument("--keep", type=Path, default=Path(".fuzz"), help="where findings are kept")
+    parser.add_argument("--again", type=Path, help="an input that was kept")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.again:
+        found()[options.again.name.partition("-")[0]].run(options.again.read_bytes())  # type: ignore[attr-defined]
+        return 0
+    if find_spec("atheris") is None:
+        print("atheris is not installed, so nothing was fuzzed by coverage; the properties in test_fuzz.py need none")
+        return 0
+    options.keep.mkdir(exist_ok=True)
+    if options.here:
+        fuzz(options.only, options.seconds, options.keep)
+        return 0
+    names = [options.only] if options.only else [name for name in found() if name != "planted"]
+    failed = []
+    for name in names:
+        done = subprocess.run(
+            [sys.executable, __file__, "--here", "--only", name, "--seconds", str(options.seconds), "--keep", str(options.keep)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        said = done.stdout + done.stderr
+        runs = next((line.rpartition(":")[2].strip() for line in said.splitlines() if "number_of_executed_units" in line), "?")
+        print(f"{name:20} {runs:>10} inputs   {'FAILED' if done.returncode else 'ok'}", flush=True)
+        if done.returncode:
+            failed.append(name)
+            print(said[-6000:])
+    if failed:
+        print(f"findings in {', '.join(failed)}, kept in {options.keep}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

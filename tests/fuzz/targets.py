@@ -1,0 +1,378 @@
+"""Every decoder that a peer or a stranger's file can reach, as a function of bytes. Invariant: it raises nothing, whatever the bytes.
+
+A target catches what the decoder's documentation says that it raises, checks what that is, and lets everything else through: a finding.
+`test_fuzz.py` feeds them mutations made by hypothesis, `harness.py` those that atheris finds by coverage.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import trio
+
+from actors.reward import _ask
+from actors.verifier import Answer, Bury, Given, Opening, frame, receive
+from asyncrl import messages, summary
+from asyncrl.config import Config, ConfigError
+from asyncrl.config import load as load_config
+from asyncrl.config import render as render_config
+from asyncrl.config.schema import Task
+from asyncrl.experience.events import (
+    Admitted,
+    AnyEvent,
+    Buried,
+    Extended,
+    JudgedAs,
+    Late,
+    Leased,
+    Published,
+    Recycled,
+    Sealed,
+    Taken,
+    Trained,
+)
+from asyncrl.experience.rollout import Refused
+from asyncrl.experience.state import fold
+from asyncrl.keys import prove_to_client, prove_to_server, proving
+from asyncrl.link import EndOfStream, Link, LinkError
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.jsonl import JsonlTask
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.checkpoints import CheckpointError, scalars
+from asyncrl.wire import Bytes
+
+KEY = b"k" * 32
+FOLDER = Path(tempfile.mkdtemp(prefix="asyncrl-fuzz-"))
+
+
+class Target(NamedTuple):
+    """`run` on each of `seeds`, and on whatever is made of them."""
+
+    name: str
+    seeds: Sequence[bytes]
+    run: Callable[[bytes], None]
+
+
+class Script:
+    """A pipe whose peer says `data`, in pieces of a few sizes, and ends."""
+
+    torn = False
+    blocked_s = 0.0
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.said = b""
+        self.closed = False
+
+    async def send(self, parts: Sequence[Bytes]) -> None:
+        self.said += b"".join(parts)
+
+    async def receive_into(self, view: memoryview) -> int:
+        assert len(view), "nothing is asked for"
+        size = min(len(view), len(self._data), 1 + len(self._data) // 3)
+        view[:size] = self._data[:size]
+        self._data = self._data[size:]
+        return size
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+# ------------------------------------------------------------------------------------------------------------------ links
+
+
+def framed(text: bytes, *buffers: bytes) -> bytes:
+    """A frame as `asyncrl.link` describes it, of a message in msgpack and of buffers; made here a second time."""
+    padded = b"".join(buffer + bytes(-len(buffer) % 8) for buffer in buffers)
+    sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
+    return struct.pack("<III", len(sizes) + len(text) + len(padded), len(text), len(buffers)) + sizes + text + padded
+
+
+SAID: list[messages.Message] = [
+    messages.Hello("rollout", 1, 0, 4711),
+    messages.Drain(),
+    messages.Report(1.0, {"weights": 0.5}, {"tokens": 12.0}, [messages.Wait("verdict", "item 3", 1.0, 5.0)]),
+    messages.Chunks([messages.ChunkHead(7, 0, 3, 0, 4, "stop"), messages.ChunkHead(8, 1, 3, 16, 4, "")]),
+    messages.Leases([messages.Lease(7, 0, "train", 3, 0, 16, 1.0, None)]),
+    messages.Judged(7, messages.NoVerdict("timeout"), 0.5),
+    messages.Judged(8, messages.Scored(1.0), 0.5),
+    messages.MicroBatch(1, 0, [messages.Sample(7, 3, 4, 4, 1.0)], {3: [1.0, 0.0]}),
+    messages.Consumed(1, 0, [messages.TokenCount(7, 4, {"stale": 2})], 0.1),
+    messages.Prepared(1, [2**64 - 1, 0], ""),
+    messages.Interrupt([1, 2, 3]),
+]
+TEXTS = [msgspec.msgpack.encode(message) for message in SAID]
+DEEP = 5_000
+"""Brackets within brackets: more than there are frames on Python's stack."""
+LATER = b"\x92\xa5Drain\xc0"
+"""A message with a field more than is known, as a later version may send it: whatever is in it is skipped."""
+
+
+def frames(data: bytes) -> None:
+    """A link's receiver: each frame a message, or LinkError and a closed link, or an end between two frames."""
+
+    async def main() -> None:
+        pipe = Script(data)
+        link = Link(pipe, peer="the peer", max_frame=2**22)
+        taken = 0
+        try:
+            while True:
+                message, buffers = await link.receive()
+                assert isinstance(message, messages.Message)
+                taken += 12 + sum(map(len, buffers))
+                assert taken <= len(data), "more came out than went in"
+        except EndOfStream:
+            assert not pipe.closed
+        except LinkError as error:
+            assert error.reason in ("malformed", "oversized", "broken"), error.reason
+            assert pipe.closed
+            assert str(error).isprintable() and len(str(error)) < 500, "a peer writes into the log what it likes"
+
+    trio.run(main)
+
+
+def message(data: bytes) -> None:
+    """The same for the message of a frame that is well-formed around it."""
+    frames(framed(data, b"x" * 16))
+
+
+def handshake_server(data: bytes) -> None:
+    """A server whose peer does not know the key: LinkError, and nothing said but the challenge."""
+
+    async def main() -> None:
+        pipe = Script(data)
+        try:
+            with proving("the peer", 5.0):
+                await prove_to_client(pipe, KEY, peer="the peer", channel=b"")
+        except LinkError as error:
+            assert error.reason == "key"
+        else:
+            raise AssertionError("the key was proved without the key")
+        assert len(pipe.said) == 40
+
+    trio.run(main)
+
+
+def handshake_client(data: bytes) -> None:
+    """A client whose peer does not know the key: LinkError, and nothing said but a nonce and a proof that is worth nothing elsewhere."""
+
+    async def main() -> None:
+        pipe = Script(data)
+        try:
+            with proving("the peer", 5.0):
+                await prove_to_server(pipe, KEY, peer="the peer", channel=b"")
+        except LinkError as error:
+            assert error.reason == "key"
+        else:
+            raise AssertionError("the key was proved without the key")
+        assert len(pipe.said) in (0, 64)
+
+    trio.run(main)
+
+
+# -------------------------------------------------------------------------------------------------------------- verifiers
+
+
+def worker_reply(data: bytes) -> None:
+    """What a worker, which runs somebody else's code, may say to the reward actor: a verdict that can be trained on, or it is dead."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.sendall(data)
+            ours.shutdown(socket.SHUT_WR)
+            async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as stream:
+                given = await _ask(stream, Answer("train", 0, b""))
+        assert given is None or isinstance(given, Given)
+        if given is not None and isinstance(given.verdict, messages.Scored):
+            assert given.verdict.reward - given.verdict.reward == 0, "a reward that is not finite"
+
+    if len(data) < 60_000:  # what the socket takes without a reader
+        trio.run(main)
+
+
+def worker_request(data: bytes) -> None:
+    """What a worker, and the process that forks workers, read."""
+    for kind in (Answer, Opening):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.sendall(data[:60_000])
+            ours.shutdown(socket.SHUT_WR)
+            try:
+                found = receive(theirs, kind)
+            except ValueError:
+                continue
+            assert found is None or isinstance(found, kind)
+
+
+# ------------------------------------------------------------------------------------------------------------------ files
+
+
+def written(name: str, data: bytes) -> Path:
+    path = FOLDER / str(os.getpid()) / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def sentence(error: Exception) -> None:
+    """Errors of files are for people: one line, that names the file."""
+    text = str(error)
+    assert text and "\n" not in text and str(FOLDER) in text, text
+
+
+def jsonl(data: bytes) -> None:
+    """A file of prompts: every prompt can be given out and judged, or TaskError."""
+    path = written("prompts.jsonl", data)
+    try:
+        task = JsonlTask(Task(name="jsonl", path=str(path), eval_size=0, verifier="exact"))
+    except TaskError as error:
+        sentence(error)
+        return
+    for item in range(task.size("train")):
+        task.prompt("train", item).encode()
+        assert task.verify("train", item, "an answer") in (0.0, 1.0)
+
+
+def run_toml(data: bytes) -> None:
+    """A run.toml: a Config, which can be written and read again, or ConfigError."""
+    path = written("run.toml", data)
+    try:
+        config = load_config(path, (), {})
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return
+    assert isinstance(config, Config)
+    path.write_text(render_config(config))
+    assert load_config(path, (), {}) == config
+
+
+def checkpoint_scalars(data: bytes) -> None:
+    """A checkpoint's trainer.json: what it says, or CheckpointError."""
+    path = written("trainer.json", data)
+    try:
+        scalars(path.parent)
+    except CheckpointError as error:
+        sentence(error)
+
+
+def summary_json(data: bytes) -> None:
+    """A summary.json: a Summary, or one of the errors that are documented."""
+    path = written("summary.json", data)
+    try:
+        found = summary.read(path)
+    except msgspec.DecodeError:
+        return
+    assert isinstance(found, summary.Summary)
+    found.balances()
+
+
+def events(data: bytes) -> None:
+    """Rows of the journal: events of which a state follows, or Refused."""
+    try:
+        found = msgspec.msgpack.decode(data, type=list[AnyEvent])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    try:
+        assert fold(found).ledger.balances()
+    except Refused:
+        return
+
+
+def tokenizer(data: bytes) -> None:
+    """A tokenizer.json: a tokenizer, or TaskError."""
+    path = written("tokenizer.json", data)
+    try:
+        found = Tokenizer(path.parent)
+    except TaskError as error:
+        sentence(error)
+        return
+    found.decode([0, 1, 2**20])
+
+
+def model_scalars(data: bytes) -> None:
+    """The files around a tokenizer that say where a text ends."""
+    path = written("tokenizer.json", TINY)
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        (path.parent / name).write_bytes(data)
+    try:
+        stops = Tokenizer(path.parent).stop_ids
+    except TaskError as error:
+        sentence(error)
+    else:
+        assert all(type(stop) is int for stop in stops)
+    finally:
+        for name in ("generation_config.json", "tokenizer_config.json"):
+            (path.parent / name).unlink()
+
+
+TINY = b'{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"a"}}'
+ENDS = [
+    b'{"eos_token_id": [1, 2], "eos_token": {"content": "a"}}',
+    b'{"eos_token_id": "ab", "eos_token": 3}',
+    b'{"eos_token_id": [1, "a"]}',
+    b'{"eos_token_id": [[1]]}',
+    b'{"eos_token_id": {"a": 1}}',
+    b'{"eos_token_id": true, "eos_token": {"content": ["a"]}}',
+]
+LINES = b'{"prompt": "1+1", "answer": 2, "verifier": "number"}\n{"prompt": "say a", "answer": "a", "more": {"x": [1.5e3, null]}}\n'
+TOML = b'[train]\nsteps = 3\nlearning_rate = 1e-4\n[task]\nname = "chain_sum"\n[task.params]\nmin_terms = 2\n[run]\nseed = 1\n'
+SUMMARY = msgspec.json.encode(summary.Summary(ok=True, reason="done", steps=1, seconds=2.0, tokens=summary.Tokens(3, 2, {"late": 1})))
+EVENTS: list[AnyEvent] = [
+    Admitted(0, 0, 2, "train", 3, b"\x01\x00\x00\x00", 8),
+    Published(0),
+    Leased(0, "rollout-0", 1),
+    Extended(0, 1, 0, 0, b"\x01\x00\x00\x00" * 2, bytes(8)),
+    Sealed(0, 1, "stop"),
+    JudgedAs(0, messages.Scored(1.0)),
+    Leased(1, "rollout-0", 1),
+    Recycled(1, 1, "lost"),
+    Buried(1, "attempts"),
+    Taken(0, [0]),
+    Trained(0, 1, {"stale": 1}),
+    Late(3),
+]
+PROOF = b"\x07" * 32
+
+TARGETS: list[Target] = [
+    Target("frames", [b"".join(map(framed, TEXTS)), *(framed(text, b"buffer", bytes(40)) for text in TEXTS)], frames),
+    Target(
+        "message",
+        [*TEXTS, LATER, b"\x92\xa5Drain" + b"\x91" * DEEP + b"\xc0", b"\x92\xa5Drain" + b"\x81\xa1a" * DEEP + b"\xc0", b"\x91\xa4\x1b[2J"],
+        message,
+    ),
+    Target("handshake_server", [bytes(64), PROOF + bytes(32), b"asyncrl\x01" + bytes(56)], handshake_server),
+    Target("handshake_client", [b"asyncrl\x01" + bytes(64), b"asyncrl\x01" + PROOF * 2, bytes(72)], handshake_client),
+    Target(
+        "worker_reply",
+        [
+            frame(Given(messages.Scored(0.5), 1.0)),
+            frame(Given(messages.NoVerdict("raised: x"), 1.0)),
+            frame(Given(messages.Scored(float("nan")), 0.0)),
+        ],
+        worker_reply,
+    ),
+    Target(
+        "worker_request",
+        [frame(Answer("train", 3, b"\x01\x00\x00\x00")), frame(Opening(Task(), 0, "model")), frame(Bury(1))],
+        worker_request,
+    ),
+    Target("jsonl", [LINES, b'{"prompt": "a", "answer": 1, "more": ' + b"[" * DEEP], jsonl),
+    Target("run_toml", [TOML], run_toml),
+    Target("checkpoint_scalars", [b'{"version":3,"cursor":17}'], checkpoint_scalars),
+    Target("summary", [SUMMARY], summary_json),
+    Target(
+        "events",
+        [*(msgspec.msgpack.encode(EVENTS[:count]) for count in (5, len(EVENTS))), b"\x91\x93\xa4Late\x03" + b"\x91" * DEEP + b"\xc0"],
+        events,
+    ),
+    Target("tokenizer", [TINY], tokenizer),
+    Target("model_scalars", ENDS, model_scalars),
+]
