@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,7 +62,7 @@ from asyncrl.messages import (
 from asyncrl.metrics import Metrics, observe
 from asyncrl.situation import Journal, Situation
 from asyncrl.summary import Summary
-from asyncrl.waits import Pulse, Waits
+from asyncrl.waits import Pulse, WaitExpired, Waits
 
 TICK_S = 1.0
 LATE_S = 1.0
@@ -205,8 +206,9 @@ class Coordinator:
         )
 
     async def _change(self, name: str) -> None:
-        """Wait until something happened; `_tick` sees to it that something does."""
-        with self.waits.on(name, owner="coordinator", deadline_s=self.config.run.stall_s):
+        """Wait until something happened; `_tick` sees to it that something does. Only where this process itself stood still does the wait
+        expire, and then there is more to do than ever."""
+        with suppress(WaitExpired), self.waits.on(name, owner="coordinator", deadline_s=self.config.run.stall_s):
             await self.pulse.wait()
 
     async def until(self, name: str, done: Callable[[], bool], deadline: float) -> None:
@@ -311,6 +313,7 @@ class Coordinator:
         if (previous := self.roster.add(peer)) is not None:
             self._forget(previous)
             previous.scope.cancel()
+        peer.heard = trio.current_time()
         logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
         if self.life.ending and peer.role in ACTORS:
             peer.send(Drain())
@@ -428,11 +431,12 @@ class Coordinator:
             self._end(False, f"{name} ended with code {message.code}")
 
     def _replace(self, name: str, reason: str) -> None:
-        """Cut an actor off, and have the launcher end it and start another; what it holds is taken back when its link ends."""
+        """Cut an actor off, take back what it holds, and have the launcher end it and start another."""
         peer = self.roster.get(name)
         if peer is None or peer.scope.cancel_called:
             return
         logger.warning("%s is replaced: %s", name, reason)
         peer.scope.cancel()
+        self._forget(peer)
         for launcher in self.roster.of("launcher"):
             launcher.send(Replace(peer.role, peer.index, peer.incarnation, reason))

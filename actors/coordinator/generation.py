@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
+from collections.abc import Collection
 
 import trio
 
@@ -20,7 +21,7 @@ from actors.coordinator.prompts import Prompts
 from actors.coordinator.seats import Seat, Seats
 from asyncrl.config import Config
 from asyncrl.experience.events import Admitted, Buried, Dropped, Extended, Late, Leased, Recycled, Sealed
-from asyncrl.experience.rollout import Rollout
+from asyncrl.experience.rollout import Rollout, Status
 from asyncrl.messages import Chunks, Interrupt, Lease, Leases, Purpose
 from staleness.admission import may_admit
 
@@ -38,6 +39,7 @@ class Generation:
         self._restarts: deque[tuple[int, int]] = deque()  # (stale group, its item), to be admitted again first
         self._failures: Counter[int] = Counter()
         self.out = Out(config.run.lease_s)  # what is leased, and since when
+        self._left: dict[int, str] = {}  # rollouts whose lease ran out, and the engine they were with
         self.streamed: dict[str, float] = {}  # when each engine streamed last
         self._parking: dict[Purpose, set[int]] = {"train": set(), "evaluation": set()}  # held, and asked to be given back
         self.too_long = 0  # prompts that did not fit the context, since the last that did
@@ -97,12 +99,13 @@ class Generation:
     # --------------------------------------------------------------------------------------------------------- leases
 
     def lease(self, purpose: Purpose, version: int | None = None) -> None:
-        """Give waiting rollouts to the engines that have room."""
+        """Give waiting rollouts to the engines that have room; one whose lease ran out to another engine than before, if there is one."""
         given: dict[Seat, list[Rollout]] = {}
         group, seat = -1, None
         for rollout in self._book.experience.to_lease(purpose, self._seats.room(purpose, version)):
-            if seat is None or rollout.group != group or not seat.room(purpose):
-                group, seat = rollout.group, self._seats.roomiest(purpose, version)
+            left = self._left.pop(rollout.id, "")
+            if seat is None or rollout.group != group or left or not seat.room(purpose):
+                group, seat = rollout.group, self._seats.roomiest(purpose, version, but=left)
             self._seats.hold(seat, rollout.id, purpose)
             given.setdefault(seat, []).append(rollout)
         for seat, rollouts in given.items():
@@ -148,8 +151,10 @@ class Generation:
                     self._book.record(
                         Extended(head.rollout, head.attempt, head.version, head.start, bytes(ids[at:end]), bytes(behaviour[at:end]))
                     )
-                if head.finish == "interrupted":
+                if head.finish == "interrupted" and rollout.id in self._parking[self._book.experience.groups[rollout.group].purpose]:
                     self._take_back(rollout, "interrupted")
+                elif head.finish == "interrupted":  # unasked
+                    self._fail(rollout, "interrupted", ())
                 elif head.finish:
                     self.out.times.took(trio.current_time() - self.out.of(rollout.id).since)
                     self._release(rollout)
@@ -162,28 +167,38 @@ class Generation:
     def expire(self, now: float) -> list[str]:
         """Take back what has been leased for too long; its engine is told, and what it still sends is late. Returns the engines that
         streamed nothing at all since they were given one of these: they are to be replaced."""
-        expired: dict[str, list[int]] = {}
-        silent: set[str] = set()
+        expired: dict[str, list[Rollout]] = {}
         for id in self.out.over(now):
-            rollout, held = self._book.experience.rollouts[id], self.out.of(id)
-            owner = rollout.owner
-            expired.setdefault(owner, []).append(id)
-            if self.streamed.get(owner, -math.inf) <= held.since:
-                silent.add(owner)
-            if rollout.tokens > held.tokens:
-                self.out.times.took(now - held.since)
-            self._fail(rollout, "lease_expired")
+            rollout = self._book.experience.rollouts[id]
+            expired.setdefault(rollout.owner, []).append(rollout)
+        silent = []
         for owner, rollouts in expired.items():
-            if (seat := self._seats.get(owner)) is not None:
-                seat.peer.send(Interrupt(rollouts))
-        return sorted(silent)
+            seat = self._seats.get(owner)
+            assert seat is not None, "what an engine held was taken back when its seat was lost"
+            if self.streamed.get(owner, -math.inf) <= max(self.out.of(rollout.id).since for rollout in rollouts):
+                silent.append(owner)
+            queued = self._queued(seat)
+            for rollout in rollouts:
+                held = self.out.of(rollout.id)
+                if rollout.tokens > held.tokens:
+                    self.out.times.took(now - held.since)
+                self._fail(rollout, "lease_expired", queued)
+                if rollout.status is Status.WAITING:
+                    self._left[rollout.id] = owner
+            seat.peer.send(Interrupt([rollout.id for rollout in rollouts]))
+        return silent
 
     def lose(self, seat: Seat) -> None:
         """An engine is gone: what it held continues elsewhere, from its last streamed token."""
+        queued = self._queued(seat)
         for held in seat.held.values():
             for id in sorted(held):
-                if (rollout := self._book.experience.rollouts.get(id)) is not None:
-                    self._fail(rollout, "actor_lost")
+                self._fail(self._book.experience.rollouts[id], "actor_lost", queued)
+
+    def _queued(self, seat: Seat) -> set[int]:
+        """What an engine has not begun, as it has no slot for it: it begins leases in the order in which they were given."""
+        held = (id for ids in seat.held.values() for id in ids)
+        return set(sorted(held, key=lambda id: self.out.of(id).number)[seat.slots :])
 
     def park(self, purpose: Purpose) -> None:
         """Ask every engine to give back what it holds, once; it comes back as interrupted chunks."""
@@ -207,9 +222,10 @@ class Generation:
         self._release(rollout)
         self._failures.pop(rollout.id, None)
 
-    def _fail(self, rollout: Rollout, reason: str) -> None:
-        """A lease ended badly. One that brought a token is no failed attempt: the response is longer now, and so it comes to an end."""
-        if rollout.tokens > self.out.of(rollout.id).tokens:
+    def _fail(self, rollout: Rollout, reason: str, queued: Collection[int]) -> None:
+        """A lease ended badly. One that brought a token is no failed attempt: the response is longer now, and so it comes to an end. Nor is
+        one whose turn had not come."""
+        if rollout.tokens > self.out.of(rollout.id).tokens or rollout.id in queued:
             self._take_back(rollout, reason)
             return
         self._failures[rollout.id] += 1

@@ -53,9 +53,10 @@ class LeaseTimes:
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A lease: the rollout's `attempt`, `since` when (trio's clock), until which `deadline`, and the `tokens` that there were at its
-    beginning."""
+    """A lease: its `number` in the order of giving, the rollout's `attempt`, `since` when (trio's clock), until which `deadline`, and the
+    `tokens` that there were at its beginning."""
 
+    number: int
     attempt: int
     since: float
     deadline: float
@@ -68,12 +69,14 @@ class Out:
     def __init__(self, most_s: float) -> None:
         self.times = LeaseTimes(most_s)
         self._held: dict[int, Held] = {}
+        self._given = 0
         self._order: list[tuple[float, int, int]] = []  # a heap of (deadline, rollout, attempt); those given back meanwhile are in it too
 
     def give(self, rollout: int, attempt: int, tokens: int, now: float) -> None:
         """A rollout that holds so many tokens is leased."""
         deadline = now + self.times.deadline_s
-        self._held[rollout] = Held(attempt, now, deadline, tokens)
+        self._given += 1
+        self._held[rollout] = Held(self._given, attempt, now, deadline, tokens)
         heapq.heappush(self._order, (deadline, rollout, attempt))
 
     def of(self, rollout: int) -> Held:

@@ -31,7 +31,7 @@ class Peer:
         self.incarnation = hello.incarnation
         self.link = link
         self.report = Report(0.0, {}, {}, [])
-        self.heard = trio.current_time()  # when it said anything last
+        self.heard = 0.0  # when it said anything last
         self.scope = trio.CancelScope()  # around its connection
         self._outbox, self._frames = trio.open_memory_channel[Frame](OUTBOX)
 

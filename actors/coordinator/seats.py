@@ -110,9 +110,13 @@ class Seats:
         """How many more rollouts those that give this service may be given."""
         return sum(room * len(seats) for room, seats in self._serving.get((purpose, version), {}).items())
 
-    def roomiest(self, purpose: Purpose, version: int | None) -> Seat:
-        """A seat with the most room among those that give this service, of which there must be one; the first to have had that much."""
+    def roomiest(self, purpose: Purpose, version: int | None, but: str = "") -> Seat:
+        """A seat with the most room among those that give this service, of which there must be one; the first to have had that much. The
+        seat named `but` is taken only where no other has room."""
         rooms = self._serving[purpose, version]
+        for room in sorted(rooms, reverse=True) if but else ():
+            if room > 0 and (other := next((seat for name, seat in rooms[room].items() if name != but), None)) is not None:
+                return other
         return next(iter(rooms[max(rooms)].values()))
 
     def hold(self, seat: Seat, rollout: int, purpose: Purpose) -> None:

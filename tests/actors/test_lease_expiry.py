@@ -12,6 +12,7 @@ from numpy import float32, full, int32
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
+from asyncrl.messages import Replace
 
 LONG = 50
 
@@ -71,3 +72,70 @@ async def test_a_response_that_hangs_is_buried_after_its_attempts_and_named(
     leases = Counter(event.rollout for event in world.log.events if isinstance(event, e.Leased))
     assert leases[5] == 4
     assert "rollout 5 " in caplog.text and "3 attempts" in caplog.text
+
+
+async def test_a_lease_that_ran_out_goes_on_with_another_engine(autojump_clock: trio.testing.MockClock) -> None:
+    """The first engine is a hundred times as slow as the second, and streams all the same, so that nobody replaces it."""
+    world = World(
+        configured(
+            task={"eval_size": 0},
+            rollout={"actors": 2, "attempts": 1},
+            run={"lease_s": 20.0, "stall_s": 1000.0},
+            train={"steps": 10},
+            staleness={"on_stale": "train"},
+        )
+    )
+    world.script = lambda request: Script(
+        full(20 - request.prefix_tokens, 5, int32),
+        full(20 - request.prefix_tokens, -1.0, float32),
+        4.0 if request.attempt == 1 and request.key % 8 == 3 else 0.04,
+        "stop",
+    )
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok and world.of(e.Buried) == []
+    owners: dict[int, list[str]] = {}
+    for event in world.log.events:
+        if isinstance(event, e.Leased):
+            owners.setdefault(event.rollout, []).append(event.owner)
+    again = [owner for owner in owners.values() if len(owner) > 1]
+    assert again and all(first != second for first, second, *_ in again)
+
+
+async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(autojump_clock: trio.testing.MockClock) -> None:
+    """An engine is killed whenever it has begun, before it streams: what it decodes fails, what waits behind that does not."""
+    world = World(
+        configured(
+            task={"eval_size": 0},
+            engine={"slots": 4, "chunk_tokens": 4, "kind": "scripted", "context_tokens": 64},
+            rollout={"actors": 1, "attempts": 2},
+            train={"steps": 3, "batch_groups": 4},
+        )
+    )
+
+    async def murderer() -> None:
+        for _ in range(2):
+            await world.until(lambda: (seat := world.coordinator.seats.get("rollout-0")) is not None and len(seat.held["train"]) == 5)
+            world.kill("rollout-0")
+            await world.until(lambda: world.coordinator.seats.get("rollout-0") is None)
+
+    outcome = await world.run(murderer)
+    world.check()
+    assert outcome.ok
+    assert [event.rollout for event in world.log.events if isinstance(event, e.Buried)] == [0, 1, 2, 3]
+    lost = [event.rollout for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "actor_lost"]
+    assert sorted(lost) == [0, 1, 2, 3, 4, 4]
+
+
+async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_read(autojump_clock: trio.testing.MockClock) -> None:
+    """Its loop is held up for longer than a lease and a stall may last; what came meanwhile is read before anybody is judged."""
+    world = World(configured(run={"lease_s": 20.0, "stall_s": 60.0}, train={"steps": 30}))
+
+    async def hold_up() -> None:
+        await world.until(lambda: world.learner.version >= 3)
+        autojump_clock.jump(500.0)
+
+    outcome = await world.run(hold_up)
+    world.check()
+    assert outcome.ok, outcome.reason
+    assert world.of(e.Buried) == [] and not any(isinstance(message, Replace) for message in world.heard)
