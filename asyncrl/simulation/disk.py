@@ -42,7 +42,9 @@ class Platter:
                     raise JournalError(f"event {first} was committed after event {self.last}")
                 self.rows.append(Events(first, count, bytes(data)))
             case Keep(number, version, data):
-                self.kept = sorted([k for k in self.kept if k.number != number] + [Keep(number, version, bytes(data))], key=lambda k: k.number)
+                self.kept = sorted(
+                    [k for k in self.kept if k.number != number] + [Keep(number, version, bytes(data))], key=lambda k: k.number
+                )
             case Compact(version):
                 newest = max((k.number for k in self.kept if k.version == version), default=0)
                 self.kept = [k for k in self.kept if k.number >= newest]
@@ -101,7 +103,7 @@ class Mount:
 
 @dataclass
 class Checkpoint:
-    """Weights of a version, and the event that they belong to. One that is `damaged` does not read; one set `aside` is nobody's any more."""
+    """Weights of a version, and the event that they belong to. One that is `damaged` does not read; one set `aside` is nobody's."""
 
     version: int
     weights: int

@@ -31,6 +31,8 @@ Garbage = Literal["vocabulary", "nan", "start", "long", "misparallel", "future",
 class Prompts:
     """A task whose prompts are their own number, in digits."""
 
+    sampled = policy.VOCABULARY
+
     def __init__(self, config: Config) -> None:
         self._sizes: dict[Purpose, int] = {"train": config.task.train_size, "evaluation": config.task.eval_size}
 

@@ -1,8 +1,8 @@
-"""A policy that is a number. Invariant: everything here is exact, so two runs end with equal weights only if each of their steps trained the
-same tokens, sampled under the same weights.
+"""A policy that is a number. Invariant: everything here is exact, so two runs end with equal weights only if each of their steps trained
+the same tokens, sampled under the same weights.
 
-The weights of version 0 are a hash of the seed. A token is a function of the weights that sample it, of whose token it is (`key`: prompt and
-member of the group) and of its index. A step adds up a hash of every token trained - a sum, so that order and packing do not
+The weights of version 0 are a hash of the seed. A token is a function of the weights that sample it, of whose token it is (`key`: prompt
+and member of the group) and of its index. A step adds up a hash of every token trained - a sum, so that order and packing do not
 matter - and hashes it into the weights.
 """
 

@@ -52,7 +52,7 @@ class Process:
         try:
             with self._scope:
                 await main(self)
-        except* Exception as errors:
+        except* Exception as errors:  # noqa: BLE001 (a process ends with whatever ends it, and its supervisor is told)
             self._code, self._said = 1, "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves(errors))
             if not self._scope.cancel_called:
                 self._failed(self, errors)

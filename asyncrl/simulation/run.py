@@ -32,19 +32,18 @@ STEPS = 3_000_000
 """Task steps after which it is."""
 WAITS_EVERY = 64
 
-_ANY = r".*"
+_FROZEN = r"stop_.*|link_.*|clock_jumps"
+_ENGINES = r"engine_.*|garbage_.*|lost_.*|wrong_weights|reception_fails|transfer_.*|kill_rollout"
 EXPLAINED: dict[str, str] = {
-    r"stopped early": r"restart_everything",
+    r"stopped early|grace period": r"restart_everything",
     r"everything was killed": r"kill_everything|checkpoint_damaged",
-    r"the user's grace period": r"restart_everything",
     r"coordinator-0 was killed": r"kill_coordinator",
     r"coordinator-0 ended with exit code 1; the last it said:\nJournalError": r"disk_.*",
-    r"stands still": r"stop_coordinator|clock_jumps",
-    r"trainer": r"kill_trainer|stop_.*|link_.*|checkpoint_cut|transfer_.*|clock_jumps",
-    r"no token and no step": r"stop_.*|link_.*|clock_jumps|engine_.*|verifier_.*|transfer_.*|lost_.*|disk_.*",
-    r"publications failed in a row": r"stop_.*|link_.*|clock_jumps|wrong_weights|reception_fails|transfer_.*|lost_.*|engine_.*|kill_rollout|garbage_.*",
-    r"(rollout|reward)-\d+ ": r"kill_.*|link_.*|engine_.*|verifier_.*|garbage_.*|restart_beside|stop_.*|lost_.*|wrong_weights|transfer_.*|clock_jumps",
-    r"(could not be written|journal|disk)": r"disk_.*",
+    r"stands still|coordinator-0 ended with exit code 0": r"stop_coordinator|clock_jumps",
+    r"trainer": rf"kill_trainer|checkpoint_cut|transfer_.*|{_FROZEN}",
+    r"no token and no step": rf"verifier_.*|disk_.*|{_ENGINES}|{_FROZEN}",
+    r"publications failed in a row": rf"{_ENGINES}|{_FROZEN}",
+    r"(rollout|reward)-\d+ ": rf"kill_.*|restart_beside|verifier_.*|{_ENGINES}|{_FROZEN}",
 }
 """Why a life may end badly, and the kinds of fault of which at least one must have happened then."""
 
@@ -131,12 +130,12 @@ def simulate(seed: int, *, config: Config | None = None, faults: Sequence[Fault]
     config = configured(seed) if config is None else config
     faults = plan(seed) if faults is None else faults
     clock = MockClock(autojump_threshold=0)
-    with replayable(seed), _silence():
+    with replayable(seed), silence():
         return trio.run(partial(_run, seed, config, faults, clock), clock=clock, strict_exception_groups=True)
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Nobody reads what a thousand runs log."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -212,7 +211,7 @@ def _judge(world: World, source: Prompts) -> None:
     last = max(witness.lineage)
     done = last == config.train.steps or "used up" in world.lives[-1].reason
     witness.hold("liveness", done, "the run is over after {} of {} steps: {}", last, config.train.steps, world.lives[-1].reason)
-    lost = {reason: count for reason, count in witness.discarded.items() if reason != "evaluation"}
+    lost = {reason: count for reason, count in witness.account.discarded.items() if reason != "evaluation"}
     if config.staleness.max_lag == config.staleness.depth == 0 and not lost:
         steps = prompts_of(last, config.train.batch_groups, world.prompts().train_item)
         due = policy.synchronous(world.seed, steps, config.rollout.group_size, config.rollout.max_new_tokens)

@@ -1,4 +1,4 @@
-"""Which task runs next. Invariant: inside `replayable(seed)` trio's order of tasks, and nothing else of the process, is drawn from the seed."""
+"""Which task runs next. Invariant: inside `replayable(seed)` trio draws the order of tasks from the seed, and nothing else is changed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One run, life after life, until it is over. Invariant: only what is scripted or injected differs from real processes; the coordinator, the
-actors, their links, the journal's writer, the recovery and the supervision are the product's own.
+"""One run, life after life, until it is over. Invariant: only what is scripted or injected differs from real processes; the coordinator,
+the actors, their links, the journal's writer, the recovery and the supervision are the product's own.
 
     life   a coordinator's process, its actors and a launcher, as `asyncrl.launcher` has them; it ends as a run ends
     world  what lives lie on: the disk, the checkpoints, the witness; a life that did not finish is resumed, as a user would
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,11 +27,13 @@ from actors.reward import reward_actor
 from actors.rollout import rollout_actor
 from actors.trainer import trainer_actor
 from asyncrl.config import Config
+from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.state import Experience
 from asyncrl.journal import Journal, JournalError
 from asyncrl.link import EndOfStream, Link, LinkError
 from asyncrl.messages import Drain, Exited, Finished, Hello, Message, Replace, Role, Status
+from asyncrl.messages import Ending as Closing
 from asyncrl.metrics import Metrics
 from asyncrl.simulation import parts, policy
 from asyncrl.simulation.disk import Checkpoint, Mount, Platter
@@ -39,6 +42,7 @@ from asyncrl.simulation.wires import MemoryPipe, pipes
 from asyncrl.simulation.witness import Witness
 from asyncrl.supervisor import NO_RESTART, ActorFailed, RestartBudget, supervise
 from asyncrl.training.checkpoints import CheckpointError
+from asyncrl.waits import WaitExpired
 
 START_S = 300.0
 LAST_WORDS_S = 3.0
@@ -48,7 +52,7 @@ MESSAGES = 64
 EXPECTED: dict[Role, tuple[type[BaseException], ...]] = {
     "coordinator": (JournalError,),
     "rollout": (CoordinatorLost, LinkError, parts.EngineCrash),
-    "reward": (CoordinatorLost, LinkError, parts.VerifiersLost),
+    "reward": (CoordinatorLost, LinkError, parts.VerifiersLost, WaitExpired),
     "trainer": (CoordinatorLost, LinkError),
     "launcher": (),
 }
@@ -93,6 +97,7 @@ class World:
         self.lives: list[Ending] = []
         self.processes: dict[str, Process] = {}
         self.coordinator: Coordinator | None = None
+        self.engine: Callable[[Process], Engine] = self._engine
         self.dialled: Callable[[Process, MemoryPipe], None] = lambda process, pipe: None
         """Hears of each actor's new end of a connection, before anything is sent."""
         self.saving: Callable[[Process], Awaitable[str]] | None = None
@@ -150,10 +155,8 @@ class World:
 
     def tell(self, message: Message) -> None:
         """Say something to the coordinator, as the launcher."""
-        try:
+        with suppress(trio.WouldBlock):
             self._to_coordinator.send_nowait(message)
-        except trio.WouldBlock:
-            pass
 
     def drain(self) -> None:
         """What the first Ctrl-C does."""
@@ -222,6 +225,8 @@ class World:
                     match message:
                         case Hello():
                             pass
+                        case Closing():
+                            self._heard()
                         case Status():
                             self._heard()
                             self.witness.on_status(message)
@@ -252,6 +257,7 @@ class World:
 
         def dead() -> None:
             mount.gone = True
+            self.witness.close()
 
         process.on_death = dead
         whole = sorted((c for c in self.checkpoints if not c.aside), key=lambda c: c.version)
@@ -282,12 +288,15 @@ class World:
 
     async def _rollout(self, process: Process) -> None:
         link = await self._dial(process)
-        engine = parts.Engine(self.config, self.witness.keys, self.speeds.pace, process.waits.spent)
-        receiver = parts.Receiver(self._broadcasts, self.config.publication.deadline_s)
-        engine.loaded = self.witness.on_load
-        process.engine, process.receiver = engine, receiver
+        engine = self.engine(process)
+        process.receiver = receiver = parts.Receiver(self._broadcasts, self.config.publication.deadline_s)
         async with link:
             await rollout_actor(link, engine, receiver, Reporter(process.waits))
+
+    def _engine(self, process: Process) -> Engine:
+        process.engine = engine = parts.Engine(self.config, self.witness.keys, self.speeds.pace, process.waits.spent)
+        engine.loaded = self.witness.on_load
+        return engine
 
     async def _reward(self, process: Process) -> None:
         link = await self._dial(process)

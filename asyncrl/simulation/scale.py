@@ -1,0 +1,166 @@
+"""A cluster in virtual time: how a run of a thousand engines would go, and what its coordinator costs. Invariant: what is not the product's
+own are the ends alone: engines, whose tokens are all alike, verifiers and the learner.
+
+Lengths have a heavy tail (log-logistic, median `MEDIAN`), as responses do that reason. The ledger is checked every second.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+import numpy as np
+import trio
+from trio.testing import MockClock
+
+from actors.coordinator.book import Book
+from actors.coordinator.coordinator import Outcome
+from asyncrl.config import Config
+from asyncrl.engines.draws import stream
+from asyncrl.engines.protocol import Request
+from asyncrl.engines.scripted import Script, ScriptedEngine
+from asyncrl.experience import events as e
+from asyncrl.experience.rollout import Status as State
+from asyncrl.messages import Message, MicroBatch, Status
+from asyncrl.simulation import policy
+from asyncrl.simulation.process import Process
+from asyncrl.simulation.run import silence
+from asyncrl.simulation.schedule import replayable
+from asyncrl.simulation.witness import Violation, Witness
+from asyncrl.simulation.world import Speeds, World
+
+MEDIAN, TAIL = 300.0, 0.45
+SHORTEST, LONGEST = 16, 1200
+SLOTS = 8
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """What came of it. `in_flight` is the mean number of rollouts that were with engines."""
+
+    engines: int
+    virtual_s: float
+    events: int
+    tokens: int
+    steps: int
+    in_flight: float
+    checks: int
+    violation: Violation | None
+
+
+def configured(engines: int, seed: int) -> Config:
+    """A run that keeps every slot of so many engines busy."""
+    return msgspec.convert(
+        {
+            "task": {"eval_size": 0, "train_size": 10**6},
+            "engine": {"kind": "scripted", "slots": SLOTS, "chunk_tokens": 256, "context_tokens": 4096},
+            "rollout": {"actors": engines, "group_size": 8, "max_new_tokens": 2048, "filter": "none"},
+            "train": {
+                "steps": 10**6,
+                "batch_groups": max(1, engines // 4),
+                "eval_every": 0,
+                "checkpoint_every": 0,
+                "micro_tokens": 65536,
+            },
+            "staleness": {"depth": 8, "max_lag": 16},
+            "run": {"seed": seed, "stall_s": 600.0, "lease_s": 6000.0, "reward_actors": max(1, engines // 32)},
+        },
+        Config,
+    )
+
+
+class Ledger(Witness):
+    """Looks at the ledger alone, once a second."""
+
+    tokens_trained = 0
+
+    def begin(self, book: Book, version: int, cursor: int, last: int) -> None:
+        self.book, self.count = book, 0
+
+    def on_event(self, number: int, event: e.AnyEvent) -> None:
+        self.count += 1
+        if isinstance(event, e.Admitted):
+            for member in range(event.size):
+                self.keys[event.first + member] = policy.key(event.purpose, event.item, member)
+        elif isinstance(event, e.Trained):
+            self.tokens_trained += event.trained
+            del self.keys[event.rollout]
+
+    def on_status(self, status: Status) -> None:
+        ledger = self.book.experience.ledger
+        self.hold("ledger", ledger.balances(), "the ledger does not balance")
+        self.hold("ledger", ledger.tokens.trained == self.tokens_trained, "{} tokens are trained", ledger.tokens.trained)
+
+    def on_start(self, version: int, weights: int) -> None:
+        """Nothing is resumed."""
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """It is stopped in the middle."""
+
+    def on_delivered(self, process: str, message: Message) -> None:
+        """Nothing."""
+
+    def on_batch(self, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview) -> None:
+        """Nothing."""
+
+    def on_step(self, version: int, weights: int) -> None:
+        self.lineage[version] = weights
+
+
+_IDS, _BEHAVIOUR = np.ones(LONGEST, np.int32), np.full(LONGEST, -1.0, np.float32)
+
+
+def scale(engines: int, seconds: float, *, seed: int = 0, seconds_per_token: float = 1.0) -> Scaled:
+    """Run so many engines for so many virtual seconds."""
+    with replayable(seed), silence():
+        return trio.run(
+            partial(_run, engines, seconds, seed, seconds_per_token),
+            clock=MockClock(autojump_threshold=0),
+            strict_exception_groups=True,
+        )
+
+
+async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float) -> Scaled:
+    config = configured(engines, seed)
+    witness = Ledger(seed, config, lambda cursor: None)
+    draw = random.Random(seed)
+    speeds = Speeds(verdict_s=1.0, start_s=lambda: draw.uniform(0.1, 5.0), trained_token_s=2e-2 / engines, step_s=1.0)
+    world = World(seed, config, witness, speeds)
+
+    def script(request: Request) -> Script:
+        share = (stream(seed, request.key) + 1) / (2**64 + 2)
+        tokens = int(min(LONGEST, max(SHORTEST, MEDIAN * (share / (1 - share)) ** TAIL)))
+        left = max(1, tokens - request.prefix_tokens)
+        return Script(_IDS[:left], _BEHAVIOUR[:left], seconds_per_token)
+
+    def engine(process: Process) -> ScriptedEngine:
+        sizes = {"slots": SLOTS, "context_tokens": config.engine.context_tokens, "chunk_tokens": config.engine.chunk_tokens}
+        return ScriptedEngine(script, vocab_size=policy.VOCABULARY, idle=process.waits.spent, **sizes)
+
+    world.engine = engine
+    in_flight: list[int] = []
+
+    async def look() -> None:
+        while True:
+            await trio.sleep(seconds / 20)
+            in_flight.append(sum(rollout.status is State.LEASED for rollout in witness.book.experience.rollouts.values()))
+
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            witness.stop = nursery.cancel_scope.cancel
+            nursery.start_soon(look)
+            ending = await world.life()
+            witness.violated("liveness", f"the run ended: {ending.reason}")
+    tokens = witness.book.experience.ledger.tokens
+    return Scaled(
+        engines=engines,
+        virtual_s=trio.current_time(),
+        events=witness.count,
+        tokens=tokens.total,
+        steps=max(witness.lineage),
+        in_flight=sum(in_flight[1:]) / max(1, len(in_flight) - 1),
+        checks=sum(witness.checks.values()),
+        violation=witness.violation,
+    )
