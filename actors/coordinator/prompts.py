@@ -21,6 +21,11 @@ class Source(Protocol):
 class Encoder(Protocol):
     """Text to ids."""
 
+    @property
+    def sampled(self) -> int:
+        """How many different ids the model can sample."""
+        ...
+
     def encode(self, text: str) -> list[int]: ...
 
 
@@ -33,6 +38,11 @@ class Prompts:
         self._seed = seed
         self._epochs = epochs
         self._order: tuple[int, list[int]] = (-1, [])
+
+    @property
+    def vocabulary(self) -> int:
+        """Every id that is sampled is smaller."""
+        return self._encoder.sampled
 
     def train_item(self, cursor: int) -> int | None:
         """The item at a place in the run's stream of prompts; None when the epochs are over (0 epochs: never)."""

@@ -87,6 +87,8 @@ class MemoryLog:
 class Source:
     """Prompts that are their own number."""
 
+    sampled = VOCABULARY
+
     def __init__(self, config: Config) -> None:
         self._sizes: dict[Purpose, int] = {"train": config.task.train_size, "evaluation": config.task.eval_size}
         self.prompts: Callable[[Purpose, int], str] = lambda purpose, item: f"{item}"
