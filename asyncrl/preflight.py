@@ -176,5 +176,5 @@ def _model(path: Path) -> None:
             json.loads((path / name).read_bytes())
         except OSError:
             raise wrong(f"there is no {name} in it") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise wrong(f"{name} in it is not JSON") from None

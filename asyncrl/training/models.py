@@ -1,6 +1,6 @@
 """Language models from local directories. Invariant: every weight comes from the directory, or no model is returned.
 
-Nothing is downloaded, no code of a model directory is run, and only safetensors are read.
+Nothing is downloaded, no code of a model directory is run or fetched, and only safetensors of the directory itself are read.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -36,11 +36,12 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
         other = ", which are pickles: convert them to safetensors" if any(path.glob("*.bin")) else ""
         found = "only *.bin weights" + other if other else "no weights (no *.safetensors)"
         raise ModelError(f"the model directory {path} has {found}")
+    _own_shards(path)
     try:
         model, info = _AUTO.from_pretrained(
             path, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
-    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+    except Exception as error:  # transformers raises what it likes of files that do not fit
         raise ModelError(f"the weights in {path} cannot be read, so they are cut off or not of this model: {_first_line(error)}") from error
     if missing := sorted(info["missing_keys"]) or sorted(str(key) for key in info["mismatched_keys"]):
         raise ModelError(
@@ -51,8 +52,12 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
 
 def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model at `path` with weights of no meaning, for who gets them by publication. Needs config.json alone. Raises ModelError."""
-    with no_init_weights():
-        model = _AUTO.from_config(_config(Path(path)), dtype=dtype, trust_remote_code=False)
+    config = _config(Path(path))
+    try:
+        with no_init_weights():
+            model = _AUTO.from_config(config, dtype=dtype, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(f"{Path(path) / 'config.json'} describes no model that can be made: {_first_line(error)}") from error
     model.tie_weights()  # left out with the initialisation
     return _evaluating(model)
 
@@ -77,11 +82,42 @@ def _config(path: Path) -> PretrainedConfig:
     try:
         with warnings.catch_warnings():
             config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        foreign = next(_kernels(config.to_dict() | vars(config)), None)
+    except Exception as error:
         raise ModelError(f"{path / 'config.json'} is not a configuration that transformers knows: {_first_line(error)}") from error
+    if foreign:
+        raise ModelError(f"{path / 'config.json'} asks for code from elsewhere ({foreign!r}), which is not run: take that line out")
     assert isinstance(config, PretrainedConfig)
     return config
 
 
+def _kernels(value: object) -> Iterator[str]:
+    """What a configuration says to compute with and is a repository: transformers would fetch its code, remote code off or not."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if isinstance(inner, str) and "implementation" in str(key) and "/" in inner:
+            yield inner
+        yield from _kernels(vars(inner) if isinstance(inner, PretrainedConfig) else inner)
+
+
+def _own_shards(path: Path) -> None:
+    """An index says which files have the weights: transformers would open any, pickles and those of other directories too."""
+    if (path / "adapter_config.json").exists():
+        raise ModelError(f"the model directory {path} has an adapter, which names another model: merge the two into one directory")
+    for index in path.glob("*.index.json"):
+        try:
+            shards = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ModelError(f"{index} cannot be read: {_first_line(error)}") from error
+        for shard in shards:
+            if Path(shard).name != shard or not shard.endswith(".safetensors"):
+                raise ModelError(f"{index} names {shard!r}, and only *.safetensors beside it are read")
+
+
+class _Index(msgspec.Struct):
+    """A sharded model's index: the file of each weight."""
+
+    weight_map: dict[str, str]
+
+
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
+    return " ".join(str(error).split())[:300] or type(error).__name__
