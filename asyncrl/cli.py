@@ -26,6 +26,10 @@ DESCRIPTION = "Train language models with reinforcement learning while generatio
 TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
 WHY = "Say in a few sentences how a run stands: which side is idle, for what, and whose. Of a live run, a stalled one, or a killed one."
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
+SIMULATE = (
+    "Run the whole system in virtual time, in this process, with scripted engines and every fault that there is a name for, and check "
+    "every invariant after every event. A seed decides everything: one that fails is printed, and fails again."
+)
 EXAMPLES = """\
 examples:
   asyncrl train run.toml
@@ -71,6 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     train = add("train", TRAIN, EXAMPLES + "\n" + SETTINGS)
     train.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this directory, from its last checkpoint")
     add("check", CHECK, SETTINGS)
+    trial = verbs.add_parser("simulate", help=SIMULATE.split(",")[0] + ".", description=SIMULATE)
+    what = trial.add_mutually_exclusive_group()
+    what.add_argument("--seed", type=int, metavar="N", help="one seed")
+    what.add_argument("--seeds", type=_seeds, default=range(20), metavar="A:B", help="the seeds from A up to B (default 0:20)")
+    what.add_argument("--engines", type=_positive, metavar="N", help="no faults, but a cluster of so many engines, and what it costs")
+    trial.add_argument("--hours", type=float, default=1.0, help="virtual hours of the cluster (default 1)")
+    trial.add_argument("--jobs", type=_positive, default=1, metavar="N", help="processes (default 1)")
+    trial.add_argument("--json", action="store_true", help="print what the seeds came to as JSON")
     explain = verbs.add_parser("why", help=WHY, description=WHY)
     explain.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     return parser
@@ -88,6 +100,28 @@ def _train(args: argparse.Namespace) -> int:
         from asyncrl.launcher import launch
 
         return launch(config, resume=resume and Path(config.run.dir), console=console)
+
+
+def _seeds(text: str) -> range:
+    start, _, stop = text.partition(":")
+    if not (start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not A:B with numbers A < B")
+    return range(int(start), int(stop))
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from asyncrl.simulation.command import cluster, command
+
+    if args.engines is not None:
+        return cluster(args.engines, 3600.0 * args.hours)
+    seeds = args.seeds if args.seed is None else range(args.seed, args.seed + 1)
+    return command(seeds, jobs=args.jobs, as_json=args.json)
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -127,7 +161,7 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
     return config
 
 
-VERBS = {"train": _train, "check": _check, "why": _why}
+VERBS = {"train": _train, "check": _check, "simulate": _simulate, "why": _why}
 
 
 if __name__ == "__main__":

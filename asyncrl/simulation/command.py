@@ -1,0 +1,136 @@
+"""`asyncrl simulate`: many seeds, counted. Invariant: what failed is printed with the one command that shows it again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from asyncrl.simulation.faults import KINDS
+from asyncrl.simulation.run import simulate
+
+FAILED = 1
+SHARE = 25
+"""Seeds that a process of several takes at a time."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A seed whose run violated an invariant."""
+
+    seed: int
+    violation: str
+
+
+class Tally(msgspec.Struct):
+    """What some seeds came to, all together. `faults` and `seeds_with` count by kind: how often it was injected, and in how many seeds."""
+
+    seeds: int = 0
+    virtual_s: float = 0.0
+    events: int = 0
+    lives: int = 0
+    lost_tail: int = 0
+    faults: dict[str, int] = {}
+    seeds_with: dict[str, int] = {}
+    checks: dict[str, int] = {}
+    failures: list[Failure] = msgspec.field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        """These seeds too."""
+        self.seeds += other.seeds
+        self.virtual_s += other.virtual_s
+        self.events += other.events
+        self.lives += other.lives
+        self.lost_tail += other.lost_tail
+        self.faults = Counter(self.faults) + Counter(other.faults)
+        self.seeds_with = Counter(self.seeds_with) + Counter(other.seeds_with)
+        self.checks = Counter(self.checks) + Counter(other.checks)
+        self.failures += other.failures
+
+
+def tally(seeds: Iterable[int]) -> Tally:
+    """Run these seeds, here."""
+    found = Tally()
+    for seed in seeds:
+        report = simulate(seed)
+        failures = [] if report.violation is None else [Failure(seed, str(report.violation))]
+        found.add(
+            Tally(
+                seeds=1,
+                virtual_s=report.virtual_s,
+                events=report.events,
+                lives=len(report.lives),
+                lost_tail=report.lost_tail,
+                faults=report.faults,
+                seeds_with=dict.fromkeys(report.faults, 1),
+                checks=report.checks,
+                failures=failures,
+            )
+        )
+    return found
+
+
+def shared(seeds: range, jobs: int) -> Tally:
+    """Run these seeds in `jobs` processes at a time."""
+    found, running = Tally(), list[subprocess.Popen[bytes]]()
+    shares = iter([seeds[at : at + SHARE] for at in range(0, len(seeds), SHARE)])
+    try:
+        while True:
+            while len(running) < jobs and (share := next(shares, None)) is not None:
+                argv = [sys.executable, "-m", "asyncrl.cli", "simulate", "--seeds", f"{share.start}:{share.stop}", "--json"]
+                running.append(subprocess.Popen(argv, stdout=subprocess.PIPE))
+            if not running:
+                return found
+            process = running.pop(0)
+            said, _ = process.communicate()
+            found.add(msgspec.json.decode(said, type=Tally))
+            print(f"\r{found.seeds:,} of {len(seeds):,} seeds", end="", file=sys.stderr)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def sentences(found: Tally, seconds: float) -> Iterator[str]:
+    """What is printed."""
+    yield f"seeds     {found.seeds:,}, in {seconds:,.1f} s"
+    yield f"runs      {found.virtual_s:,.0f} virtual s, {found.lives:,} lives, {found.events:,} events"
+    yield f"checks    {sum(found.checks.values()):,}: " + ", ".join(f"{name} {count:,}" for name, count in sorted(found.checks.items()))
+    yield f"faults    {sum(found.faults.values()):,} of {len(KINDS)} kinds, each with the seeds that had it:"
+    yield "          " + ", ".join(f"{kind} {found.faults.get(kind, 0)} ({found.seeds_with.get(kind, 0)})" for kind in sorted(KINDS))
+    yield f"lost      {found.lost_tail:,} events that were not durable when a coordinator died"
+    for failure in found.failures:
+        yield f"seed {failure.seed} violates {failure.violation}"
+        yield f"  again: asyncrl simulate --seed {failure.seed}"
+    yield f"{len(found.failures)} of {found.seeds:,} seeds failed" if found.failures else "every invariant held"
+
+
+def command(seeds: range, *, jobs: int, as_json: bool) -> int:
+    """Run seeds and print what they came to; the exit status."""
+    began = time.perf_counter()
+    found = shared(seeds, jobs) if jobs > 1 else tally(seeds)
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(found))
+        return 0
+    print("\n".join(sentences(found, time.perf_counter() - began)))
+    return FAILED if found.failures else 0
+
+
+def cluster(engines: int, seconds: float) -> int:
+    """Run a cluster and print what it came to; the exit status."""
+    from asyncrl.simulation.scale import scale
+
+    began = time.process_time()
+    came = scale(engines, seconds)
+    cpu = time.process_time() - began
+    print(
+        f"engines   {came.engines:,}; {came.in_flight:,.0f} rollouts in flight on average\n"
+        f"time      {came.virtual_s:,.0f} virtual s in {cpu:,.1f} s of one core\n"
+        f"work      {came.events:,} events, {came.tokens:,} tokens, {came.steps} steps; {came.checks:,} checks of the ledger"
+    )
+    if came.violation is not None:
+        print(f"violates  {came.violation}")
+    return 0 if came.violation is None else FAILED
