@@ -1,0 +1,318 @@
+"""Whole runs in virtual time that end: by themselves, asked to, stalled, or with somebody missing; in every phase, and within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+from actor_world import World, configured
+from numpy import float32, full, int32
+
+from actors.coordinator.lifecycle import Phase
+from asyncrl import situation
+from asyncrl.engines.protocol import Request
+from asyncrl.engines.scripted import Script
+from asyncrl.experience import events as e
+from asyncrl.messages import Drain, Ending, Exited, Message
+from asyncrl.situation import Situation
+from asyncrl.why import answer
+
+GRACE_S = 10.0
+SETTLED_S = GRACE_S + 0.1
+
+
+def small(**sections: dict[str, object]) -> World:
+    sections["run"] = {"stall_s": 100.0, "lease_s": 50.0, "grace_s": GRACE_S, "start_s": 60.0} | sections.get("run", {})
+    return World(configured(**sections))
+
+
+def everybody_gone(world: World) -> None:
+    """What holds after every end: nobody holds anything, and the accounts balance."""
+    world.check()
+    assert world.coordinator.life.phase is Phase.STOP
+    assert not any(rollout.owner for rollout in world.book.experience.rollouts.values())
+
+
+# ------------------------------------------------------------------------------------------------- asked to, in every phase
+
+MOMENTS: dict[str, Callable[[World], bool]] = {
+    "before anybody came": lambda world: any(world.coordinator.roster.of("launcher")),
+    "while some are missing": lambda world: any(world.coordinator.roster.of("rollout")),
+    "during the first publication": lambda world: world.coordinator.publishing.busy,
+    "before the first step": lambda world: world.holds("rollout-0"),
+    "while a step closes": lambda world: world.coordinator.training is not None and world.coordinator.training.closing,
+    "during a later publication": lambda world: world.learner.version >= 2 and world.coordinator.publishing.busy,
+    "while verdicts are awaited": lambda world: world.learner.version >= 1 and world.coordinator.judgement.held("reward-0") > 0,
+    "during an evaluation": lambda world: world.learner.version >= 2 and world.coordinator.evaluation.running is not None,
+    "while a checkpoint is written": lambda world: world.learner.version >= 2 and len(world.learner.saved) == 0,
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_run_that_is_asked_to_stop_drains_within_its_grace(moment: str, autojump_clock: trio.testing.MockClock) -> None:
+    world = small(train={"steps": 1000, "checkpoint_every": 2}, rollout={"actors": 2})
+    world.late_s = 1.0
+    asked = 0.0
+
+    async def user() -> None:
+        nonlocal asked
+        await world.until(lambda: MOMENTS[moment](world))
+        asked = trio.current_time()
+        world.tell(Drain())
+
+    with trio.fail_after(1000):
+        outcome = await world.run(user)
+    everybody_gone(world)
+    assert outcome.ok and "--resume" in outcome.reason
+    assert trio.current_time() - asked < 3.0, "nobody was in the way, so no stage has to wait for its deadline"
+    if (training := world.coordinator.training) is not None:
+        assert training.saved == training.version
+
+
+@pytest.mark.parametrize("who", ["rollout-0", "reward-0", "trainer-0"])
+@pytest.mark.parametrize("moment", ["during the first publication", "before the first step", "while a step closes", "during an evaluation"])
+async def test_a_run_ends_though_somebody_is_killed_first(who: str, moment: str, autojump_clock: trio.testing.MockClock) -> None:
+    """An engine or a reward actor is replaced, and the run goes on to its end; without its trainer it ends and says so."""
+    world = small(rollout={"actors": 2, "attempts": 50})
+
+    async def murderer() -> None:
+        await world.until(lambda: MOMENTS[moment](world))
+        world.kill(who)
+
+    with trio.fail_after(2000):
+        outcome = await world.run(murderer)
+    everybody_gone(world)
+    assert outcome.ok is (who != "trainer-0"), outcome.reason
+    assert outcome.ok or "trainer" in outcome.reason
+
+
+@pytest.mark.parametrize("who", ["rollout-0", "reward-0", "trainer-0"])
+async def test_who_hangs_in_the_drain_costs_its_share_of_the_grace(who: str, autojump_clock: trio.testing.MockClock) -> None:
+    """It neither reads nor sends any more, and its link stays open."""
+    world = small(train={"steps": 1000, "checkpoint_every": 0})
+    asked = 0.0
+
+    async def user() -> None:
+        nonlocal asked
+        await world.until(lambda: world.learner.version >= 2 and world.holds("rollout-0"))
+        peer = world.coordinator.roster.get(who)
+        assert peer is not None
+        peer.send = lambda *frame: None  # type: ignore[method-assign]
+        asked = trio.current_time()
+        world.tell(Drain())
+
+    outcome = await world.run(user)
+    world.check()
+    assert outcome.ok and 1.0 < trio.current_time() - asked < SETTLED_S
+    others = {"rollout-0", "reward-0", "trainer-0"} - {who}
+    assert others <= world.coordinator.drained
+
+
+async def test_streams_end_from_source_to_sink(autojump_clock: trio.testing.MockClock) -> None:
+    world = small(rollout={"actors": 2}, run={"reward_actors": 2})
+    ended: list[str] = []
+
+    class Drained(set[str]):
+        def add(self, name: str) -> None:
+            ended.append(name)
+            super().add(name)
+
+    async def watch() -> None:
+        world.coordinator.drained = Drained()
+
+    outcome = await world.run(watch)
+    assert outcome.ok
+    assert [name.partition("-")[0] for name in ended] == ["rollout", "rollout", "reward", "reward", "trainer"]
+
+
+async def test_the_launcher_hears_of_the_drain_before_any_actor_can_end_of_it(autojump_clock: trio.testing.MockClock) -> None:
+    """So it starts nobody again (`tests/test_supervisor.py`)."""
+    world = small(rollout={"actors": 2})
+    said: list[str] = []
+
+    async def watch() -> None:
+        for role in ("launcher", "rollout", "reward", "trainer"):
+            for peer in world.coordinator.roster.of(role):  # type: ignore[arg-type]
+
+                def send(message: Message, *buffers: object, send=peer.send, name=peer.name) -> None:  # type: ignore[no-untyped-def]
+                    if isinstance(message, Ending | Drain):
+                        said.append(name)
+                    send(message, *buffers)
+
+                peer.send = send  # type: ignore[method-assign]
+
+    async def later() -> None:
+        await world.until(lambda: world.learner.version >= 2)
+        await watch()
+
+    assert (await world.run(later)).ok
+    assert said == ["launcher-0", "rollout-0", "rollout-1", "reward-0", "trainer-0"]
+    everybody_gone(world)
+
+
+async def test_who_comes_in_the_drain_is_sent_home(autojump_clock: trio.testing.MockClock) -> None:
+    world = small(train={"steps": 1000}, rollout={"actors": 2})
+    world.learner._step_s = 3.0
+
+    async def user() -> None:
+        await world.until(lambda: world.learner.version >= 1 and world.coordinator.training.closing)  # type: ignore[union-attr]
+        world.tell(Drain())
+        await world.until(lambda: world.coordinator.life.ending and world.coordinator.roster.get("rollout-0") is None)
+        await world._keep("rollout", 0)
+
+    with trio.fail_after(100):
+        outcome = await world.run(user)
+    assert outcome.ok and "rollout-0" in world.coordinator.drained
+    everybody_gone(world)
+
+
+# -------------------------------------------------------------------------------------------------- who never comes, and stalls
+
+
+@pytest.mark.parametrize("missing", ["rollout-1", "reward-0", "trainer-0"])
+async def test_an_actor_that_never_comes_ends_the_run_by_name(missing: str, autojump_clock: trio.testing.MockClock) -> None:
+    world = small(rollout={"actors": 2})
+    stalls: list[Situation] = []
+    keep = world._keep
+
+    async def without(role: str, index: int) -> None:
+        if f"{role}-{index}" != missing:
+            await keep(role, index)  # type: ignore[arg-type]
+
+    world._keep = without  # type: ignore[method-assign, assignment]
+
+    async def watch() -> None:
+        world.coordinator._stalled = stalls.append
+
+    outcome = await world.run(watch)
+    assert not outcome.ok and outcome.reason.startswith(f"{missing} did not come within 60 s (run.start_s)")
+    assert 60.0 <= world.seconds < 60.0 + 2 + SETTLED_S
+    assert [actor.name for actor in stalls[0].actors if not actor.here] == [missing]
+    assert [actor.incarnation for actor in stalls[0].actors if not actor.here] == [-1]
+
+
+async def test_an_actor_that_fails_before_it_has_begun_ends_the_run(autojump_clock: trio.testing.MockClock) -> None:
+    world = small()
+
+    async def launcher() -> None:
+        await world.until(lambda: any(world.coordinator.roster.of("launcher")))
+        world.tell(Exited("rollout", 7, 1, True))
+
+    outcome = await world.run(launcher)
+    assert not outcome.ok and "rollout-7 ended with code 1 before it had begun" in outcome.reason
+
+
+def slow(seconds: float) -> Callable[[Request], Script]:
+    return lambda request: Script(full(4, 5, int32), full(4, -1.0, float32), seconds, "stop")
+
+
+async def stalled(world: World, *others: Callable[[], object]) -> tuple[str, Situation]:
+    """The reason and the dump of a run that stalls."""
+    stalls: list[Situation] = []
+
+    async def watch() -> None:
+        world.coordinator._stalled = stalls.append
+
+    outcome = await world.run(watch, *others)
+    assert not outcome.ok and "no token and no step for 100 s (run.stall_s)" in outcome.reason
+    [found] = stalls
+    return outcome.reason, found
+
+
+async def test_a_stalled_run_leaves_everything_that_waits(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    world = small(run={"lease_s": 1000.0})
+    world.script = slow(1e6)
+    reason, found = await stalled(world)
+    assert "rollout-0 has streamed nothing for" in reason and "rollout 0 with rollout-0" in reason
+    situation.write(found, tmp_path / "stall.json")
+    assert situation.read(tmp_path / "stall.json") == found
+    waits = {(owner, wait.name) for owner, waits in [("", found.waits), *((a.name, a.waits) for a in found.actors)] for wait in waits}
+    assert {("", "progress"), ("trainer-0", "command")} <= waits
+    assert {a.name: (a.here, a.incarnation) for a in found.actors} == dict.fromkeys(("trainer-0", "rollout-0", "reward-0"), (True, 0))
+    [engine] = [a for a in found.actors if a.role == "rollout"]
+    assert (engine.version, engine.holds) == (0, found.rollouts["leased"]) and engine.seconds <= 2.0
+    assert found.phase == "run" and found.published == 0 and found.publication is None
+    assert len(found.awaited) == situation.NAMED and all(99.0 < a.seconds < 103.0 for a in found.awaited)
+    assert (found.ledger.admitted, found.tokens.generated) == (world.book.experience.ledger.rollouts.total, 0)
+    sentences = answer(found, lives=False, age_s=3.0, stalled=True, run=Path("r"))
+    assert sentences[0].startswith("The run stalled") and "rollout-0" in sentences[-1]
+
+
+async def test_a_stalled_verifier_is_named(autojump_clock: trio.testing.MockClock) -> None:
+    world = small(run={"reward_concurrency": 64})
+    world.verifiers._seconds = 1e6
+
+    async def patient() -> None:
+        world.coordinator.judgement._patience_s = 1e9
+
+    reason, found = await stalled(world, patient)
+    assert "verifiers are the slow side" in reason and "reward-0" in reason
+    assert found.rollouts["sealed"] > 0
+
+
+async def test_a_stalled_trainer_is_named(autojump_clock: trio.testing.MockClock) -> None:
+    world = small(task={"eval_size": 0})
+
+    async def forever() -> dict[str, float]:
+        await trio.sleep_forever()
+        return {}
+
+    world.learner.step = forever  # type: ignore[method-assign]
+    reason, found = await stalled(world)
+    assert "the trainer is the slow side" in reason
+    assert found.rollouts["taken"] == next(a.holds for a in found.actors if a.name == "trainer-0") > 0
+
+
+async def test_a_live_run_can_be_asked_how_it_stands(autojump_clock: trio.testing.MockClock) -> None:
+    """At any moment, and asking changes nothing."""
+    world = small()
+    found: list[Situation] = []
+
+    async def ask() -> None:
+        while True:
+            before = len(world.log.events)
+            found.append(world.coordinator.situation())
+            assert len(world.log.events) == before
+            await trio.sleep(0.13)
+
+    assert (await world.run(ask)).ok
+    world.check()
+    assert {s.phase for s in found} >= {"init", "run"} and found[-1].step >= 3
+    assert all(s.ok is None for s in found)
+    final = world.coordinator.situation()
+    assert (final.ok, final.phase, final.step) == (True, "stop", 4)
+    assert all(answer(s, lives=True, age_s=0.0, stalled=False, run=Path("r")) for s in found)
+
+
+# ---------------------------------------------------------------------------------------------------------- by themselves
+
+SHAPES: dict[str, dict[str, dict[str, object]]] = {
+    "one step": {"train": {"steps": 1}},
+    "one step, an evaluation on it": {"train": {"steps": 1, "eval_every": 1}},
+    "the data ends": {"task": {"train_size": 5, "epochs": 1, "eval_size": 4}, "train": {"steps": 50}},
+    "the data ends, an evaluation at the end": {
+        "task": {"train_size": 4, "epochs": 1, "eval_size": 4},
+        "train": {"steps": 50, "eval_every": 0},
+    },
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("killed", ["", "rollout-0", "reward-0"])
+async def test_every_shape_of_run_ends(name: str, killed: str, autojump_clock: trio.testing.MockClock) -> None:
+    world = small(**SHAPES[name], rollout={"attempts": 50})
+
+    async def murderer() -> None:
+        if killed:
+            await world.until(lambda: world.holds("rollout-0"))
+            world.kill(killed)
+
+    with trio.fail_after(2000):
+        outcome = await world.run(murderer)
+    everybody_gone(world)
+    assert outcome.ok, outcome.reason
+    assert world.coordinator.evaluation.accuracy.keys() >= {0, world.learner.version}
+    assert world.learner.saved[-1][0] == world.learner.version
+    assert not [event for event in world.log.events if isinstance(event, e.Buried)]
