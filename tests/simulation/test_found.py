@@ -1,0 +1,73 @@
+"""One fault at a time, where a seed once showed a bug or where one fault has one answer."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from asyncrl.config import Config
+from asyncrl.simulation import policy
+from asyncrl.simulation.faults import KINDS, Fault
+from asyncrl.simulation.run import configured, simulate
+
+
+def plain(seed: int = 0, **sections: dict[str, object]) -> Config:
+    """A run of which nothing is left to the seed."""
+    settings: dict[str, dict[str, object]] = {
+        "task": {"eval_size": 3, "train_size": 1000},
+        "engine": {"slots": 4, "chunk_tokens": 4},
+        "rollout": {"actors": 2, "group_size": 3, "max_new_tokens": 20, "filter": "none", "attempts": 20},
+        "train": {"steps": 6, "batch_groups": 2, "checkpoint_every": 2},
+        "staleness": {"max_lag": 1, "depth": 1, "on_stale": "mask"},
+        "run": {"reward_actors": 2, "journal_ms": 20},
+    }
+    raw = msgspec.to_builtins(configured(seed))
+    for name in raw:
+        raw[name] |= settings.get(name, {}) | sections.get(name, {})
+    return msgspec.convert(raw, Config)
+
+
+@pytest.mark.parametrize("what", [kind for kind in KINDS if kind.startswith("garbage_")])
+def test_garbage_from_an_engine_costs_the_engine_and_never_enters(what: str) -> None:
+    report = simulate(1, config=plain(1), faults=[Fault(1.0, what, 1)])
+    assert report.ok and report.faults == {what: 1} and [life.ok for life in report.lives] == [True]
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_by_that_name(every: int) -> None:
+    config = plain(2, train={"steps": 2, "checkpoint_every": every})
+    report = simulate(2, config=config, faults=[Fault(0.1, "checkpoint_fails", 1)])
+    assert report.ok and "the last checkpoint was not written: the plan" in report.lives[0].reason and report.virtual_s < 30
+
+
+def test_a_starved_runs_checkpoint_that_cannot_be_written_ends_the_run_by_that_name() -> None:
+    config = plain(2, task={"train_size": 3, "epochs": 1}, train={"steps": 50, "checkpoint_every": 0})
+    report = simulate(2, config=config, faults=[Fault(0.1, "checkpoint_fails", 1)])
+    assert report.ok and "the last checkpoint was not written: the plan" in report.lives[0].reason and report.virtual_s < 30
+    assert "used up" in report.lives[-1].reason
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_damaged_first_checkpoint_of_a_resumed_run_costs_its_steps_and_not_the_run(seed: int) -> None:
+    faults = [Fault(0.8, "kill_everything", seed), Fault(0.9, "checkpoint_damaged", seed)]
+    report = simulate(seed, config=plain(seed), faults=faults)
+    assert report.ok, report.violation
+
+
+@pytest.mark.parametrize("kind", ["kill_everything", "kill_coordinator", "kill_trainer", "checkpoint_cut", "restart_everything"])
+@pytest.mark.parametrize("seed", range(3))
+def test_at_lag_0_a_killed_and_resumed_run_equals_an_uninterrupted_one_weight_for_weight(kind: str, seed: int) -> None:
+    config = plain(seed, staleness={"max_lag": 0, "depth": 0})
+    whole = simulate(seed, config=config, faults=[])
+    killed = simulate(seed, config=config, faults=[Fault(0.4 + 0.7 * seed, kind, seed)])
+    assert whole.ok and killed.ok, killed.violation
+    assert len(whole.lives) == 1 < len(killed.lives) and killed.faults[kind] == 1
+    assert whole.versions == killed.versions and len(whole.versions) == 7
+    assert whole.versions[0] == policy.initial(seed) and killed.checks["synchronous"] == 1
+
+
+@pytest.mark.parametrize("at", [0.3 + 0.13 * n for n in range(20)])
+def test_a_run_killed_whole_at_any_moment_goes_on(at: float) -> None:
+    report = simulate(5, config=plain(5), faults=[Fault(at, "kill_everything", 1), Fault(at + 1.7, "kill_everything", 1)])
+    assert report.ok, report.violation
+    assert len(report.lives) >= 2 and report.lives[-1].ok
