@@ -12,8 +12,8 @@ from asyncrl.config.derived import size
 from asyncrl.messages import Role
 from asyncrl.situation import Actor, Situation
 
-SILENT_S = 10.0
-"""An actor reports every second (where there are many, every few); one that says nothing for so long hangs or is stopped."""
+SILENT_S = 5.0
+"""An actor reports every second (where there are many, every few); one that says nothing for so long hangs, is stopped, or gets no core."""
 LONG_S = 5.0
 """A publication that is worth a word."""
 IDLE = 0.3
@@ -55,7 +55,7 @@ def _broken(s: Situation) -> Iterator[str]:
     if silent := [actor for actor in s.actors if actor.here and actor.seconds > max(SILENT_S, 3 * s.report_s)]:
         longest = max(actor.seconds for actor in silent)
         yield (
-            f"{_names(silent)} {_has(silent)} said nothing for {duration(longest)}, though connected: hung or stopped "
+            f"{_names(silent)} {_has(silent)} said nothing for {duration(longest)}, though connected: hung, stopped, or without a core "
             f"(process {', '.join(str(actor.pid) for actor in silent[:NAMES])})."
         )
     if (p := s.publication) is not None and p.waiting_for and (p.seconds > LONG_S or s.phase == "ready" or _awaits_weights(s)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import urllib.error
@@ -184,6 +185,23 @@ def test_a_scrape_before_anything_happened(port: int) -> None:
     with Metrics().serve(port):
         found = samples(scrape(port))
     assert found["asyncrl_since_last_step_seconds", frozenset()] >= 0 and "asyncrl_version" not in {name for name, _ in found}
+
+
+def test_leases_the_journal_and_the_loop_are_seen(clock: Clock) -> None:
+    metrics = Metrics(clock=clock)
+
+    def value(name: str) -> float | None:
+        return metrics.registry.get_sample_value(name)
+
+    assert math.isnan(value("asyncrl_lease_tail_seconds") or 0.0)
+    metrics.leasing(None, 600.0)
+    assert math.isnan(value("asyncrl_lease_tail_seconds") or 0.0) and value("asyncrl_lease_deadline_seconds") == 600.0
+    metrics.leasing(2.5, 30.0)
+    metrics.journalled(4096, 17)
+    metrics.pumped(0.25)
+    assert (value("asyncrl_lease_tail_seconds"), value("asyncrl_lease_deadline_seconds")) == (2.5, 30.0)
+    assert (value("asyncrl_journal_bytes"), value("asyncrl_journal_pending_bytes")) == (4096, 17)
+    assert value("asyncrl_pump_seconds") == 0.25
 
 
 def test_an_observation_does_not_change_with_the_heart() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from asyncrl.journal.writer import Journal
 
 from actors.coordinator.book import Book
 from actors.coordinator.judgement import Judgement
@@ -14,7 +15,6 @@ from actors.coordinator.seats import Seats
 from actors.coordinator.training import Training
 from asyncrl import cli
 from asyncrl.experience import events as e
-from asyncrl.journal.writer import Journal
 from asyncrl.messages import Purpose
 from asyncrl.simulation.command import Tally, tally
 from asyncrl.simulation.run import simulate
