@@ -7,7 +7,7 @@ names several rollouts carries the concatenation of their arrays, in the order o
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -81,6 +81,10 @@ class Wait(Part, frozen=True):
     deadline_s: float
 
 
+Increase = Annotated[float, msgspec.Meta(ge=0)]
+"""Of a counter, which cannot go down: another one does not parse."""
+
+
 class Report(Message, frozen=True):
     """Actor to coordinator, about once a second: what it did since the last report.
 
@@ -88,8 +92,8 @@ class Report(Message, frozen=True):
     """
 
     seconds: float
-    idle: dict[str, float]
-    counts: dict[str, float]
+    idle: dict[str, Increase]
+    counts: dict[str, Increase]
     waits: list[Wait]
 
 
@@ -235,10 +239,11 @@ class Save(Message, frozen=True):
 
 
 class Saved(Message, frozen=True):
-    """Trainer to coordinator: the checkpoint of `version` is complete at `path`."""
+    """Trainer to coordinator: the checkpoint of `version` is complete at `path`; or `error`, and there is none."""
 
     version: int
     path: str
+    error: str = ""
 
 
 # ---------------------------------------------------------------------------------------------------------- publication

@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import Annotated, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -53,6 +53,8 @@ def of_type(kind: object) -> st.SearchStrategy:
         return st.lists(of_type(get_args(kind)[0]), max_size=3)
     if get_origin(kind) is dict:
         return st.dictionaries(*map(of_type, get_args(kind)), max_size=3)
+    if get_origin(kind) is Annotated:
+        return st.floats(0)
     if kind is float:
         return st.floats(allow_nan=False)
     if kind is int:
