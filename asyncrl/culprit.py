@@ -6,7 +6,7 @@ trainer waits for what verifiers or engines have, idle engines wait for admissio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from asyncrl.config.derived import size
 from asyncrl.messages import Role
@@ -159,9 +159,13 @@ def _waits(s: Situation) -> str:
     return "; ".join(f"{owner} for {wait.name} ({duration(wait.seconds)})" for wait, owner in found[:NAMES])
 
 
-def _names(actors: Iterable[Actor]) -> str:
-    names = [actor.name for actor in actors]
+def listed(names: Sequence[str]) -> str:
+    """A few of the names, and how many more there are."""
     return ", ".join(names) if len(names) <= NAMES else f"{', '.join(names[:NAMES])} and {len(names) - NAMES} more"
+
+
+def _names(actors: Iterable[Actor]) -> str:
+    return listed([actor.name for actor in actors])
 
 
 def _has(actors: list[Actor]) -> str:

@@ -139,6 +139,10 @@ SITUATIONS: dict[str, tuple[Situation, list[str]]] = {
         standing(phase="init", published=None, actors=absent(S, "trainer-0", incarnation=-1, seconds=33.0)),
         ["waits for trainer-0 to come, for 33 s"],
     ),
+    "a large cluster is starting": (
+        standing(phase="init", published=None, actors=[actor(f"rollout-{n}", here=False, incarnation=-1, seconds=9.0) for n in range(100)]),
+        ["waits for rollout-0, rollout-1, rollout-2, rollout-3 and 96 more to come"],
+    ),
     "the first publication": (
         standing(
             phase="ready",

@@ -33,9 +33,9 @@ from actors.coordinator.prompts import Prompts
 from actors.coordinator.publishing import Publishing
 from actors.coordinator.seats import Seat, Seats
 from actors.coordinator.survey import survey
+from actors.coordinator.ticking import tick
 from actors.coordinator.training import Training
 from asyncrl.config import Config
-from asyncrl.culprit import culprit
 from asyncrl.experience.rollout import Refused
 from asyncrl.link import Link, LinkError
 from asyncrl.messages import (
@@ -59,14 +59,11 @@ from asyncrl.messages import (
     TrainerReady,
     Transferred,
 )
-from asyncrl.metrics import Metrics, observe
+from asyncrl.metrics import Metrics
 from asyncrl.situation import Journal, Situation
 from asyncrl.summary import Summary
 from asyncrl.waits import Pulse, WaitExpired, Waits
 
-TICK_S = 1.0
-LATE_S = 1.0
-"""A tick that comes so much too late finds unread what came meanwhile, and blames nobody: the coordinator itself stood still."""
 HELLO_S = 10.0
 ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
 
@@ -116,11 +113,11 @@ class Coordinator:
         self.seats = Seats()
         self.generation = Generation(book, self.seats, prompts, config)
         self.judgement = Judgement(book, self.roster, config)
-        self.publishing = Publishing(book, self.seats, config, fence=self._replace, give_up=partial(self._end, False), done=self._published)
+        self.publishing = Publishing(book, self.seats, config, fence=self.replace, give_up=partial(self.end, False), done=self._published)
         self.evaluation = Evaluation(book, self.generation, self.seats, prompts, config, metrics.evaluated)
         self.training: Training | None = None
         self.journal = journal
-        self._stalled = stalled
+        self.stalled = stalled
         rollouts, rewards = config.rollout.actors, config.run.reward_actors
         self.expected = ["trainer-0", *(f"rollout-{n}" for n in range(rollouts)), *(f"reward-{n}" for n in range(rewards))]
         self.life = Lifecycle(self.expected, config.run, trio.current_time())
@@ -139,7 +136,7 @@ class Coordinator:
     async def conduct(self) -> Outcome:
         """Run to the end, and drain. The links are attended by others (`attend`)."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tick)
+            nursery.start_soon(tick, self)
             while (outcome := self._over()) is None:
                 began = time.perf_counter()
                 self._pump()
@@ -206,7 +203,7 @@ class Coordinator:
         )
 
     async def _change(self, name: str) -> None:
-        """Wait until something happened; `_tick` sees to it that something does. Only where this process itself stood still does the wait
+        """Wait until something happened; `tick` sees to it that something does. Only where this process itself stood still does the wait
         expire, and then there is more to do than ever."""
         with suppress(WaitExpired), self.waits.on(name, owner="coordinator", deadline_s=self.config.run.stall_s):
             await self.pulse.wait()
@@ -225,75 +222,11 @@ class Coordinator:
             peer.send(Finished(outcome.ok, outcome.reason))
         await self.until("the launcher's goodbye", lambda: not any(self.roster.of("launcher")), self.life.deadline(0.0))
 
-    def _end(self, ok: bool, reason: str) -> None:
+    def end(self, ok: bool, reason: str) -> None:
         """End the run; the first reason counts."""
         if self.outcome is None:
             self.outcome = Outcome(ok, reason)
         self.pulse.set()
-
-    # ----------------------------------------------------------------------------------------------------------- time
-
-    async def _tick(self) -> None:
-        now = trio.current_time()
-        while True:
-            due = now + TICK_S
-            await trio.sleep_until(due)
-            now = trio.current_time()
-            if now < due + LATE_S:
-                self._deadlines(now)
-            self.progress.tick(self.book.experience.ledger.tokens)
-            self._measure()
-            status = self.progress.status(self, *self._phase())
-            for peer in self.roster.of("launcher"):
-                peer.send(status)
-            self.pulse.set()
-
-    def _deadlines(self, now: float) -> None:
-        """End what has lasted too long."""
-        for engine in self.generation.expire(now):
-            self._replace(engine, "it streamed nothing in the whole time of a lease")
-        self.publishing.late(now)
-        if (name := self.judgement.overdue(now)) is not None:
-            self._replace(name, "it owes a verdict for too long")
-        self._watch(now)
-
-    def _measure(self) -> None:
-        """Let the metrics have what is not counted where it happens."""
-        metrics, times, journal, training = self.metrics, self.generation.out.times, self.journal(), self.training
-        metrics.observed(observe(self.book.experience, training.lags if training else {}))
-        metrics.leasing(times.p95_s, times.deadline_s)
-        metrics.journalled(journal.disk_bytes, journal.pending_bytes)
-        metrics.pumped(self.progress.pump_s)
-
-    def _phase(self) -> tuple[str, str]:
-        """What the run is doing, in a word, and whom it waits for where that is not a moment's matter."""
-        match self.life.phase:
-            case Phase.INIT:
-                return "starting", f"waiting for {', '.join(self.life.missing)}"
-            case Phase.READY:
-                return "starting", f"publishing version {self.training.version if self.training else 0}"
-            case Phase.RUN:
-                if self.training is not None and self.training.finished:
-                    return "finishing", "evaluating the last version" if self.evaluation.running is not None else ""
-                return "training", ""
-            case _:
-                return "draining", ""
-
-    def _watch(self, now: float) -> None:
-        """The watchdog: a phase that lasts too long is written down as it stands, and ends the run by the name of who it waits for."""
-        training = self.training
-        progress = max(self.generation.progress, self.judgement.progress, training.progress if training else 0.0)
-        late = self.life.late(progress, now)
-        if late is None or self.outcome is not None:
-            return
-        found = survey(self)
-        self._stalled(found)
-        if late.missing:
-            what = f"{', '.join(late.missing)} did not come within {self.config.run.start_s:g} s (run.start_s)"
-        else:
-            what = f"no token and no step for {self.config.run.stall_s:g} s (run.stall_s)"
-        cause = culprit(found).rstrip(".")
-        self._end(False, f"{what}: {cause[0].lower()}{cause[1:]}")
 
     # ---------------------------------------------------------------------------------------------------------- links
 
@@ -347,7 +280,7 @@ class Coordinator:
         try:
             self._dispatch(peer, message, buffers)
         except Refused as refused:
-            self._replace(peer.name, f"it sent what cannot be: {refused}")
+            self.replace(peer.name, f"it sent what cannot be: {refused}")
 
     def _dispatch(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
         training = self.training
@@ -386,7 +319,7 @@ class Coordinator:
             case Exited():
                 self._exited(message)
             case Drain():
-                self._end(True, "stopped early, as asked; continue with --resume")
+                self.end(True, "stopped early, as asked; continue with --resume")
             case _:
                 raise LinkError("malformed", f"{peer.name} sent {type(message).__name__}, which the coordinator does not take from it now")
 
@@ -406,7 +339,7 @@ class Coordinator:
         logger.info("%s is gone", peer.name)
         self.gone[peer.name] = peer.incarnation, peer.pid, trio.current_time()
         if peer.role == "trainer" and not self.life.ending:
-            self._end(False, "the trainer was lost")
+            self.end(False, "the trainer was lost")
         self._forget(peer)
         self.pulse.set()
 
@@ -423,14 +356,14 @@ class Coordinator:
         """The launcher saw a process end."""
         name = f"{message.role}-{message.index}"
         if name not in self.gone and self.roster.get(name) is None:
-            self._end(False, f"{name} ended with code {message.code} before it had begun, so starting it again would not help")
+            self.end(False, f"{name} ended with code {message.code} before it had begun, so starting it again would not help")
         elif message.restarting:
             self.progress.restarts[message.role] += 1
             self.metrics.restarted(message.role)
         else:
-            self._end(False, f"{name} ended with code {message.code}")
+            self.end(False, f"{name} ended with code {message.code}")
 
-    def _replace(self, name: str, reason: str) -> None:
+    def replace(self, name: str, reason: str) -> None:
         """Cut an actor off, take back what it holds, and have the launcher end it and start another."""
         peer = self.roster.get(name)
         if peer is None or peer.scope.cancel_called:

@@ -184,7 +184,7 @@ async def test_an_actor_that_never_comes_ends_the_run_by_name(missing: str, auto
     world._keep = without  # type: ignore[method-assign, assignment]
 
     async def watch() -> None:
-        world.coordinator._stalled = stalls.append
+        world.coordinator.stalled = stalls.append
 
     outcome = await world.run(watch)
     assert not outcome.ok and outcome.reason.startswith(f"{missing} did not come within 60 s (run.start_s)")
@@ -213,7 +213,7 @@ async def stalled(world: World, *others: Callable[[], object]) -> tuple[str, Sit
     stalls: list[Situation] = []
 
     async def watch() -> None:
-        world.coordinator._stalled = stalls.append
+        world.coordinator.stalled = stalls.append
 
     outcome = await world.run(watch, *others)
     assert not outcome.ok and "no token and no step for 100 s (run.stall_s)" in outcome.reason
