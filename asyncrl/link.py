@@ -60,7 +60,7 @@ UNAUTHENTICATED = 64
 """Connections that may be proving the key at one time; for another one the oldest has to go."""
 MAX_LINKS = 4096
 """Links that a server keeps at one time."""
-REFUSAL_S = 0.005
+REFUSAL_S = 0.01
 """Seconds by which a refused connection puts off the next one, so that most of a server's time stays for those who are in."""
 
 _PREFIX = struct.Struct("<III")
