@@ -72,13 +72,17 @@ class Drained(Message, frozen=True):
     """Actor to coordinator: the end of its stream; nothing follows."""
 
 
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+"""Seconds; no number at all, a negative or an endless one does not parse."""
+
+
 class Wait(Part, frozen=True):
     """One row of the table of waits: who waits for what, since when."""
 
     name: str
     owner: str
-    seconds: float
-    deadline_s: float
+    seconds: Duration
+    deadline_s: Duration
 
 
 Increase = Annotated[float, msgspec.Meta(ge=0)]
@@ -91,8 +95,8 @@ class Report(Message, frozen=True):
     `idle` maps a cause to seconds spent waiting for it; `counts` maps a counter to its increase; `waits` is the table now.
     """
 
-    seconds: float
-    idle: dict[str, Increase]
+    seconds: Duration
+    idle: dict[str, Duration]
     counts: dict[str, Increase]
     waits: list[Wait]
 

@@ -89,7 +89,7 @@ def _actor(run: Coordinator, name: str, now: float, taken: int) -> Actor:
         incarnation=peer.incarnation,
         pid=peer.pid,
         seconds=now - peer.heard,
-        idle={cause: min(1.0, seconds / report.seconds) for cause, seconds in report.idle.items() if seconds},
+        idle={cause: min(1.0, seconds / report.seconds) for cause, seconds in report.idle.items() if seconds and report.seconds},
         waits=report.waits,
         holds=sum(map(len, seat.held.values())) if seat else run.judgement.held(name) if role == "reward" else taken,
         version=seat.version if seat else None,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from actor_world import World, configured
@@ -15,7 +17,7 @@ from asyncrl import situation
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.messages import Drain, Ending, Exited, Message
+from asyncrl.messages import Drain, Ending, Exited, Message, Report, Wait
 from asyncrl.situation import Situation
 from asyncrl.why import answer
 
@@ -263,6 +265,25 @@ async def test_a_stalled_trainer_is_named(autojump_clock: trio.testing.MockClock
     reason, found = await stalled(world)
     assert "the trainer is the slow side" in reason
     assert found.rollouts["taken"] == next(a.holds for a in found.actors if a.name == "trainer-0") > 0
+
+
+async def test_a_strange_report_harms_nobody(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A report of no time at all; one with what is no duration does not even parse."""
+    world = small()
+
+    async def stranger() -> None:
+        await world.until(lambda: world.learner.version >= 1)
+        peer = world.coordinator.roster.get("reward-0")
+        assert peer is not None
+        peer.report = Report(0.0, {"verdict": 5.0}, {}, [Wait("x" * 1000, "", 1e10, 1e10)])
+        situation.write(world.coordinator.situation(), tmp_path / "situation.json")
+        assert situation.read(tmp_path / "situation.json").actors[-1].idle == {}
+
+    assert (await world.run(stranger)).ok
+    for seconds in (math.nan, math.inf, -1.0):
+        for report in (Report(seconds, {}, {}, []), Report(1.0, {"x": seconds}, {}, []), Report(1.0, {}, {}, [Wait("", "", seconds, 1.0)])):
+            with pytest.raises(msgspec.ValidationError):
+                msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=Report)
 
 
 async def test_a_live_run_can_be_asked_how_it_stands(autojump_clock: trio.testing.MockClock) -> None:
