@@ -54,7 +54,8 @@ def of_type(kind: object) -> st.SearchStrategy:
     if get_origin(kind) is dict:
         return st.dictionaries(*map(of_type, get_args(kind)), max_size=3)
     if get_origin(kind) is Annotated:
-        return st.floats(0)
+        (limits,) = kind.__metadata__  # type: ignore[attr-defined]
+        return st.floats(limits.ge, limits.le)
     if kind is float:
         return st.floats(allow_nan=False)
     if kind is int:
