@@ -22,7 +22,7 @@ from actors.coordinator.progress import Progress
 from actors.coordinator.prompts import Prompts
 from actors.coordinator.resume import begin_again, resumed
 from actors.errors import CoordinatorLost
-from actors.reporting import Reporter
+from actors.reporting import Reporter, report_s
 from actors.reward import reward_actor
 from actors.rollout import rollout_actor
 from actors.trainer import trainer_actor
@@ -291,7 +291,7 @@ class World:
         engine = self.engine(process)
         process.receiver = receiver = parts.Receiver(self._broadcasts, self.config.publication.deadline_s)
         async with link:
-            await rollout_actor(link, engine, receiver, Reporter(process.waits))
+            await rollout_actor(link, engine, receiver, Reporter(process.waits, report_s(self.config)))
 
     def _engine(self, process: Process) -> Engine:
         process.engine = engine = parts.Engine(self.config, self.witness.keys, self.speeds.pace, process.waits.spent)
@@ -304,7 +304,7 @@ class World:
         process.verifiers = verifiers
         limits = {"concurrency": run.reward_concurrency, "deadline_s": self.config.task.verdict_s}
         async with link:
-            await reward_actor(link, verifiers, process.waits, Reporter(process.waits), **limits)  # type: ignore[arg-type]
+            await reward_actor(link, verifiers, process.waits, Reporter(process.waits, report_s(self.config)), **limits)  # type: ignore[arg-type]
 
     async def _trainer(self, process: Process) -> None:
         link = await self._dial(process)
