@@ -44,6 +44,7 @@ class Injector:
     def life(self) -> None:
         """Another life begins."""
         self.here = +self.lasting
+        self._repeats.clear()  # actors end with their run, and what they had said ends with them
 
     def happened(self, kind: str) -> None:
         self.injected[kind] += 1
