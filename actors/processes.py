@@ -70,13 +70,14 @@ async def coordinator(place: Place) -> None:
     from actors.coordinator.peers import Peer
     from actors.coordinator.progress import Progress
     from actors.coordinator.prompts import Prompts
-    from actors.coordinator.resume import release, resumed
+    from actors.coordinator.resume import begin_again, resumed
     from asyncrl import summary
     from asyncrl.experience.state import Experience
-    from asyncrl.journal import Journal
+    from asyncrl.journal import Journal, SqliteHistory
     from asyncrl.metrics import Metrics
     from asyncrl.tasks import open_task
     from asyncrl.tasks.text import Tokenizer
+    from asyncrl.training.checkpoints import complete
 
     config, path = place.config, place.run / JOURNAL
     tokenizer = Tokenizer(place.initial, chat=config.task.chat)
@@ -84,10 +85,13 @@ async def coordinator(place: Place) -> None:
     metrics = Metrics()
     metrics.describe(task=config.task.name, engine=config.engine.kind, run=str(place.run))
     before = summary.read(place.run / BEFORE) if place.resume and (place.run / BEFORE).exists() else None
-    experience = resumed(place.run, path) if place.resume else Experience()
-    async with Journal.open(path, commit_ms=config.run.journal_ms) as journal:
+    checkpoints = complete(place.run)
+    resume = place.resume and (path.exists() or bool(checkpoints))  # else it ended before it had begun
+    experience, version = resumed(SqliteHistory(path), checkpoints) if resume else (Experience(), 0)
+    async with Journal.open(path, commit_ms=config.run.journal_ms, full_s=config.run.stall_s) as journal:
         book = Book(experience, journal)
-        release(book)
+        if resume:
+            begin_again(book, journal, version)
         run = Coordinator(
             config,
             book,
@@ -123,8 +127,10 @@ def _standing(journal: Journal) -> situation.Journal:
         appended=counts.appended,
         durable=counts.durable,
         pending_bytes=counts.pending_bytes,
+        disk_bytes=counts.disk_bytes,
         commits=counts.commits,
         slowest_s=counts.slowest_s,
+        trouble=journal.trouble,
     )
 
 

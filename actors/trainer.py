@@ -34,6 +34,7 @@ from asyncrl.messages import (
     TrainerReady,
     Transferred,
 )
+from asyncrl.training.checkpoints import CheckpointError
 from asyncrl.waits import Waits
 from weightsync.errors import TransferError
 
@@ -56,7 +57,9 @@ class Learner(Protocol):
 
     async def step(self) -> dict[str, float]: ...
 
-    async def save(self, cursor: int) -> Path: ...
+    async def save(self, cursor: int) -> Path:
+        """Raises CheckpointError where it cannot be written."""
+        ...
 
 
 class Sent(Protocol):
@@ -129,8 +132,11 @@ async def trainer_actor(link: Link, learner: Learner, transfer: Transfer, waits:
                         metrics = await learner.step()
                     await link.send(Stepped(learner.version, trio.current_time() - start, metrics))
                 case Save(cursor):
-                    path = await learner.save(cursor)
-                    await link.send(Saved(learner.version, str(path)))
+                    try:
+                        saved = Saved(learner.version, str(await learner.save(cursor)))
+                    except CheckpointError as error:
+                        saved = Saved(learner.version, "", str(error))
+                    await link.send(saved)
                 case Drain():
                     break
                 case _:

@@ -20,6 +20,14 @@ class Log(Protocol):
         """Keep the event; its number. Never waits."""
         ...
 
+    def keep(self, version: int, experience: Experience) -> int:
+        """Keep the whole state, as of now, for the checkpoint of `version`; the number of the last event."""
+        ...
+
+    def compact(self, version: int) -> None:
+        """Forget what lies before the state kept for `version`."""
+        ...
+
     async def room(self) -> None:
         """Return when more may be appended: back-pressure for whoever brings events."""
         ...
@@ -45,3 +53,11 @@ class Book:
     def cursor(self) -> int:
         """The number of the last event."""
         return self.log.appended
+
+    def keep(self, version: int) -> None:
+        """A checkpoint of `version` belongs to the state as it is now."""
+        self.log.keep(version, self.experience)
+
+    def compact(self, version: int) -> None:
+        """No run goes back behind the checkpoint of `version` any more."""
+        self.log.compact(version)

@@ -165,9 +165,9 @@ class Coordinator:
             self.evaluation.pump()
         self.judgement.dispatch()
         last = training.finished or training.starved
-        if training.starved:
+        if training.starved and not training.unsaved:
             training.save()
-        if not training.closing:
+        if not (training.closing or training.redoing):
             self.publishing.pump(training.version, self.evaluation.wants(training.version, last))
 
     def _over(self) -> Outcome | None:
@@ -187,8 +187,11 @@ class Coordinator:
                 f"the last {self.generation.too_long} prompts left no room for an answer of rollout.max_new_tokens in "
                 f"engine.context_tokens = {self.config.engine.context_tokens}: enlarge it",
             )
+        last = training.finished or training.starved
+        if last and training.unsaved:
+            return Outcome(False, f"the last checkpoint was not written: {training.unsaved}; see to it, and continue with --resume")
         complete = (
-            (training.finished or training.starved)
+            last
             and training.saved == training.version == self.publishing.published
             and not self.publishing.busy
             and self.evaluation.running is None

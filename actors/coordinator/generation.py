@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, deque
 from collections.abc import Collection
 
+import numpy as np
 import trio
 
 from actors.coordinator.book import Book
@@ -21,7 +21,7 @@ from actors.coordinator.prompts import Prompts
 from actors.coordinator.seats import Seat, Seats
 from asyncrl.config import Config
 from asyncrl.experience.events import Admitted, Buried, Dropped, Extended, Late, Leased, Recycled, Sealed
-from asyncrl.experience.rollout import Rollout, Status
+from asyncrl.experience.rollout import Refused, Rollout, Status
 from asyncrl.messages import Chunks, Interrupt, Lease, Leases, Purpose
 from staleness.admission import may_admit
 
@@ -36,8 +36,6 @@ class Generation:
         self._seats = seats
         self._prompts = prompts
         self._config = config
-        self._restarts: deque[tuple[int, int]] = deque()  # (stale group, its item), to be admitted again first
-        self._failures: Counter[int] = Counter()
         self.out = Out(config.run.lease_s)  # what is leased, and since when
         self._left: dict[int, str] = {}  # rollouts whose lease ran out, and the engine they were with
         self.streamed: dict[str, float] = {}  # when each engine streamed last
@@ -52,11 +50,7 @@ class Generation:
     def exhausted(self) -> bool:
         """Whether no training prompt is left."""
         cursor = self._book.experience.items("train")
-        return not self._restarts and self._prompts.train_item(cursor) is None
-
-    def restart(self, group: int, item: int) -> None:
-        """Admit the prompt of a stale group again, before any new one."""
-        self._restarts.append((group, item))
+        return not self._book.experience.restarts and self._prompts.train_item(cursor) is None
 
     def admit(self, useful: int) -> None:
         """Start new groups: as many as admission allows, and never more than the `useful` ones that the run can still take."""
@@ -64,8 +58,8 @@ class Generation:
         self.admitted = min(self.admitted, trio.current_time())
         room = may_admit(experience.groups_live, self._config.staleness.depth, train.batch_groups)
         for _ in range(min(room, useful - experience.groups_untaken)):
-            if self._restarts:
-                stale, again = self._restarts.popleft()
+            if experience.restarts:
+                stale, again = next(iter(experience.restarts.items()))
                 self.start("train", again, restarts=stale)
             elif (item := self._prompts.train_item(experience.items("train"))) is not None:
                 self.start("train", item)
@@ -137,7 +131,8 @@ class Generation:
     # --------------------------------------------------------------------------------------------------------- chunks
 
     def on_chunks(self, sender: str, message: Chunks, ids: memoryview, behaviour: memoryview) -> None:
-        """Book what an engine sampled."""
+        """Book what an engine sampled. Raises Refused for what no engine of this run can have sampled; then nothing is booked."""
+        self._refuse_garbage(message, ids, behaviour)
         at = 0
         self.progress = self.streamed[sender] = trio.current_time()
         for head in message.heads:
@@ -158,9 +153,20 @@ class Generation:
                 elif head.finish:
                     self.out.times.took(trio.current_time() - self.out.of(rollout.id).since)
                     self._release(rollout)
-                    self._failures.pop(rollout.id, None)
                     self._book.record(Sealed(head.rollout, head.attempt, head.finish))
             at = end
+
+    def _refuse_garbage(self, message: Chunks, ids: memoryview, behaviour: memoryview) -> None:
+        if not len(ids):
+            return
+        if (largest := int(np.frombuffer(ids, np.uint32).max())) >= self._prompts.vocabulary:  # a negative id is a large one
+            raise Refused(f"an id is {np.uint32(largest).astype(np.int32)}, and the vocabulary has {self._prompts.vocabulary}")
+        if not math.isfinite(np.frombuffer(behaviour, np.float32).sum(dtype=np.float64)):
+            raise Refused("a log-probability is not finite")
+        published = self._book.experience.version
+        for head in message.heads:
+            if head.count and (published is None or head.version > published):
+                raise Refused(f"tokens are of version {head.version}, and {published} is the last that was published")
 
     # ----------------------------------------------------------------------------------------------------------- back
 
@@ -220,7 +226,6 @@ class Generation:
         if (seat := self._seats.get(rollout.owner)) is not None:
             seat.peer.send(Interrupt([rollout.id]))
         self._release(rollout)
-        self._failures.pop(rollout.id, None)
 
     def _fail(self, rollout: Rollout, reason: str, queued: Collection[int]) -> None:
         """A lease ended badly. One that brought a token is no failed attempt: the response is longer now, and so it comes to an end. Nor is
@@ -228,10 +233,8 @@ class Generation:
         if rollout.tokens > self.out.of(rollout.id).tokens or rollout.id in queued:
             self._take_back(rollout, reason)
             return
-        self._failures[rollout.id] += 1
-        if self._failures[rollout.id] >= self._config.rollout.attempts:
+        if rollout.failures + 1 >= self._config.rollout.attempts:
             self._release(rollout)
-            del self._failures[rollout.id]
             group = self._book.experience.groups[rollout.group]
             logger.warning(
                 "rollout %d (%s item %d, %d tokens) is given up after %d attempts that brought no token, the last one: %s",
@@ -239,11 +242,11 @@ class Generation:
             )
             self._book.record(Buried(rollout.id, reason))
         else:
-            self._take_back(rollout, reason)
+            self._take_back(rollout, reason, failed=True)
 
-    def _take_back(self, rollout: Rollout, reason: str) -> None:
+    def _take_back(self, rollout: Rollout, reason: str, *, failed: bool = False) -> None:
         self._release(rollout)
-        self._book.record(taken_back(rollout, reason))
+        self._book.record(taken_back(rollout, reason, failed=failed))
 
     def _release(self, rollout: Rollout) -> None:
         purpose = self._book.experience.groups[rollout.group].purpose
@@ -252,8 +255,8 @@ class Generation:
         self._parking[purpose].discard(rollout.id)
 
 
-def taken_back(rollout: Rollout, reason: str) -> Recycled | Sealed:
+def taken_back(rollout: Rollout, reason: str, *, failed: bool = False) -> Recycled | Sealed:
     """What becomes of a leased rollout that is with nobody any more: it waits for another lease, unless its budget is used up already."""
     if rollout.remaining:
-        return Recycled(rollout.id, rollout.attempt, reason)
+        return Recycled(rollout.id, rollout.attempt, reason, failed)
     return Sealed(rollout.id, rollout.attempt, "length")

@@ -1,46 +1,70 @@
-"""Going on after an end. Invariant: a resumed run starts from the state that its newest checkpoint belongs to, at an event boundary.
+"""Going on after an end. Invariant: a resumed run trains from the newest whole checkpoint that the journal knows, and keeps everything
+that was generated and judged since.
 
-The journal is cut after the checkpoint's cursor, so that state and weights fit each other; what was generated after it is generated again.
+What it cannot use it names and puts aside, never deletes: a checkpoint that is damaged, or newer than the journal because its last events
+were not on disk when everything was killed.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Protocol
 
 from actors.coordinator.book import Book
 from actors.coordinator.generation import taken_back
-from asyncrl import journal
-from asyncrl.experience.events import Dropped, Returned
+from asyncrl.experience.events import Dropped
+from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import Status
 from asyncrl.experience.state import Experience
-from asyncrl.training.checkpoints import complete, scalars
+from asyncrl.journal import History, Journal
+from asyncrl.training.checkpoints import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 
-def resumed(run: Path, path: Path) -> Experience:
-    """The state at the newest complete checkpoint of a run, whose journal, at `path`, is cut there."""
-    last = max((number for number, _ in journal.read(path)), default=0)
-    cursor = 0
-    for checkpoint in reversed(complete(run)):
-        if (cursor := scalars(checkpoint).cursor) <= last:
+class Checkpoint(Protocol):
+    """Weights on disk."""
+
+    @property
+    def version(self) -> int: ...
+
+    def verify(self) -> None:
+        """Raises CheckpointError where it is not what was written."""
+        ...
+
+    def set_aside(self) -> None:
+        """Nothing starts from it any more."""
+        ...
+
+
+def resumed(history: History, checkpoints: Sequence[Checkpoint]) -> tuple[Experience, int]:
+    """The state to go on from, and the version that training starts from: that of the newest of `checkpoints` (oldest first) that is whole
+    and in the journal, or 0. Newer ones are set aside. Raises JournalError."""
+    numbers = {version: number for number, version in history.snapshots()}  # the newest of each version
+    base, after, version = Experience(), 0, 0
+    for checkpoint in reversed(checkpoints):
+        try:
+            checkpoint.verify()
+            if checkpoint.version not in numbers:
+                raise CheckpointError(f"the checkpoint of version {checkpoint.version} is newer than the journal")
+        except CheckpointError as error:
+            logger.warning("%s; it is put aside", error)
+            checkpoint.set_aside()
+        else:
+            version, after = checkpoint.version, numbers[checkpoint.version]
+            base = Experience.of(history.snapshot(after))
             break
-        logger.warning("%s is newer than the journal, and is removed", checkpoint)
-        shutil.rmtree(checkpoint)  # its last events were not on disk when everything was killed
-        cursor = 0
-    journal.truncate(path, after=cursor)
-    return journal.fold(path)
+    return recovered(base, (event for _, event in history.events(after))), version
 
 
-def release(book: Book) -> None:
-    """Nobody holds anything any more: take back what actors that are gone had."""
+def begin_again(book: Book, journal: Journal, version: int) -> None:
+    """Write down where the run goes on from, and take back what actors that are gone had."""
+    journal.abandon(version)
+    journal.keep(version, book.experience)
     experience = book.experience
     for rollout in list(experience.rollouts.values()):
         if rollout.status is Status.LEASED:
             book.record(taken_back(rollout, "resumed"))
-    for step in sorted({experience.groups[rollout.group].step or 0 for rollout in experience.taken()}):
-        book.record(Returned(step))
     for group in [group.id for group in experience.groups.values() if group.purpose == "evaluation"]:
         book.record(Dropped(group, "evaluation"))

@@ -6,11 +6,15 @@
 The micro-batches of a step are trained while its other groups are still being generated, and those of the next while the weights travel. A
 step is not closed before the version it starts from has reached the engines, so what the trainer holds is what it publishes.
 
-A rollout is booked as trained when the optimizer step that it belongs to was taken, not before: until then a run that ends gives it back.
+A rollout is booked as trained when the optimizer step that it belongs to was taken, not before.
+
+After a crash the steps since the checkpoint are taken again, each exactly as it was (`asyncrl/experience/recovery.py`). Until the trainer
+has made the last of those versions nothing is published.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter, defaultdict
 
@@ -30,6 +34,8 @@ from staleness.lag import fresh_mask, rollout_lag, tokens_by_lag
 OUTSTANDING = 2
 """Micro-batches that may be with the trainer: the one it works on, and the next, so that it never asks."""
 
+logger = logging.getLogger(__name__)
+
 
 class Training:
     """The steps of a run, from the trainer's first version on."""
@@ -46,6 +52,7 @@ class Training:
         self._outstanding: dict[tuple[int, int], Counter[int]] = {}  # micro-batches with the trainer: their tokens by lag
         self._consumed: defaultdict[int, list[tuple[list[TokenCount], Counter[int]]]] = defaultdict(list)  # by step
         self.saved = self._saving = version  # the last checkpoint that is complete, and that was asked for
+        self.unsaved = ""  # why the last checkpoint was not written
         self.filtered = 0  # groups dropped without a signal since the last that was trained
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         self.rewards: list[float] = []  # of the groups seen since the last step, filtered ones too
@@ -74,6 +81,11 @@ class Training:
         return self._dry and not self._groups and not self.closing
 
     @property
+    def redoing(self) -> bool:
+        """Whether the trainer has not yet made again what a crash undid: engines wait for it."""
+        return self._book.experience.prescribed is not None and not self.finished
+
+    @property
     def _dry(self) -> bool:
         return self._generation.exhausted and not self._book.experience.groups_untaken
 
@@ -85,12 +97,19 @@ class Training:
             return
         batch_groups = self._config.train.batch_groups
         while self._groups < batch_groups and len(self._outstanding) < OUTSTANDING:
-            if not (groups := self._oldest(batch_groups - self._groups)):
+            if not (groups := self._next(batch_groups - self._groups)):
                 break
             self._take(groups)
         full = self._groups == batch_groups or (self._groups > 0 and self._dry)
-        if full and published == self._step == self.version:
+        if full and self._step == self.version and published in (self.version, None):
             self._close()
+
+    def _next(self, most: int) -> list[Group]:
+        """What the trainer is given next: what it had before a crash, and then the oldest."""
+        if (prescribed := self._book.experience.prescribed) is None:
+            return self._oldest(most)
+        step, groups = prescribed
+        return groups if step == self._step else []
 
     def _oldest(self, most: int) -> list[Group]:
         """The oldest groups that can be trained and fit one micro-batch; a group that does not fit one comes alone."""
@@ -117,15 +136,12 @@ class Training:
         elif rollout.filter == "zero_variance" and min(group.rewards) == max(group.rewards):
             reason = "zero_variance"
             self.filtered += 1
-        elif any(stale) and staleness.on_stale == "recycle":
-            reason = "stale"
-            self._generation.restart(group.id, group.item)
-        elif any(stale) and staleness.on_stale == "drop":
+        elif any(stale) and staleness.on_stale in ("recycle", "drop"):
             reason = "stale"
         else:
             return False
         self.rewards += group.rewards
-        self._book.record(Dropped(group.id, reason))
+        self._book.record(Dropped(group.id, reason, again=reason == "stale" and staleness.on_stale == "recycle"))
         return True
 
     def _take(self, groups: list[Group]) -> None:
@@ -197,11 +213,17 @@ class Training:
         """Have the version there is saved, once. What the open step has taken is not in it: a resumed run takes it again."""
         assert not self.closing, "the trainer may make the next version before it saves, and the cursor would be of this one"
         if self._saving != self.version and self.saved != self.version:
-            self._saving = self.version
+            self._saving, self.unsaved = self.version, ""
+            self._book.keep(self.version)
             self._trainer.send(Save(self._book.cursor))
 
     def on_saved(self, message: Saved) -> None:
-        """A checkpoint is complete."""
-        self._book.record(Checkpointed(message.version, message.path))
-        self.saved = message.version
+        """A checkpoint is complete, and the journal may forget what lies before the one before it; or it could not be written."""
         self.progress = trio.current_time()
+        if message.error:
+            logger.warning("the checkpoint of version %d was not written: %s", message.version, message.error)
+            self.unsaved, self._saving = message.error, self.saved
+            return
+        self._book.record(Checkpointed(message.version, message.path))
+        self._book.compact(self.saved)
+        self.saved, self.unsaved = message.version, ""

@@ -59,11 +59,13 @@ class Sealed(Event, frozen=True):
 
 
 class Recycled(Event, frozen=True):
-    """An unfinished rollout was taken back with its tokens; it is leased again before any new prompt. `reason` names why."""
+    """An unfinished rollout was taken back with its tokens; it is leased again before any new prompt. `reason` names why; `failed` says
+    whether it counts against the rollout."""
 
     rollout: int
     attempt: int
     reason: str
+    failed: bool = False
 
 
 class Buried(Event, frozen=True):
@@ -87,16 +89,10 @@ class JudgedAs(Event, frozen=True):
 
 
 class Taken(Event, frozen=True):
-    """These rollouts of finished groups went to the trainer, for the step that makes version `step + 1`."""
+    """These rollouts of finished groups went to the trainer together, for the step that makes version `step + 1`."""
 
     step: int
     rollouts: list[int]
-
-
-class Returned(Event, frozen=True):
-    """What `step` has taken and no optimizer step has used comes back: the trainer that had it is gone."""
-
-    step: int
 
 
 class Trained(Event, frozen=True):
@@ -108,10 +104,12 @@ class Trained(Event, frozen=True):
 
 
 class Dropped(Event, frozen=True):
-    """A whole group left without being trained, for the named reason (filtered, too few verdicts, stale, evaluation, …)."""
+    """A whole group left without being trained, for the named reason (filtered, too few verdicts, stale, evaluation, …). With `again`,
+    its prompt is to be admitted once more, before any new one."""
 
     group: int
     reason: str
+    again: bool = False
 
 
 class Published(Event, frozen=True):
@@ -128,18 +126,5 @@ class Checkpointed(Event, frozen=True):
 
 
 AnyEvent = (
-    Admitted
-    | Leased
-    | Extended
-    | Sealed
-    | Recycled
-    | Buried
-    | Late
-    | JudgedAs
-    | Taken
-    | Returned
-    | Trained
-    | Dropped
-    | Published
-    | Checkpointed
+    Admitted | Leased | Extended | Sealed | Recycled | Buried | Late | JudgedAs | Taken | Trained | Dropped | Published | Checkpointed
 )

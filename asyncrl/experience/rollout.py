@@ -21,7 +21,7 @@ class Refused(Exception):
 
 class Status(enum.Enum):
     """Where a rollout is in its life: waiting → leased (→ waiting …) → sealed → judged → taken → trained or discarded;
-    buried before it is sealed; discarded from anywhere with its group; judged again where the trainer that had it is lost."""
+    buried before it is sealed; discarded from anywhere with its group; judged again where what was trained is undone."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -44,8 +44,8 @@ class Rollout(msgspec.Struct):
     """One response as far as it is known.
 
     `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian; copy them where they are kept, because a
-    buffer taken of them keeps the rollout from growing. `attempt` counts leases; `owner` is empty while nobody has it. `sealed` numbers
-    the sealed in the order of their sealing, from 1; 0 before.
+    buffer taken of them keeps the rollout from growing. `attempt` counts leases, `failures` those that failed; `owner` is empty while
+    nobody has it. `sealed` numbers the sealed in the order of their sealing, from 1; 0 before.
     """
 
     id: int
@@ -53,6 +53,7 @@ class Rollout(msgspec.Struct):
     max_new_tokens: int
     status: Status = Status.WAITING
     attempt: int = 0
+    failures: int = 0
     owner: str = ""
     ids: bytearray = msgspec.field(default_factory=bytearray)
     behaviour: bytearray = msgspec.field(default_factory=bytearray)

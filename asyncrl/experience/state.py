@@ -6,7 +6,10 @@ at most once, arrays stay parallel, and folding the same events gives the same s
 as the one that lived through the events, so restart and no crash are one code path. Each view costs what it returns.
 
 Only what is live is held. A group is live until it is dropped, or until the version its step made is published; then the ledger alone
-remembers it.
+remembers it. A state can be written down whole (`snapshot`), so that a journal need not go back to the beginning.
+
+What a crash undid of training is *prescribed* (`recovery.py`): the same rollouts are taken for the same steps, in the same order, before
+anything else is.
 """
 
 from __future__ import annotations
@@ -14,15 +17,37 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import msgspec
 
 from asyncrl.experience import events as e
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Group, Refused, Rollout, Status
 from asyncrl.messages import Purpose, Scored
 
-__all__ = ["Experience", "Group", "Refused", "Rollout", "Status", "fold"]
+__all__ = ["Experience", "Group", "Refused", "Rollout", "Snapshot", "Status", "fold"]
+
+Takings = list[list[int]]
+"""Groups by their numbers, those that were taken together in one list: so a step is taken again exactly as it was."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A state written down: what cannot be derived from the rest of it."""
+
+    ledger: Ledger
+    version: int | None
+    step: int | None
+    checkpoint: e.Checkpointed | None
+    next_group: int
+    next_rollout: int
+    items: dict[Purpose, int]
+    sealings: int
+    groups: list[Group]
+    training: dict[int, Takings]
+    prescribed: dict[int, Takings]
+    restarts: dict[int, int]
 
 
 class Experience:
@@ -30,7 +55,8 @@ class Experience:
 
     `version` is the one last published, None before the first; `step` the last one that took something, None before. `next_group`
     and `next_rollout` are what the next `Admitted` is numbered with. `queue_items` and `queue_bytes` measure the experience queue: training
-    rollouts whose response is complete and that no step has taken. `checkpoint` is the last one.
+    rollouts whose response is complete and that no step has taken. `checkpoint` is the last one. `restarts` are the stale groups, each
+    with its item, whose prompts are to be admitted again before any new one.
     """
 
     def __init__(self) -> None:
@@ -51,7 +77,9 @@ class Experience:
         self._complete: dict[Purpose, list[tuple[int, int]]] = {"train": [], "evaluation": []}
         self._sealings = 0
         self._unjudged: dict[int, Rollout] = {}
-        self._training: dict[int, list[Group]] = {}
+        self._training: dict[int, Takings] = {}
+        self._prescribed: dict[int, Takings] = {}
+        self.restarts: dict[int, int] = {}
 
     def __eq__(self, other: object) -> bool:
         return vars(self) == vars(other) if isinstance(other, Experience) else NotImplemented
@@ -73,7 +101,14 @@ class Experience:
     @property
     def groups_untaken(self) -> int:
         """The live training groups that no step has taken."""
-        return self.groups_live - sum(map(len, self._training.values()))
+        return self.groups_live - sum(len(taking) for takings in self._training.values() for taking in takings)
+
+    @property
+    def prescribed(self) -> tuple[int, list[Group]] | None:
+        """What has to be taken next, and for which step, because a crash undid it; None where nothing is prescribed."""
+        for step, takings in self._prescribed.items():
+            return step, [self._groups[group] for group in takings[0]]
+        return None
 
     def items(self, purpose: Purpose) -> int:
         """How many prompts were admitted, restarted ones once: the cursor into the data."""
@@ -104,11 +139,86 @@ class Experience:
 
     def taken(self) -> list[Rollout]:
         """What steps have taken and the trainer has not accounted for, in the order of taking."""
-        return [m for groups in self._training.values() for group in groups for m in group.members if m.status is Status.TAKEN]
+        return [m for step in self._training for group in self._in_step(step) for m in group.members if m.status is Status.TAKEN]
 
     def statuses(self) -> Counter[Status]:
         """How many live rollouts there are of each status. Counts them all: for a report, not for a decision."""
         return Counter(rollout.status for rollout in self._rollouts.values())
+
+    # --------------------------------------------------------------------------------------------------------- snapshot
+
+    def snapshot(self) -> Snapshot:
+        """The state, to be written down at once: it shares what will change."""
+        return Snapshot(
+            ledger=self.ledger,
+            version=self.version,
+            step=self.step,
+            checkpoint=self.checkpoint,
+            next_group=self.next_group,
+            next_rollout=self.next_rollout,
+            items=self._items,
+            sealings=self._sealings,
+            groups=list(self._groups.values()),
+            training=self._training,
+            prescribed=self._prescribed,
+            restarts=self.restarts,
+        )
+
+    @classmethod
+    def of(cls, written: Snapshot) -> Self:
+        """The state that was written down. It takes what the snapshot holds."""
+        self = cls()
+        self.ledger = written.ledger
+        self.version, self.step, self.checkpoint = written.version, written.step, written.checkpoint
+        self.next_group, self.next_rollout = written.next_group, written.next_rollout
+        self._items, self._sealings = written.items, written.sealings
+        self._training, self._prescribed, self.restarts = written.training, written.prescribed, written.restarts
+        self._groups = {group.id: group for group in written.groups}
+        members = [member for group in written.groups for member in group.members]
+        self._rollouts = {member.id: member for member in members if member.status not in ENDED}
+        self._unjudged = {m.sealed: m for m in sorted(members, key=lambda m: m.sealed) if m.status is Status.SEALED}
+        self.groups_live = sum(group.purpose == "train" for group in written.groups)
+        promised = {group for takings in written.prescribed.values() for taking in takings for group in taking}
+        for group in written.groups:
+            if group.complete and group.step is None and group.id not in promised:
+                insort(self._complete[group.purpose], (group.oldest, group.id))
+            for member in group.members:
+                if member.status is Status.WAITING:
+                    insort(self._waiting[group.purpose], (not member.attempt, member.id))
+                elif member.status in (Status.SEALED, Status.JUDGED):
+                    self._queue(member, 1)
+        return self
+
+    # ------------------------------------------------------------------------------------------------- undo, for a recovery
+
+    def groups_of(self, rollouts: Iterable[int]) -> list[int]:
+        """The groups of live rollouts, each once, in order."""
+        return list(dict.fromkeys(self._find(number, *Status).group for number in rollouts))
+
+    def give_back(self) -> None:
+        """What is taken and not trained is complete again, and prescribed for the step that had it, before all that is prescribed."""
+        open_steps = dict.fromkeys(step for rollout in self.taken() if (step := self._groups[rollout.group].step) is not None)
+        later, self._prescribed = self._prescribed, {}
+        for step in open_steps:
+            takings = self._training.pop(step)
+            for group in (self._groups[number] for taking in takings for number in taking):
+                group.step = None
+                for member in group.scored:
+                    member.status = Status.JUDGED
+                    self._queue(member, 1)
+            self._prescribed[step] = takings + later.pop(step, [])
+        self._prescribed |= later
+        self.step = min(open_steps, default=self.step)
+
+    def prescribe(self, step: int, taking: list[int]) -> None:
+        """`step`, the last one that has anything prescribed or a later one, has to take these complete groups; once is enough."""
+        takings = self._prescribed.setdefault(step, [])
+        if taking in takings:
+            return
+        for number in taking:
+            group = self._groups[number]
+            self._remove(self._complete["train"], (group.oldest, group.id))
+        takings.append(taking)
 
     # ------------------------------------------------------------------------------------------------------------ apply
 
@@ -126,6 +236,8 @@ class Experience:
             raise Refused(
                 f"group {event.group} needs a rollout, a token to sample and an item: {event.size=} {event.max_new_tokens=} {event.item=}"
             )
+        if event.restarts is not None and self.restarts.get(event.restarts) != event.item:
+            raise Refused(f"group {event.group} restarts item {event.item} of group {event.restarts}, which does not wait for that")
         if not event.prompt or len(event.prompt) & 3:
             raise Refused(f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a positive number of int32")
         numbers = range(event.first, event.first + event.size)
@@ -133,7 +245,10 @@ class Experience:
         self._groups[event.group] = Group(event.group, event.purpose, event.item, event.prompt, event.version, members)
         self._rollouts.update(zip(numbers, members, strict=True))
         self._waiting[event.purpose].extend((True, number) for number in numbers)
-        self._items[event.purpose] += event.restarts is None
+        if event.restarts is None:
+            self._items[event.purpose] += 1
+        else:
+            del self.restarts[event.restarts]
         self.groups_live += event.purpose == "train"
         self.next_group += 1
         self.next_rollout += event.size
@@ -169,6 +284,7 @@ class Experience:
         if not rollout.remaining:
             raise Refused(f"rollout {rollout.id} has its {rollout.max_new_tokens} tokens: it is to be sealed as 'length', not recycled")
         rollout.status, rollout.owner = Status.WAITING, ""
+        rollout.failures += event.failed
         insort(self._waiting[self._groups[rollout.group].purpose], (False, rollout.id))
 
     def _buried(self, event: e.Buried) -> None:
@@ -208,8 +324,18 @@ class Experience:
                 raise Refused(f"rollout {rollout.id} has tokens of a version that only step {event.step} makes, or a later one")
         if not groups or sorted(event.rollouts) != sorted(member.id for group in groups for member in group.scored):
             raise Refused(f"step {event.step} takes whole groups: each member with a reward once, and no other")
+        taking = [group.id for group in groups]
+        if (due := self.prescribed) is not None:
+            if (event.step, taking) != (due[0], [group.id for group in due[1]]):
+                raise Refused(f"step {event.step} takes groups {taking}, but step {due[0]} has to take {[g.id for g in due[1]]} first")
+            takings = self._prescribed[event.step]
+            del takings[0]
+            if not takings:
+                del self._prescribed[event.step]
+        else:
+            for group in groups:
+                self._remove(self._complete["train"], (group.oldest, group.id))
         for group in groups:
-            self._remove(self._complete["train"], (group.oldest, group.id))
             group.step = event.step
             for member in group.unscored:
                 self._queue(member, -1)
@@ -217,22 +343,8 @@ class Experience:
             for member in group.scored:
                 self._queue(member, -1)
                 member.status = Status.TAKEN
-        self._training.setdefault(event.step, []).extend(groups)
+        self._training.setdefault(event.step, []).append(taking)
         self.step = event.step
-
-    def _returned(self, event: e.Returned) -> None:
-        groups = self._training.get(event.step)
-        if groups is None:
-            raise Refused(f"step {event.step} has taken nothing that could come back")
-        if any(member.status is not Status.TAKEN for group in groups for member in group.scored):
-            raise Refused(f"step {event.step} is done: what it took is trained")
-        del self._training[event.step]
-        for group in groups:
-            group.step = None
-            for member in group.scored:
-                member.status = Status.JUDGED
-                self._queue(member, 1)
-            insort(self._complete["train"], (group.oldest, group.id))
 
     def _trained(self, event: e.Trained) -> None:
         rollout = self._find(event.rollout, Status.TAKEN)
@@ -260,7 +372,11 @@ class Experience:
             raise Refused(f"group {event.group} is not live: it was never admitted, or is over")
         if group.step is not None:
             raise Refused(f"group {group.id} was taken for step {group.step}: only the trainer can account for it")
+        if any(group.id in taking for takings in self._prescribed.values() for taking in takings):
+            raise Refused(f"group {group.id} has to be taken again: it is in the weights of versions that were published")
         _named(event.reason)
+        if event.again and group.purpose != "train":
+            raise Refused(f"group {group.id} is for {group.purpose}: only a training prompt is admitted again")
         if group.complete:
             self._remove(self._complete[group.purpose], (group.oldest, group.id))
         for member in group.members:
@@ -272,20 +388,28 @@ class Experience:
                 self._queue(member, -1)
             if member.status not in ENDED:
                 self._discard(member, event.reason)
+        if event.again:
+            self.restarts[group.id] = group.item
         self._forget(group)
 
     def _published(self, event: e.Published) -> None:
         if event.version < (self.version or 0):
             raise Refused(f"version {event.version} cannot be published after version {self.version}")
-        made = [step for step in self._training if step < event.version]
-        for step in made:
-            for group in self._training[step]:
+        if (due := self.prescribed) is not None and due[0] < event.version:
+            raise Refused(f"version {event.version} cannot be published before step {due[0]} has taken again what it had")
+        made = {step: list(self._in_step(step)) for step in self._training if step < event.version}
+        for step, groups in made.items():
+            for group in groups:
                 if not group.ended:
                     raise Refused(f"version {event.version} is published, but group {group.id} is still being trained in step {step}")
-        for step in made:
-            for group in self._training.pop(step):
+        for step, groups in made.items():
+            del self._training[step]
+            for group in groups:
                 self._forget(group)
         self.version = event.version
+
+    def _in_step(self, step: int) -> Iterator[Group]:
+        return (self._groups[group] for taking in self._training[step] for group in taking)
 
     def _checkpointed(self, event: e.Checkpointed) -> None:
         self.checkpoint = event
@@ -351,7 +475,6 @@ _APPLY: dict[type, Callable[[Experience, Any], None]] = {
     e.Late: Experience._late,
     e.JudgedAs: Experience._judged,
     e.Taken: Experience._taken,
-    e.Returned: Experience._returned,
     e.Trained: Experience._trained,
     e.Dropped: Experience._dropped,
     e.Published: Experience._published,

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.training.checkpoints import SCALARS, CheckpointError, Scalars, complete, place, scalars
+from asyncrl.training.checkpoints import SCALARS, CheckpointError, Scalars, complete, digested, place, scalars
 from asyncrl.training.checkpoints import latest as latest
 from asyncrl.training.learner import Learner
 
@@ -46,11 +46,12 @@ def save(run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Pa
     def write(folder: Path) -> None:
         _write_model(folder, learner.model, Path(tokenizer))
         save_file(_state(learner), folder / TENSORS)
-        (folder / SCALARS).write_bytes(msgspec.json.encode(Scalars(learner.version, cursor)))
+        files = {file.name: digested(file) for file in sorted(folder.iterdir())}
+        (folder / SCALARS).write_bytes(msgspec.json.encode(Scalars(learner.version, cursor, files)))
 
     _publish(path, write)
     for old in complete(run_dir)[:-keep]:
-        _delete(old)
+        _delete(old.path)
     return path
 
 
@@ -80,7 +81,8 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
         key, _, owner = name.partition("/")
         if owner not in parameters or (tensor.dim() and tensor.shape != parameters[owner].shape):
             raise CheckpointError(f"training cannot go on from {path}, because its {TENSORS} is of another model ({owner})")
-        state.setdefault(owner, {})[key] = tensor if key == "step" else tensor.to(parameters[owner].device)
+        # a copy: mapped from the file it lies at any address, and kernels round differently there
+        state.setdefault(owner, {})[key] = tensor.clone() if key == "step" else tensor.clone().to(parameters[owner].device)
     learner.optimizer.state.clear()
     for owner, moments in state.items():
         learner.optimizer.state[parameters[owner]] = moments

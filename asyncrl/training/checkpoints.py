@@ -1,11 +1,14 @@
-"""Which checkpoints a run has. Invariant: a directory that has a checkpoint's name is a complete checkpoint.
+"""Which checkpoints a run has, and whether they are whole. Invariant: a directory that has a checkpoint's name was complete when it got it.
 
-Nothing here imports torch: the coordinator asks which checkpoint is the latest, and which event it belongs to.
+What happened to it since, `verify` tells. Nothing here imports torch: the coordinator asks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -19,11 +22,48 @@ class CheckpointError(Exception):
     """A checkpoint that cannot be written or used; the message is one sentence for a person."""
 
 
+class Digest(msgspec.Struct, frozen=True):
+    """What a file was when it was written."""
+
+    size: int
+    sha256: str
+
+
 class Scalars(msgspec.Struct, frozen=True):
-    """`version` of the weights, and `cursor`, the number of the last journalled event they belong to."""
+    """`version` of the weights, `cursor`, the number of the last journalled event they belong to, and every other file by its name."""
 
     version: int
     cursor: int
+    files: dict[str, Digest] = {}
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """One of a run's checkpoints."""
+
+    path: Path
+    version: int
+
+    def verify(self) -> None:
+        """Read all of it. Raises CheckpointError where it is not what was written."""
+        for name, digest in scalars(self.path).files.items():
+            try:
+                found = digested(self.path / name)
+            except OSError as error:
+                raise CheckpointError(f"{self.path} is damaged: {name} cannot be read: {error.strerror}") from error
+            if found != digest:
+                raise CheckpointError(f"{self.path} is damaged: {name} is not what was written")
+
+    def set_aside(self) -> None:
+        """Take its name from it, so that nothing starts from it; somebody may want to look at it."""
+        aside = self.path.with_name(f".aside-{self.path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        self.path.rename(aside)
+
+
+def digested(path: Path) -> Digest:
+    """A file's size and hash. Raises OSError."""
+    with path.open("rb") as file:
+        return Digest(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def place(run_dir: str | Path, version: int) -> Path:
@@ -31,16 +71,16 @@ def place(run_dir: str | Path, version: int) -> Path:
     return Path(run_dir) / _FOLDER / f"step-{version:06d}"
 
 
-def complete(run_dir: str | Path) -> list[Path]:
+def complete(run_dir: str | Path) -> list[Checkpoint]:
     """Every complete checkpoint of a run, oldest version first."""
     folder = Path(run_dir) / _FOLDER
     names = [name for name in map(_NAME.fullmatch, (path.name for path in folder.iterdir())) if name] if folder.is_dir() else []
-    return [folder / name[0] for name in sorted(names, key=lambda name: int(name[1]))]
+    return sorted((Checkpoint(folder / name[0], int(name[1])) for name in names), key=lambda checkpoint: checkpoint.version)
 
 
 def latest(run_dir: str | Path) -> Path | None:
     """The newest complete checkpoint of a run, None where there is none."""
-    return next(reversed(complete(run_dir)), None)
+    return next((checkpoint.path for checkpoint in reversed(complete(run_dir))), None)
 
 
 def scalars(path: str | Path) -> Scalars:
@@ -48,5 +88,5 @@ def scalars(path: str | Path) -> Scalars:
     file = Path(path) / SCALARS
     try:
         return msgspec.json.decode(file.read_bytes(), type=Scalars)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"training cannot go on from {path}, because {file.name} cannot be read: {error}") from error

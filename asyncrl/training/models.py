@@ -47,6 +47,8 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
         raise ModelError(
             f"the weights in {path} are not complete: {missing[0]} and {len(missing) - 1} more are missing or of another shape"
         )
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()  # off the file's pages: kernels round differently where memory is not aligned
     return _evaluating(model)
 
 

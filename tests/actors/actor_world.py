@@ -25,7 +25,7 @@ from asyncrl.config import Config
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine, hashed
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience, fold
+from asyncrl.experience.state import Experience, Snapshot, fold
 from asyncrl.link import Link, LinkBroken, LinkError, memory_links
 from asyncrl.messages import (
     Exited,
@@ -68,6 +68,7 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self.events: list[e.AnyEvent] = []
+        self.kept: list[tuple[int, int, bytes]] = []  # number, version and state
 
     @property
     def appended(self) -> int:
@@ -76,6 +77,16 @@ class MemoryLog:
     def append(self, event: e.AnyEvent) -> int:
         self.events.append(event)
         return len(self.events)
+
+    def keep(self, version: int, experience: Experience) -> int:
+        self.kept.append((len(self.events), version, msgspec.msgpack.encode(experience.snapshot())))
+        return len(self.events)
+
+    def compact(self, version: int) -> None:
+        pass
+
+    def abandon(self, version: int) -> None:
+        pass
 
     async def room(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -252,11 +263,20 @@ class World:
                 at += sample.response_tokens
         return lags
 
+    def folded(self) -> Experience:
+        """The state by what the log has: the newest state written down, and the events after it."""
+        for number, _, written in reversed(self.log.kept):
+            state = Experience.of(msgspec.msgpack.decode(written, type=Snapshot))
+            for event in self.log.events[number:]:
+                state.apply(event)
+            return state
+        return fold(self.log.events)
+
     def check(self) -> None:
         """What holds at the end of every run."""
         experience = self.book.experience
         assert experience.ledger.balances()
-        assert fold(self.log.events) == experience
+        assert self.folded() == experience
         trained = Counter(event.rollout for event in self.log.events if isinstance(event, e.Trained))
         assert max(trained.values(), default=0) <= 1
         if self.config.staleness.on_stale != "train":

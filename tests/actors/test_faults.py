@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import trio
 from actor_world import World, configured
 from numpy import float32, full, int32
 
 from actors.coordinator.book import Book
-from actors.coordinator.resume import release
+from actors.coordinator.resume import begin_again
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
+from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import Status
-from asyncrl.experience.state import fold
+from asyncrl.experience.state import Experience, Snapshot
 from asyncrl.messages import ChunkHead, Chunks, Drain, Hello, NoVerdict, Replace, Scored, Stepped
 
 
@@ -41,17 +43,21 @@ async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothi
 
     assert (await world.run(user)).ok
     version, cursor = world.learner.saved[-1]
-    state = fold(world.log.events[:cursor])
+    number, kept, written = world.log.kept[-1]
+    assert (number, kept) == (cursor, version)
     in_weights = {s.rollout for batch, _ in world.learner.batches if batch.step < version for s in batch.samples}
+    state = recovered(Experience.of(msgspec.msgpack.decode(written, type=Snapshot)), world.log.events[cursor:])
+    assert not any(r.status is Status.TAKEN for r in state.rollouts.values())
     again = World(configured(train={"steps": version + 3, "checkpoint_every": 0}))
-    again.log.events = world.log.events[:cursor]
+    again.log.events = list(world.log.events)
     again.book = Book(state, again.log)
-    release(again.book)
-    assert not any(r.status in (Status.TAKEN, Status.LEASED) for r in state.rollouts.values())
+    begin_again(again.book, again.log, version)  # type: ignore[arg-type]
+    assert not any(r.status is Status.LEASED for r in state.rollouts.values())
     again.learner.version = version
     with trio.fail_after(5000):
         outcome = await again.run()
     again.check()
+    assert again.book.experience.prescribed is None
     assert outcome.ok and not any(isinstance(message, Replace) for message in again.heard)
     assert not in_weights & {s.rollout for batch, _ in again.learner.batches for s in batch.samples}
 

@@ -7,13 +7,15 @@ import struct
 from collections import Counter
 from typing import TypeVar
 
+import msgspec
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from asyncrl.experience import events as e
+from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import Group, Rollout, Status
-from asyncrl.experience.state import Experience, Refused
+from asyncrl.experience.state import Experience, Refused, Snapshot
 from asyncrl.messages import NoVerdict, Scored
 from staleness.lag import fresh_mask
 
@@ -33,9 +35,8 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
     st.builds(e.Late, st.integers(-1, 3)),
     st.builds(e.JudgedAs, small, st.sampled_from([Scored(0.0), Scored(float("nan")), NoVerdict("timeout")])),
     st.builds(e.Taken, st.integers(-1, 7), st.lists(small, max_size=3)),
-    st.builds(e.Returned, st.integers(-1, 7)),
     st.builds(e.Trained, small, st.integers(-1, 7), st.dictionaries(reasons, st.integers(-1, 7), max_size=2)),
-    st.builds(e.Dropped, small, reasons),
+    st.builds(e.Dropped, small, reasons, st.booleans()),
     st.builds(e.Published, st.integers(-1, 7)),
 )
 
@@ -123,10 +124,22 @@ class World(RuleBasedStateMachine):
         self.experience = Experience()
         self.events: list[e.AnyEvent] = []
         self.assembled: list[tuple[e.Trained, int, bytes]] = []
+        self.written = self.checkpointed = self.write()  # the last state written down, and that of the last checkpoint
+        self.since: list[e.AnyEvent] = []  # events after `written`
+        self.cut = 0  # events before the checkpoint
+        self.then_assembled = 0
+        self.takings: list[tuple[int, list[int]]] = []  # step and groups of what was taken, and was not trained before the checkpoint
+
+    def write(self) -> bytes:
+        return msgspec.msgpack.encode(self.experience.snapshot())
 
     def apply(self, event: e.AnyEvent) -> None:
         self.experience.apply(event)
         self.events.append(event)
+        self.since.append(event)
+        if isinstance(event, e.Taken):
+            taking = event.step, sorted({self.experience.rollouts[rollout].group for rollout in event.rollouts})
+            self.takings += [taking] * (taking not in self.takings)
 
     def members(self, status: Status) -> list[Rollout]:
         return [r for r in self.experience.rollouts.values() if r.status is status]
@@ -135,18 +148,21 @@ class World(RuleBasedStateMachine):
         return any(self.members(status) for status in statuses)
 
     def open_groups(self) -> list[Group]:
-        return [group for group in self.experience.groups.values() if group.step is None]
+        prescribed = {group for takings in self.experience.snapshot().prescribed.values() for taking in takings for group in taking}
+        return [group for group in self.experience.groups.values() if group.step is None and group.id not in prescribed]
 
-    @rule(
-        size=st.integers(1, 3),
-        budget=st.integers(1, 6),
-        purpose=st.sampled_from(["train", "train", "evaluation"]),
-        restarts=st.sampled_from([None, None, 0]),
-    )
-    def admit(self, size: int, budget: int, purpose: str, restarts: int | None = None) -> None:
+    @rule(size=st.integers(1, 3), budget=st.integers(1, 6), purpose=st.sampled_from(["train", "train", "evaluation"]))
+    def admit(self, size: int, budget: int, purpose: str) -> None:
         x = self.experience
         pin = x.version if purpose == "evaluation" else None
-        self.apply(e.Admitted(x.next_group, x.next_rollout, size, purpose, x.items(purpose), b"\7\0\0\0", budget, pin, restarts))
+        self.apply(e.Admitted(x.next_group, x.next_rollout, size, purpose, x.items(purpose), b"\7\0\0\0", budget, pin))
+
+    @precondition(lambda self: self.experience.restarts)
+    @rule(size=st.integers(1, 3))
+    def admit_again(self, size: int) -> None:
+        x = self.experience
+        group, item = next(iter(x.restarts.items()))
+        self.apply(e.Admitted(x.next_group, x.next_rollout, size, "train", item, b"\7\0\0\0", 4, None, group))
 
     @precondition(lambda self: self.has(Status.WAITING))
     @rule(index=st.integers(0, 99), all_of_it=st.booleans())
@@ -175,11 +191,11 @@ class World(RuleBasedStateMachine):
             self.apply(e.Sealed(rollout.id, rollout.attempt, "stop" if rollout.remaining else "length"))
 
     @precondition(lambda self: self.has(Status.LEASED))
-    @rule(index=st.integers(0, 99))
-    def recycle(self, index: int) -> None:
+    @rule(index=st.integers(0, 99), failed=st.booleans())
+    def recycle(self, index: int, failed: bool) -> None:
         rollout = pick(self.members(Status.LEASED), index)
         if rollout.remaining:
-            self.apply(e.Recycled(rollout.id, rollout.attempt, "lease expired"))
+            self.apply(e.Recycled(rollout.id, rollout.attempt, "lease expired", failed))
 
     @precondition(lambda self: self.has(Status.WAITING, Status.LEASED))
     @rule(index=st.integers(0, 99))
@@ -197,22 +213,44 @@ class World(RuleBasedStateMachine):
         for rollout in sealed if all_of_it else sealed[-1:]:
             self.apply(e.JudgedAs(rollout.id, verdict))
 
-    @precondition(lambda self: any(group.rewards for group in self.experience.ready()))
+    @precondition(lambda self: self.experience.prescribed or any(group.rewards for group in self.experience.ready()))
     @rule(ahead=st.integers(0, 2), count=st.integers(1, 3))
     def take(self, ahead: int, count: int) -> None:
-        groups = [group for group in self.experience.ready() if group.rewards][:count]
-        step = max(self.experience.step or 0, self.experience.version or 0) + ahead
+        if self.experience.prescribed is not None:
+            step, groups = self.experience.prescribed
+        else:
+            groups = [group for group in self.experience.ready() if group.rewards][:count]
+            newest = max((span.version for group in groups for member in group.scored for span in member.spans), default=0)
+            step = max(self.experience.step or 0, self.experience.version or 0, newest) + ahead
         self.apply(e.Taken(step, [member.id for group in groups for member in group.scored]))
 
-    @precondition(lambda self: self.has(Status.TAKEN))
+    def half_trained(self) -> bool:
+        """Whether something of a step is trained, and something not: no checkpoint is written then."""
+        members = [(group.step, member) for group in self.experience.groups.values() for member in group.scored]
+        taken = {step for step, member in members if member.status is Status.TAKEN}
+        return any(member.status is not Status.TAKEN for step, member in members if step in taken)
+
+    @precondition(lambda self: not self.half_trained())
     @rule()
-    def give_back(self) -> None:
-        """The trainer is lost: a step that nothing of was trained comes back whole, and is taken again at will."""
-        groups = [group for group in self.experience.groups.values() if group.step is not None]
-        for step in {group.step for group in groups}:
-            assert step is not None
-            if all(member.status is Status.TAKEN for group in groups if group.step == step for member in group.scored):
-                self.apply(e.Returned(step))
+    def checkpoint(self) -> None:
+        self.written = self.checkpointed = self.write()
+        self.since, self.cut, self.then_assembled = [], len(self.events), len(self.assembled)
+        ended = {group.id for group in self.experience.groups.values() if group.ended}
+        live = set(self.experience.groups) - ended
+        self.takings = [(step, groups) for step, groups in self.takings if live & set(groups)]
+
+    @rule()
+    def crash(self) -> None:
+        """Everything dies, and goes on from the checkpoint: what was trained since was not. The account forgets it, too."""
+        since = self.events[self.cut :]
+        self.experience = recovered(Experience.of(msgspec.msgpack.decode(self.checkpointed, type=Snapshot)), since)
+        kept = [event for event in since if not isinstance(event, e.Taken | e.Trained | e.Published | e.Checkpointed)]
+        self.events[self.cut :] = kept
+        del self.assembled[self.then_assembled :]
+        prescribed = self.experience.snapshot().prescribed
+        assert self.takings == [(step, sorted(groups)) for step, takings in prescribed.items() for groups in takings]
+        self.written = self.checkpointed = self.write()
+        self.since, self.cut = [], len(self.events)
 
     @precondition(lambda self: self.has(Status.TAKEN))
     @rule(how_many=st.integers(1, 6), masked=st.booleans())
@@ -238,23 +276,30 @@ class World(RuleBasedStateMachine):
                 *[(self.has(Status.LEASED), lambda how=how: self.extend(how, 1 + how % 6, how % 3, how))] * 3,
                 (self.has(Status.LEASED), lambda how=how: self.seal(how, how % 4 == 0)),
                 (self.has(Status.SEALED), lambda verdict=verdict: self.judge(verdict, False)),
-                (any(group.rewards for group in self.experience.ready()), lambda how=how: self.take(how % 2, 2)),
+                (
+                    self.experience.prescribed is not None or any(group.rewards for group in self.experience.ready()),
+                    lambda how=how: self.take(how % 2, 2),
+                ),
                 (self.has(Status.TAKEN), lambda how=how: self.train(6, how % 2 == 0)),
                 (True, lambda: self.publish(1)),
                 (len(self.experience.groups) < 3, lambda how=how: self.admit(1 + how % 3, 6, "train")),
+                (self.has(Status.TAKEN) and not self.half_trained(), self.checkpoint),
+                (how % 4 == 0 and self.cut > 0, self.crash),
             ]
             pick([act for possible, act in due if possible], move)()
 
     @precondition(lambda self: self.open_groups())
-    @rule(index=st.integers(0, 99))
-    def drop(self, index: int) -> None:
-        self.apply(e.Dropped(pick(self.open_groups(), index).id, "filtered"))
+    @rule(index=st.integers(0, 99), again=st.booleans())
+    def drop(self, index: int, again: bool) -> None:
+        group = pick(self.open_groups(), index)
+        self.apply(e.Dropped(group.id, "filtered", again and group.purpose == "train"))
 
     @rule(ahead=st.integers(0, 2))
     def publish(self, ahead: int) -> None:
         version = (self.experience.version or 0) + ahead
         unfinished = [self.experience.groups[r.group].step for r in self.experience.taken()]
-        if all(step is not None and step >= version for step in unfinished):
+        due = self.experience.prescribed
+        if all(step is not None and step >= version for step in unfinished) and (due is None or due[0] >= version):
             self.apply(e.Published(version))
 
     @rule(event=any_event)
@@ -267,13 +312,14 @@ class World(RuleBasedStateMachine):
             assert self.experience == before
         else:
             self.events.append(event)
+            self.since.append(event)
 
     @precondition(lambda self: self.events)
     @rule(index=st.integers(0, 999))
     def again(self, index: int) -> None:
         """What happened once cannot happen again, unless it is a repeatable kind."""
         event = pick(self.events, index)
-        if not isinstance(event, e.Late | e.Published | e.Extended | e.Returned | e.Taken):
+        if not isinstance(event, e.Late | e.Published | e.Extended | e.Taken):
             before = copy.deepcopy(self.experience)
             with pytest.raises(Refused):
                 self.experience.apply(event)

@@ -12,7 +12,7 @@ from hypothesis.stateful import invariant
 
 from asyncrl.experience import events as e
 from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Status
-from asyncrl.experience.state import fold
+from asyncrl.experience.state import Experience, Snapshot
 
 PROFILE = settings(max_examples=120, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -85,9 +85,11 @@ class RestartEqualsNoCrash(World):
 
     @invariant()
     def folds(self) -> None:
-        assert fold(self.events) == self.experience
-        encoded = [msgspec.msgpack.encode(event) for event in self.events]
-        assert fold(msgspec.msgpack.decode(event, type=e.AnyEvent) for event in encoded) == self.experience
+        folded = Experience.of(msgspec.msgpack.decode(self.written, type=Snapshot))
+        for event in self.since:
+            folded.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=e.AnyEvent))
+        assert folded == self.experience
+        assert Experience.of(msgspec.msgpack.decode(self.write(), type=Snapshot)) == self.experience
 
 
 class Views(World):
@@ -104,7 +106,7 @@ class Views(World):
             new = sorted(rollout.id for rollout in waiting if not rollout.recycled)
             assert [rollout.id for rollout in x.to_lease(purpose, 99)] == recycled + new
             assert [rollout.id for rollout in x.to_lease(purpose, 2)] == (recycled + new)[:2]
-            due = [group for group in groups if group.step is None and group.complete]
+            due = [group for group in self.open_groups() if group.purpose == purpose and group.complete]
             assert x.ready(purpose) == sorted(due, key=lambda group: (group.oldest, group.id))
             taken = [group for group in groups if group.step is not None]
             assert purpose != "train" or x.groups_untaken == x.groups_live - len(taken)
@@ -120,6 +122,10 @@ class Views(World):
         assert (x.queue_items, x.queue_bytes) == (len(queue), sum(r.tokens * TOKEN_BYTES for r in queue))
         assert sorted(r.id for r in x.taken()) == sorted(r.id for r in x.rollouts.values() if r.status is Status.TAKEN)
         assert x.statuses().total() == x.ledger.rollouts.live
+        failed = Counter(event.rollout for event in self.events if isinstance(event, e.Recycled) and event.failed)
+        assert all(rollout.failures == failed[rollout.id] for rollout in x.rollouts.values())
+        again = {event.group for event in self.events if isinstance(event, e.Dropped) and event.again}
+        assert set(x.restarts) == again - {event.restarts for event in self.events if isinstance(event, e.Admitted)}
 
 
 def case(world: type[World]) -> type[TestCase]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import struct
 
+import msgspec
 import pytest
 
 from asyncrl.experience import events as e
+from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import Status
-from asyncrl.experience.state import Experience, Refused, fold
+from asyncrl.experience.state import Experience, Refused, Snapshot, fold
 from asyncrl.messages import NoVerdict, Purpose, Scored, Span
 
 PROMPT = b"\5\0\0\0\6\0\0\0"
@@ -211,31 +213,38 @@ def test_evaluation_is_pinned_and_apart(story: Story) -> None:
 
 def test_a_restarted_prompt_does_not_move_the_cursor(story: Story) -> None:
     story.admit()
-    story(e.Dropped(0, "stale"), e.Admitted(1, 2, 2, "train", 0, PROMPT, 8, None, restarts=0))
-    assert story.experience.items("train") == 1 and story.experience.groups_live == 1
+    story(e.Dropped(0, "stale", again=True))
+    assert story.experience.restarts == {0: 0}
+    story(e.Admitted(1, 2, 2, "train", 0, PROMPT, 8, None, restarts=0))
+    assert story.experience.items("train") == 1 and story.experience.groups_live == 1 and not story.experience.restarts
+    with pytest.raises(Refused, match="does not wait for that"):
+        story(e.Admitted(2, 4, 2, "train", 0, PROMPT, 8, None, restarts=0))
 
 
-def test_what_a_lost_trainer_had_comes_back_and_is_taken_again(story: Story) -> None:
-    x = story.experience
-    for _ in range(3):
+def test_what_a_crash_undid_is_taken_again_first_and_as_it_was(story: Story) -> None:
+    for _ in range(4):
         story.admit(size=2)
     story.finish(0, 2, 3, 4, 5)
     story.lease(1)
     story.extend(1, 2)
     story.seal(1)
     story(e.JudgedAs(1, NoVerdict("timeout")))
-    story(e.Taken(0, [0]), e.Taken(0, [4, 5]))
-    assert x.groups_untaken == 1
-    story(e.Returned(0))
-    assert [g.id for g in x.ready()] == [0, 1, 2], "in their order again"
-    assert (x.taken(), x.groups_untaken, x.queue_items, x.queue_bytes) == ([], 3, 5, 5 * 3 * 8)
-    assert x.ledger.tokens.discarded == {"no_verdict": 2}
-    story(e.Taken(0, [0]), e.Trained(0, 3, {}))
-    with pytest.raises(Refused, match="is done"):
-        story(e.Returned(0))
-    story(e.Published(1), e.Dropped(2, "filtered"))
-    assert x.ledger.rollouts.discarded == {"no_verdict": 1, "filtered": 2} and x.groups_live == 1
-    assert x.ledger.balances()
+    story(e.Taken(0, [0]))
+    base = Experience.of(msgspec.msgpack.decode(msgspec.msgpack.encode(story.experience.snapshot()), type=Snapshot))
+    since = [e.Taken(0, [4, 5]), *(e.Trained(n, 3, {}) for n in (0, 4, 5)), e.Published(1), e.Taken(1, [2, 3])]
+    story(*since)
+    x = recovered(base, since)
+    assert x.ledger.tokens.trained == 0 and x.ledger.tokens.discarded == {"no_verdict": 2} and x.ledger.balances()
+    assert (x.ready(), x.taken(), x.groups_untaken, x.queue_items, x.queue_bytes) == ([], [], 4, 5, 5 * 3 * 8)
+    for refused in (e.Taken(0, [4, 5]), e.Taken(1, [0]), e.Dropped(2, "filtered"), e.Published(1)):
+        with pytest.raises(Refused, match=r"first|again"):
+            x.apply(refused)
+    for taken in (e.Taken(0, [0]), e.Taken(0, [4, 5]), e.Taken(1, [2, 3])):
+        assert x.prescribed is not None and x.prescribed[0] == taken.step
+        x.apply(taken)
+    for event in since[1:-1]:
+        x.apply(event)
+    assert x.prescribed is None and x == story.experience
 
 
 def test_a_checkpoint_is_remembered(story: Story) -> None:
@@ -330,7 +339,7 @@ ONE = (ints(1), floats(-1))
         (e.Dropped(2, "stale"), "taken for step 2"),
         (e.Dropped(3, "stale"), "not live"),
         (e.Dropped(0, ""), "no name"),
-        (e.Returned(1), "taken nothing"),
+        (e.Admitted(3, 10, 1, "train", 0, bytes(8), 4, None, 3), "does not wait for that"),
         (e.Published(0), "after version 1"),
         (e.Published(3), "still being trained in step 2"),
     ],

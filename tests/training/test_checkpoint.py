@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.config.schema import Staleness, Train
 from asyncrl.training import checkpoint
 from asyncrl.training.checkpoint import export, restore, save
-from asyncrl.training.checkpoints import CheckpointError, Scalars, complete, latest, place, scalars
+from asyncrl.training.checkpoints import Checkpoint, CheckpointError, complete, latest, place, scalars
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
 
@@ -58,7 +58,8 @@ def test_resumed_training_gives_the_weights_of_training_that_was_never_interrupt
 
     torch.manual_seed(99)
     resumed = Learner(load_model(path), TRAIN, Staleness(), 1.0)
-    assert restore(path, resumed) == Scalars(3, 41) == scalars(path)
+    found = restore(path, resumed)
+    assert (found.version, found.cursor) == (3, 41) and found == scalars(path)
     assert torch.equal(torch.rand(3), drawn)
     train(resumed, 3)
     assert resumed.version == learner.version == 6
@@ -69,7 +70,7 @@ def test_resumed_training_gives_the_weights_of_training_that_was_never_interrupt
 def test_before_the_first_step_there_is_no_optimizer_state(tmp_path: Path, tokenizer: Path) -> None:
     path = save(tmp_path, fresh(), 0, tokenizer)
     assert path == place(tmp_path, 0)
-    assert restore(path, fresh()) == Scalars(0, 0)
+    assert restore(path, fresh()).cursor == 0
 
 
 def test_is_a_hugging_face_directory_without_pickles(tmp_path: Path, tokenizer: Path) -> None:
@@ -99,7 +100,7 @@ def test_keeps_the_newest(tmp_path: Path, tokenizer: Path) -> None:
     for version in (5, 999_999, 1_000_000, 1_000_001):
         learner.version = version
         save(tmp_path, learner, version, tokenizer, keep=2)
-    assert [path.name for path in complete(tmp_path)] == ["step-1000000", "step-1000001"]
+    assert [found.path.name for found in complete(tmp_path)] == ["step-1000000", "step-1000001"]
     assert latest(tmp_path) == place(tmp_path, 1_000_001)
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
@@ -108,7 +109,7 @@ def test_the_same_version_again_replaces(tmp_path: Path, tokenizer: Path) -> Non
     learner = fresh()
     save(tmp_path, learner, 1, tokenizer)
     path = save(tmp_path, learner, 2, tokenizer)
-    assert scalars(path).cursor == 2 and complete(tmp_path) == [path]
+    assert scalars(path).cursor == 2 and complete(tmp_path) == [Checkpoint(path, 0)]
 
 
 @pytest.mark.parametrize("moment", ["save_file", "_write_model", "_sync"])
@@ -124,8 +125,8 @@ def test_what_is_not_complete_is_never_seen(moment: str, tmp_path: Path, tokeniz
     with pytest.raises(CheckpointError, match=r"step-000001 cannot be written: .*No space left on device"):
         save(tmp_path, learner, 2, tokenizer)
     monkeypatch.undo()
-    assert complete(tmp_path) == [first] and latest(tmp_path) == first
-    assert restore(first, fresh()) == Scalars(0, 1)
+    assert complete(tmp_path) == [Checkpoint(first, 0)] and latest(tmp_path) == first
+    assert restore(first, fresh()).cursor == 1
 
 
 def test_what_a_killed_writer_left_is_not_seen_and_goes_with_the_next(tmp_path: Path, tokenizer: Path) -> None:
@@ -174,4 +175,23 @@ def test_broken_ones_say_so_and_change_nothing(tmp_path: Path, tokenizer: Path) 
 
 def test_scalars_are_plain_json(tmp_path: Path, tokenizer: Path) -> None:
     path = save(tmp_path, fresh(), 12, tokenizer)
-    assert msgspec.json.decode((path / "trainer.json").read_bytes()) == {"version": 0, "cursor": 12}
+    found = msgspec.json.decode((path / "trainer.json").read_bytes())
+    assert (found["version"], found["cursor"]) == (0, 12)
+    assert set(found["files"]) == {file.name for file in path.iterdir()} - {"trainer.json"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "config.json", "trainer.json"])
+@pytest.mark.parametrize("how", ["cut", "changed", "gone"])
+def test_a_damaged_checkpoint_is_known_and_put_aside(name: str, how: str, tmp_path: Path, tokenizer: Path) -> None:
+    path = save(tmp_path, fresh(), 12, tokenizer)
+    [checkpoint] = complete(tmp_path)
+    checkpoint.verify()
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (path / name).unlink()
+    if how != "gone":
+        (path / name).write_bytes(content[: len(content) // 3] if how == "cut" else content)
+    with pytest.raises(CheckpointError, match=name):
+        checkpoint.verify()
+    checkpoint.set_aside()
+    assert complete(tmp_path) == [] and latest(tmp_path) is None

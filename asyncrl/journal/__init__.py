@@ -1,0 +1,31 @@
+"""The journal: events in, events out. Invariant: what is on disk is always the first `durable` events, each once and in order.
+
+writer.py   commits in groups, and knows nothing of files
+disk.py     what it writes to
+sqlite.py   the file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from asyncrl.experience.events import AnyEvent
+from asyncrl.experience.state import Experience
+from asyncrl.journal.disk import Disk, History, JournalError, state
+from asyncrl.journal.sqlite import SqliteDisk, SqliteHistory
+from asyncrl.journal.writer import Journal, JournalStatistics
+
+__all__ = ["Disk", "History", "Journal", "JournalError", "JournalStatistics", "SqliteDisk", "SqliteHistory", "fold", "read", "state"]
+
+
+def read(path: str | Path, after: int = 0) -> Iterator[tuple[int, AnyEvent]]:
+    """The events on disk with a number larger than `after` that are not compacted away, and their numbers; also while a run writes.
+    Raises JournalError."""
+    history = SqliteHistory(path)
+    return history.events(max(after, history.forgotten))
+
+
+def fold(path: str | Path) -> Experience:
+    """The state after the events on disk. Raises JournalError, and Refused where they do not follow from one another."""
+    return state(SqliteHistory(path))

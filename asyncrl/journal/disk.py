@@ -1,0 +1,98 @@
+"""What a journal writes to. Invariant: a commit is whole or not there at all, and what is there is the first events, each once, in order.
+
+`Disk` is all that the writer knows, so that the simulation can give it a disk that fills up, fails or forgets. The real one is
+`sqlite.SqliteDisk`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+
+from asyncrl.experience.events import AnyEvent
+from asyncrl.experience.state import Experience, Snapshot
+
+
+class JournalError(Exception):
+    """The journal cannot be read or written; the message is a sentence that says what to do."""
+
+
+class DiskFull(Exception):
+    """A commit found no room, and left no trace; it may be tried again."""
+
+
+class Events(msgspec.Struct, frozen=True):
+    """`count` events from number `first`, as one msgpack array."""
+
+    first: int
+    count: int
+    data: bytes | bytearray
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """The state after event `number`, which is what the checkpoint of `version` belongs to; in place of one of the same number."""
+
+    number: int
+    version: int
+    data: bytes
+
+
+class Compact(msgspec.Struct, frozen=True):
+    """Nobody goes back behind the newest snapshot for `version` any more: the events up to it, and older snapshots, may go."""
+
+    version: int
+
+
+class Abandon(msgspec.Struct, frozen=True):
+    """The checkpoints of versions above `version` are gone: so are their snapshots."""
+
+    version: int
+
+
+Write = Events | Keep | Compact | Abandon
+
+
+class Disk(Protocol):
+    """Where a journal is kept. `last` is the number of the last event when it was opened, 0 for none."""
+
+    @property
+    def last(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes now."""
+        ...
+
+    async def commit(self, writes: Sequence[Write]) -> None:
+        """Carry out all of it, in order, or none. Raises DiskFull, or JournalError where nothing can ever be written again."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class History(Protocol):
+    """What a disk holds, to be read; also while somebody writes."""
+
+    def events(self, after: int) -> Iterator[tuple[int, AnyEvent]]:
+        """The events with a number larger than `after`, and their numbers. Raises JournalError where they are compacted away, or broken."""
+        ...
+
+    def snapshots(self) -> list[tuple[int, int]]:
+        """Number and version of each snapshot, by number."""
+        ...
+
+    def snapshot(self, number: int) -> Snapshot:
+        """The snapshot of that number."""
+        ...
+
+
+def state(history: History) -> Experience:
+    """The state after the last event. Raises JournalError, and Refused where the events do not follow from one another."""
+    after, experience = 0, Experience()
+    for number, _ in history.snapshots()[-1:]:
+        after, experience = number, Experience.of(history.snapshot(number))
+    for _, event in history.events(after):
+        experience.apply(event)
+    return experience

@@ -1,0 +1,258 @@
+"""The writer of a journal. Invariant: what is on disk is always the first `durable` events, each once and in order.
+
+One writer, one commit at a time. Commits are grouped: what `commit_ms` milliseconds or the first MiB brought goes together, so a commit's
+price is paid a few times a second, whatever the event rate. Events appended without an await between them are always in one commit: a
+crash cannot part them.
+
+A disk that is full is waited for: nothing is lost meanwhile, whoever brings events waits for `room`, and `trouble` says why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import trio
+
+from asyncrl.experience.events import AnyEvent
+from asyncrl.experience.state import Experience
+from asyncrl.journal.disk import Abandon, Compact, Disk, DiskFull, Events, JournalError, Keep, Write
+from asyncrl.journal.sqlite import SqliteDisk
+from asyncrl.waits import Pulse
+
+ROW_BYTES = 2**20
+"""A row is full once it has this many bytes: it is committed without waiting for more, and a reader holds one at a time."""
+LIMIT_BYTES = 32 * 2**20
+FULL_S = 300.0
+RETRY_S = 1.0
+"""Seconds between two tries of a commit that found no room."""
+
+_encoder = msgspec.msgpack.Encoder()
+_encode_into = _encoder.encode_into
+
+
+class _Row:
+    """Encoded events, one after another: what a msgpack array is, once its head says how many."""
+
+    __slots__ = ("count", "data", "first")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.count = 0
+        self.data = bytearray(5)
+
+    def append(self, event: AnyEvent) -> None:
+        size = len(self.data)
+        try:
+            _encode_into(event, self.data, -1)
+        except BaseException:
+            del self.data[size:]  # half an event would take the others with it
+            raise
+        self.count += 1
+
+    def events(self) -> Events:
+        self.data[:5] = b"\xdd" + self.count.to_bytes(4, "big")
+        return Events(self.first, self.count, self.data)
+
+
+class JournalStatistics(NamedTuple):
+    """Events and bytes so far: `appended` and `durable` number the last event of each kind; `pending_bytes` are not yet durable. `bytes`,
+    `commits`, `seconds` (all commits together) and `slowest_s` (one commit) count from the opening. `disk_bytes` is what it takes now."""
+
+    appended: int
+    durable: int
+    pending_bytes: int
+    bytes: int
+    commits: int
+    seconds: float
+    slowest_s: float
+    disk_bytes: int
+
+
+class Journal:
+    """The writer. Made by `open`, or `over` a disk; every method is called from the trio thread."""
+
+    def __init__(self, disk: Disk, commit_ms: int, limit_bytes: int, full_s: float) -> None:
+        self._disk = disk
+        self._commit_s = commit_ms / 1000
+        self._limit_bytes = limit_bytes
+        self._full_s = full_s
+        self._appended = self._durable = disk.last
+        self._writes: list[_Row | Write] = []
+        self._in_flight: list[_Row | Write] = []
+        self._work = Pulse()
+        self._hurry = Pulse()
+        self._committed = trio.lowlevel.ParkingLot()
+        self._failure: JournalError | None = None
+        self._bytes = self._commits = 0
+        self._seconds = self._slowest_s = 0.0
+        self.trouble = ""
+        """Why nothing is written at the moment, and since when nothing was lost all the same; empty where it is."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, path: str | Path, *, commit_ms: int = 100, run: str = "", limit_bytes: int = LIMIT_BYTES, full_s: float = FULL_S
+    ) -> AsyncIterator[Journal]:
+        """Open or create the journal of `run`, and write to it inside the block, as `over` does. Raises JournalError for a file that is no
+        journal, of another format, of another run, or that cannot be written."""
+        disk = await SqliteDisk.open(Path(path), run)
+        async with cls.over(disk, commit_ms=commit_ms, limit_bytes=limit_bytes, full_s=full_s) as journal:
+            yield journal
+
+    @classmethod
+    @asynccontextmanager
+    async def over(
+        cls, disk: Disk, *, commit_ms: int = 100, limit_bytes: int = LIMIT_BYTES, full_s: float = FULL_S
+    ) -> AsyncIterator[Journal]:
+        """Write to `disk`, which it takes, inside the block; leaving it, also by an error, commits what was appended.
+
+        At most about `limit_bytes` wait for the disk (see `room`). A full disk is tried again for `full_s` seconds. Raises JournalError
+        where it can not be written, out of the writer's task as well.
+        """
+        journal = cls(disk, commit_ms, limit_bytes, full_s)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(journal._write)
+                yield journal
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                try:
+                    if journal._failure is None and not await journal._commit():
+                        journal._fail(JournalError(f"{journal.trouble}, so the last events of the run are lost: make room, and resume it"))
+                        journal._raise_failure()
+                finally:
+                    await disk.aclose()
+
+    @property
+    def appended(self) -> int:
+        """The number of the last event appended, counted from 1; 0 for none."""
+        return self._appended
+
+    @property
+    def durable(self) -> int:
+        """The number of the last event on disk; 0 for none."""
+        return self._durable
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes appended and not yet on disk."""
+        return sum(_size(write) for writes in (self._in_flight, self._writes) for write in writes)
+
+    def append(self, event: AnyEvent) -> int:
+        """Put the event after all others and return its number. Never blocks. Raises JournalError once writing has failed."""
+        self._raise_failure()
+        row = self._writes[-1] if self._writes else None
+        if not isinstance(row, _Row) or len(row.data) >= ROW_BYTES:
+            if row is not None:
+                self._hurry.set()
+            row = _Row(self._appended + 1)
+            self._put(row)
+        row.append(event)
+        self._appended += 1
+        return self._appended
+
+    def keep(self, version: int, experience: Experience) -> int:
+        """Write the state down, as of now, for the checkpoint of `version`; returns the number of the last event, which is its name."""
+        self._raise_failure()
+        self._put(Keep(self._appended, version, _encoder.encode(experience.snapshot())))
+        return self._appended
+
+    def compact(self, version: int) -> None:
+        """Forget what lies before the newest state kept for `version`, where there is one: nobody goes back further."""
+        self._put(Compact(version))
+
+    def abandon(self, version: int) -> None:
+        """Forget the states kept for versions above `version`: their checkpoints are gone."""
+        self._put(Abandon(version))
+
+    async def room(self) -> None:
+        """Return once less than `limit_bytes` wait for the disk: the writer's back-pressure, to be awaited before taking in more. The wait
+        ends, by JournalError, when a full disk was tried for long enough."""
+        await trio.lowlevel.checkpoint()
+        await self._wait_for(lambda: self.pending_bytes < self._limit_bytes)
+
+    async def flush(self) -> None:
+        """Return once everything appended so far is on disk. Raises JournalError where that failed."""
+        await trio.lowlevel.checkpoint()
+        target = self._appended
+        await self._wait_for(lambda: self._durable >= target)
+
+    def statistics(self) -> JournalStatistics:
+        return JournalStatistics(
+            self._appended,
+            self._durable,
+            self.pending_bytes,
+            self._bytes,
+            self._commits,
+            self._seconds,
+            self._slowest_s,
+            self._disk.size,
+        )
+
+    def _put(self, write: _Row | Write) -> None:
+        self._writes.append(write)
+        self._work.set()
+
+    async def _wait_for(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._raise_failure()
+            self._hurry.set()
+            await self._committed.park()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise JournalError(str(self._failure)) from self._failure
+
+    def _fail(self, failure: JournalError) -> None:
+        self._failure = failure
+        self._committed.unpark_all()
+
+    async def _write(self) -> None:
+        while True:
+            await self._work.wait()
+            if self._commit_s:
+                with trio.move_on_after(self._commit_s):
+                    await self._hurry.wait()
+            began = trio.current_time()
+            while not await self._commit():
+                if trio.current_time() - began >= self._full_s:
+                    self._fail(JournalError(f"{self.trouble}, and that for {self._full_s:g} s: make room, and resume the run"))
+                    self._raise_failure()
+                await trio.sleep(RETRY_S)  # nobody says when a disk has room again
+
+    async def _commit(self) -> bool:
+        """Write what was appended; False where there was no room. Shielded: what has left the buffer has to reach the disk."""
+        writes = self._in_flight = self._in_flight + self._writes
+        self._writes = []
+        if not writes:
+            return True
+        began = time.perf_counter()
+        try:
+            with trio.CancelScope(shield=True):
+                await self._disk.commit([write.events() if isinstance(write, _Row) else write for write in writes])
+        except DiskFull as full:
+            self.trouble = str(full)
+            return False
+        except BaseException as error:  # whatever it is, these events are not on disk, so no later ones may be
+            self._fail(error if isinstance(error, JournalError) else JournalError(f"the journal failed: {error!r}"))
+            raise
+        seconds = time.perf_counter() - began
+        self._in_flight = []
+        self.trouble = ""
+        self._durable += sum(write.count for write in writes if isinstance(write, _Row))
+        self._bytes += sum(_size(write) for write in writes)
+        self._commits += 1
+        self._seconds += seconds
+        self._slowest_s = max(self._slowest_s, seconds)
+        self._committed.unpark_all()
+        return True
+
+
+def _size(write: _Row | Write) -> int:
+    return len(write.data) if isinstance(write, _Row | Keep) else 0
