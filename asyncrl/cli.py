@@ -35,6 +35,7 @@ examples:
   asyncrl train run.toml
   asyncrl train run.toml --set task.name=chain_sum --set train.steps=50
   asyncrl train --resume runs/rotate_matrix-20260101-120000
+  asyncrl why runs/rotate_matrix-20260101-120000
 """
 SETTINGS = """\
 settings: --set wins over an ASYNCRL_* variable, that over run.toml, that over the default.
