@@ -27,6 +27,8 @@ LOOK_S = 0.05
 PATIENCE_S = 60.0
 FROM_S, UNTIL_S = 0.05, 4.0
 """When faults begin, in virtual seconds of a run."""
+LIE_IN_WAIT = {"lost_committed", "lost_prepared", "verdict_twice", "wrong_weights", "reception_fails", "transfer_fails"}
+"""Kinds that wait for their moment, and therefore begin sooner."""
 ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
 
 
@@ -122,7 +124,7 @@ def plan(seed: int, kinds: Sequence[str] | None = None) -> list[Fault]:
     names = sorted(KINDS if kinds is None else kinds)
     turns = {names[seed % len(names)], names[(3 * seed + 1) % len(names)]}  # so that no kind is left to chance alone
     chosen = turns.union(draw.sample(names, min(len(names), draw.randint(1, 6)))) if seed % 25 else set()
-    return [Fault(draw.uniform(FROM_S, UNTIL_S), name, draw.getrandbits(32)) for name in sorted(chosen)]
+    return [Fault(draw.uniform(FROM_S, UNTIL_S) / (1 + 2 * (name in LIE_IN_WAIT)), name, draw.getrandbits(32)) for name in sorted(chosen)]
 
 
 async def carry_out(faults: Sequence[Fault], injector: Injector) -> None:
