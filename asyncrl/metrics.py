@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -20,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from asyncrl.experience.ledger import Account
-from asyncrl.experience.state import Experience, Group, Status
+from asyncrl.experience.state import Experience, Status
 from asyncrl.messages import Report, Role, Scored, Verdict
 
 HOST = "127.0.0.1"
@@ -47,12 +46,13 @@ class Observation(msgspec.Struct, frozen=True):
 def observe(experience: Experience, lags: Mapping[int, int]) -> Observation:
     """Copy what is exported. Call it in the thread that changes `experience`."""
     states = experience.statuses()
-    groups = Tally(_group_state(group) for group in experience.groups.values())
+    taken = experience.groups_live - experience.groups_untaken
+    complete = len(experience.ready("train")) + len(experience.ready("evaluation"))
     return Observation(
         tokens=_copy(experience.ledger.tokens),
         rollouts=_copy(experience.ledger.rollouts),
         states={status.value: states[status] for status in LIVE},
-        groups={state: groups[state] for state in ("open", "complete", "taken")},
+        groups={"open": len(experience.groups) - complete - taken, "complete": complete, "taken": taken},
         queue_items=experience.queue_items,
         queue_bytes=experience.queue_bytes,
         version=experience.version,
@@ -62,12 +62,6 @@ def observe(experience: Experience, lags: Mapping[int, int]) -> Observation:
 
 def _copy(account: Account) -> Account:
     return msgspec.structs.replace(account, discarded=dict(account.discarded))
-
-
-def _group_state(group: Group) -> str:
-    if group.step is not None:
-        return "taken"
-    return "complete" if group.complete else "open"
 
 
 class Metrics:

@@ -42,7 +42,8 @@ def resumed(history: History, checkpoints: Sequence[Checkpoint]) -> tuple[Experi
     """The state to go on from, and the version that training starts from: that of the newest of `checkpoints` (oldest first) that is whole
     and in the journal, or 0. Newer ones are set aside. Raises JournalError."""
     numbers = {version: number for number, version in history.snapshots()}  # the newest of each version
-    base, after, version = Experience(), 0, 0
+    after, version = numbers.get(0, 0), 0
+    base = Experience.of(history.snapshot(after)) if 0 in numbers else Experience()
     for checkpoint in reversed(checkpoints):
         try:
             checkpoint.verify()

@@ -70,6 +70,7 @@ class Experience:
         self.queue_items = 0
         self.queue_bytes = 0
         self._rollouts: dict[int, Rollout] = {}
+        self._statuses: Counter[Status] = Counter()  # of those
         self._groups: dict[int, Group] = {}
         self._items: dict[Purpose, int] = {"train": 0, "evaluation": 0}
         # Sorted, so that the order of the views is the order kept: (never leased, rollout) and (oldest version, group).
@@ -142,8 +143,8 @@ class Experience:
         return [m for step in self._training for group in self._in_step(step) for m in group.members if m.status is Status.TAKEN]
 
     def statuses(self) -> Counter[Status]:
-        """How many live rollouts there are of each status. Counts them all: for a report, not for a decision."""
-        return Counter(rollout.status for rollout in self._rollouts.values())
+        """How many live rollouts there are of each status."""
+        return +self._statuses
 
     # --------------------------------------------------------------------------------------------------------- snapshot
 
@@ -176,6 +177,7 @@ class Experience:
         self._groups = {group.id: group for group in written.groups}
         members = [member for group in written.groups for member in group.members]
         self._rollouts = {member.id: member for member in members if member.status not in ENDED}
+        self._statuses = Counter(rollout.status for rollout in self._rollouts.values())
         self._unjudged = {m.sealed: m for m in sorted(members, key=lambda m: m.sealed) if m.status is Status.SEALED}
         self.groups_live = sum(group.purpose == "train" for group in written.groups)
         promised = {group for takings in written.prescribed.values() for taking in takings for group in taking}
@@ -204,7 +206,7 @@ class Experience:
             for group in (self._groups[number] for taking in takings for number in taking):
                 group.step = None
                 for member in group.scored:
-                    member.status = Status.JUDGED
+                    self._become(member, Status.JUDGED)
                     self._queue(member, 1)
             self._prescribed[step] = takings + later.pop(step, [])
         self._prescribed |= later
@@ -244,6 +246,7 @@ class Experience:
         members = tuple(Rollout(number, event.group, event.max_new_tokens) for number in numbers)
         self._groups[event.group] = Group(event.group, event.purpose, event.item, event.prompt, event.version, members)
         self._rollouts.update(zip(numbers, members, strict=True))
+        self._statuses[Status.WAITING] += event.size
         self._waiting[event.purpose].extend((True, number) for number in numbers)
         if event.restarts is None:
             self._items[event.purpose] += 1
@@ -261,7 +264,8 @@ class Experience:
         if not event.owner:
             raise Refused(f"rollout {rollout.id} was leased to nobody")
         self._stop_waiting(rollout)
-        rollout.status, rollout.attempt, rollout.owner = Status.LEASED, event.attempt, event.owner
+        self._become(rollout, Status.LEASED)
+        rollout.attempt, rollout.owner = event.attempt, event.owner
 
     def _extended(self, event: e.Extended) -> None:
         rollout = self._find_leased(event.rollout, event.attempt)
@@ -276,14 +280,16 @@ class Experience:
             raise Refused(f"rollout {rollout.id} was sealed as {event.finish!r}: a response is complete by 'stop' or by 'length'")
         self._sealings += 1
         self._unjudged[self._sealings] = rollout
-        rollout.status, rollout.owner, rollout.finish, rollout.sealed = Status.SEALED, "", event.finish, self._sealings
+        self._become(rollout, Status.SEALED)
+        rollout.owner, rollout.finish, rollout.sealed = "", event.finish, self._sealings
         self._queue(rollout, 1)
 
     def _recycled(self, event: e.Recycled) -> None:
         rollout = self._find_leased(event.rollout, event.attempt)
         if not rollout.remaining:
             raise Refused(f"rollout {rollout.id} has its {rollout.max_new_tokens} tokens: it is to be sealed as 'length', not recycled")
-        rollout.status, rollout.owner = Status.WAITING, ""
+        self._become(rollout, Status.WAITING)
+        rollout.owner = ""
         rollout.failures += event.failed
         insort(self._waiting[self._groups[rollout.group].purpose], (False, rollout.id))
 
@@ -306,7 +312,8 @@ class Experience:
         if isinstance(event.verdict, Scored) and not math.isfinite(event.verdict.reward):
             raise Refused(f"rollout {rollout.id} was scored {event.verdict.reward}: what is not a finite reward is no verdict")
         del self._unjudged[rollout.sealed]
-        rollout.status, rollout.verdict = Status.JUDGED, event.verdict
+        self._become(rollout, Status.JUDGED)
+        rollout.verdict = event.verdict
         self._complete_if_last(rollout)
 
     def _taken(self, event: e.Taken) -> None:
@@ -342,7 +349,7 @@ class Experience:
                 self._discard(member, "no_verdict")
             for member in group.scored:
                 self._queue(member, -1)
-                member.status = Status.TAKEN
+                self._become(member, Status.TAKEN)
         self._training.setdefault(event.step, []).append(taking)
         self.step = event.step
 
@@ -363,7 +370,7 @@ class Experience:
         else:
             largest = min(event.discarded.items(), key=lambda item: (-item[1], item[0]), default=("empty", 0))
             self.ledger.rollouts.discard(1, largest[0])
-        rollout.status = Status.TRAINED if event.trained else Status.DISCARDED
+        self._become(rollout, Status.TRAINED if event.trained else Status.DISCARDED)
         del self._rollouts[rollout.id]
 
     def _dropped(self, event: e.Dropped) -> None:
@@ -432,6 +439,12 @@ class Experience:
             raise Refused(f"rollout {number} is leased for the {rollout.attempt}th time, and this is of attempt {attempt}")
         return rollout
 
+    def _become(self, rollout: Rollout, status: Status) -> None:
+        """The only way from one status to another: they are counted."""
+        self._statuses[rollout.status] -= 1
+        self._statuses[status] += status not in ENDED
+        rollout.status = status
+
     def _complete_if_last(self, rollout: Rollout) -> None:
         group = self._groups[rollout.group]
         if group.complete:
@@ -448,7 +461,8 @@ class Experience:
     def _discard(self, rollout: Rollout, reason: str, status: Status = Status.DISCARDED) -> None:
         self.ledger.tokens.discard(rollout.release(), reason)
         self.ledger.rollouts.discard(1, reason)
-        rollout.status, rollout.owner = status, ""
+        self._become(rollout, status)
+        rollout.owner = ""
         del self._rollouts[rollout.id]
 
     def _forget(self, group: Group) -> None:

@@ -187,5 +187,5 @@ def errors(path: Path) -> Iterator[None]:
         raise JournalError(f"the journal {path} could not be used ({error}): see that its disk has room and is writable") from error
     except sqlite3.Error as error:
         raise JournalError(f"{path} is damaged, or no journal at all ({error}): give another run.dir") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise JournalError(f"the journal {path} holds what is no event of this asyncrl ({error}): give another run.dir") from error

@@ -46,6 +46,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     def verify(self) -> None:
         """Read all of it. Raises CheckpointError where it is not what was written."""
         for name, digest in scalars(self.path).files.items():
+            if name in ("", "..") or Path(name).name != name:
+                raise CheckpointError(f"{self.path} is damaged: it names a file elsewhere ({name!r})")
             try:
                 found = digested(self.path / name)
             except OSError as error:

@@ -121,6 +121,7 @@ class Views(World):
         queue = [r for r in x.rollouts.values() if r.status in (Status.SEALED, Status.JUDGED) and x.groups[r.group].purpose == "train"]
         assert (x.queue_items, x.queue_bytes) == (len(queue), sum(r.tokens * TOKEN_BYTES for r in queue))
         assert sorted(r.id for r in x.taken()) == sorted(r.id for r in x.rollouts.values() if r.status is Status.TAKEN)
+        assert x.statuses() == Counter(rollout.status for rollout in x.rollouts.values())
         assert x.statuses().total() == x.ledger.rollouts.live
         failed = Counter(event.rollout for event in self.events if isinstance(event, e.Recycled) and event.failed)
         assert all(rollout.failures == failed[rollout.id] for rollout in x.rollouts.values())

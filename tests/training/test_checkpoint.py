@@ -195,3 +195,12 @@ def test_a_damaged_checkpoint_is_known_and_put_aside(name: str, how: str, tmp_pa
         checkpoint.verify()
     checkpoint.set_aside()
     assert complete(tmp_path) == [] and latest(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../step-000000/config.json", "..", ""])
+def test_a_checkpoint_cannot_name_a_file_elsewhere(name: str, tmp_path: Path, tokenizer: Path) -> None:
+    path = save(tmp_path, fresh(), 12, tokenizer)
+    found = scalars(path)
+    (path / "trainer.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(found, files={name: found.files["config.json"]})))
+    with pytest.raises(CheckpointError, match="elsewhere"):
+        complete(tmp_path)[0].verify()
