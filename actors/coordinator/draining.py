@@ -26,12 +26,14 @@ async def drain(run: Coordinator) -> None:
     """Park what is being generated, save what is learned, send everybody home; all within `run.grace_s`."""
     for launcher in run.roster.of("launcher"):
         launcher.send(Ending())
+    asked: set[int] = set()  # versions to be saved
+    _saved(run, asked)  # it takes longest, so it begins first
     run.generation.park("train")
     run.generation.park("evaluation")
     await run.until("parked rollouts", lambda: not (run.generation.leased or run.publishing.busy), run.life.stage_deadline(Stage.PARK))
     await _send_home(run, "rollout", Stage.ROLLOUT)
     await _send_home(run, "reward", Stage.REWARD)
-    await run.until("the checkpoint", lambda: _saved(run), run.life.stage_deadline(Stage.TRAINER))
+    await run.until("the checkpoint", lambda: _saved(run, asked), run.life.stage_deadline(Stage.TRAINER))
     await _send_home(run, "trainer", Stage.TRAINER)
     with trio.move_on_at(run.life.stage_deadline(Stage.JOURNAL)) as patience:
         with run.waits.on("the journal", owner="coordinator", deadline_s=run.config.run.grace_s):
@@ -52,12 +54,15 @@ async def _send_home(run: Coordinator, role: Role, stage: Stage) -> None:
     )
 
 
-def _saved(run: Coordinator) -> bool:
-    """Whether the open step is closed and what it made is saved, which is asked for here; or there is nobody to do it."""
+def _saved(run: Coordinator, asked: set[int]) -> bool:
+    """Whether the open step is closed and what it made is saved, which is asked for here, once; or nobody does it, or the disk does not
+    take it: then a resumed run takes those steps again."""
     training = run.training
     if training is None or run.roster.get("trainer-0") is None:
         return True
     if training.closing:
         return False
-    training.save()
-    return training.saved == training.version
+    if training.version not in asked:
+        asked.add(training.version)
+        training.save()
+    return bool(training.unsaved) or training.saved == training.version

@@ -19,6 +19,7 @@ from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
 from asyncrl.messages import Drain, Ending, Exited, Message, Report, Wait
 from asyncrl.situation import Situation
+from asyncrl.training.checkpoints import CheckpointError
 from asyncrl.why import answer
 
 GRACE_S = 10.0
@@ -110,6 +111,26 @@ async def test_who_hangs_in_the_drain_costs_its_share_of_the_grace(who: str, aut
     assert outcome.ok and 1.0 < trio.current_time() - asked < SETTLED_S
     others = {"rollout-0", "reward-0", "trainer-0"} - {who}
     assert others <= world.coordinator.drained
+
+
+async def test_a_drain_does_not_ask_again_for_a_checkpoint_that_cannot_be_written(autojump_clock: trio.testing.MockClock) -> None:
+    """Though an earlier one could not be written either."""
+    world = small(train={"steps": 1000, "checkpoint_every": 2})
+    asked: list[int] = []
+
+    async def save(cursor: int) -> Path:
+        asked.append(world.learner.version)
+        raise CheckpointError("there is no room on the disk")
+
+    world.learner.save = save  # type: ignore[method-assign]
+
+    async def user() -> None:
+        await world.until(lambda: world.learner.version == 3)
+        world.tell(Drain())
+
+    outcome = await world.run(user)
+    assert outcome.ok and len(asked) == len(set(asked)) and asked[0] == 2 and asked[-1] == world.learner.version > 2
+    everybody_gone(world)
 
 
 async def test_streams_end_from_source_to_sink(autojump_clock: trio.testing.MockClock) -> None:
