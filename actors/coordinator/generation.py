@@ -93,10 +93,22 @@ class Generation:
     # --------------------------------------------------------------------------------------------------------- leases
 
     def lease(self, purpose: Purpose, version: int | None = None) -> None:
-        """Give waiting rollouts to the engines that have room; one whose lease ran out to another engine than before, if there is one."""
+        """Give waiting rollouts to the engines that have room; one whose lease ran out to another engine than before, if there is one.
+
+        Of those that have one attempt left an engine gets one at a time: then a rollout that ends every engine it is with takes no other
+        with it, since whoever failed beside it has failed no more often than it has.
+        """
         given: dict[Seat, list[Rollout]] = {}
         group, seat = -1, None
         for rollout in self._book.experience.to_lease(purpose, self._seats.room(purpose, version)):
+            if self._on_last_attempt(rollout):
+                if (chosen := self._apart(purpose, version)) is None:
+                    continue
+                group, seat = -1, None  # the next one is placed anew
+                self._left.pop(rollout.id, None)
+                self._seats.hold(chosen, rollout.id, purpose)
+                given.setdefault(chosen, []).append(rollout)
+                continue
             left = self._left.pop(rollout.id, "")
             if seat is None or rollout.group != group or left or not seat.room(purpose):
                 group, seat = rollout.group, self._seats.roomiest(purpose, version, but=left)
@@ -104,6 +116,19 @@ class Generation:
             given.setdefault(seat, []).append(rollout)
         for seat, rollouts in given.items():
             self._hand_over(seat, rollouts, purpose, version)
+
+    def _on_last_attempt(self, rollout: Rollout) -> bool:
+        """Whether it has failed, and once more is the end."""
+        return 0 < rollout.failures == self._config.rollout.attempts - 1
+
+    def _apart(self, purpose: Purpose, version: int | None) -> Seat | None:
+        """An engine with room that has none of those."""
+        rollouts = self._book.experience.rollouts
+        for seat in self._seats:
+            free = (purpose, version) in seat.services and seat.room(purpose) > 0
+            if free and not any(self._on_last_attempt(rollouts[id]) for held in seat.held.values() for id in held):
+                return seat
+        return None
 
     def _hand_over(self, seat: Seat, rollouts: list[Rollout], purpose: Purpose, version: int | None) -> None:
         leases, ids = [], bytearray()

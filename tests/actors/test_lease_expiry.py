@@ -103,28 +103,24 @@ async def test_a_lease_that_ran_out_goes_on_with_another_engine(autojump_clock: 
 
 
 async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(autojump_clock: trio.testing.MockClock) -> None:
-    """An engine is killed whenever it has begun, before it streams: what it decodes fails, what waits behind that does not."""
+    """An engine is killed when it has begun, before it streams: what it decodes fails, what waits behind that does not."""
     world = World(
         configured(
             task={"eval_size": 0},
             engine={"slots": 4, "chunk_tokens": 4, "kind": "scripted", "context_tokens": 64},
-            rollout={"actors": 1, "attempts": 2},
             train={"steps": 3, "batch_groups": 4},
         )
     )
 
     async def murderer() -> None:
-        for _ in range(2):
-            await world.until(lambda: (seat := world.coordinator.seats.get("rollout-0")) is not None and len(seat.held["train"]) == 5)
-            world.kill("rollout-0")
-            await world.until(lambda: world.coordinator.seats.get("rollout-0") is None)
+        await world.until(lambda: (seat := world.coordinator.seats.get("rollout-0")) is not None and len(seat.held["train"]) == 5)
+        world.kill("rollout-0")
 
     outcome = await world.run(murderer)
     world.check()
-    assert outcome.ok
-    assert [event.rollout for event in world.log.events if isinstance(event, e.Buried)] == [0, 1, 2, 3]
-    lost = [event.rollout for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "actor_lost"]
-    assert sorted(lost) == [0, 1, 2, 3, 4, 4]
+    assert outcome.ok and world.of(e.Buried) == []
+    lost = {event.rollout: event.failed for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "actor_lost"}
+    assert lost == {0: True, 1: True, 2: True, 3: True, 4: False}
 
 
 async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_read(autojump_clock: trio.testing.MockClock) -> None:
@@ -139,3 +135,31 @@ async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_
     world.check()
     assert outcome.ok, outcome.reason
     assert world.of(e.Buried) == [] and not any(isinstance(message, Replace) for message in world.heard)
+
+
+async def test_a_response_that_ends_every_engine_takes_no_other_with_it(autojump_clock: trio.testing.MockClock) -> None:
+    """Whenever it is begun its engine is killed, before anything beside it has streamed."""
+    world = World(
+        configured(
+            task={"eval_size": 0},
+            engine={"slots": 4, "chunk_tokens": 4, "kind": "scripted", "context_tokens": 64},
+            rollout={"actors": 2, "attempts": 3},
+            train={"steps": 4, "batch_groups": 4},
+        )
+    )
+    inner = world.script
+
+    def script(request: Request) -> Script:
+        if request.rollout == 1:
+            owner = world.book.experience.rollouts[1].owner
+            if owner:
+                world.kill(owner)
+        return inner(request)
+
+    world.script = script
+    with trio.fail_after(1000):
+        outcome = await world.run()
+    world.check()
+    assert outcome.ok
+    assert [event.rollout for event in world.log.events if isinstance(event, e.Buried)] == [1]
+    assert sum(isinstance(event, e.Recycled) and event.failed for event in world.log.events) > 2
