@@ -72,8 +72,10 @@ def test_left_alone_where_it_is_slower_or_of_another_type(monkeypatch: pytest.Mo
 
 
 def test_a_torch_without_the_operator_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(*_: object) -> torch.Tensor:
-        raise AttributeError("_linear_pointwise")
-
-    monkeypatch.setattr(linear, "_multiply", lacking)
+    monkeypatch.setattr(linear, "_intel", lambda: False)
+    assert accelerate(build("llama"))
+    monkeypatch.setattr(linear, "_OPERATOR", "no_such_operator")
+    assert not accelerate(build("llama"))
+    monkeypatch.undo()
+    monkeypatch.setattr(linear, "_intel", lambda: True)
     assert not accelerate(build("llama"))
