@@ -19,7 +19,7 @@ from trio.testing import MockClock
 from asyncrl.messages import Role
 from asyncrl.simulation.parts import Garbage
 from asyncrl.simulation.process import Process
-from asyncrl.simulation.wires import MemoryPipe
+from asyncrl.simulation.wires import MemoryPipe, Wire
 from asyncrl.simulation.world import World
 
 LOOK_S = 0.05
@@ -119,11 +119,11 @@ class Fault:
 
 
 def plan(seed: int, kinds: Sequence[str] | None = None) -> list[Fault]:
-    """The faults of a seed: three to eight different kinds; none for each 25th seed."""
+    """The faults of a seed: up to nine different kinds; none for each 25th seed."""
     draw = random.Random(f"plan/{seed}")
     names = sorted(KINDS if kinds is None else kinds)
-    turns = {names[seed % len(names)], names[(3 * seed + 1) % len(names)]}  # so that no kind is left to chance alone
-    chosen = turns.union(draw.sample(names, min(len(names), draw.randint(1, 6)))) if seed % 25 else set()
+    turns = {names[(step * seed + step) % len(names)] for step in (1, 3, 5)}  # so that no kind is left to chance alone
+    chosen = turns.union(draw.sample(names, min(len(names), draw.randint(0, 6)))) if seed % 25 else set()
     return [Fault(draw.uniform(FROM_S, UNTIL_S) / (1 + 2 * (name in LIE_IN_WAIT)), name, draw.getrandbits(32)) for name in sorted(chosen)]
 
 
@@ -330,17 +330,20 @@ KINDS["verifier_dies"] = partial(_verifiers, "verifier_dies", "crash")
 
 
 async def _edit(what: str, tag: bytes, copies: int, role: Role, injector: Injector, draw: random.Random) -> None:
-    if (process := await injector.one(draw, [role])) is not None:
-        wire = process.pipes[0].out
+    struck = False
+    while not struck and (process := await injector.one(draw, [role])) is not None:
+        victim, wire = process, process.pipes[0].out
 
-        def edit(frame: bytes) -> Iterable[bytes]:
-            if tag not in frame[:64]:
+        def edit(frame: bytes, wire: Wire = wire) -> Iterable[bytes]:
+            nonlocal struck
+            if struck or tag not in frame[:64]:
                 return [frame]
-            wire.edit = None
+            struck, wire.edit = True, None
             injector.happened(what)
             return [frame] * copies
 
         wire.edit = edit
+        await injector.until(lambda victim=victim: struck or not victim.alive)  # type: ignore[misc]
 
 
 KINDS["verdict_twice"] = partial(_edit, "verdict_twice", b"Judged", 2, "reward")
@@ -352,9 +355,13 @@ KINDS["lost_committed"] = partial(_edit, "lost_committed", b"Committed", 0, "rol
 
 
 async def _reception(what: str, fault: str, injector: Injector, draw: random.Random) -> None:
-    if (process := await injector.one(draw, ["rollout"])) is not None and process.receiver is not None:
-        process.receiver.failed = partial(injector.happened, what)
-        process.receiver.fault = fault  # type: ignore[assignment]
+    while (process := await injector.one(draw, ["rollout"])) is not None and (receiver := process.receiver) is not None:
+        victim = process
+        receiver.failed = partial(injector.happened, what)
+        receiver.fault = fault  # type: ignore[assignment]
+        await injector.until(lambda receiver=receiver, victim=victim: not (receiver.fault and victim.alive))  # type: ignore[misc]
+        if not receiver.fault:
+            return
 
 
 KINDS["wrong_weights"] = partial(_reception, "wrong_weights", "wrong")

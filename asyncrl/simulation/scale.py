@@ -105,6 +105,9 @@ class Ledger(Witness):
     def on_delivered(self, process: str, message: Message) -> None:
         """Nothing."""
 
+    def on_told(self, process: str, message: Message) -> None:
+        """Nothing."""
+
     def on_batch(self, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview) -> None:
         """Nothing."""
 

@@ -20,7 +20,7 @@ from actors.coordinator.coordinator import Coordinator, Outcome
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, Snapshot
-from asyncrl.messages import Chunks, Message, MicroBatch, Scored, Status
+from asyncrl.messages import Chunks, Judge, Judged, Message, MicroBatch, Scored, Status
 from asyncrl.simulation import policy
 from asyncrl.simulation.account import Account
 from asyncrl.simulation.checks import CHECKS
@@ -77,6 +77,8 @@ class Witness:
         self._looks = 0
         self._overdue: dict[tuple[str, str, str, float], float] = {}
         self._delivered = 0
+        self._asked: dict[int, str] = {}  # whom a verdict was asked of last
+        self._answered: Judged | None = None
         self._excused = False  # whether what was delivered holds garbage, which is nobody's token
 
     def violated(self, invariant: str, sentence: str, cause: BaseException | None = None) -> None:
@@ -114,6 +116,8 @@ class Witness:
                     self.prescribed.append((event.step, event.rollouts))
         self.prescribed.sort(key=lambda taking: taking[0])
         self.keys.clear()
+        self._asked.clear()
+        self._answered = None
         self.keys.update((seen.id, seen.key) for seen in self.account.rollouts.values())
         self._delivered = self.account.tokens
         self.book = book
@@ -180,8 +184,16 @@ class Witness:
 
     # --------------------------------------------------------------------------------------------------- what really was
 
+    def on_told(self, process: str, message: Message) -> None:
+        """The coordinator tells an actor this."""
+        if isinstance(message, Judge):
+            self._asked[message.rollout] = process
+
     def on_delivered(self, process: str, message: Message) -> None:
-        """The coordinator has received this from an actor; tokens must be booked in the same step of its task."""
+        """The coordinator has received this from an actor; tokens and verdicts must be booked in the same step of its task."""
+        if isinstance(message, Judged) and self._asked.pop(message.rollout, "") == process:
+            self._answered = message
+            self._fresh = True
         if isinstance(message, Chunks):
             self._delivered += sum(head.count for head in message.heads)
             self._excused |= process in self.garbled
@@ -317,6 +329,11 @@ class Witness:
         counted = Counter(name for name, _ in run.judgement._with.values())
         load = run.judgement._load
         self.hold("slots", counted == +Counter(load), "reward actors have {}, and {} are counted", counted, load)
+        if self._answered is not None and (seen := self.account.rollouts.get(self._answered.rollout)) is not None:
+            self.hold(
+                "verdicts", seen.verdict == self._answered.verdict, "{} was delivered, and booked is {}", self._answered, seen.verdict
+            )
+        self._answered = None
         booked = self.account.tokens
         if self._excused:
             self._delivered, self._excused = booked, False

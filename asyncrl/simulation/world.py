@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -43,6 +44,9 @@ from asyncrl.simulation.witness import Witness
 from asyncrl.supervisor import NO_RESTART, ActorFailed, RestartBudget, supervise
 from asyncrl.training.checkpoints import CheckpointError
 from asyncrl.waits import WaitExpired
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 START_S = 300.0
 LAST_WORDS_S = 3.0
@@ -365,6 +369,10 @@ class _Heard(Link):
         message, buffers = await super().receive()
         self._witness.on_delivered(self._sender, message)
         return message, buffers
+
+    async def send(self, message: Message, *buffers: Buffer) -> None:
+        self._witness.on_told(self._sender, message)
+        await super().send(message, *buffers)
 
 
 class _Log:

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import trio
-from asyncrl.journal.writer import Journal
 
 from actors.coordinator.book import Book
 from actors.coordinator.judgement import Judgement
+from actors.coordinator.peers import Peer
 from actors.coordinator.seats import Seats
 from actors.coordinator.training import Training
 from asyncrl import cli
 from asyncrl.experience import events as e
-from asyncrl.messages import Purpose
+from asyncrl.journal.writer import Journal
+from asyncrl.messages import Judged, Purpose, Scored
 from asyncrl.simulation.command import Tally, tally
 from asyncrl.simulation.run import simulate
 from weightsync.publication import Publication
@@ -46,12 +47,19 @@ def unread(self: Publication, *args: Any) -> Any:
 
 _verify = Publication._verify
 _release = Seats.release
+_on_judged = Judgement.on_judged
 
 
 def leaking(self: Seats, name: str, rollout: int, purpose: Purpose) -> None:
     """Every seventh rollout keeps its slot."""
     if rollout % 7:
         _release(self, name, rollout, purpose)
+
+
+def unsaid(self: Judgement, sender: Peer, message: Judged) -> None:
+    """No verdict, no answer."""
+    if isinstance(message.verdict, Scored):
+        _on_judged(self, sender, message)
 
 
 async def at_once(self: Journal) -> None:
@@ -67,7 +75,7 @@ PLANTED: dict[str, tuple[object, str, object]] = {
     "lag is counted from the next version": (Training, "_max_lag", property(lambda self: self._config.staleness.max_lag + 1)),
     "checksums are not compared": (Publication, "_verify", unread),
     "what is flushed is not on disk": (Journal, "flush", at_once),
-    "the load of a reward actor is not released": (Judgement, "lose", lambda self, peer: None),
+    "an answer without a verdict is forgotten": (Judgement, "on_judged", unsaid),
 }
 
 
