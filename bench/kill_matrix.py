@@ -1,0 +1,258 @@
+"""SIGKILL of each role, and of everything, all over a run of real processes: is anything lost, trained twice, or stuck, and how long until it
+goes on?
+
+One run of a tiny model with random weights. Each time its journal has grown by so many events (drawn from the seed), the next role in turn is
+killed. A rollout or reward actor is started again by the run; a trainer, a coordinator or everything ends it, and `asyncrl train --resume`
+goes on. After each kill the journal is compared with an account kept from its events alone (`follower.py`), and so is what the run says that
+it goes on from. In the end the run is let finish, and must have taken its prompts in the order of the data, each once.
+
+    lost    a token, verdict or prompt that was journalled before a kill, and is not in the run's ledger and state after
+    twice   a rollout trained again in the weights that hold it already
+    hang    nothing new within HANG_S
+    work    seconds from the kill to the first work that can only be newer: a token under a later lease; for a reward actor a verdict on
+            an answer that came after
+    step    seconds from the kill to a published version that had never been published before
+
+    python bench/kill_matrix.py [--kills 200] [--seed 0] [--model DIR] [--run DIR]
+
+Exit status 1 where anything was lost, trained twice, or hung.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from follower import Follower, Wrong
+
+from actors.coordinator.prompts import Prompts
+from asyncrl import config as configuration
+from asyncrl import summary
+from asyncrl.experience import events as e
+from asyncrl.places import INITIAL, SUMMARY
+from asyncrl.tasks import open_task
+from asyncrl.tasks.text import Tokenizer
+
+ROLES = ("rollout", "reward", "trainer", "coordinator", "everything")
+HANG_S = 120.0
+LOOK_S = 0.005
+GAP = 20, 260
+"""Events between a run's going on and the next kill: about one to five steps."""
+LAST_STEPS = 3
+SETTINGS = {
+    "task.name": '"spell_backward"',
+    "task.eval_size": 4,
+    "train.steps": 1_000_000,
+    "train.batch_groups": 2,
+    "train.checkpoint_every": 4,
+    "rollout.group_size": 4,
+    "rollout.max_new_tokens": 24,
+    "rollout.filter": '"none"',
+    "rollout.attempts": 1000,
+    "engine.slots": 8,
+    "engine.chunk_tokens": 4,
+    "engine.compile": "false",
+    "run.journal_ms": 10,
+    "run.restarts": 100_000,
+    "run.grace_s": 5.0,
+    "run.cores": 2,
+}
+
+
+class Matrix:
+    """One run and its kills. `went_on` are (role, seconds to work, seconds to a step)."""
+
+    def __init__(self, run: Path, model: Path, seed: int) -> None:
+        self._run = run
+        self._first = [f"--set={key}={value}" for key, value in (SETTINGS | {"model.path": f'"{model}"', "run.dir": f'"{run}"'}).items()]
+        self._draw = random.Random(seed)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.follower = Follower(run)
+        self.went_on: list[tuple[str, float, float]] = []
+        self.boundaries: list[int] = []
+
+    # -------------------------------------------------------------------------------------------------------- processes
+
+    def start(self, *more: str) -> None:
+        """Start the run, or go on with it."""
+        argv = ["--resume", str(self._run), *more] if self.follower.events else self._first
+        with (self._run.parent / "launcher.log").open("ab") as log:
+            self._process = subprocess.Popen([sys.executable, "-m", "asyncrl.cli", "train", *argv], stdout=log, stderr=log)
+
+    def actors(self) -> dict[str, int]:
+        """The living processes of the run: role → process id."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    argv = (entry / "cmdline").read_bytes().decode().split("\0")
+                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                if str(self._run) in argv and "actors" in argv and state not in "ZX":
+                    found[argv[argv.index("actors") + 1]] = int(entry.name)
+        return found
+
+    def close(self) -> None:
+        """End what is left of it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def wait(self, what: str, done: Callable[[], bool]) -> float:
+        """Look until it is so; the moment when it was. Raises Wrong after HANG_S."""
+        end = time.monotonic() + HANG_S
+        while True:
+            self.follower.look()
+            if done():
+                return time.monotonic()
+            if time.monotonic() > end:
+                raise Wrong("hang", f"no {what} within {HANG_S:g} s")
+            time.sleep(LOOK_S)
+
+    # ------------------------------------------------------------------------------------------------------------ kills
+
+    def kill(self, role: str) -> None:
+        """Let the run go on for a while, kill, and see that it goes on."""
+        follower = self.follower
+        due = len(follower.events) + self._draw.randint(*GAP)
+        self.wait(f"event {due}", lambda: len(follower.events) >= due)
+        assert self._process is not None
+        alive = self.actors()
+        killed = [self._process.pid, *alive.values()] if role == "everything" else [alive[role]]
+        began = time.monotonic()
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        if role in ("rollout", "reward"):
+            follower.look()
+            follower.compare(follower.folded())
+        else:
+            self.wait("end of the launcher", lambda: self._process is not None and self._process.poll() is not None)
+            self.wait("end of the actors", lambda: not self.actors())
+            follower.dead()
+        before, version = len(follower.events), follower.version
+        self.boundaries.append(before)
+        if role not in ("rollout", "reward"):
+            self.start()
+        work = self.wait("work", lambda: self._worked(role, before))
+        step = self.wait("step", lambda: follower.version > version)
+        self.went_on.append((role, work - began, step - began))
+
+    def _worked(self, role: str, before: int) -> bool:
+        """Whether there is work that was begun and done after event `before`."""
+        begun: set[int] = set()
+        for event in itertools.islice(self.follower.events, before, None):
+            match event:
+                case e.Sealed(rollout) if role == "reward":
+                    begun.add(rollout)
+                case e.Leased(rollout) if role != "reward":
+                    begun.add(rollout)
+                case e.JudgedAs(rollout) if role == "reward" and rollout in begun:
+                    return True
+                case e.Extended(rollout) if role != "reward" and rollout in begun:
+                    return True
+        return False
+
+    # -------------------------------------------------------------------------------------------------------------- end
+
+    def finish(self) -> None:
+        """End the run, and go on with it for a few steps, to its end. Raises Wrong where that is not what it should be."""
+        self.close()
+        self.wait("end of the actors", lambda: not self.actors())
+        self.follower.dead()
+        self.start(f"--set=train.steps={self.follower.version + LAST_STEPS}")
+        assert self._process is not None
+        process = self._process
+        self.wait("end of the run", lambda: process.poll() is not None)
+        self.follower.dead()
+        found = summary.read(self._run / SUMMARY)
+        if process.returncode or not found.ok or not found.balances():
+            raise Wrong("lost", f"the run ended with exit status {process.returncode}: {found.reason}")
+        config = configuration.read(self._run / "run.toml")
+        prompts = Prompts(
+            open_task(config.task, config.run.seed), Tokenizer(self._run / INITIAL), seed=config.run.seed, epochs=config.task.epochs
+        )
+        taken = [event.item for event in self.follower.events if isinstance(event, e.Admitted) and event.purpose == "train"]
+        if taken != [prompts.train_item(cursor) for cursor in range(len(taken))]:
+            raise Wrong("lost", "prompts were skipped or repeated")
+
+
+def tiny(path: Path) -> Path:
+    """A model directory with random weights."""
+    from asyncrl.training.bundled import new_model, write_tokenizer
+
+    new_model(0).save_pretrained(str(path))
+    write_tokenizer(path)
+    return path
+
+
+def table(matrix: Matrix) -> str:
+    """The seconds by role."""
+    lines = ["role         kills   work: mean  median     max   step: mean  median     max"]
+    for role in ROLES:
+        if rows := [row for row in matrix.went_on if row[0] == role]:
+            figures = [f"{f(values):{width}.1f}" for values in ([r[1] for r in rows], [r[2] for r in rows]) for f, width in _FIGURES]
+            lines.append(f"{role:<12} {len(rows):5} {' '.join(figures)}")
+    return "\n".join(lines)
+
+
+_FIGURES = (statistics.mean, 12), (statistics.median, 7), (max, 7)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, help="a model directory (default: a tiny one is made)")
+    parser.add_argument("--run", type=Path, help="where the run is kept (default: nowhere)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kill-matrix-") as place:
+        run = args.run or Path(place) / "run"
+        matrix = Matrix(run.absolute(), args.model or tiny(Path(place) / "model"), args.seed)
+        wrong, began = None, time.monotonic()
+        try:
+            matrix.start()
+            for number in range(args.kills):
+                matrix.kill(ROLES[number % len(ROLES)])
+                role, work, step = matrix.went_on[-1]
+                print(
+                    f"{number + 1:4} {role:<12} at event {matrix.boundaries[-1]:6}: work in {work:5.1f} s, step in {step:5.1f} s",
+                    flush=True,
+                )
+            matrix.finish()
+        except Wrong as found:
+            wrong = found
+        except KeyboardInterrupt:
+            print("interrupted: the run is not let finish")
+        finally:
+            matrix.close()
+        follower = matrix.follower
+        print(
+            f"\n{len(matrix.boundaries)} kills in {time.monotonic() - began:.0f} s, at events {matrix.boundaries[:1]} to {matrix.boundaries[-1:]}"
+        )
+        print(
+            f"resumed {len(follower.resumed)} times, from versions {sorted(set(follower.resumed))}; version {follower.version} at the end"
+        )
+        print(
+            f"tokens journalled {follower.account.tokens:,}, trained {follower.account.tokens_trained:,}, live {follower.account.tokens_live:,}"
+        )
+        print(table(matrix))
+        for what in ("lost", "twice", "hang"):
+            print(f"{what:<6} {int(wrong is not None and wrong.what == what)}")
+        if wrong is not None:
+            print(f"after {len(matrix.boundaries)} kills: {wrong}", file=sys.stderr)
+    return int(wrong is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
