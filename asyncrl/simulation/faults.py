@@ -40,7 +40,7 @@ class Injector:
         self.injected: Counter[str] = Counter()
         self.here: Counter[str] = Counter()
         self.lasting: Counter[str] = Counter()
-        self._repeats: dict[str, list[bytes]] = {}
+        self._repeats: dict[str, tuple[list[bytes], bool]] = {}
         world.dialled = self._dialled
 
     def life(self) -> None:
@@ -80,11 +80,12 @@ class Injector:
 
     def repeat(self, process: Process) -> None:
         """Whoever takes this actor's place says again what it said last."""
-        self._repeats[process.name] = list(process.pipes[0].sent)
+        garbled = self.world.start_of(process) in self.world.witness.garbled
+        self._repeats[process.name] = list(process.pipes[0].sent), garbled
 
     def _dialled(self, process: Process, pipe: MemoryPipe) -> None:
         pipe.sent = deque(maxlen=6)
-        frames = self._repeats.pop(process.name, None)
+        frames, garbled = self._repeats.pop(process.name, ([], False))
         if frames:
             first = True
 
@@ -94,6 +95,8 @@ class Injector:
                 if first:
                     first = False
                     self.happened("link_repeats")
+                    if garbled:
+                        self.world.witness.garbled.add(self.world.start_of(process))
                     yield from (old for old in frames if b"Hello" not in old)
 
             pipe.out.edit = edit
@@ -277,7 +280,7 @@ async def _garbage(what: Garbage, injector: Injector, draw: random.Random) -> No
 
         def made() -> None:
             injector.happened(f"garbage_{what}")
-            witness.garbled.add(f"{process.name}/{process.incarnation}/{len(injector.world.lives)}")
+            witness.garbled.add(injector.world.start_of(process))
 
         engine.made_garbage, engine.garbage = made, what
 

@@ -151,6 +151,10 @@ class World:
             process.kill()
         self._over.set()
 
+    def start_of(self, process: Process) -> str:
+        """The name of one start of an actor in one life."""
+        return f"{process.name}/{process.incarnation}/{len(self.lives)}"
+
     def double(self, process: Process) -> None:
         """Start an actor a second time, beside the first."""
         other = Process(process.role, process.index, process.incarnation + 1, self._failed)
@@ -342,7 +346,7 @@ class World:
         process.connect(ours)
         coordinator.connect(theirs)
         self.dialled(process, ours)
-        self._listening.start_soon(self._attend, _Heard(theirs, process, len(self.lives), self.witness))
+        self._listening.start_soon(self._attend, _Heard(theirs, process.name, self.start_of(process), self.witness))
         link = Link(ours, peer="the coordinator")
         await link.send(Hello(process.role, process.index, process.incarnation, 1))
         return link
@@ -361,9 +365,9 @@ class World:
 class _Heard(Link):
     """The coordinator's end of an actor's link, at which the witness listens."""
 
-    def __init__(self, pipe: MemoryPipe, process: Process, life: int, witness: Witness) -> None:
-        super().__init__(pipe, peer=process.name)
-        self._witness, self._sender = witness, f"{process.name}/{process.incarnation}/{life}"
+    def __init__(self, pipe: MemoryPipe, peer: str, start: str, witness: Witness) -> None:
+        super().__init__(pipe, peer=peer)
+        self._witness, self._sender = witness, start
 
     async def receive(self) -> tuple[Message, tuple[memoryview, ...]]:
         message, buffers = await super().receive()
