@@ -26,7 +26,7 @@ from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine, hashed
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, Snapshot, fold
-from asyncrl.link import Link, LinkBroken, LinkError, memory_links
+from asyncrl.link import Link, LinkBroken, LinkError
 from asyncrl.messages import (
     Exited,
     Hello,
@@ -42,6 +42,7 @@ from asyncrl.messages import (
     Verdict,
 )
 from asyncrl.metrics import Metrics
+from asyncrl.simulation.wires import links
 from asyncrl.summary import Summary
 from asyncrl.waits import Waits
 
@@ -338,7 +339,7 @@ class World:
         return weights
 
     async def _connect(self, hello: Hello) -> Link:
-        ours, theirs = memory_links()
+        ours, theirs = links()
         self._nursery.start_soon(self._attend, theirs)
         await ours.send(hello)
         return ours
