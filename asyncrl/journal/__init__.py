@@ -22,10 +22,11 @@ __all__ = ["Disk", "History", "Journal", "JournalError", "JournalStatistics", "S
 def read(path: str | Path, after: int = 0) -> Iterator[tuple[int, AnyEvent]]:
     """The events on disk with a number larger than `after` that are not compacted away, and their numbers; also while a run writes.
     Raises JournalError."""
-    history = SqliteHistory(path)
-    return history.events(max(after, history.forgotten))
+    with SqliteHistory(path) as history:
+        yield from history.events(max(after, history.forgotten))
 
 
 def fold(path: str | Path) -> Experience:
     """The state after the events on disk. Raises JournalError, and Refused where they do not follow from one another."""
-    return state(SqliteHistory(path))
+    with SqliteHistory(path) as history:
+        return state(history)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -19,8 +19,28 @@ class JournalError(Exception):
     """The journal cannot be read or written; the message is a sentence that says what to do."""
 
 
-class DiskFull(Exception):
-    """A commit found no room, and left no trace; it may be tried again."""
+class NotNow(Exception):
+    """A commit could not be made, and left no trace; it may be tried again. `remedy` says what ends that."""
+
+    remedy: ClassVar[str]
+
+
+class DiskFull(NotNow):
+    """A commit found no room."""
+
+    remedy = "make room"
+
+
+class Unwritable(NotNow):
+    """A commit met an error of the file: a quota that is used up, or a disk that is not writable."""
+
+    remedy = "see that its disk has room and is writable"
+
+
+class Locked(NotNow):
+    """A commit found that another process writes, or keeps others from writing."""
+
+    remedy = "end the process that holds it"
 
 
 class Events(msgspec.Struct, frozen=True):
@@ -66,7 +86,7 @@ class Disk(Protocol):
         ...
 
     async def commit(self, writes: Sequence[Write]) -> None:
-        """Carry out all of it, in order, or none. Raises DiskFull, or JournalError where nothing can ever be written again."""
+        """Carry out all of it, in order, or none. Raises NotNow, or JournalError where nothing can ever be written again."""
         ...
 
     async def aclose(self) -> None: ...

@@ -5,14 +5,15 @@ since SQLite's last checkpoint, and never leaves a journal that is torn (https:/
 frame of the log that is not whole ends it, so what is left is a prefix.
 
 A row holds many events, encoded as one msgpack array and numbered by its first: a row for each event would cost several times as much.
-Compacted rows leave free pages, which later rows take: the file grows to what two checkpoint intervals need, and no further.
+Compacted rows leave free pages, which later rows take: the file grows to what two checkpoint intervals need, and no further. The log grows
+while a transaction is open that reads, whoever's it is, and is cut back to `WAL_BYTES` after it.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -21,10 +22,20 @@ import trio
 
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.state import Snapshot
-from asyncrl.journal.disk import Abandon, Compact, DiskFull, Events, JournalError, Keep, Write
+from asyncrl.journal.disk import Abandon, Compact, DiskFull, Events, JournalError, Keep, Locked, NotNow, Unwritable, Write
 
 FORMAT = 2
-_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)  # some file systems say the second where they mean the first
+BUSY_S = 5.0
+"""Seconds that SQLite itself waits for another process's lock."""
+WAL_BYTES = 8 * 2**20
+"""What the write-ahead log is cut back to where it grew further."""
+
+_OBSTACLES: dict[int, type[NotNow]] = {
+    sqlite3.SQLITE_FULL: DiskFull,  # ENOSPC
+    sqlite3.SQLITE_IOERR_WRITE: Unwritable,  # any other errno of a write: a quota, a limit on files, a disk that became read-only
+    sqlite3.SQLITE_IOERR_SHMSIZE: Unwritable,  # the log's index could not grow, for whatever reason: ENOSPC too
+    sqlite3.SQLITE_BUSY: Locked,
+}
 _decode = msgspec.msgpack.Decoder(list[AnyEvent]).decode
 _decode_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 
@@ -58,7 +69,7 @@ class SqliteDisk:
 
     def _commit(self, writes: Sequence[Write]) -> None:
         execute = self._connection.execute
-        with _transaction(self._connection, self._path):
+        with errors(self._path), _obstacles(self._path), _transaction(self._connection):
             for write in writes:
                 match write:
                     case Events(first, _, data):
@@ -75,15 +86,26 @@ class SqliteDisk:
 
 
 class SqliteHistory:
-    """A journal's file, to be read. Its methods raise JournalError."""
+    """A journal's file, to be read; one that was not made yet is empty. Each method sees it as it is then, and inside a `with` block all of
+    them as it was when the block began, whatever is forgotten meanwhile. The methods, and the block, raise JournalError."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
+        self._moment: sqlite3.Connection | None = None
+        self._block = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._moment = self._block.enter_context(self._reading())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._moment = None
+        self._block.close()
 
     def events(self, after: int) -> Iterator[tuple[int, AnyEvent]]:
         with self._reading() as connection:
             (begin,) = connection.execute("SELECT max(first) FROM events WHERE first <= ?", (after + 1,)).fetchone()
-            due = None
+            due, last = None, _last(connection)
             for first, data in connection.execute("SELECT first, data FROM events WHERE first >= ? ORDER BY first", (begin or 0,)):
                 if first != (due or min(first, after + 1)):
                     raise JournalError(
@@ -94,13 +116,15 @@ class SqliteHistory:
                     if number > after:
                         yield number, event
                 due = first + len(events)
+            if due is None and after < last:
+                raise JournalError(f"the journal {self._path} has no events from {after + 1} to {last}: go back to a copy of it")
 
     @property
     def forgotten(self) -> int:
         """The number of the last event that was compacted away; 0 for none."""
         with self._reading() as connection:
             ((first,),) = connection.execute("SELECT min(first) FROM events")
-            return (first or 1) - 1
+            return int(first) - 1 if first else _last(connection)
 
     def snapshots(self) -> list[tuple[int, int]]:
         with self._reading() as connection:
@@ -114,12 +138,22 @@ class SqliteHistory:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
+        if self._moment is not None:
+            with errors(self._path):
+                yield self._moment
+            return
         if not self._path.is_file():
             raise JournalError(f"there is no journal at {self._path}")
+        uri = f"{self._path.absolute().as_uri()}?mode=ro"
         with (
             errors(self._path),
-            closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as connection,
+            closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)) as file,
+            closing(sqlite3.connect(":memory:", isolation_level=None)) as nothing,
         ):
+            file.execute("BEGIN")
+            connection = file if _made(file) else nothing
+            if connection is nothing:
+                _make(nothing, "")
             _check(connection, self._path, None)
             yield connection
 
@@ -127,32 +161,49 @@ class SqliteHistory:
 def _open(path: Path, run: str) -> tuple[sqlite3.Connection, int]:
     """A connection for writing, and the number of the last event."""
     with errors(path):
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
     try:
         with errors(path):
-            if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            if not _made(connection):
                 connection.execute("PRAGMA journal_mode = WAL")
-                with _transaction(connection, path):
-                    connection.execute("CREATE TABLE header (format INTEGER NOT NULL, run TEXT NOT NULL)")
-                    connection.execute("CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB NOT NULL)")
-                    connection.execute("CREATE TABLE snapshots (number INTEGER PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL)")
-                    connection.execute("INSERT INTO header VALUES (?, ?)", (FORMAT, run))
+                with _transaction(connection):
+                    _make(connection, run)
             _check(connection, path, run)
             connection.execute("PRAGMA synchronous = NORMAL")
-            (last,) = connection.execute("SELECT max(number) FROM snapshots").fetchone()
-            for first, data in connection.execute("SELECT first, data FROM events ORDER BY first DESC LIMIT 1"):
-                last = first + len(_decode(data)) - 1
-            return connection, last or 0
+            connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+            return connection, _last(connection)
     except BaseException:
         connection.close()
         raise
 
 
+def _made(connection: sqlite3.Connection) -> bool:
+    [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
+    return bool(tables)
+
+
+def _make(connection: sqlite3.Connection, run: str) -> None:
+    connection.execute("CREATE TABLE header (format INTEGER NOT NULL, run TEXT NOT NULL)")
+    connection.execute("CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB NOT NULL)")
+    connection.execute("CREATE TABLE snapshots (number INTEGER PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL)")
+    connection.execute("INSERT INTO header VALUES (?, ?)", (FORMAT, run))
+
+
+def _last(connection: sqlite3.Connection) -> int:
+    """The number of the last event, 0 for none; it may be compacted away, and then a snapshot has its number."""
+    for first, data in connection.execute("SELECT first, data FROM events ORDER BY first DESC LIMIT 1"):
+        return int(first) + len(_decode(data)) - 1
+    [(number,)] = connection.execute("SELECT max(number) FROM snapshots")
+    return number or 0
+
+
 def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if not {"header", "events"} <= names <= {"header", "events", "snapshots"}:
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")}
+    ours = {"header", "events"} <= names <= {"header", "events", "snapshots"}
+    header = connection.execute("SELECT format, run FROM header").fetchone() if ours else None
+    if header is None:
         raise JournalError(f"{path} is a database, but no journal of asyncrl: give another run.dir")
-    [(version, owner)] = connection.execute("SELECT format, run FROM header")
+    version, owner = header
     if version != FORMAT:
         raise JournalError(
             f"the journal {path} has format {version}, and this asyncrl reads {FORMAT}: use the asyncrl that wrote it, or another run.dir"
@@ -162,29 +213,43 @@ def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
 
 
 @contextmanager
-def _transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    with errors(path):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _obstacle(error: sqlite3.OperationalError) -> type[NotNow] | None:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # those that Python finds itself have none
+    return _OBSTACLES.get(code) or _OBSTACLES.get(code & 0xFF)
+
+
+@contextmanager
+def _obstacles(path: Path) -> Iterator[None]:
+    """What may be over when it is tried again, as NotNow."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if (obstacle := _obstacle(error)) is None:
             raise
+        raise obstacle(f"the journal {path} could not be written ({error})") from error
 
 
 @contextmanager
 def errors(path: Path) -> Iterator[None]:
-    """SQLite's and the decoder's errors as sentences; DiskFull where there is no room."""
+    """SQLite's and the decoder's errors as sentences."""
     try:
         yield
     except sqlite3.IntegrityError as error:
         raise JournalError(f"the journal {path} got events from somebody else: two runs write to it; give each its own run.dir") from error
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode in _NO_ROOM:
-            raise DiskFull(f"the journal {path} could not be written ({error})") from error
-        raise JournalError(f"the journal {path} could not be used ({error}): see that its disk has room and is writable") from error
+        remedy = (_obstacle(error) or Unwritable).remedy
+        raise JournalError(f"the journal {path} could not be used ({error}): {remedy}") from error
     except sqlite3.Error as error:
         raise JournalError(f"{path} is damaged, or no journal at all ({error}): give another run.dir") from error
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -4,7 +4,8 @@ One writer, one commit at a time. Commits are grouped: what `commit_ms` millisec
 price is paid a few times a second, whatever the event rate. Events appended without an await between them are always in one commit: a
 crash cannot part them.
 
-A disk that is full is waited for: nothing is lost meanwhile, whoever brings events waits for `room`, and `trouble` says why.
+A disk that is full, or that somebody has locked, is waited for: nothing is lost meanwhile, whoever brings events waits for `room`, and
+`trouble` says why.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import trio
 
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.state import Experience
-from asyncrl.journal.disk import Abandon, Compact, Disk, DiskFull, Events, JournalError, Keep, Write
+from asyncrl.journal.disk import Abandon, Compact, Disk, Events, JournalError, Keep, NotNow, Write
 from asyncrl.journal.sqlite import SqliteDisk
 from asyncrl.waits import Pulse
 
@@ -29,7 +30,7 @@ ROW_BYTES = 2**20
 LIMIT_BYTES = 32 * 2**20
 FULL_S = 300.0
 RETRY_S = 1.0
-"""Seconds between two tries of a commit that found no room."""
+"""Seconds between two tries of a commit that could not be made."""
 
 _encoder = msgspec.msgpack.Encoder()
 _encode_into = _encoder.encode_into
@@ -82,16 +83,16 @@ class Journal:
         self._limit_bytes = limit_bytes
         self._full_s = full_s
         self._appended = self._durable = disk.last
+        self._asked = self._written = 0  # rows, and other writes
         self._writes: list[_Row | Write] = []
         self._in_flight: list[_Row | Write] = []
         self._work = Pulse()
         self._hurry = Pulse()
         self._committed = trio.lowlevel.ParkingLot()
         self._failure: JournalError | None = None
+        self._obstacle: NotNow | None = None
         self._bytes = self._commits = 0
         self._seconds = self._slowest_s = 0.0
-        self.trouble = ""
-        """Why nothing is written at the moment, and since when nothing was lost all the same; empty where it is."""
 
     @classmethod
     @asynccontextmanager
@@ -111,8 +112,8 @@ class Journal:
     ) -> AsyncIterator[Journal]:
         """Write to `disk`, which it takes, inside the block; leaving it, also by an error, commits what was appended.
 
-        At most about `limit_bytes` wait for the disk (see `room`). A full disk is tried again for `full_s` seconds. Raises JournalError
-        where it can not be written, out of the writer's task as well.
+        At most about `limit_bytes` wait for the disk (see `room`). A disk that is full or locked is tried again for `full_s` seconds.
+        Raises JournalError where it can not be written, out of the writer's task as well.
         """
         journal = cls(disk, commit_ms, limit_bytes, full_s)
         try:
@@ -123,9 +124,8 @@ class Journal:
         finally:
             with trio.CancelScope(shield=True):
                 try:
-                    if journal._failure is None and not await journal._commit():
-                        journal._fail(JournalError(f"{journal.trouble}, so the last events of the run are lost: make room, and resume it"))
-                        journal._raise_failure()
+                    if journal._failure is None and (obstacle := await journal._commit()):
+                        journal._give_up(f"{obstacle}, so the last events of the run are lost: {obstacle.remedy}, and resume it")
                 finally:
                     await disk.aclose()
 
@@ -138,6 +138,11 @@ class Journal:
     def durable(self) -> int:
         """The number of the last event on disk; 0 for none."""
         return self._durable
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be written at the moment, though nothing is lost; empty where it can."""
+        return str(self._obstacle or "")
 
     @property
     def pending_bytes(self) -> int:
@@ -178,10 +183,10 @@ class Journal:
         await self._wait_for(lambda: self.pending_bytes < self._limit_bytes)
 
     async def flush(self) -> None:
-        """Return once everything appended so far is on disk. Raises JournalError where that failed."""
+        """Return once everything so far is on disk: events, states, and what is to be forgotten. Raises JournalError where that failed."""
         await trio.lowlevel.checkpoint()
-        target = self._appended
-        await self._wait_for(lambda: self._durable >= target)
+        target = self._asked
+        await self._wait_for(lambda: self._written >= target)
 
     def statistics(self) -> JournalStatistics:
         return JournalStatistics(
@@ -197,6 +202,7 @@ class Journal:
 
     def _put(self, write: _Row | Write) -> None:
         self._writes.append(write)
+        self._asked += 1
         self._work.set()
 
     async def _wait_for(self, done: Callable[[], bool]) -> None:
@@ -213,6 +219,10 @@ class Journal:
         self._failure = failure
         self._committed.unpark_all()
 
+    def _give_up(self, why: str) -> NoReturn:
+        self._fail(JournalError(why))
+        raise JournalError(why)
+
     async def _write(self) -> None:
         while True:
             await self._work.wait()
@@ -220,38 +230,38 @@ class Journal:
                 with trio.move_on_after(self._commit_s):
                     await self._hurry.wait()
             began = trio.current_time()
-            while not await self._commit():
+            while obstacle := await self._commit():
                 if trio.current_time() - began >= self._full_s:
-                    self._fail(JournalError(f"{self.trouble}, and that for {self._full_s:g} s: make room, and resume the run"))
-                    self._raise_failure()
+                    self._give_up(f"{obstacle}, and that for {self._full_s:g} s: {obstacle.remedy}, and resume the run")
                 await trio.sleep(RETRY_S)  # nobody says when a disk has room again
 
-    async def _commit(self) -> bool:
-        """Write what was appended; False where there was no room. Shielded: what has left the buffer has to reach the disk."""
+    async def _commit(self) -> NotNow | None:
+        """Write what was appended, or return what is in the way. Shielded: what has left the buffer has to reach the disk."""
         writes = self._in_flight = self._in_flight + self._writes
         self._writes = []
         if not writes:
-            return True
+            return None
         began = time.perf_counter()
         try:
             with trio.CancelScope(shield=True):
                 await self._disk.commit([write.events() if isinstance(write, _Row) else write for write in writes])
-        except DiskFull as full:
-            self.trouble = str(full)
-            return False
+        except NotNow as obstacle:
+            self._obstacle = obstacle
+            return obstacle
         except BaseException as error:  # whatever it is, these events are not on disk, so no later ones may be
             self._fail(error if isinstance(error, JournalError) else JournalError(f"the journal failed: {error!r}"))
             raise
         seconds = time.perf_counter() - began
         self._in_flight = []
-        self.trouble = ""
+        self._obstacle = None
+        self._written += len(writes)
         self._durable += sum(write.count for write in writes if isinstance(write, _Row))
         self._bytes += sum(_size(write) for write in writes)
         self._commits += 1
         self._seconds += seconds
         self._slowest_s = max(self._slowest_s, seconds)
         self._committed.unpark_all()
-        return True
+        return None
 
 
 def _size(write: _Row | Write) -> int:
