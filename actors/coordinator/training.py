@@ -105,11 +105,29 @@ class Training:
             self._close()
 
     def _next(self, most: int) -> list[Group]:
-        """What the trainer is given next: what it had before a crash, and then the oldest."""
+        """What the trainer is given next: what it had before a crash, and then the oldest; where nothing may lag, in turn."""
         if (prescribed := self._book.experience.prescribed) is None:
-            return self._oldest(most)
+            return self._oldest(most) if self._max_lag else self._in_turn(most)
         step, groups = prescribed
         return groups if step == self._step else []
+
+    def _in_turn(self, most: int) -> list[Group]:
+        """As `_oldest`, but in the order of admission and never less than fits: sums of floats depend on what is added when, so this makes
+        the weights a function of the seed, whoever is complete first and whatever is killed. Waiting for an older group costs nothing here:
+        the step needs them all."""
+        room, chosen = self._config.train.micro_tokens, list[Group]()
+        for group in [group for group in self._book.experience.groups.values() if group.purpose == "train" and group.step is None]:
+            if not group.complete:
+                return []
+            if self._unusable(group):
+                continue
+            room -= sum(map(self._tokens, group.scored))
+            if chosen and room < 0:
+                return chosen
+            chosen.append(group)
+            if len(chosen) == most:
+                return chosen
+        return chosen if self._generation.exhausted else []
 
     def _oldest(self, most: int) -> list[Group]:
         """The oldest groups that can be trained and fit one micro-batch; a group that does not fit one comes alone."""
