@@ -262,7 +262,7 @@ async def test_more_steps_than_data_trains_what_there_is(autojump_clock: trio.te
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
-async def test_a_run_whose_groups_are_all_filtered_ends_and_says_why(epochs: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_pain_12_a_run_whose_groups_are_all_filtered_ends_and_says_why(epochs: int, autojump_clock: trio.testing.MockClock) -> None:
     world = World(
         configured(rollout={"filter": "zero_variance", "filter_patience": 30}, task={"train_size": 10, "epochs": epochs, "eval_size": 0})
     )

@@ -154,7 +154,7 @@ async def test_every_way_to_give_no_verdict(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("answer", ["hang", "spin", "deaf"])
-async def test_a_verifier_that_does_not_return_is_killed(opened: Open, answer: str) -> None:
+async def test_pain_06_a_verifier_that_does_not_return_is_killed_and_gives_no_verdict(opened: Open, answer: str) -> None:
     async with opened(verdict_s=0.3) as verifiers:
         assert await verdict(verifiers, answer) == NoVerdict("timeout")
         assert verifiers.slowest == (0.3, "train", 0)

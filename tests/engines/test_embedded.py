@@ -163,11 +163,13 @@ def test_sampling_follows_the_distribution() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_interrupted_anywhere_and_continued(name: str, temperature: float) -> None:
+def test_pain_17_interrupted_anywhere_and_continued(name: str, temperature: float) -> None:
+    """Cut at every token, with the budget that is left: ids, and their log-probabilities, are those of the response that was not cut."""
     model = random_model(name)
     batcher = batcher_of(model)
     prompt, tokens = [9, 8, 7, 6], 14
-    whole = answers(batcher, [request(0, prompt, tokens, temperature=temperature, key=77)]).ids[0]
+    uncut = answers(batcher, [request(0, prompt, tokens, temperature=temperature, key=77)])
+    whole, due = uncut.ids[0], np.array(uncut.behaviour[0])
     for stop in range(tokens):
         first = Answers()
         batcher.submit([request(1, prompt, tokens, temperature=temperature, key=77), request(50, [stop, 2], 9)])
@@ -178,7 +180,8 @@ def test_interrupted_anywhere_and_continued(name: str, temperature: float) -> No
         assert first.finish[1] == "interrupted" and first.ids[1] == whole[:stop]
         rest = request(2, prompt + whole[:stop], tokens - stop, temperature=temperature, prefix=stop, key=77)
         second = answers(batcher, [rest])
-        assert second.first[2] == stop and second.ids[2] == whole[stop:]
+        assert second.first[2] == stop and second.ids[2] == whole[stop:] and second.finish[2] == "length"
+        assert np.abs(due - np.array(first.behaviour[1] + second.behaviour[2])).max() < TOLERANCE
 
 
 def by_full_forwards(
@@ -301,6 +304,29 @@ def test_a_group_is_prefilled_once() -> None:
     assert rows == [2]
     for rollout, ids in seen.ids.items():
         assert np.abs(behaviour_of(model, prompts[rollout // 4], ids, 1.0) - seen.behaviour[rollout]).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+def test_pain_16_a_prompt_is_read_again_under_new_weights(kv: str) -> None:
+    """One prompt throughout. What begins after an update is answered as if its weights had been the only ones: nothing that older weights
+    computed of the same prompt is used for it, neither from rollouts that live on nor from those that have ended in its slot."""
+    models = [random_model("qwen3", seed) for seed in range(3)]
+    batcher, prompt = batcher_of(models[0], kv=kv), [3, 1, 4, 1, 5, 9, 2, 6]
+    batcher.submit([request(0, prompt, 40), *(request(i, prompt, 4) for i in range(1, 9))])
+    seen = Answers()
+    for version in (1, 2):
+        seen.add(batcher.advance(10))
+        load(batcher, version, models[version])
+        batcher.submit([request(10 * version + i, prompt, 4) for i in range(4)])
+    seen.drain(batcher)
+    assert set(seen.versions[0]) == {0, 1, 2}
+    due = [greedy(model, prompt, 4) for model in models]
+    assert due[0] != due[1] != due[2]
+    for rollout in range(10, 24, 10):
+        assert {seen.versions[rollout + i][0] for i in range(4)} == {rollout // 10}
+    for rollout in seen.ids.keys() - {0}:
+        [version] = set(seen.versions[rollout])
+        assert seen.ids[rollout] == due[version], rollout
 
 
 def test_a_request_waits_for_company_but_not_long() -> None:

@@ -114,7 +114,7 @@ async def test_equal_bytes_and_checksums_over_publications_and_epochs() -> None:
                 assert sent.assemble_seconds + sent.verify_seconds + sent.wire_seconds <= sent.seconds
 
 
-async def test_a_bit_flipped_on_the_way_shows_in_the_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pain_19_a_bit_flipped_on_the_way_shows_in_the_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = collective._Group._broadcast
 
     def flip(self: collective._Group, job: collective._Job, bucket: Tensor, doing: str) -> object:
