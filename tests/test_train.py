@@ -162,11 +162,12 @@ def test_other_reasoning_gym_tasks(name: str, model: Path, tmp_path: Path) -> No
     assert check(run).steps == 2
 
 
-def test_a_jsonl_file(model: Path, tmp_path: Path) -> None:
+def test_pain_25_a_file_of_prompts_is_trained_without_a_gpu(model: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "verifier": "number" if n % 2 else "exact"} for n in range(40)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = train(command(model, run, train__steps=2, task__name="jsonl", task__path=str(file), task__eval_size=4))
+    argv = command(model, run, train__steps=2, task__name="jsonl", task__path=str(file), task__eval_size=4)
+    done = train(argv, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stdout + done.stderr
     assert check(run).steps == 2
 

@@ -169,7 +169,7 @@ async def test_a_lost_trainer_ends_the_run_and_says_so(autojump_clock: trio.test
     assert world.book.experience.ledger.balances()
 
 
-async def test_an_engine_with_other_weights_never_decodes_with_them(autojump_clock: trio.testing.MockClock) -> None:
+async def test_pain_19_an_engine_with_other_weights_never_decodes_with_them(autojump_clock: trio.testing.MockClock) -> None:
     world = World(configured(rollout={"actors": 2}))
     wrong = iter([True])
     world.checksums = lambda index, version: [0] if index == 1 and version == 2 and next(wrong, False) else [1000 + version]
@@ -179,7 +179,7 @@ async def test_an_engine_with_other_weights_never_decodes_with_them(autojump_clo
     assert [m.index for m in world.heard if isinstance(m, Replace)] == [1]
 
 
-async def test_a_silent_engine_is_replaced_when_its_lease_expires_and_a_silent_run_says_who_it_waits_for(
+async def test_pain_01_where_nobody_returns_the_run_ends_and_names_the_missing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     world = World(configured(run={"stall_s": 30.0, "lease_s": 1000.0}))

@@ -11,15 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import CodeType
 
-import msgspec
 import pytest
 import trio
 from actor_world import ScriptedLearner, Weights, World, configured
 from numpy import float32, full, int32
+from pains_world import simulated
 
 from actors.coordinator.book import Book
 from actors.coordinator.peers import OUTBOX
-from asyncrl.config import VARIABLES, Config, ConfigError, load
+from asyncrl.config import VARIABLES, ConfigError, load
 from asyncrl.config.derived import derived
 from asyncrl.culprit import culprit
 from asyncrl.engines.protocol import Request
@@ -30,8 +30,6 @@ from asyncrl.journal import Journal
 from asyncrl.journal.disk import DiskFull, Write
 from asyncrl.messages import NoVerdict, Prepare, Publish, Replace, Scored
 from asyncrl.simulation.faults import Fault
-from asyncrl.simulation.run import Report, simulate
-from asyncrl.simulation.run import configured as drawn
 from asyncrl.simulation.scale import scale
 
 
@@ -43,22 +41,6 @@ def alike(tokens: int, seconds_per_token: float) -> Callable[[Request], Script]:
 def answer(request: Request, tokens: int, seconds_per_token: float, ends: str = "stop") -> Script:
     left = max(0, tokens - request.prefix_tokens)
     return Script(full(left, 5, int32), full(left, -1.0, float32), seconds_per_token, ends)  # type: ignore[arg-type]
-
-
-def simulated(seed: int, *faults: Fault, **sections: dict[str, object]) -> Report:
-    """A run of the simulation of which nothing but the settings not named here is left to the seed."""
-    settings: dict[str, dict[str, object]] = {
-        "task": {"eval_size": 3, "train_size": 1000},
-        "engine": {"slots": 4, "chunk_tokens": 4},
-        "rollout": {"actors": 2, "group_size": 3, "max_new_tokens": 20, "filter": "none", "attempts": 20},
-        "train": {"steps": 6, "batch_groups": 2, "checkpoint_every": 2},
-        "staleness": {"max_lag": 1, "depth": 1, "on_stale": "mask"},
-        "run": {"reward_actors": 2, "journal_ms": 20},
-    }
-    raw = msgspec.to_builtins(drawn(seed))
-    for name in raw:
-        raw[name] |= settings.get(name, {}) | sections.get(name, {})
-    return simulate(seed, config=msgspec.convert(raw, Config), faults=faults)
 
 
 # --------------------------------------------------------------------------------------------------- 1: waiting for ever
@@ -77,15 +59,6 @@ async def test_pain_01_a_producer_dies_and_one_rollout_never_returns(autojump_cl
     world.check()
     assert outcome.ok and world.learner.version == 40
     assert [event.rollout for event in world.log.events if isinstance(event, e.Buried)] == [5]
-
-
-async def test_pain_01_where_nobody_returns_the_run_ends_and_names_the_missing(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(run={"stall_s": 30.0, "lease_s": 1000.0}))
-    world.script = alike(8, 1e6)
-    with trio.fail_after(60.0):
-        outcome = await world.run()
-    assert not outcome.ok and "no token and no step for 30 s" in outcome.reason
-    assert "rollout-0 has streamed nothing" in outcome.reason and "rollout 0 with rollout-0" in outcome.reason
 
 
 # ------------------------------------------------------------------------------------------------ 2: publications that hang
@@ -406,20 +379,6 @@ def test_pain_14_at_lag_0_a_run_is_synchronous_training(seed: int) -> None:
     """Of a policy that is exact: each version's weights are those of a loop that generates everything, and then trains everything."""
     report = simulated(seed, staleness={"max_lag": 0, "depth": 0})
     assert report.ok and report.checks["synchronous"] == 1 and len(report.versions) == 7
-
-
-# --------------------------------------------------------------------------------------------------------- 19: wrong weights
-
-
-async def test_pain_19_an_engine_that_got_other_weights_never_decodes_with_them(autojump_clock: trio.testing.MockClock) -> None:
-    """One engine's weights of version 2 are not what was sent: it is replaced, nothing is sampled by them, and the others go on."""
-    world = World(configured(rollout={"actors": 2}, train={"steps": 12}))
-    wrong = iter([True])
-    world.checksums = lambda index, version: [0] if index == 1 and version == 2 and next(wrong, False) else [1000 + version]
-    outcome = await world.run()
-    world.check()
-    assert outcome.ok and [message.index for message in world.heard if isinstance(message, Replace)] == [1]
-    assert len(world.coordinator.publishing.failed) == 1 and "checksum" in world.coordinator.publishing.failed[0]
 
 
 # -------------------------------------------------------------------------------------------------------------- 20: pauses

@@ -1,0 +1,109 @@
+"""What docs/reliability.md promises of faults that have no test of their own elsewhere: each kind alone, several times, in the simulation.
+
+Its witness checks every invariant after every event, and that a life which ends badly does so by the name of a fault that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from pains_world import simulated
+
+from actors.coordinator.resume import resumed
+from asyncrl.experience import events as e
+from asyncrl.experience.state import Experience
+from asyncrl.journal.disk import Events, Keep
+from asyncrl.simulation.disk import Platter
+from asyncrl.simulation.faults import Fault
+from asyncrl.simulation.run import Report
+
+
+def met(kinds: Sequence[str], seeds: int = 2) -> list[Report]:
+    """Runs with one of these faults each, which all of them survived."""
+    found = []
+    for kind in kinds:
+        for seed in range(seeds):
+            report = simulated(seed, Fault(0.4 + 0.7 * seed, kind, seed), train={"steps": 4})
+            assert report.ok, f"{kind}, seed {seed}: {report.violation}"
+            assert report.lives[-1].ok and len(report.versions) == 5
+            found.append(report)
+        assert sum(report.faults[kind] for report in found) > 0, kind
+    return found
+
+
+@pytest.mark.parametrize("role", ["rollout", "reward", "trainer", "coordinator"])
+def test_a_stopped_process_is_replaced_or_ends_its_life_by_name(role: str) -> None:
+    met([f"stop_{role}"], seeds=4)
+
+
+@pytest.mark.parametrize("role", ["rollout", "reward"])
+def test_an_actor_that_is_killed_is_started_again_and_the_run_does_not_end(role: str) -> None:
+    assert all(len(report.lives) == 1 for report in met([f"kill_{role}"]))
+
+
+@pytest.mark.parametrize("role", ["trainer", "coordinator"])
+def test_a_life_that_lost_its_head_ends_and_the_next_goes_on(role: str) -> None:
+    assert all(len(report.lives) == 2 for report in met([f"kill_{role}"]))
+
+
+def test_links_that_are_late_cut_half_open_or_repeat_themselves() -> None:
+    met(["link_delayed", "link_cut", "link_half_open", "link_repeats"])
+
+
+def test_frames_that_are_lost_or_said_twice() -> None:
+    met(["lost_prepared", "lost_committed", "verdict_twice"])
+
+
+def test_engines_that_are_slow_dead_crash_or_abort() -> None:
+    met(["engine_slow", "engine_dead", "engine_crashes", "abort_with_partials", "abort_without_partials"])
+
+
+def test_verifiers_that_hang_raise_or_die() -> None:
+    met(["verifier_hangs", "verifier_raises", "verifier_dies"])
+
+
+def test_publications_that_fail_are_slow_or_bring_other_weights() -> None:
+    met(["transfer_fails", "transfer_slow", "reception_fails", "wrong_weights"])
+
+
+def test_clocks_that_jump() -> None:
+    met(["clock_jumps"], seeds=4)
+
+
+def test_disks_that_are_full_or_fail() -> None:
+    met(["disk_full", "disk_broken"])
+
+
+def test_checkpoints_that_cannot_be_written_are_cut_off_or_rot() -> None:
+    met(["checkpoint_fails", "checkpoint_cut", "checkpoint_damaged"])
+
+
+@dataclass
+class Saved:
+    """A checkpoint that is whole."""
+
+    version: int
+    aside: bool = False
+
+    def verify(self) -> None:
+        pass
+
+    def set_aside(self) -> None:
+        self.aside = True
+
+
+def test_a_checkpoint_newer_than_the_journal_is_put_aside() -> None:
+    """The machine lost its power: the weights of version 4 were on disk, and the events and the state that belong to them were not."""
+    history, experience = Platter(), Experience()
+    events = [e.Published(0), e.Late(3)]
+    for event in events:
+        experience.apply(event)
+    history.write(Events(1, 2, msgspec.msgpack.encode(events)))
+    history.write(Keep(2, 2, msgspec.msgpack.encode(experience.snapshot())))
+    checkpoints = [Saved(2), Saved(4)]
+    state, version = resumed(history, checkpoints)
+    assert version == 2 and state == experience
+    assert [checkpoint.aside for checkpoint in checkpoints] == [False, True]
