@@ -5,6 +5,8 @@ It counts tokens and rollouts. The ledger is all that remains of finished busine
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 
@@ -39,6 +41,18 @@ class Ledger(msgspec.Struct):
 
     tokens: Account = msgspec.field(default_factory=Account)
     rollouts: Account = msgspec.field(default_factory=Account)
+
+    def end(self, trained: int, discarded: Mapping[str, int]) -> None:
+        """A rollout is over, and this became of its tokens. It counts as trained where any token was, or else as discarded for the reason
+        that took the most of them; one without tokens is `empty`."""
+        self.tokens.train(trained)
+        for reason, count in discarded.items():
+            self.tokens.discard(count, reason)
+        if trained:
+            self.rollouts.train(1)
+        else:
+            reason, _ = min(discarded.items(), key=lambda item: (-item[1], item[0]), default=("empty", 0))
+            self.rollouts.discard(1, reason)
 
     def balances(self) -> bool:
         return self.tokens.balances() and self.rollouts.balances()

@@ -21,7 +21,7 @@ def recovered(base: Experience, events: Iterable[e.AnyEvent]) -> Experience:
     for event in events:
         match event:
             case e.Taken(step, rollouts):
-                base.prescribe(step, base.groups_of(rollouts))  # a step redone before this crash had taken the same
+                base.prescribe(step, rollouts)  # a step redone before this crash had taken the same
             case e.Trained() | e.Published() | e.Checkpointed():
                 pass
             case _:

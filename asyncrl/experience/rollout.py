@@ -1,14 +1,17 @@
 """Rollouts and groups. Invariant 4 (parallel arrays): `len(ids) == len(behaviour)` and spans tile `[0, tokens)` after every `extend`.
 
-`extend` is the one door through which tokens enter a rollout; it checks everything before it changes anything.
+`Group.of` is the one door through which prompts come, and `Rollout.extend` the one through which tokens do; each checks everything before
+it changes anything.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import Self
 
 import msgspec
 
+from asyncrl.experience.events import Admitted
 from asyncrl.messages import Finish, NoVerdict, Purpose, Scored, Span, Verdict
 
 TOKEN_BYTES = 8
@@ -113,7 +116,7 @@ class Rollout(msgspec.Struct):
 
 class Group(msgspec.Struct):
     """One prompt and its rollouts. `prompt` is `int32` ids; `item` its place in its split of the task; `version` pins the weights
-    (evaluation) or is None; `step` is the step it was taken for, or None."""
+    (evaluation) or is None; `key` is its first rollout's (see `Admitted`); `step` is the step it was taken for, or None."""
 
     id: int
     purpose: Purpose
@@ -121,7 +124,20 @@ class Group(msgspec.Struct):
     prompt: bytes
     version: int | None
     members: tuple[Rollout, ...]
+    key: int = 0
     step: int | None = None
+
+    @classmethod
+    def of(cls, event: Admitted) -> Self:
+        """The group that was admitted, all of it waiting. Raises Refused where it is no group: without rollouts, prompt, budget or item."""
+        if event.size < 1 or event.max_new_tokens < 1 or event.item < 0:
+            raise Refused(
+                f"group {event.group} needs a rollout, a token to sample and an item: {event.size=} {event.max_new_tokens=} {event.item=}"
+            )
+        if not event.prompt or len(event.prompt) & 3:
+            raise Refused(f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a positive number of int32")
+        members = tuple(Rollout(event.first + i, event.group, event.max_new_tokens) for i in range(event.size))
+        return cls(event.group, event.purpose, event.item, event.prompt, event.version, members, event.key)
 
     @property
     def prompt_tokens(self) -> int:

@@ -6,56 +6,33 @@ at most once, arrays stay parallel, and folding the same events gives the same s
 as the one that lived through the events, so restart and no crash are one code path. Each view costs what it returns.
 
 Only what is live is held. A group is live until it is dropped, or until the version its step made is published; then the ledger alone
-remembers it. A state can be written down whole (`snapshot`), so that a journal need not go back to the beginning.
-
-What a crash undid of training is *prescribed* (`recovery.py`): the same rollouts are taken for the same steps, in the same order, before
-anything else is.
+remembers it. What is due is kept in order by an `Agenda`, which step took what by `Steps`; what a crash undid of training is prescribed
+(`recovery.py`).
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
-import msgspec
-
 from asyncrl.experience import events as e
+from asyncrl.experience.agenda import Agenda
 from asyncrl.experience.ledger import Ledger
-from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Group, Refused, Rollout, Status
+from asyncrl.experience.rollout import ENDED, Group, Refused, Rollout, Status
+from asyncrl.experience.snapshot import Snapshot
+from asyncrl.experience.steps import Steps
 from asyncrl.messages import Purpose, Scored
 
 __all__ = ["Experience", "Group", "Refused", "Rollout", "Snapshot", "Status", "fold"]
-
-Takings = list[list[int]]
-"""Groups by their numbers, those that were taken together in one list: so a step is taken again exactly as it was."""
-
-
-class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """A state written down: what cannot be derived from the rest of it."""
-
-    ledger: Ledger
-    version: int | None
-    step: int | None
-    checkpoint: e.Checkpointed | None
-    next_group: int
-    next_rollout: int
-    items: dict[Purpose, int]
-    sealings: int
-    groups: list[Group]
-    training: dict[int, Takings]
-    prescribed: dict[int, Takings]
-    restarts: dict[int, int]
 
 
 class Experience:
     """Every live rollout and group, the ledger, and what is due.
 
     `version` is the one last published, None before the first; `step` the last one that took something, None before. `next_group`
-    and `next_rollout` are what the next `Admitted` is numbered with. `queue_items` and `queue_bytes` measure the experience queue: training
-    rollouts whose response is complete and that no step has taken. `checkpoint` is the last one. `restarts` are the stale groups, each
+    and `next_rollout` are what the next `Admitted` is numbered with. `checkpoint` is the last one. `restarts` are the stale groups, each
     with its item, whose prompts are to be admitted again before any new one.
     """
 
@@ -67,20 +44,13 @@ class Experience:
         self.next_group = 0
         self.next_rollout = 0
         self.groups_live = 0
-        self.queue_items = 0
-        self.queue_bytes = 0
+        self.restarts: dict[int, int] = {}
         self._rollouts: dict[int, Rollout] = {}
-        self._statuses: Counter[Status] = Counter()  # of those
         self._groups: dict[int, Group] = {}
         self._items: dict[Purpose, int] = {"train": 0, "evaluation": 0}
-        # Sorted, so that the order of the views is the order kept: (never leased, rollout) and (oldest version, group).
-        self._waiting: dict[Purpose, list[tuple[bool, int]]] = {"train": [], "evaluation": []}
-        self._complete: dict[Purpose, list[tuple[int, int]]] = {"train": [], "evaluation": []}
         self._sealings = 0
-        self._unjudged: dict[int, Rollout] = {}
-        self._training: dict[int, Takings] = {}
-        self._prescribed: dict[int, Takings] = {}
-        self.restarts: dict[int, int] = {}
+        self._agenda = Agenda()
+        self._steps = Steps()
 
     def __eq__(self, other: object) -> bool:
         return vars(self) == vars(other) if isinstance(other, Experience) else NotImplemented
@@ -102,14 +72,23 @@ class Experience:
     @property
     def groups_untaken(self) -> int:
         """The live training groups that no step has taken."""
-        return self.groups_live - sum(len(taking) for takings in self._training.values() for taking in takings)
+        return self.groups_live - self._steps.size
+
+    @property
+    def queue_items(self) -> int:
+        """Training rollouts whose response is complete and that no step has taken: the experience queue."""
+        return self._agenda.queue_items
+
+    @property
+    def queue_bytes(self) -> int:
+        """The bytes of their token arrays."""
+        return self._agenda.queue_bytes
 
     @property
     def prescribed(self) -> tuple[int, list[Group]] | None:
         """What has to be taken next, and for which step, because a crash undid it; None where nothing is prescribed."""
-        for step, takings in self._prescribed.items():
-            return step, [self._groups[group] for group in takings[0]]
-        return None
+        due = self._steps.due
+        return due and (due[0], [self._groups[group] for group in due[1]])
 
     def items(self, purpose: Purpose) -> int:
         """How many prompts were admitted, restarted ones once: the cursor into the data."""
@@ -117,17 +96,11 @@ class Experience:
 
     def to_lease(self, purpose: Purpose, n: int) -> list[Rollout]:
         """At most `n` rollouts that wait for a lease: recycled ones first, then new ones, each the oldest first."""
-        return [self._rollouts[rollout] for _, rollout in self._waiting[purpose][:n]]
+        return [self._rollouts[rollout] for rollout in self._agenda.to_lease(purpose, n)]
 
     def to_judge(self, after: int = 0) -> list[Rollout]:
         """Sealed rollouts without a verdict, the first sealed first; with `after`, only those whose `sealed` number is larger."""
-        due = []
-        for number in reversed(self._unjudged):
-            if number <= after:
-                break
-            due.append(self._unjudged[number])
-        due.reverse()
-        return due
+        return [self._rollouts[rollout] for rollout in self._agenda.to_judge(after)]
 
     def ready(self, purpose: Purpose = "train") -> list[Group]:
         """Complete groups (each member judged or buried) that no step has taken, the oldest first.
@@ -136,15 +109,15 @@ class Experience:
         counted from there; among equals the one admitted first. `len(group.rewards)` may be anything from 0 up: groups below `k_min` are
         for the coordinator to drop.
         """
-        return [self._groups[group] for _, group in self._complete[purpose]]
+        return [self._groups[group] for group in self._agenda.ready(purpose)]
 
     def taken(self) -> list[Rollout]:
         """What steps have taken and the trainer has not accounted for, in the order of taking."""
-        return [m for step in self._training for group in self._in_step(step) for m in group.members if m.status is Status.TAKEN]
+        return [m for group in self._steps.taken() for m in self._groups[group].members if m.status is Status.TAKEN]
 
     def statuses(self) -> Counter[Status]:
         """How many live rollouts there are of each status."""
-        return +self._statuses
+        return +self._agenda.statuses
 
     # --------------------------------------------------------------------------------------------------------- snapshot
 
@@ -160,8 +133,8 @@ class Experience:
             items=self._items,
             sealings=self._sealings,
             groups=list(self._groups.values()),
-            training=self._training,
-            prescribed=self._prescribed,
+            training=self._steps.training,
+            prescribed=self._steps.prescribed,
             restarts=self.restarts,
         )
 
@@ -172,55 +145,38 @@ class Experience:
         self.ledger = written.ledger
         self.version, self.step, self.checkpoint = written.version, written.step, written.checkpoint
         self.next_group, self.next_rollout = written.next_group, written.next_rollout
-        self._items, self._sealings = written.items, written.sealings
-        self._training, self._prescribed, self.restarts = written.training, written.prescribed, written.restarts
+        self._items, self._sealings, self.restarts = written.items, written.sealings, written.restarts
+        self._steps = Steps(written.training, written.prescribed)
         self._groups = {group.id: group for group in written.groups}
-        members = [member for group in written.groups for member in group.members]
-        self._rollouts = {member.id: member for member in members if member.status not in ENDED}
-        self._statuses = Counter(rollout.status for rollout in self._rollouts.values())
-        self._unjudged = {m.sealed: m for m in sorted(members, key=lambda m: m.sealed) if m.status is Status.SEALED}
+        self._rollouts = {m.id: m for group in written.groups for m in group.members if m.status not in ENDED}
         self.groups_live = sum(group.purpose == "train" for group in written.groups)
-        promised = {group for takings in written.prescribed.values() for taking in takings for group in taking}
+        promised = self._steps.promised()
         for group in written.groups:
-            if group.complete and group.step is None and group.id not in promised:
-                insort(self._complete[group.purpose], (group.oldest, group.id))
-            for member in group.members:
-                if member.status is Status.WAITING:
-                    insort(self._waiting[group.purpose], (not member.attempt, member.id))
-                elif member.status in (Status.SEALED, Status.JUDGED):
-                    self._queue(member, 1)
+            if group.step is None and group.id not in promised:
+                self._agenda.offer(group)
+        for rollout in self._rollouts.values():
+            self._agenda.enter(self._groups[rollout.group], rollout)
         return self
 
     # ------------------------------------------------------------------------------------------------- undo, for a recovery
 
-    def groups_of(self, rollouts: Iterable[int]) -> list[int]:
-        """The groups of live rollouts, each once, in order."""
-        return list(dict.fromkeys(self._find(number, *Status).group for number in rollouts))
-
     def give_back(self) -> None:
         """What is taken and not trained is complete again, and prescribed for the step that had it, before all that is prescribed."""
         open_steps = dict.fromkeys(step for rollout in self.taken() if (step := self._groups[rollout.group].step) is not None)
-        later, self._prescribed = self._prescribed, {}
-        for step in open_steps:
-            takings = self._training.pop(step)
-            for group in (self._groups[number] for taking in takings for number in taking):
-                group.step = None
-                for member in group.scored:
-                    self._become(member, Status.JUDGED)
-                    self._queue(member, 1)
-            self._prescribed[step] = takings + later.pop(step, [])
-        self._prescribed |= later
+        for number in self._steps.undo(open_steps):
+            group = self._groups[number]
+            group.step = None
+            for member in group.scored:
+                self._agenda.move(group, member, Status.JUDGED)
         self.step = min(open_steps, default=self.step)
 
-    def prescribe(self, step: int, taking: list[int]) -> None:
-        """`step`, the last one that has anything prescribed or a later one, has to take these complete groups; once is enough."""
-        takings = self._prescribed.setdefault(step, [])
-        if taking in takings:
-            return
-        for number in taking:
-            group = self._groups[number]
-            self._remove(self._complete["train"], (group.oldest, group.id))
-        takings.append(taking)
+    def prescribe(self, step: int, rollouts: Iterable[int]) -> None:
+        """`step`, the last one that has anything prescribed or a later one, has to take the complete groups of these live rollouts; once
+        is enough."""
+        taking = list(dict.fromkeys(self._find(number, *Status).group for number in rollouts))
+        if self._steps.prescribe(step, taking):
+            for number in taking:
+                self._agenda.withdraw(self._groups[number])
 
     # ------------------------------------------------------------------------------------------------------------ apply
 
@@ -234,20 +190,13 @@ class Experience:
                 f"group {event.group} from rollout {event.first} was admitted, "
                 f"but next are group {self.next_group} and rollout {self.next_rollout}"
             )
-        if event.size < 1 or event.max_new_tokens < 1 or event.item < 0:
-            raise Refused(
-                f"group {event.group} needs a rollout, a token to sample and an item: {event.size=} {event.max_new_tokens=} {event.item=}"
-            )
+        group = Group.of(event)
         if event.restarts is not None and self.restarts.get(event.restarts) != event.item:
             raise Refused(f"group {event.group} restarts item {event.item} of group {event.restarts}, which does not wait for that")
-        if not event.prompt or len(event.prompt) & 3:
-            raise Refused(f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a positive number of int32")
-        numbers = range(event.first, event.first + event.size)
-        members = tuple(Rollout(number, event.group, event.max_new_tokens) for number in numbers)
-        self._groups[event.group] = Group(event.group, event.purpose, event.item, event.prompt, event.version, members)
-        self._rollouts.update(zip(numbers, members, strict=True))
-        self._statuses[Status.WAITING] += event.size
-        self._waiting[event.purpose].extend((True, number) for number in numbers)
+        self._groups[group.id] = group
+        for member in group.members:
+            self._rollouts[member.id] = member
+            self._agenda.enter(group, member)
         if event.restarts is None:
             self._items[event.purpose] += 1
         else:
@@ -263,8 +212,7 @@ class Experience:
             raise Refused(f"rollout {rollout.id} was leased {rollout.attempt} times, so its next attempt is not {event.attempt}")
         if not event.owner:
             raise Refused(f"rollout {rollout.id} was leased to nobody")
-        self._stop_waiting(rollout)
-        self._become(rollout, Status.LEASED)
+        self._agenda.move(self._groups[rollout.group], rollout, Status.LEASED)
         rollout.attempt, rollout.owner = event.attempt, event.owner
 
     def _extended(self, event: e.Extended) -> None:
@@ -279,27 +227,22 @@ class Experience:
         if event.finish not in ("stop", "length"):
             raise Refused(f"rollout {rollout.id} was sealed as {event.finish!r}: a response is complete by 'stop' or by 'length'")
         self._sealings += 1
-        self._unjudged[self._sealings] = rollout
-        self._become(rollout, Status.SEALED)
         rollout.owner, rollout.finish, rollout.sealed = "", event.finish, self._sealings
-        self._queue(rollout, 1)
+        self._agenda.move(self._groups[rollout.group], rollout, Status.SEALED)
 
     def _recycled(self, event: e.Recycled) -> None:
         rollout = self._find_leased(event.rollout, event.attempt)
         if not rollout.remaining:
             raise Refused(f"rollout {rollout.id} has its {rollout.max_new_tokens} tokens: it is to be sealed as 'length', not recycled")
-        self._become(rollout, Status.WAITING)
+        self._agenda.move(self._groups[rollout.group], rollout, Status.WAITING)
         rollout.owner = ""
         rollout.failures += event.failed
-        insort(self._waiting[self._groups[rollout.group].purpose], (False, rollout.id))
 
     def _buried(self, event: e.Buried) -> None:
         rollout = self._find(event.rollout, Status.WAITING, Status.LEASED)
         _named(event.reason)
-        if rollout.status is Status.WAITING:
-            self._stop_waiting(rollout)
         self._discard(rollout, event.reason, Status.BURIED)
-        self._complete_if_last(rollout)
+        self._agenda.offer(self._groups[rollout.group])
 
     def _late(self, event: e.Late) -> None:
         if event.tokens < 1:
@@ -311,10 +254,9 @@ class Experience:
         rollout = self._find(event.rollout, Status.SEALED)
         if isinstance(event.verdict, Scored) and not math.isfinite(event.verdict.reward):
             raise Refused(f"rollout {rollout.id} was scored {event.verdict.reward}: what is not a finite reward is no verdict")
-        del self._unjudged[rollout.sealed]
-        self._become(rollout, Status.JUDGED)
+        self._agenda.move(self._groups[rollout.group], rollout, Status.JUDGED)
         rollout.verdict = event.verdict
-        self._complete_if_last(rollout)
+        self._agenda.offer(self._groups[rollout.group])
 
     def _taken(self, event: e.Taken) -> None:
         if event.step < max(self.step or 0, self.version or 0):
@@ -332,25 +274,16 @@ class Experience:
         if not groups or sorted(event.rollouts) != sorted(member.id for group in groups for member in group.scored):
             raise Refused(f"step {event.step} takes whole groups: each member with a reward once, and no other")
         taking = [group.id for group in groups]
-        if (due := self.prescribed) is not None:
-            if (event.step, taking) != (due[0], [group.id for group in due[1]]):
-                raise Refused(f"step {event.step} takes groups {taking}, but step {due[0]} has to take {[g.id for g in due[1]]} first")
-            takings = self._prescribed[event.step]
-            del takings[0]
-            if not takings:
-                del self._prescribed[event.step]
-        else:
-            for group in groups:
-                self._remove(self._complete["train"], (group.oldest, group.id))
+        redo = self._steps.due is not None
+        self._steps.take(event.step, taking)
         for group in groups:
+            if not redo:
+                self._agenda.withdraw(group)
             group.step = event.step
             for member in group.unscored:
-                self._queue(member, -1)
                 self._discard(member, "no_verdict")
             for member in group.scored:
-                self._queue(member, -1)
-                self._become(member, Status.TAKEN)
-        self._training.setdefault(event.step, []).append(taking)
+                self._agenda.move(group, member, Status.TAKEN)
         self.step = event.step
 
     def _trained(self, event: e.Trained) -> None:
@@ -362,15 +295,8 @@ class Experience:
         for reason in event.discarded:
             _named(reason)
         rollout.release()
-        self.ledger.tokens.train(event.trained)
-        for reason, count in event.discarded.items():
-            self.ledger.tokens.discard(count, reason)
-        if event.trained:
-            self.ledger.rollouts.train(1)
-        else:
-            largest = min(event.discarded.items(), key=lambda item: (-item[1], item[0]), default=("empty", 0))
-            self.ledger.rollouts.discard(1, largest[0])
-        self._become(rollout, Status.TRAINED if event.trained else Status.DISCARDED)
+        self.ledger.end(event.trained, event.discarded)
+        self._agenda.move(self._groups[rollout.group], rollout, Status.TRAINED if event.trained else Status.DISCARDED)
         del self._rollouts[rollout.id]
 
     def _dropped(self, event: e.Dropped) -> None:
@@ -379,20 +305,14 @@ class Experience:
             raise Refused(f"group {event.group} is not live: it was never admitted, or is over")
         if group.step is not None:
             raise Refused(f"group {group.id} was taken for step {group.step}: only the trainer can account for it")
-        if any(group.id in taking for takings in self._prescribed.values() for taking in takings):
+        if group.id in self._steps.promised():
             raise Refused(f"group {group.id} has to be taken again: it is in the weights of versions that were published")
         _named(event.reason)
         if event.again and group.purpose != "train":
             raise Refused(f"group {group.id} is for {group.purpose}: only a training prompt is admitted again")
         if group.complete:
-            self._remove(self._complete[group.purpose], (group.oldest, group.id))
+            self._agenda.withdraw(group)
         for member in group.members:
-            if member.status is Status.WAITING:
-                self._stop_waiting(member)
-            elif member.status is Status.SEALED:
-                del self._unjudged[member.sealed]
-            if member.status in (Status.SEALED, Status.JUDGED):
-                self._queue(member, -1)
             if member.status not in ENDED:
                 self._discard(member, event.reason)
         if event.again:
@@ -402,21 +322,16 @@ class Experience:
     def _published(self, event: e.Published) -> None:
         if event.version < (self.version or 0):
             raise Refused(f"version {event.version} cannot be published after version {self.version}")
-        if (due := self.prescribed) is not None and due[0] < event.version:
+        if (due := self._steps.due) is not None and due[0] < event.version:
             raise Refused(f"version {event.version} cannot be published before step {due[0]} has taken again what it had")
-        made = {step: list(self._in_step(step)) for step in self._training if step < event.version}
-        for step, groups in made.items():
-            for group in groups:
-                if not group.ended:
-                    raise Refused(f"version {event.version} is published, but group {group.id} is still being trained in step {step}")
-        for step, groups in made.items():
-            del self._training[step]
-            for group in groups:
-                self._forget(group)
+        made = [self._groups[number] for number in self._steps.made(event.version)]
+        for group in made:
+            if not group.ended:
+                raise Refused(f"version {event.version} is published, but group {group.id} is still being trained in step {group.step}")
+        self._steps.publish(event.version)
+        for group in made:
+            self._forget(group)
         self.version = event.version
-
-    def _in_step(self, step: int) -> Iterator[Group]:
-        return (self._groups[group] for taking in self._training[step] for group in taking)
 
     def _checkpointed(self, event: e.Checkpointed) -> None:
         self.checkpoint = event
@@ -439,39 +354,15 @@ class Experience:
             raise Refused(f"rollout {number} is leased for the {rollout.attempt}th time, and this is of attempt {attempt}")
         return rollout
 
-    def _become(self, rollout: Rollout, status: Status) -> None:
-        """The only way from one status to another: they are counted."""
-        self._statuses[rollout.status] -= 1
-        self._statuses[status] += status not in ENDED
-        rollout.status = status
-
-    def _complete_if_last(self, rollout: Rollout) -> None:
-        group = self._groups[rollout.group]
-        if group.complete:
-            insort(self._complete[group.purpose], (group.oldest, group.id))
-
-    def _stop_waiting(self, rollout: Rollout) -> None:
-        self._remove(self._waiting[self._groups[rollout.group].purpose], (not rollout.attempt, rollout.id))
-
-    def _queue(self, rollout: Rollout, sign: int) -> None:
-        if self._groups[rollout.group].purpose == "train":
-            self.queue_items += sign
-            self.queue_bytes += sign * rollout.tokens * TOKEN_BYTES
-
     def _discard(self, rollout: Rollout, reason: str, status: Status = Status.DISCARDED) -> None:
-        self.ledger.tokens.discard(rollout.release(), reason)
-        self.ledger.rollouts.discard(1, reason)
-        self._become(rollout, status)
+        self._agenda.move(self._groups[rollout.group], rollout, status)
+        self.ledger.end(0, {reason: rollout.release()})
         rollout.owner = ""
         del self._rollouts[rollout.id]
 
     def _forget(self, group: Group) -> None:
         del self._groups[group.id]
         self.groups_live -= group.purpose == "train"
-
-    @staticmethod
-    def _remove(order: list[tuple[Any, int]], key: tuple[Any, int]) -> None:
-        del order[bisect_left(order, key)]
 
 
 def _named(reason: str) -> None:

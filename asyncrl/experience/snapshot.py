@@ -1,0 +1,31 @@
+"""A state written down whole, so that a journal need not go back to the beginning. Invariant: it holds what cannot be derived from the
+rest of it, and nothing else, so there is nothing in it that could contradict itself.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from asyncrl.experience import events as e
+from asyncrl.experience.ledger import Ledger
+from asyncrl.experience.rollout import Group
+from asyncrl.experience.steps import Takings
+from asyncrl.messages import Purpose
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """What `Experience.snapshot` gives and `Experience.of` takes. `sealings` is how many rollouts were ever sealed, `training` and
+    `prescribed` are of `Steps`, and the rest is as in `Experience`."""
+
+    ledger: Ledger
+    version: int | None
+    step: int | None
+    checkpoint: e.Checkpointed | None
+    next_group: int
+    next_rollout: int
+    items: dict[Purpose, int]
+    sealings: int
+    groups: list[Group]
+    training: Takings
+    prescribed: Takings
+    restarts: dict[int, int]
