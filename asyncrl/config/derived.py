@@ -11,6 +11,13 @@ from typing import NamedTuple
 from asyncrl.config.schema import Config
 from asyncrl.process import divide_cores
 
+EVENT_BYTES = 32
+"""About what an event takes in the journal beside its tokens."""
+ROLLOUT_EVENTS = 4
+"""Events of a rollout beside its chunks: leased, sealed, judged, trained."""
+LOG_BYTES = 8 * 2**20
+"""What the journal's write-ahead log is cut back to."""
+
 
 class Row(NamedTuple):
     """One line of the table printed first."""
@@ -37,6 +44,20 @@ def steps(config: Config) -> int:
     return min(config.train.steps, math.ceil(config.task.epochs * config.task.train_size / config.train.batch_groups))
 
 
+def journal_steps(config: Config) -> int:
+    """Steps that the journal holds at most: a checkpoint forgets what lies before the one before it."""
+    return min(2 * config.train.checkpoint_every or config.train.steps, steps(config))
+
+
+def journal_bytes(config: Config) -> int:
+    """Most bytes of journal that the steps it holds, the live rollouts and three states of them take, one of which is in the log as well
+    while it is written. What was discarded and what evaluations generated is no step's, and comes on top."""
+    rollout, groups = config.rollout, config.train.batch_groups * journal_steps(config)
+    events = math.ceil(rollout.max_new_tokens / config.engine.chunk_tokens) + ROLLOUT_EVENTS
+    responses = groups * rollout.group_size * (8 * rollout.max_new_tokens + EVENT_BYTES * events)
+    return responses + groups * 4 * config.engine.context_tokens + 5 * queue_bytes(config) + LOG_BYTES
+
+
 def derived(config: Config, available: int) -> list[Row]:
     """The table, for a machine where this process may use `available` cores."""
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
@@ -59,6 +80,7 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("groups live", f"≤ {groups:,}", f"(depth + 1) × batch_groups; {live:,} rollouts"),
         Row("slots", f"{slots:,}", _slots(slots, live)),
         Row("queue", f"≤ {size(queue_bytes(config))}", "token arrays of the live rollouts"),
+        Row("journal", f"≤ {size(journal_bytes(config))}", _journal(config)),
         Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
         Row("lag, worst", worst, f"older tokens: {staleness.on_stale}"),
         Row("cores", f"{total} of {available}", f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}"),
@@ -72,6 +94,13 @@ def _counts(parts: Sequence[tuple[int, ...]]) -> str:
 
 def _slots(slots: int, live: int) -> str:
     return f"{slots - live:,} more than live rollouts: they stay empty" if slots > live else "rollouts decoded at a time"
+
+
+def _journal(config: Config) -> str:
+    beside = "; what is filtered, stale or evaluated comes on top"
+    if not config.train.checkpoint_every:
+        return "never compacted, as train.checkpoint_every is 0: all steps" + beside
+    return f"compacted at each checkpoint: {journal_steps(config):,} steps and the live rollouts" + beside
 
 
 def size(count: float) -> str:

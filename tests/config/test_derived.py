@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from asyncrl.config import load
-from asyncrl.config.derived import derived, live_groups, queue_bytes, size, steps
+from asyncrl.config.derived import EVENT_BYTES, LOG_BYTES, derived, journal_bytes, live_groups, queue_bytes, size, steps
+from asyncrl.experience import events as e
+from asyncrl.journal.sqlite import WAL_BYTES
+from asyncrl.messages import Scored
 
 
 def table(*sets: str, available: int = 2) -> dict[str, tuple[str, str]]:
@@ -31,6 +35,39 @@ def test_the_table_says_what_follows() -> None:
     assert rows["steps at most"][0] == "7"
     assert (rows["lag, typical"][0], rows["lag, worst"][0]) == ("2", "4")
     assert rows["metrics"][0] == "http://127.0.0.1:9100/metrics"
+
+
+@pytest.mark.parametrize(
+    ("every", "steps_", "held", "said"),
+    [
+        (10, 100, 20, "compacted at each checkpoint: 20 steps and the live rollouts"),
+        (10, 15, 15, "compacted at each checkpoint: 15 steps"),
+        (0, 100, 100, "never compacted, as train.checkpoint_every is 0: all steps"),
+    ],
+)
+def test_the_journal_holds_two_checkpoint_intervals(every: int, steps_: int, held: int, said: str) -> None:
+    sets = ["train.batch_groups=3", "rollout.group_size=4", "staleness.depth=0", "engine.context_tokens=100", "rollout.max_new_tokens=40"]
+    sets += ["engine.chunk_tokens=16", f"train.checkpoint_every={every}", f"train.steps={steps_}"]
+    rollout = 40 * 8 + (3 + 4) * 32  # tokens; and a head for each of 3 chunks, its lease, seal, verdict and end
+    live = 3 * 4 * (100 * 4 + 40 * 4)  # its tokens as events, in three states, and one of those in the log
+    assert journal_bytes(load(None, sets, {})) == held * 3 * (4 * rollout + 100 * 4) + 5 * live + LOG_BYTES
+    value, meaning = table(*sets)["journal"]
+    assert value == f"≤ {size(journal_bytes(load(None, sets, {})))}"
+    assert meaning.startswith(said) and meaning.endswith("; what is filtered, stale or evaluated comes on top")
+
+
+def test_an_event_takes_no_more_beside_its_tokens_than_is_said() -> None:
+    """Of a long run, with many actors."""
+    assert LOG_BYTES == WAL_BYTES
+    rollout, owner = 10**9, "rollout-999"
+    for event, tokens in (
+        (e.Extended(rollout, 3, 60_000, 60_000, bytes(4 * 999), bytes(4 * 999)), 999),
+        (e.Leased(rollout, owner, 3), 0),
+        (e.Sealed(rollout, 3, "length"), 0),
+        (e.JudgedAs(rollout, Scored(0.5)), 0),
+        (e.Trained(rollout, 60_000, {}), 0),
+    ):
+        assert len(msgspec.msgpack.encode(event)) - 8 * tokens <= EVENT_BYTES
 
 
 def test_slots_that_stay_empty_are_said() -> None:
