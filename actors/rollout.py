@@ -99,7 +99,7 @@ def requests(message: Leases, ids: memoryview) -> list[Request]:
             Request(
                 rollout=lease.rollout,
                 attempt=lease.attempt,
-                key=lease.rollout,
+                key=lease.key,
                 ids=tokens[at:end],
                 prefix_tokens=lease.prefix_tokens,
                 max_new_tokens=lease.max_new_tokens,

@@ -112,11 +112,12 @@ class EngineReady(Message, frozen=True):
 
 class Lease(Part, frozen=True):
     """One rollout to generate. `prefix_tokens` of its response are known already (it was recycled); at most `max_new_tokens` more
-    may be sampled. The rollout's number and a token's index decide that token's draw, whoever the neighbours are.
+    may be sampled. `key` and a token's index decide that token's draw, whoever the neighbours are.
     `version` pins the weights (evaluation), or is None: whatever is current."""
 
     rollout: int
     attempt: int
+    key: int
     purpose: Purpose
     prompt_tokens: int
     prefix_tokens: int

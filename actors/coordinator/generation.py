@@ -70,17 +70,20 @@ class Generation:
         """Admit one group. A prompt that leaves no room for an answer is dropped by name at once: then the answer is False."""
         experience, rollout = self._book.experience, self._config.rollout
         group, prompt = experience.next_group, self._prompts.ids(purpose, item)
+        size = rollout.group_size if purpose == "train" else 1
+        place = experience.items(purpose) if restarts is None else -1 - restarts  # not its number: that counts evaluations too
         self._book.record(
             Admitted(
                 group=group,
                 first=experience.next_rollout,
-                size=rollout.group_size if purpose == "train" else 1,
+                size=size,
                 purpose=purpose,
                 item=item,
                 prompt=prompt,
                 max_new_tokens=rollout.max_new_tokens,
                 version=version,
                 restarts=restarts,
+                key=size * place,
             )
         )
         fits = len(prompt) // 4 + rollout.max_new_tokens <= self._config.engine.context_tokens
@@ -133,12 +136,13 @@ class Generation:
     def _hand_over(self, seat: Seat, rollouts: list[Rollout], purpose: Purpose, version: int | None) -> None:
         leases, ids = [], bytearray()
         for rollout in rollouts:
-            prompt = self._book.experience.groups[rollout.group].prompt
-            attempt = rollout.attempt + 1
+            group = self._book.experience.groups[rollout.group]
+            prompt, attempt = group.prompt, rollout.attempt + 1
             leases.append(
                 Lease(
                     rollout=rollout.id,
                     attempt=attempt,
+                    key=group.key + rollout.id - group.members[0].id,
                     purpose=purpose,
                     prompt_tokens=len(prompt) // 4,
                     prefix_tokens=rollout.tokens,

@@ -18,7 +18,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Admitted(Event, frozen=True):
     """A prompt became group `group` of `size` rollouts, numbered from `first`. `item` is the prompt's place in its split of the task.
     `version` pins the weights (evaluation). `restarts` is the group, discarded as stale, whose prompt starts again here: such a group
-    does not move the cursor over the prompts."""
+    does not move the cursor over the prompts. `key` is what the draws of its first rollout are keyed with, one more for each later one."""
 
     group: int
     first: int
@@ -29,6 +29,7 @@ class Admitted(Event, frozen=True):
     max_new_tokens: int
     version: int | None = None
     restarts: int | None = None
+    key: int = 0
 
 
 class Leased(Event, frozen=True):

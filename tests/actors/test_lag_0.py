@@ -12,11 +12,13 @@ from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
 from asyncrl.experience import events as e
 
+TRAIN: dict[str, object] = {"batch_groups": 5, "steps": 4, "micro_tokens": 150}
+
 
 async def batches(pace: int, **sections: dict[str, object]) -> tuple[World, list[list[int]]]:
     """The prompts of each micro-batch, after its step, of a run whose rollouts take as long as this seed says."""
-    train = {"batch_groups": 5, "steps": 4, "micro_tokens": 150}
-    world = World(configured(staleness={"max_lag": 0, "depth": 0}, train=train, engine={"slots": 24}, **sections))
+    settings = {"staleness": {"max_lag": 0, "depth": 0}, "train": TRAIN, "engine": {"slots": 24}} | sections
+    world = World(configured(**settings))
     written = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10)
     draw = random.Random(pace)
 
@@ -47,3 +49,38 @@ async def test_the_first_micro_batch_is_trained_while_the_last_group_is_generate
     taken = [n for n, event in enumerate(events) if isinstance(event, e.Taken) and event.step == 0]
     sealed = [n for n, event in enumerate(events) if isinstance(event, e.Sealed)]
     assert any(taken[0] < n < taken[-1] for n in sealed)
+
+
+async def test_what_is_sampled_depends_on_the_prompts_place_in_the_data_and_not_on_what_was_evaluated(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    def sampled(world: World) -> dict[tuple[int, int], bytes]:
+        owners, ids = {}, dict[tuple[int, int], bytes]()
+        for event in world.log.events:
+            if isinstance(event, e.Admitted) and event.purpose == "train":
+                owners |= {event.first + member: (event.item, member) for member in range(event.size)}
+            elif isinstance(event, e.Extended) and event.rollout in owners:
+                ids[owners[event.rollout]] = ids.get(owners[event.rollout], b"") + event.ids
+        return ids
+
+    often, _ = await batches(1, task={"eval_size": 4}, train=TRAIN | {"eval_every": 1})
+    never, _ = await batches(2, task={"eval_size": 0})
+    assert sampled(often) == sampled(never) and len(set(sampled(never).values())) > 10
+
+
+async def test_a_prompt_that_comes_again_or_starts_again_is_answered_with_draws_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
+    stale = {"max_lag": 1, "depth": 1, "on_stale": "recycle"}
+    again = World(configured(task={"train_size": 2, "eval_size": 0}, train={"steps": 8, "checkpoint_every": 0}, staleness=stale))
+    keys: dict[int, int] = {}
+    written = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10)
+    draw = random.Random(0)
+
+    def script(request: Request) -> Script:
+        keys[request.rollout] = request.key
+        tokens = written(request)
+        return Script(tokens.ids, tokens.behaviour, draw.uniform(0.001, 0.1), tokens.ends)
+
+    again.script = script
+    assert (await again.run()).ok
+    assert any(event.restarts is not None for event in again.of(e.Admitted))
+    assert len(set(keys.values())) == len(keys) > 8 * 2 * 4

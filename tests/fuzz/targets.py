@@ -100,7 +100,7 @@ SAID: list[messages.Message] = [
     messages.Drain(),
     messages.Report(1.0, {"weights": 0.5}, {"tokens": 12.0}, [messages.Wait("verdict", "item 3", 1.0, 5.0)]),
     messages.Chunks([messages.ChunkHead(7, 0, 3, 0, 4, "stop"), messages.ChunkHead(8, 1, 3, 16, 4, "")]),
-    messages.Leases([messages.Lease(7, 0, "train", 3, 0, 16, 1.0, None)]),
+    messages.Leases([messages.Lease(7, 0, 11, "train", 3, 0, 16, 1.0, None)]),
     messages.Judged(7, messages.NoVerdict("timeout"), 0.5),
     messages.Judged(8, messages.Scored(1.0), 0.5),
     messages.MicroBatch(1, 0, [messages.Sample(7, 3, 4, 4, 1.0)], {3: [1.0, 0.0]}),
