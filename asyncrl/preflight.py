@@ -21,7 +21,10 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
+from asyncrl.journal import JournalError, SqliteHistory
+from asyncrl.places import JOURNAL
 from asyncrl.tasks import TaskError, open_task
+from asyncrl.training.checkpoints import complete
 
 FREE_BYTES = 100 * 2**20
 RUN_TOML = "run.toml"
@@ -63,6 +66,8 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     """Everything that can be checked without starting or writing anything. `available` is the number of cores. Raises ConfigError."""
     _cores(config, available)
     _directory(config, resume)
+    if resume:
+        _history(Path(config.run.dir))
     _port(config.run.metrics_port)
     if config.model.path:
         _model(Path(config.model.path))
@@ -144,6 +149,23 @@ def _directory(config: Config, resume: Path | None) -> None:
         raise ConfigError(
             f"{run}: the disk has {free >> 20} MiB free, and a run needs {FREE_BYTES >> 20} at least; make room, or choose another run.dir."
         )
+
+
+def _history(run: Path) -> None:
+    """A resumed run goes on from all of this."""
+    path = run / JOURNAL
+    if not path.exists():
+        if complete(run):
+            raise ConfigError(f"{run}: there are checkpoints in it, but no {JOURNAL}, which says what they were trained on; put it back.")
+        return
+    try:
+        with SqliteHistory(path) as history:
+            for number, _ in history.snapshots():
+                history.snapshot(number)
+            for _ in history.events(history.forgotten):
+                pass
+    except JournalError as error:
+        raise ConfigError(f"{error}.") from None
 
 
 def _unwritable(run: Path, error: OSError) -> str:
