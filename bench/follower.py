@@ -1,5 +1,5 @@
-"""A run followed from outside, through its journal alone, life after life. Invariant: whatever is killed, what the journal held before is in
-the account after, and the account is kept without the product's own state (`asyncrl.simulation.account`).
+"""A run followed from outside, through its journal alone, life after life. Invariant: whatever is killed, what the journal held before is
+in the account after, and the account is kept without the product's own state (`asyncrl.simulation.account`).
 
 A life begins with the state that the run goes on from. The journal keeps it, beside the version that training starts from; so what was
 trained since that version's checkpoint is undone here too, and every token, verdict and prompt stands.

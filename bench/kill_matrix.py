@@ -1,10 +1,11 @@
-"""SIGKILL of each role, and of everything, all over a run of real processes: is anything lost, trained twice, or stuck, and how long until it
-goes on?
+"""SIGKILL of each role, and of everything, all over a run of real processes: is anything lost, trained twice, or stuck, and how long is it
+until it goes on?
 
-One run of a tiny model with random weights. Each time its journal has grown by so many events (drawn from the seed), the next role in turn is
-killed. A rollout or reward actor is started again by the run; a trainer, a coordinator or everything ends it, and `asyncrl train --resume`
-goes on. After each kill the journal is compared with an account kept from its events alone (`follower.py`), and so is what the run says that
-it goes on from. In the end the run is let finish, and must have taken its prompts in the order of the data, each once.
+One run of a tiny model with random weights. Each time its journal has grown by so many events (drawn from the seed), the next role in turn
+is killed. A rollout or reward actor is started again by the run; a trainer, a coordinator or everything ends it, and
+`asyncrl train --resume` goes on. After each kill the journal is compared with an account kept from its events alone (`follower.py`), and so
+is what the run says that it goes on from. In the end the run is let finish, and must have taken its prompts in the order of the data, each
+once.
 
     lost    a token, verdict or prompt that was journalled before a kill, and is not in the run's ledger and state after
     twice   a rollout trained again in the weights that hold it already
@@ -237,15 +238,12 @@ def main() -> int:
         finally:
             matrix.close()
         follower = matrix.follower
-        print(
-            f"\n{len(matrix.boundaries)} kills in {time.monotonic() - began:.0f} s, at events {matrix.boundaries[:1]} to {matrix.boundaries[-1:]}"
-        )
+        account, at = follower.account, matrix.boundaries
+        print(f"\n{len(at)} kills in {time.monotonic() - began:.0f} s, at events {at[:1]} to {at[-1:]}")
         print(
             f"resumed {len(follower.resumed)} times, from versions {sorted(set(follower.resumed))}; version {follower.version} at the end"
         )
-        print(
-            f"tokens journalled {follower.account.tokens:,}, trained {follower.account.tokens_trained:,}, live {follower.account.tokens_live:,}"
-        )
+        print(f"tokens journalled {account.tokens:,}, trained {account.tokens_trained:,}, live {account.tokens_live:,}")
         print(table(matrix))
         for what in ("lost", "twice", "hang"):
             print(f"{what:<6} {int(wrong is not None and wrong.what == what)}")
