@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncrl import journal
+from asyncrl.config import load
+from asyncrl.config.derived import LOG_BYTES, journal_bytes
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, fold
 from asyncrl.journal import Journal, JournalError, SqliteDisk, SqliteHistory, sqlite
@@ -67,6 +69,10 @@ def on_disk(path: Path, after: int = 0) -> list[e.AnyEvent]:
 def big(number: int) -> e.Extended:
     """An event of 200 KiB."""
     return e.Extended(number, 1, 0, 0, bytes(100 * 1024), bytes(100 * 1024))
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size
 
 
 async def committed(log: Journal) -> None:
@@ -353,9 +359,9 @@ async def test_what_a_reader_made_the_log_grow_to_is_given_back(path: Path) -> N
         with SqliteHistory(path) as history:
             assert history.snapshots() == []
             await grow(log, 60)
-            assert wal.stat().st_size > 12_000_000
+            assert size_of(wal) > 12_000_000
         await grow(log, 30)
-        assert wal.stat().st_size <= WAL_BYTES < 12_000_000
+        assert size_of(wal) <= WAL_BYTES < 12_000_000
 
 
 async def test_a_compacted_journal_grows_no_further(path: Path) -> None:
@@ -370,6 +376,45 @@ async def test_a_compacted_journal_grows_no_further(path: Path) -> None:
             sizes.append(log.statistics().disk_bytes)
     assert max(sizes[4:]) <= sizes[4] * 1.1
     assert 2 * 2**20 < sizes[-1] < 12 * 2**20
+
+
+async def test_a_journal_takes_what_is_printed_before_the_run_and_no_more(path: Path) -> None:
+    """Steps of full responses, a checkpoint each fourth, which is complete when the next step begins."""
+    every, groups, size, tokens, chunk = 4, 16, 8, 256, 8
+    sets = [f"train.batch_groups={groups}", f"rollout.group_size={size}", f"rollout.max_new_tokens={tokens}", "staleness.depth=0"]
+    sets += [f"engine.chunk_tokens={chunk}", "engine.context_tokens=272", f"train.checkpoint_every={every}", "train.steps=100"]
+    ids, x, most, saved = bytes(4 * chunk), Experience(), 0, 0
+    async with Journal.open(path, commit_ms=0) as log:
+
+        def book(event: e.AnyEvent) -> None:
+            x.apply(event)
+            log.append(event)
+
+        book(e.Published(0))
+        log.keep(0, x)
+        for step in range(6 * every):
+            for group in range(step * groups, (step + 1) * groups):
+                book(e.Admitted(group, group * size, size, "train", group, bytes(4 * 16), tokens))
+            for rollout in list(x.rollouts):
+                book(e.Leased(rollout, "rollout-0", 1))
+                for start in range(0, tokens, chunk):
+                    book(e.Extended(rollout, 1, step, start, ids, ids))
+                book(e.Sealed(rollout, 1, "length"))
+                book(e.JudgedAs(rollout, Scored(0.5)))
+            if step and step % every == 0:
+                log.compact(saved)
+                saved = step
+            await log.flush()
+            most = max(most, log.statistics().disk_bytes)
+            taken = list(x.rollouts)
+            book(e.Taken(step, taken))
+            for rollout in taken:
+                book(e.Trained(rollout, tokens, {}))
+            book(e.Published(step + 1))
+            if (step + 1) % every == 0:
+                log.keep(step + 1, x)
+    printed = journal_bytes(load(None, sets, {}))
+    assert 0.6 * (printed - LOG_BYTES) < size_of(path) < most <= printed
 
 
 # ----------------------------------------------------------------------------------------------------------------- failures
