@@ -120,7 +120,8 @@ class Pulse:
             raise trio.BusyResourceError("another task waits for this pulse; give each its own")
         self._waiting = True
         try:
-            await trio.lowlevel.checkpoint()
+            if self._set:
+                await trio.lowlevel.checkpoint()
             while not self._set:
                 await self._lot.park()
             self._set = False

@@ -169,8 +169,6 @@ class ScriptedEngine:
             chunks, self._ready = self._ready, []
             if chunks:
                 await emit(chunks)
-            else:
-                await trio.lowlevel.checkpoint()
 
     def _sampled_by(self, request: Request) -> int:
         version = self._version if request.version is None else request.version

@@ -178,8 +178,9 @@ class Journal:
 
     async def room(self) -> None:
         """Return once less than `limit_bytes` wait for the disk: the writer's back-pressure, to be awaited before taking in more. The wait
-        ends, by JournalError, when a full disk was tried for long enough."""
-        await trio.lowlevel.checkpoint()
+        ends, by JournalError, when a full disk was tried for long enough. Where there is room already other tasks do not run meanwhile:
+        it is asked for at every message."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         await self._wait_for(lambda: self.pending_bytes < self._limit_bytes)
 
     async def flush(self) -> None:

@@ -44,7 +44,8 @@ class Wire:
                 self._last = max(self._last, trio.current_time() + self.delay_s)
             self._arriving.append((self._last, memoryview(frame)))
             self._bytes += len(frame)
-        self.news.unpark()
+        if self.news:
+            self.news.unpark()
 
     async def take(self, view: memoryview) -> int:
         """Bytes that have arrived, 0 at the end."""
@@ -63,7 +64,8 @@ class Wire:
                         else:
                             self._arriving[0] = due, data[count:]
                         self._bytes -= count
-                        self.room.unpark_all()
+                        if self.room:
+                            self.room.unpark_all()
                         return count
                 elif self.ended:
                     return 0
