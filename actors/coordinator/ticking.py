@@ -24,12 +24,13 @@ LATE_S = 1.0
 
 async def tick(run: Coordinator) -> None:
     """Do it until cancelled."""
-    now = trio.current_time()
+    now, stuck = trio.current_time(), False
     while True:
         due = now + TICK_S
         await trio.sleep_until(due)
         now = trio.current_time()
-        if now < due + LATE_S:
+        before, stuck = stuck, bool(run.journal().trouble)
+        if now < due + LATE_S and not (before or stuck):  # who brings events is not read while the journal has no room for them
             _end_what_is_late(run, now)
         run.progress.tick(run.book.experience.ledger.tokens)
         _measure(run)

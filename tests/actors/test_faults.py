@@ -10,12 +10,15 @@ from numpy import float32, full, int32
 
 from actors.coordinator.book import Book
 from actors.coordinator.resume import begin_again
+from asyncrl import situation
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import Status
 from asyncrl.experience.state import Experience, Snapshot
+from asyncrl.journal import Journal
+from asyncrl.journal.disk import DiskFull, Write
 from asyncrl.messages import ChunkHead, Chunks, Drain, Hello, NoVerdict, Replace, Scored, Stepped
 
 
@@ -215,3 +218,38 @@ async def test_a_fenced_engine_is_out_at_once(autojump_clock: trio.testing.MockC
     world.check()
     published = [event.version for event in world.log.events if isinstance(event, e.Published)]
     assert max(map(published.count, published)) <= 3
+
+
+class _Filling:
+    """A disk that has no room while it is `full`."""
+
+    last = size = 0
+    full = False
+
+    async def commit(self, writes: list[Write]) -> None:
+        await trio.sleep(0.01)
+        if self.full:
+            raise DiskFull("there is no room on the disk")
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("at", [0.5, 1.5])
+async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(at: float, autojump_clock: trio.testing.MockClock) -> None:
+    """What actors answer meanwhile is not read, because the journal has no room for what follows of it."""
+    sections = {"rollout": {"actors": 2}, "run": {"stall_s": 100.0, "lease_s": 30.0}, "publication": {"deadline_s": 20.0}}
+    world, disk = World(configured(task={"eval_size": 0}, train={"steps": 60}, **sections)), _Filling()
+    async with Journal.over(disk, limit_bytes=8000, full_s=100.0) as journal:
+        world.book = Book(Experience(), journal)
+
+        async def fill() -> None:
+            world.coordinator.journal = lambda: situation.Journal(trouble=journal.trouble)
+            await trio.sleep(at)
+            disk.full = True
+            await trio.sleep(90.0)
+            disk.full = False
+
+        outcome = await world.run(fill)
+    assert outcome.ok and world.seconds > 90.0
+    assert not [message for message in world.heard if isinstance(message, Replace)]
