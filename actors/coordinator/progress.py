@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -136,22 +137,19 @@ class Progress:
         start = accuracies[0] if self._start_accuracy is None and accuracies else self._start_accuracy
         lags = training.lags if training else Counter[int]()
         slowest, item = run.judgement.slowest
+        training_s = training.stepped - run.generation.admitted if training else -math.inf
         return summary.Summary(
             ok=ok,
             reason=reason,
             steps=training.version if training else 0,
             seconds=self.seconds,
-            training_seconds=training.stepped - run.generation.admitted if training and training.step_seconds else None,
+            training_seconds=training_s if training_s > 0 else None,
             accuracy=summary.Accuracy(start, accuracies[-1] if accuracies else None),
             tokens=summary.Tokens.of(ledger.tokens),
             rollouts=summary.Rollouts.of(ledger.rollouts),
             lag=summary.Lag(_mean(lags), max(lags, default=0)),
             idle=summary.Idle(self.idle("trainer"), self.idle("rollout")),
-            publication=summary.Publications(
-                count=len(run.publishing.seconds),
-                seconds=sum(run.publishing.seconds),
-                pause_seconds=sum(max(pauses.values(), default=0.0) for pauses in run.publishing.pauses),
-            ),
+            publication=run.publishing.total,
             restarts=dict(self.restarts),
             slowest_verifier=summary.SlowestVerifier(item, slowest) if item >= 0 else None,
         )

@@ -18,6 +18,7 @@ from asyncrl.config import Config
 from asyncrl.experience.events import Published
 from asyncrl.messages import Committed, Prepared, Transferred
 from asyncrl.situation import UnderWay
+from asyncrl.summary import Publications
 from weightsync.publication import (
     Action,
     Decided,
@@ -33,6 +34,8 @@ from weightsync.publication import (
 
 FAILURES = 5
 """Publications that may fail in a row. Each has fenced whoever was at fault, so more of them mean that something else is."""
+RECENT = 32
+"""Publications that are remembered one by one; a run may have any number."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +71,10 @@ class Publishing:
         self._pauses: dict[int, float] = {}
         self._failures = 0
         self.published: int | None = None
-        self.failed: list[str] = []  # why, of each publication that was tried again
-        self.seconds: list[float] = []  # of each publication, from preparation to the last engine's answer
-        self.pauses: list[dict[int, float]] = []  # the seconds that each engine's decoding stood still
+        self.total = Publications()  # all of them
+        self.failed: list[str] = []  # why, of each of the last RECENT that were tried again
+        self.seconds: list[float] = []  # of each of the last RECENT, from preparation to the last engine's answer
+        self.pauses: list[dict[int, float]] = []  # the seconds that each engine's decoding stood still, of the same
 
     @property
     def waiting_for(self) -> str:
@@ -172,15 +176,19 @@ class Publishing:
                     self._give_up(f"the trainer does not answer: {reason}")
                 case Done(version):
                     self._current, self._failures = None, 0
-                    self.seconds.append(trio.current_time() - self._began)
-                    self.pauses.append(self._pauses)
+                    self._count(trio.current_time() - self._began, self._pauses)
                     self._done(version, self._pin)
                 case Failed(reason):
                     self._current, self._failures = None, self._failures + 1
-                    self.failed.append(reason)
+                    self.failed = [*self.failed, reason][-RECENT:]
                     self._membership = self._membership.renewed()
                     logger.warning("publication %d failed and is tried again: %s", self._number, reason)
                     if self._failures == FAILURES:
                         self._give_up(f"{FAILURES} publications failed in a row, the last because of {reason}")
                 case _:
                     raise AssertionError(action)
+
+    def _count(self, seconds: float, pauses: dict[int, float]) -> None:
+        self.seconds, self.pauses = [*self.seconds, seconds][-RECENT:], [*self.pauses, pauses][-RECENT:]
+        count, pause_s = self.total.count + 1, max(pauses.values(), default=0.0)
+        self.total = Publications(count, self.total.seconds + seconds, self.total.pause_seconds + pause_s)

@@ -51,7 +51,7 @@ class Seats:
     def __init__(self) -> None:
         self._seats: dict[str, Seat] = {}
         self._serving: dict[Service, dict[int, dict[str, Seat]]] = {}  # by room, and by name; nothing in it is empty
-        self._versions: Counter[int | None] = Counter()
+        self._versions: Counter[int | None] = Counter()  # none of it is zero
         self.held: Counter[Purpose] = Counter()
         """Rollouts that are with engines."""
 
@@ -59,12 +59,12 @@ class Seats:
         """A new seat, without weights; it takes the place of one of its name."""
         self.remove(seat.name)
         self._seats[seat.name] = seat
-        self._versions[seat.version] += 1
+        self._count(seat, 1)
 
     def remove(self, name: str) -> Seat | None:
         if (seat := self._seats.pop(name, None)) is not None:
             self._leave(seat)
-            self._versions[seat.version] -= 1
+            self._count(seat, -1)
             self.held.subtract({purpose: len(held) for purpose, held in seat.held.items()})
         return seat
 
@@ -80,9 +80,9 @@ class Seats:
         """The named seat decodes with `version`, and with `pin` keeps it for evaluation."""
         if (seat := self._seats.get(name)) is not None:
             self._leave(seat)
-            self._versions[seat.version] -= 1
-            self._versions[version] += 1
+            self._count(seat, -1)
             seat.version = version
+            self._count(seat, 1)
             if pin:
                 seat.pinned = version
             self._enter(seat)
@@ -136,6 +136,11 @@ class Seats:
             self._enter(seat)
 
     # ---------------------------------------------------------------------------------------------------------- index
+
+    def _count(self, seat: Seat, sign: int) -> None:
+        self._versions[seat.version] += sign
+        if not self._versions[seat.version]:
+            del self._versions[seat.version]
 
     def _enter(self, seat: Seat) -> None:
         for service in seat.services:

@@ -57,7 +57,6 @@ class Training:
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         self.rewards: list[float] = []  # of the groups seen since the last step, filtered ones too
         self.metrics: dict[str, float] = {}  # of the last step
-        self.step_seconds: list[float] = []
         self.progress = self.stepped = trio.current_time()  # of anything, and of a step
 
     @property
@@ -221,7 +220,6 @@ class Training:
         self.version = message.version
         self.metrics = message.metrics | ({"reward": float(np.mean(self.rewards))} if self.rewards else {})
         self.rewards = []
-        self.step_seconds.append(message.seconds)
         self.progress = self.stepped = trio.current_time()
         every = self._config.train.checkpoint_every
         if self.finished or (every and self.version % every == 0):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import msgspec
 import pytest
 import trio
@@ -9,6 +11,7 @@ from actor_world import World, configured
 from numpy import float32, full, int32
 
 from actors.coordinator.book import Book
+from actors.coordinator.coordinator import Outcome
 from actors.coordinator.resume import begin_again
 from asyncrl import situation
 from asyncrl.engines.protocol import Request
@@ -253,3 +256,33 @@ async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(
         outcome = await world.run(fill)
     assert outcome.ok and world.seconds > 90.0
     assert not [message for message in world.heard if isinstance(message, Replace)]
+
+
+def _held(root: object) -> dict[str, int]:
+    """How many things each container that hangs on a coordinator holds, by its place."""
+    found: dict[str, int] = {}
+    stack, seen = [("", root)], set[int]()
+    while stack:
+        place, thing = stack.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, dict | list | set | tuple | deque):
+            found[place] = found.get(place, 0) + len(thing)
+            stack += [(f"{place}[]", part) for part in (thing.values() if isinstance(thing, dict) else thing)]
+        elif type(thing).__module__.startswith(("actors.", "asyncrl.experience")):
+            names = getattr(thing, "__struct_fields__", None) or getattr(thing, "__dict__", {})
+            stack += [(f"{place}.{name}", getattr(thing, name)) for name in names if name not in ("log", "out")]  # leases forget with time
+    return found
+
+
+async def test_a_long_run_holds_no_more_than_a_short_one(autojump_clock: trio.testing.MockClock) -> None:
+    """What a coordinator keeps is of what is live, and of a while: a run may last for weeks."""
+    held = []
+    for steps in (100, 200):
+        world = World(configured(task={"eval_size": 0}, train={"steps": steps, "batch_groups": 1, "checkpoint_every": 10}))
+        assert (await world.run()).ok
+        held.append(_held(world.coordinator))
+        assert world.coordinator_summary(Outcome(True, "")).publication.count == steps + 1
+    short, long = held
+    assert {place: (short.get(place, 0), count) for place, count in long.items() if count > short.get(place, 0) + 20} == {}
