@@ -23,7 +23,8 @@ from rich.console import Console
 from asyncrl import summary
 from asyncrl.config import Config
 from asyncrl.display import Display, show_summary
-from asyncrl.journal import fold
+from asyncrl.experience.rollout import Refused
+from asyncrl.journal import JournalError, fold
 from asyncrl.link import Link, LinkError, UnixAddress, new_key, read_key, serve, write_key
 from asyncrl.logs import path as log_path
 from asyncrl.machine import available_cores
@@ -231,7 +232,10 @@ class _Launch:
         path = self._run / SUMMARY
         if not path.exists() and (self._run / JOURNAL).exists():
             reason = str(failure).splitlines()[0] if failure is not None else "the run was ended before it could say more"
-            summary.write(summary.of_ledger(fold(self._run / JOURNAL).ledger, reason), path)
+            try:
+                summary.write(summary.of_ledger(fold(self._run / JOURNAL).ledger, reason), path)
+            except (JournalError, Refused, OSError) as error:
+                print(f"asyncrl: there is no summary: {error}", file=sys.stderr)
         if path.exists():
             show_summary(summary.read(path), self._run, self._console)
         if failure is not None:
