@@ -785,3 +785,17 @@ def test_a_torn_tail_is_cut_and_what_is_left_is_the_first_events(
     assert journal.fold(copy) == fold(left)
     open_once(copy)
     assert on_disk(copy) == left
+
+
+async def test_the_state_of_a_checkpoint_is_forced_to_the_disk_and_no_other_commit_is(path: Path) -> None:
+    """A checkpoint is on disk before it has its name; two of them must not outlive a power cut that their states did not."""
+    disk = await SqliteDisk.open(path, "")
+    try:
+        said: list[str] = []
+        disk._connection.set_trace_callback(said.append)
+        for writes, forced in (([], "NORMAL"), ([Keep(0, 1, b"")], "FULL"), ([], "NORMAL")):
+            said.clear()
+            await disk.commit(writes)
+            assert said[: said.index("BEGIN IMMEDIATE")] == [f"PRAGMA synchronous = {forced}"]
+    finally:
+        await disk.aclose()

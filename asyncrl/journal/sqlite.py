@@ -2,7 +2,8 @@
 
 With `synchronous=NORMAL` a commit survives the death of any process at any moment; the loss of the machine's power may undo the commits
 since SQLite's last checkpoint, and never leaves a journal that is torn (https://www.sqlite.org/pragma.html#pragma_synchronous): a
-frame of the log that is not whole ends it, so what is left is a prefix.
+frame of the log that is not whole ends it, so what is left is a prefix. A commit with the state of a checkpoint is forced to the disk, with
+all before it (`FULL`): or else a power cut might leave checkpoints that the journal does not know, and none that it does.
 
 A row holds many events, encoded as one msgpack array and numbered by its first: a row for each event would cost several times as much.
 Compacted rows leave free pages, which later rows take: the file grows to what two checkpoint intervals need, and no further. The log grows
@@ -68,8 +69,14 @@ class SqliteDisk:
         await trio.to_thread.run_sync(self._connection.close, limiter=self._thread)
 
     def _commit(self, writes: Sequence[Write]) -> None:
+        forced = any(isinstance(write, Keep) for write in writes)
+        with errors(self._path), _obstacles(self._path):
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if forced else 'NORMAL'}")
+            self._carry_out(writes)
+
+    def _carry_out(self, writes: Sequence[Write]) -> None:
         execute = self._connection.execute
-        with errors(self._path), _obstacles(self._path), _transaction(self._connection):
+        with _transaction(self._connection):
             for write in writes:
                 match write:
                     case Events(first, _, data):
@@ -169,7 +176,6 @@ def _open(path: Path, run: str) -> tuple[sqlite3.Connection, int]:
                 with _transaction(connection):
                     _make(connection, run)
             _check(connection, path, run)
-            connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
             return connection, _last(connection)
     except BaseException:
