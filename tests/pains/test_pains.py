@@ -8,7 +8,7 @@ from __future__ import annotations
 import cProfile
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 
 import pytest
@@ -23,7 +23,7 @@ from asyncrl.config import VARIABLES, ConfigError, load
 from asyncrl.config.derived import derived
 from asyncrl.culprit import culprit
 from asyncrl.engines.protocol import Request
-from asyncrl.engines.scripted import Script
+from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience
 from asyncrl.journal import Journal
@@ -31,6 +31,7 @@ from asyncrl.journal.disk import DiskFull, Write
 from asyncrl.messages import NoVerdict, Prepare, Publish, Replace, Scored
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.scale import scale
+from asyncrl.waits import Waits
 
 
 def alike(tokens: int, seconds_per_token: float) -> Callable[[Request], Script]:
@@ -140,20 +141,25 @@ async def test_pain_04_no_rollout_before_the_first_weights(late_s: float, autoju
     """Engines come together, in the first publication, and after it: none is given anything before it serves what is published."""
     world = World(configured(rollout={"actors": 3}, train={"steps": 30}))
     world.late_s = late_s
-    given: list[tuple[str, int | None, int | None]] = []
+    began: list[tuple[int | None, int | None]] = []
 
-    def append(event: e.AnyEvent, honest=world.log.append) -> int:  # type: ignore[no-untyped-def]
-        if isinstance(event, e.Leased):
-            seat = world.coordinator.seats.get(event.owner)
-            given.append((event.owner, seat.version if seat else None, world.coordinator.publishing.published))
-        return honest(event)
+    def engine(waits: Waits, make=world._engine) -> ScriptedEngine:  # type: ignore[no-untyped-def]
+        made: ScriptedEngine = make(waits)
+        submit = made.submit
 
-    world.log.append = append  # type: ignore[method-assign]
+        def watched(requests: Sequence[Request]) -> None:
+            began.append((made.version, world.coordinator.publishing.published))
+            submit(requests)
+
+        made.submit = watched  # type: ignore[method-assign]
+        return made
+
+    world._engine = engine  # type: ignore[method-assign]
     outcome = await world.run()
     world.check()
     assert outcome.ok and world.log.events[0] == e.Published(0)
-    assert {owner for owner, *_ in given} == {"rollout-0", "rollout-1", "rollout-2"}
-    assert all(serves is not None and published is not None for _, serves, published in given)
+    assert began and all(None not in versions for versions in began)
+    assert {event.owner for event in world.log.events if isinstance(event, e.Leased)} == {"rollout-0", "rollout-1", "rollout-2"}
     assert world.coordinator.publishing.failed == []
 
 
@@ -297,7 +303,7 @@ async def test_pain_11_one_slow_and_one_failed_sample_do_not_take_their_group_wi
     world = World(
         configured(
             task={"eval_size": 0},
-            rollout={"actors": 2, "group_size": 8, "k_min": 4, "attempts": 2},
+            rollout={"actors": 2, "group_size": 8, "k_min": 4, "attempts": 2, "filter_patience": 8},
             train={"steps": 40, "batch_groups": 1},
             run={"lease_s": 10.0},
             staleness={"on_stale": "train"},
@@ -305,7 +311,8 @@ async def test_pain_11_one_slow_and_one_failed_sample_do_not_take_their_group_wi
     )
     world.script = lambda request: answer(request, 4 + request.rollout % 8, 0.05, "hang" if request.rollout == 5 else "stop")
     world.verifiers._verdict = lambda purpose, item, ids: NoVerdict("raised") if len(ids) // 4 == 6 else Scored(len(ids) / 4)
-    outcome = await world.run()
+    with trio.fail_after(200):
+        outcome = await world.run()
     world.check()
     assert outcome.ok
     order = list(dict.fromkeys(sample.group for batch, _ in world.learner.batches for sample in batch.samples))
@@ -422,7 +429,8 @@ async def test_pain_20_engines_decode_while_weights_travel(autojump_clock: trio.
 
 
 def test_pain_21_what_a_message_costs_does_not_grow_with_the_number_of_engines() -> None:
-    """Calls of functions of the coordinator and of experience for each event, counted, with 8 engines and with three times as many."""
+    """Calls of functions of the coordinator and of experience for each event, counted, with 8 engines and with six times as
+    many. It falls, because what is done once a second is shared by more; a look at every engine at each message would keep it up."""
 
     def calls(engines: int) -> float:
         profile = cProfile.Profile()
@@ -432,7 +440,7 @@ def test_pain_21_what_a_message_costs_does_not_grow_with_the_number_of_engines()
         mine = sum(n for code, n in files.items() if "/actors/coordinator/" in code.co_filename or "/experience/" in code.co_filename)
         return mine / came.events
 
-    assert calls(24) < 1.05 * calls(8)
+    assert calls(48) < 0.8 * calls(8)
 
 
 # ------------------------------------------------------------------------------------------------------- 22: the slow side
