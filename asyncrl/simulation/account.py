@@ -7,20 +7,23 @@ from __future__ import annotations
 from collections import Counter
 
 from asyncrl.experience import events as e
-from asyncrl.messages import NoVerdict, Scored
+from asyncrl.messages import NoVerdict, Purpose, Scored
 from asyncrl.simulation import policy
 
 
 class Seen:
     """One rollout, as the events tell it."""
 
-    __slots__ = ("attempt", "behaviour", "group", "id", "ids", "key", "owner", "sealed", "step", "verdict", "versions")
+    __slots__ = (
+        "attempt", "before", "behaviour", "failures", "group", "id", "ids", "key", "lease", "owner", "sealed", "step", "verdict", "versions"
+    )  # fmt: skip
 
     def __init__(self, id: int, group: Group, key: int) -> None:
         self.id, self.group, self.key = id, group, key
         self.ids, self.behaviour = bytearray(), bytearray()
         self.versions: list[int] = []
         self.attempt, self.owner, self.sealed = 0, "", False
+        self.lease = self.before = self.failures = 0  # the number of its last lease, the tokens it had then, its failed attempts
         self.verdict: Scored | NoVerdict | None = None
         self.step: int | None = None
 
@@ -59,7 +62,8 @@ class Account:
         self.tokens = self.tokens_trained = self.admitted = self.trained = 0
         self.tokens_discarded: Counter[str] = Counter()
         self.discarded: Counter[str] = Counter()
-        self.cursor = 0
+        self.buried: Counter[Purpose] = Counter()
+        self.cursor = self.leases = 0
         self.again: dict[int, int] = {}
         self.published: int | None = None
         self.touched: set[int] = set()
@@ -82,6 +86,10 @@ class Account:
     def members(self, group: Group) -> list[Seen]:
         """Those that have not ended."""
         return [self.rollouts[id] for id in group.members if id in self.rollouts]
+
+    def complete(self, group: Group) -> bool:
+        """Whether nothing more is to come for it, and no step has it."""
+        return group.step is None and all(seen.verdict is not None for seen in self.members(group))
 
     def rewards(self, group: Group) -> list[float]:
         """Of the members that have one."""
@@ -106,7 +114,9 @@ class Account:
                     self.cursor += 1
             case e.Leased():
                 seen = self.rollouts[event.rollout]
+                self.leases += 1
                 seen.owner, seen.attempt = event.owner, event.attempt
+                seen.lease, seen.before = self.leases, len(seen.versions)
             case e.Extended():
                 seen = self.rollouts[event.rollout]
                 seen.ids += event.ids
@@ -118,8 +128,10 @@ class Account:
                 seen = self.rollouts[event.rollout]
                 seen.owner, seen.sealed = "", True
             case e.Recycled():
-                self.rollouts[event.rollout].owner = ""
+                seen = self.rollouts[event.rollout]
+                seen.owner, seen.failures = "", seen.failures + event.failed
             case e.Buried():
+                self.buried[self.rollouts[event.rollout].group.event.purpose] += 1
                 self._end(event.rollout, event.reason)
             case e.Late():
                 self.tokens += event.tokens

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from actors.coordinator.leases import FLOOR_S
 from asyncrl.experience import events as e
 from asyncrl.messages import Scored
 from asyncrl.simulation import policy
@@ -55,6 +56,8 @@ def extended(w: Witness, event: e.Extended) -> None:
         seen.id, start, len(event.ids), len(event.behaviour), event.start,
     )  # fmt: skip
     w.hold("publication", event.version in w.here, "version {} sampled tokens before it was published", event.version)
+    pinned = seen.group.event.version
+    w.hold("version truth", pinned in (None, event.version), "rollout {} is pinned to {}, and {}", seen.id, pinned, event.version)
     weights = w.lineage.get(event.version)
     w.hold("version truth", weights is not None, "version {} sampled tokens, and was never made", event.version)
     if weights is None or w.violation:
@@ -80,12 +83,34 @@ def sealed(w: Witness, event: e.Sealed) -> None:
 def recycled(w: Witness, event: e.Recycled) -> None:
     seen = _live(w, event.rollout, event)
     w.hold("leases", bool(seen.owner), "rollout {} was recycled, and nobody had it", seen.id)
+    if event.reason == "lease_expired":
+        lasted, least = w.clock() - w.leased_at.get(seen.id, 0.0), min(FLOOR_S, w.config.run.lease_s)
+        w.hold("leases", lasted > least - 1e-6, "rollout {}'s lease ran out after {} s of at least {}", seen.id, lasted, least)
+    _failed(w, seen, event.reason, event.failed)
+    last = seen.failures + event.failed < w.config.rollout.attempts
+    w.hold("attempts", last, "rollout {} is leased again after {} failed attempts", seen.id, seen.failures + event.failed)
+
+
+def _failed(w: Witness, seen: Seen, reason: str, failed: bool) -> None:
+    """An attempt is failed where it brought no token and its turn at a slot had come; what came back at this moment had been there."""
+    slots, brought = w.config.engine.slots, len(seen.versions) > seen.before
+    held = [other for other in w.account.rollouts.values() if other.owner == seen.owner and other.lease < seen.lease]
+    same, every = w.came_back(seen.owner, seen.lease, reason)
+    judged = reason in ("lease_expired", "actor_lost")
+    if failed:
+        w.hold("attempts", not brought, "rollout {} is said to have failed, and brought tokens", seen.id)
+        w.hold("attempts", not judged or len(held) + same < slots, "rollout {} is said to have failed, and had no slot", seen.id)
+    elif judged:
+        w.hold("attempts", brought or len(held) + every >= slots, "rollout {} had a slot and brought nothing, and has not failed", seen.id)
 
 
 def buried(w: Witness, event: e.Buried) -> None:
     seen = _live(w, event.rollout, event)
     attempts = w.config.rollout.attempts
-    w.hold("whole", seen.attempt >= attempts, "rollout {} was buried after {} of {} attempts", seen.id, seen.attempt, attempts)
+    w.hold(
+        "attempts", seen.failures + 1 == attempts, "rollout {} was buried after {} failed attempts of {}", seen.id, seen.failures, attempts
+    )
+    _failed(w, seen, event.reason, failed=True)
 
 
 def late(w: Witness, event: e.Late) -> None:
@@ -110,6 +135,9 @@ def taken(w: Witness, event: e.Taken) -> None:
         w.hold("once", group.step is None, "group {} was taken for step {}, and again", group.event.group, group.step)
         w.hold("whole", all(seen.verdict for seen in members), "group {} was taken before all its verdicts", group.event.group)
         w.hold("whole", set(scored) <= set(event.rollouts), "group {} was not taken whole", group.event.group)
+        oldest = min((version for seen in members if isinstance(seen.verdict, Scored) for version in seen.versions), default=event.step)
+        fit = w.config.staleness.on_stale in ("mask", "train") or event.step - oldest <= w.max_lag
+        w.hold("lag", fit, "group {} was taken for step {}, with tokens of version {}", group.event.group, event.step, oldest)
     if w.prescribed:
         due = w.prescribed.pop(0)
         w.hold("redo", due == (event.step, event.rollouts), "{} was taken, and {} had to be taken again", event, due)
@@ -159,6 +187,7 @@ def published(w: Witness, event: e.Published) -> None:
 
 def checkpointed(w: Witness, event: e.Checkpointed) -> None:
     w.hold("order", event.version in w.lineage, "a checkpoint of version {}, which does not exist", event.version)
+    w.hold("whole", event.version in w.written, "the checkpoint of version {} is said to be complete, and was not written", event.version)
 
 
 CHECKS: dict[type, Callable[[Witness, Any], None]] = {

@@ -57,6 +57,16 @@ def contribution(key: int, ids: NDArray[np.int32], mask: NDArray[np.uint8], rewa
     return int(z[mask != 0].sum(dtype=np.uint64)) & MASK
 
 
+def accuracy(weights: int, items: Sequence[int], most: int) -> float:
+    """The share of held-out prompts, of which there is one at least, that these weights answer rightly."""
+    right = 0
+    for item in items:
+        whose = key("evaluation", item, 0)
+        ids, _ = sampled(weights, whose, 0, length(whose, most))
+        right += reward(item, ids.tobytes()) == 1.0
+    return right / len(items)
+
+
 def stepped(weights: int, added: int) -> int:
     """The weights after a step that trained tokens which add up to `added`."""
     return stream(weights, added)

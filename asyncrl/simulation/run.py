@@ -38,7 +38,7 @@ EXPLAINED: dict[str, str] = {
     r"stopped early|grace period": r"restart_everything",
     r"everything was killed": r"kill_everything|checkpoint_damaged",
     r"coordinator-0 was killed": r"kill_coordinator",
-    r"coordinator-0 ended with exit code 1; the last it said:\nJournalError": r"disk_.*",
+    r"coordinator-0 ended with exit code 1; the last it said:\nJournalError: the simulated disk is": r"disk_.*",
     r"the last checkpoint was not written": r"checkpoint_fails",
     r"stands still|coordinator-0 ended with exit code 0": r"stop_coordinator|clock_jumps",
     r"trainer": rf"kill_trainer|checkpoint_cut|transfer_.*|{_FROZEN}",

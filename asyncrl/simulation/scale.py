@@ -99,6 +99,9 @@ class Ledger(Witness):
     def on_start(self, version: int, weights: int) -> None:
         """Nothing is resumed."""
 
+    def on_keep(self, version: int) -> None:
+        """Nothing."""
+
     def on_outcome(self, outcome: Outcome) -> None:
         """It is stopped in the middle."""
 

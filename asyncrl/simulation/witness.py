@@ -11,7 +11,7 @@ import hashlib
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -20,7 +20,7 @@ from actors.coordinator.coordinator import Coordinator, Outcome
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, Snapshot
-from asyncrl.messages import Chunks, Judge, Judged, Message, MicroBatch, Scored, Status
+from asyncrl.messages import Chunks, Judge, Judged, Message, MicroBatch, Purpose, Scored, Status
 from asyncrl.simulation import policy
 from asyncrl.simulation.account import Account
 from asyncrl.simulation.checks import CHECKS
@@ -62,6 +62,7 @@ class Witness:
         self.lost_tail = 0
         self.clock: Callable[[], float] = lambda: 0.0
         self.refused = 0  # verdicts that the plan withheld
+        self.written: set[int] = set()  # versions of which a checkpoint was written
         self.garbled: set[str] = set()  # processes that sent garbage
         self.lineage = {0: policy.initial(seed)}  # the weights of each version that training stands on
         self._before: dict[int, int] = {}  # those of versions that a crash undid
@@ -72,6 +73,9 @@ class Witness:
         self.here: set[int] = set()  # versions published in this life
         self.prescribed: list[tuple[int, list[int]]] = []  # what a crash undid, and has to be taken again
         self.bound = 0  # groups that may be live
+        self.leased_at: dict[int, float] = {}
+        self._back: list[tuple[str, int, str]] = []  # leases that ended at the present moment: whose, their number, the reason
+        self._back_at = 0.0
         self._closed = True  # whether the present coordinator is dead, whatever its code still does
         self._fresh = False
         self._looks = 0
@@ -147,6 +151,24 @@ class Witness:
     def on_status(self, status: Status) -> None:
         """What a user is shown."""
         self.hold("ledger", status.lag_max <= self.max_lag, "the display shows a lag of {}", status.lag_max)
+        weights = self.lineage.get(status.accuracy_version)
+        if weights is not None and not (self.refused or self.account.buried["evaluation"]):
+            due = policy.accuracy(weights, range(self.config.task.eval_size), self.config.rollout.max_new_tokens)
+            self.hold("evaluation", status.accuracy == due, "version {} is said to be right in {:g}, and is in {:g} of all answers",
+                      status.accuracy_version, status.accuracy, due)  # fmt: skip
+
+    def on_keep(self, version: int) -> None:
+        """The state is written down for a checkpoint."""
+        if self._closed:
+            return
+        self.look_closely()
+        same = Experience.of(_snapshot.decode(_encode(self.book.experience.snapshot()))) == self.book.experience
+        self.hold("restart", same, "the state that is kept for version {} is read as another", version)
+
+    def on_blame(self, process: str, reason: str) -> None:
+        """The coordinator has an actor replaced."""
+        just = process in self.garbled or "cannot be" not in reason
+        self.hold("blame", just, "{} is replaced, and had sent nothing that cannot be: {}", process, reason)
 
     def on_outcome(self, outcome: Outcome) -> None:
         """A coordinator ended its run."""
@@ -169,13 +191,30 @@ class Witness:
         self.shadow.apply(_event.decode(data))
         if self.violation is None:
             CHECKS[type(event)](self, event)
+        if isinstance(event, e.Sealed | e.Recycled | e.Buried):
+            self._came_back(event)
         if self.violation is None:
             self.account.apply(event)
+        if isinstance(event, e.Leased):
+            self.leased_at[event.rollout] = self.clock()
         if isinstance(event, e.Published):
             self.here.add(event.version)
         if isinstance(event, e.Admitted):
             self.keys.update((id, self.account.rollouts[id].key) for id in range(event.first, event.first + event.size))
         self._fresh = True
+
+    def _came_back(self, event: e.Sealed | e.Recycled | e.Buried) -> None:
+        if self._back_at != self.clock():
+            self._back, self._back_at = [], self.clock()
+        if (seen := self.account.rollouts.get(event.rollout)) is not None:
+            self._back.append((seen.owner, seen.lease, "" if isinstance(event, e.Sealed) else event.reason))
+
+    def came_back(self, owner: str, before: int, reason: str) -> tuple[int, int]:
+        """How many leases of an owner, given before that one, have ended at this very moment: for that reason, and for any."""
+        if self._back_at != self.clock():
+            return 0, 0
+        ended = [why for whose, number, why in self._back if whose == owner and number < before]
+        return ended.count(reason), len(ended)
 
     @property
     def max_lag(self) -> int:
@@ -251,6 +290,8 @@ class Witness:
         before = self._before.pop(version, weights)
         dependent = any(version in seen.versions for seen in self.account.rollouts.values())
         self.hold("redo", before == weights or not dependent, "version {} was made again, and is another; tokens of it are live", version)
+        begun = not self.here or version - 1 in self.here
+        self.hold("order", begun, "version {} was made before engines had version {}, which it starts from", version, version - 1)
         self.trained_by[version] = set(self._handed.pop(version - 1, {}))
         groups = {self.account.rollouts[id].group.event.group for id in self.trained_by[version] if id in self.account.rollouts}
         most = self.config.train.batch_groups
@@ -305,7 +346,7 @@ class Witness:
         spans = [(span.version, span.start, span.end) for span in theirs.spans]
         same = mine.ids == theirs.ids and mine.behaviour == theirs.behaviour and mine.spans() == spans
         self.hold("parallel", same, "rollout {} is not what was sampled: spans {}", id, spans)
-        same = (mine.owner, mine.attempt) == (theirs.owner, theirs.attempt)
+        same = (mine.owner, mine.attempt, mine.failures) == (theirs.owner, theirs.attempt, theirs.failures)
         self.hold("leases", same, "rollout {} is with {!r}, not with {!r}", id, mine.owner, theirs.owner)
 
     def _compare_all(self, invariant: str) -> None:
@@ -317,6 +358,10 @@ class Witness:
         cursor = theirs.items("train")
         self.hold(invariant, mine.cursor == cursor, "{} prompts were admitted, not {}", mine.cursor, cursor)
         self.hold(invariant, mine.again == theirs.restarts, "{} start again, not {}", mine.again, theirs.restarts)
+        due = {mine.rollouts[id].group.event.group for _, rollouts in self.prescribed for id in rollouts if id in mine.rollouts}
+        complete = [n for n, group in mine.groups.items() if mine.complete(group) and n not in due]
+        ready = [group.id for purpose in get_args(Purpose) for group in theirs.ready(purpose)]
+        self.hold(invariant, sorted(complete) == sorted(ready), "groups {} are complete, and ready are {}", complete, ready)
         for id in mine.rollouts:
             self._compare_rollout(id)
         self._compare()

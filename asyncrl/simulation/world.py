@@ -238,7 +238,8 @@ class World:
                         case Status():
                             self._heard()
                             self.witness.on_status(message)
-                        case Replace(role, index, incarnation, _):
+                        case Replace(role, index, incarnation, reason):
+                            self.witness.on_blame(f"{role}-{index}/{incarnation}/{len(self.lives)}", reason)
                             process = self.processes.get(f"{role}-{index}")
                             if process is not None and process.incarnation == incarnation:
                                 process.kill()
@@ -317,6 +318,8 @@ class World:
     async def _trainer(self, process: Process) -> None:
         link = await self._dial(process)
         newest = max((c for c in self.checkpoints if not c.aside), key=lambda c: c.version, default=None)
+        if newest is not None:
+            newest.verify()
         version, weights = (newest.version, newest.weights) if newest is not None else (0, policy.initial(self.seed))
         learner = parts.Learner(version, weights, self.witness.keys, self.witness, self._broadcasts)
         learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self.speeds.step_s
@@ -335,6 +338,7 @@ class World:
             raise CheckpointError(reason)
         if process.alive:
             self.checkpoints = [c for c in self.checkpoints if c.version != checkpoint.version] + [checkpoint]
+            self.witness.written.add(checkpoint.version)
         return f"step-{learner.version}"
 
     async def _dial(self, process: Process) -> Link:
@@ -384,7 +388,7 @@ class _Log:
 
     def __init__(self, journal: Journal, witness: Witness, platter: Platter, mount: Mount) -> None:
         self._journal, self._witness, self._platter, self._mount = journal, witness, platter, mount
-        self.abandon, self.keep, self.compact, self.room = journal.abandon, journal.keep, journal.compact, journal.room
+        self.abandon, self.compact, self.room = journal.abandon, journal.compact, journal.room
 
     @property
     def appended(self) -> int:
@@ -393,6 +397,11 @@ class _Log:
     def append(self, event: AnyEvent) -> int:
         number = self._journal.append(event)
         self._witness.on_event(number, event)
+        return number
+
+    def keep(self, version: int, experience: Experience) -> int:
+        number = self._journal.keep(version, experience)
+        self._witness.on_keep(version)
         return number
 
     async def flush(self) -> None:
