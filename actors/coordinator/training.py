@@ -52,7 +52,7 @@ class Training:
         self._outstanding: dict[tuple[int, int], Counter[int]] = {}  # micro-batches with the trainer: their tokens by lag
         self._consumed: defaultdict[int, list[tuple[list[TokenCount], Counter[int]]]] = defaultdict(list)  # by step
         self.saved = self._saving = version  # the last checkpoint that is complete, and that was asked for
-        self.unsaved = ""  # why the last checkpoint was not written
+        self._unwritten = (version, "")  # the last version whose checkpoint was not written, and why
         self.filtered = 0  # groups dropped without a signal since the last that was trained
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         self.rewards: list[float] = []  # of the groups seen since the last step, filtered ones too
@@ -73,6 +73,12 @@ class Training:
     def useful(self) -> int:
         """How many groups the remaining steps can still take."""
         return (self._config.train.steps - self._step) * self._config.train.batch_groups - self._groups
+
+    @property
+    def unsaved(self) -> str:
+        """Why the checkpoint of the version there is was not written; empty where it was, or nobody has tried."""
+        version, why = self._unwritten
+        return why if version == self.version else ""
 
     @property
     def starved(self) -> bool:
@@ -229,7 +235,7 @@ class Training:
         """Have the version there is saved, once. What the open step has taken is not in it: a resumed run takes it again."""
         assert not self.closing, "the trainer may make the next version before it saves, and the cursor would be of this one"
         if self._saving != self.version and self.saved != self.version:
-            self._saving, self.unsaved = self.version, ""
+            self._saving, self._unwritten = self.version, (self.version, "")
             self._book.keep(self.version)
             self._trainer.send(Save(self._book.cursor))
 
@@ -238,8 +244,8 @@ class Training:
         self.progress = trio.current_time()
         if message.error:
             logger.warning("the checkpoint of version %d was not written: %s", message.version, message.error)
-            self.unsaved, self._saving = message.error, self.saved
+            self._unwritten, self._saving = (message.version, message.error), self.saved
             return
         self._book.record(Checkpointed(message.version, message.path))
         self._book.compact(self.saved)
-        self.saved, self.unsaved = message.version, ""
+        self.saved = message.version

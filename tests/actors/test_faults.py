@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from asyncrl.experience.state import Experience, Snapshot
 from asyncrl.journal import Journal
 from asyncrl.journal.disk import DiskFull, Write
 from asyncrl.messages import ChunkHead, Chunks, Drain, Hello, NoVerdict, Replace, Scored, Stepped
+from asyncrl.training.checkpoints import CheckpointError
 
 
 def same(tokens: int, seconds_per_token: float, ends: str = "stop") -> object:
@@ -286,3 +288,19 @@ async def test_a_long_run_holds_no_more_than_a_short_one(autojump_clock: trio.te
         assert world.coordinator_summary(Outcome(True, "")).publication.count == steps + 1
     short, long = held
     assert {place: (short.get(place, 0), count) for place, count in long.items() if count > short.get(place, 0) + 20} == {}
+
+
+async def test_a_checkpoint_that_was_not_written_earlier_does_not_stand_for_the_last(autojump_clock: trio.testing.MockClock) -> None:
+    """The prompts are used up at version 5. The disk had no room for the checkpoint of version 4, and has some now."""
+    world = World(configured(task={"train_size": 10, "epochs": 1, "eval_size": 0}, train={"steps": 1000}))
+    save = world.learner.save
+
+    async def saved(cursor: int) -> Path:
+        if world.learner.version == 4:
+            raise CheckpointError("there is no room on the disk")
+        return await save(cursor)
+
+    world.learner.save = saved  # type: ignore[method-assign]
+    outcome = await world.run()
+    assert outcome.ok and "used up after 5" in outcome.reason, outcome
+    assert [version for version, _ in world.learner.saved] == [2, 5]
