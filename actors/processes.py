@@ -21,7 +21,7 @@ from asyncrl import situation
 from asyncrl.config import Config
 from asyncrl.link import Link, UnixAddress, connect, read_key, serve
 from asyncrl.messages import Hello, MicroBatch, Prepare, Publish, Role, TokenCount
-from asyncrl.places import BEFORE, COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, SITUATION, STALL, SUMMARY
+from asyncrl.places import BEFORE, COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, PACKED, SITUATION, STALL, SUMMARY
 from asyncrl.waits import Waits
 
 if TYPE_CHECKING:
@@ -201,8 +201,10 @@ async def rollout(place: Place) -> None:
             run_seed=config.run.seed,
             kv=config.engine.kv,
             compile=config.engine.compile,
+            packed_from=_packed_from(place.run),
             idle=waits.spent,
         )
+        _remember(place.run, engine.packed_from)
 
     async with Receiver.open() as receiver, await place.link() as link:
 
@@ -211,6 +213,24 @@ async def rollout(place: Place) -> None:
             return await receiver.receive(*seat, plan, config.publication.deadline_s)
 
         await rollout_actor(link, engine, receive, Reporter(waits, report_s(config)))
+
+
+def _packed_from(run: Path) -> int | None:
+    """What an engine of this run measured, None where none has yet."""
+    try:
+        return int((run / PACKED).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _remember(run: Path, packed_from: int) -> None:
+    """Keep what an engine measured, whole or not at all; a disk without room leaves it to the next."""
+    partial = run / f"{PACKED}.{os.getpid()}"
+    try:
+        partial.write_text(f"{packed_from}\n")
+        partial.replace(run / PACKED)
+    except OSError as error:
+        logger.warning("what this engine measured is not kept: %s", error)
 
 
 async def reward(place: Place) -> None:

@@ -122,3 +122,11 @@ async def test_cancelled_while_decoding_and_run_again() -> None:
         await stream.until(1)
         nursery.cancel_scope.cancel()
     assert stream.ids(0)[-1] == greedy(MODEL, [0, 5], 60)[-1]
+
+
+def test_an_engine_multiplies_as_it_is_told() -> None:
+    engine = EmbeddedEngine(
+        copy.deepcopy(MODEL), slots=4, context_tokens=CONTEXT, chunk_tokens=4, stop_ids=frozenset(), run_seed=0, kv="keep", packed_from=3
+    )
+    assert engine.packed_from == 3
+    assert engine_of().packed_from in range(1, 6)

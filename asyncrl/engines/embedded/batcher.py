@@ -34,6 +34,7 @@ class Batcher:
         run_seed: int,
         kv: Literal["keep", "recompute"],
         compile: bool,
+        packed_from: int | None = None,
     ) -> None:
         embeddings = model.get_input_embeddings()
         assert isinstance(embeddings, nn.Embedding)
@@ -45,7 +46,7 @@ class Batcher:
         self._lane: Callable[..., Lane] = partial(
             Lane, slots=slots, context_tokens=context_tokens, stops=stops, run_seed=run_seed, compile=compile
         )
-        self._current = self._lane(model, like=None)
+        self._current = self._lane(model, packed_from=packed_from)
         self._pinned: Lane | None = None
         self._asked: deque[Callable[[], None]] = deque()
         self._ready: list[Chunk] = []
@@ -54,6 +55,10 @@ class Batcher:
     @property
     def version(self) -> int | None:
         return self._current.version
+
+    @property
+    def packed_from(self) -> int:
+        return self._current.programs.packed_from
 
     @property
     def has_work(self) -> bool:
@@ -99,7 +104,7 @@ class Batcher:
         if not pin:
             return
         if self._pinned is None:
-            self._pinned = self._lane(copy.deepcopy(self._current.model), like=self._current)
+            self._pinned = self._lane(copy.deepcopy(self._current.model), packed_from=self.packed_from)
         elif self._pinned.version is not None:
             self._forget(self._pinned.version)
         with computing():

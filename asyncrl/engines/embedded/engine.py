@@ -23,8 +23,9 @@ class EmbeddedEngine:
     a layer, twice while a version is pinned. `stop_ids` end a rollout and are part of it. Draws are keyed by `run_seed` and the
     request (`sampler`). `kv` says whether unfinished rollouts keep their cache at a new version or have it recomputed; their recorded
     log-probabilities stay what they were. `compile` compiles what the decode step does outside of linear layers
-    (5-12 s once a machine; without a C++ compiler a warning says that it has no effect). `idle` hears of waits named
-    `weights` and `requests`, when they end.
+    (5-12 s once a machine; without a C++ compiler a warning says that it has no effect). `packed_from` is the number of rows from which
+    on it multiplies with packed weights; None measures what is faster. The two round differently, so engines of one run should have one.
+    `idle` hears of waits named `weights` and `requests`, when they end.
 
     Threads: torch's current setting (`torch.set_num_threads`) is used and never changed.
     Raises ValueError for a model with attention other than full, or a context the model cannot hold.
@@ -41,10 +42,18 @@ class EmbeddedEngine:
         run_seed: int,
         kv: Literal["keep", "recompute"],
         compile: bool = False,
+        packed_from: int | None = None,
         idle: Idle | None = None,
     ) -> None:
         self._batcher = Batcher(
-            model, slots=slots, context_tokens=context_tokens, stop_ids=stop_ids, run_seed=run_seed, kv=kv, compile=compile
+            model,
+            slots=slots,
+            context_tokens=context_tokens,
+            stop_ids=stop_ids,
+            run_seed=run_seed,
+            kv=kv,
+            compile=compile,
+            packed_from=packed_from,
         )
         self._slots, self._context_tokens, self._chunk_tokens, self._idle = slots, context_tokens, chunk_tokens, idle
         self._model_lock = trio.Lock()
@@ -57,6 +66,11 @@ class EmbeddedEngine:
     @property
     def version(self) -> int | None:
         return self._batcher.version
+
+    @property
+    def packed_from(self) -> int:
+        """What was given or measured."""
+        return self._batcher.packed_from
 
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:

@@ -27,8 +27,7 @@ _WASTE, _PADDED = 512, 4096
 
 
 class Lane:
-    """Decodes requests with its own copy of the weights. `step` and `load` are called under `computing`. What was measured for the lane
-    `like` is not measured again."""
+    """Decodes requests with its own copy of the weights. `step` and `load` are called under `computing`."""
 
     def __init__(
         self,
@@ -39,16 +38,14 @@ class Lane:
         stops: NDArray[np.bool_],
         run_seed: int,
         compile: bool,
-        like: Lane | None,
+        packed_from: int | None,
     ) -> None:
         model.train(False)
         self.model = model.requires_grad_(False)
         self.version: int | None = None
         self.waiting: deque[Request] = deque()
         self._cache = new_cache(model, slots, context_tokens)
-        self.programs: Programs = Programs(
-            model, self._cache, compile=compile, packed_from=None if like is None else like.programs.packed_from
-        )
+        self.programs = Programs(model, self._cache, compile=compile, packed_from=packed_from)
         self._slots = Slots(slots, context_tokens, stops=stops, run_seed=run_seed)
         self._count, self._context = slots, context_tokens
         self._enough = max(1, slots // 8)
