@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -79,12 +81,12 @@ def processes(run: Path) -> dict[str, int]:
     return found
 
 
-def wait_for(what: str, look: Any, deadline_s: float = 60.0) -> Any:
+def wait_for(what: str, look: Any, deadline_s: float = 60.0, every_s: float = 0.05) -> Any:
     """Look until there is something; of real processes there is no other way to know."""
     end_at = time.monotonic() + deadline_s
     while not (found := look()):
         assert time.monotonic() < end_at, f"no {what} within {deadline_s} s"
-        time.sleep(0.05)
+        time.sleep(every_s)
     return found
 
 
@@ -101,3 +103,36 @@ def steps_done(run: Path) -> int:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+def everything(process: subprocess.Popen[str], run: Path) -> None:
+    """Kill a run's launcher and all its actors, and return once they are gone."""
+    for pid in [process.pid, *processes(run).values()]:
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid)
+    process.wait(DEADLINE_S)
+    wait_for("quiet", lambda: not processes(run), 10)
+
+
+def resume(run: Path) -> list[str]:
+    """`asyncrl train --resume`."""
+    return [sys.executable, "-m", "asyncrl.cli", "train", "--resume", str(run)]
+
+
+def tiny_model(path: Path) -> Path:
+    """A model directory with random weights."""
+    from asyncrl.training.bundled import new_model, write_tokenizer
+
+    new_model(0).save_pretrained(str(path))
+    write_tokenizer(path)
+    return path
+
+
+def followed(run: Path) -> Any:
+    """Who follows the run through its journal, and knows what may never happen (`bench/follower.py`)."""
+    place = Path(__file__).parent.parent / "bench" / "follower.py"
+    spec = importlib.util.spec_from_file_location("follower", place)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Follower(run)

@@ -1,0 +1,312 @@
+"""`asyncrl train --resume` after SIGKILL of everything, with real processes: nothing is lost, nothing is trained twice, and at lag 0 the
+weights are those of a run that nobody interrupted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from train_support import command, end, everything, followed, processes, resume, started, tiny_model, train, wait_for
+
+from asyncrl import journal, summary
+from asyncrl.experience import events as e
+from asyncrl.places import JOURNAL, MODEL, PACKED, SUMMARY
+from asyncrl.preflight import RUN_TOML
+from asyncrl.training.checkpoints import complete
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+BENCH = Path(__file__).parent.parent / "bench"
+STEPS, EVERY = 14, 3
+SETTINGS = {
+    "train__steps": STEPS,
+    "train__checkpoint_every": EVERY,
+    "staleness__max_lag": 0,
+    "staleness__depth": 0,
+    "engine__compile": False,
+    "run__cores": 2,
+    "run__journal_ms": 10,
+}
+
+
+class Lived(NamedTuple):
+    """A finished run: every event that was ever durable, how many there were at each kill, and the versions it was resumed from."""
+
+    run: Path
+    events: list[e.AnyEvent]
+    kills: list[int]
+    resumed: list[int]
+
+    def responses(self) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+        """Ids and behaviour log-probabilities of each training rollout, by prompt and place in its group."""
+        found: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        whose: dict[int, tuple[int, int]] = {}
+        for event in self.events:
+            match event:
+                case e.Admitted(_, first, size, "train", item):
+                    whose |= {first + member: (item, member) for member in range(size)}
+                case e.Extended(rollout, _, _, _, ids, behaviour) if rollout in whose:
+                    held = found.get(whose[rollout], (b"", b""))
+                    found[whose[rollout]] = held[0] + ids, held[1] + behaviour
+        return found
+
+    def items(self) -> list[int]:
+        """The training prompts, in the order in which they were admitted."""
+        return [event.item for event in self.events if isinstance(event, e.Admitted) and event.purpose == "train"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    """A run that nobody interrupts."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    follower = followed(run)
+    with started(command(model, run, **SETTINGS)) as process:
+        wait_for("end", lambda: (follower.look(), process.poll() is not None)[1], 120)
+        _, out, err = (process.returncode, *process.communicate())
+    assert process.returncode == 0, out + err
+    follower.dead()
+    return Lived(run, follower.events, [], follower.resumed)
+
+
+@pytest.fixture(scope="module")
+def killed(whole: Lived, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Lived:
+    """The same run, of which everything is killed three times: before it has a journal, before it has a checkpoint, and while it writes its
+    third one. What it then was is kept beside it, as `at-save`. Its engines multiply as those of the other one, which measured how."""
+    run = tmp_path_factory.mktemp("killed") / "run"
+    run.mkdir()
+    shutil.copyfile(whole.run / PACKED, run / PACKED)
+    follower, kills = followed(run), []
+
+    def unborn(process: subprocess.Popen[str]) -> bool:
+        return (run / RUN_TOML).exists()
+
+    def early(process: subprocess.Popen[str]) -> bool:
+        return follower.look() >= 140
+
+    def saving(process: subprocess.Popen[str]) -> bool:
+        follower.look()
+        partial = run / "checkpoints" / f".partial-step-{3 * EVERY:06d}"
+        if not partial.exists():
+            return False
+        os.kill(processes(run)["trainer-0"], signal.SIGSTOP)
+        assert partial.exists(), "it was written before anybody could look"
+        return True
+
+    argv = command(model, run, **SETTINGS)
+    for moment in (unborn, early, saving):
+        with started(argv) as process:
+            wait_for(moment.__name__, lambda moment=moment, process=process: moment(process), 60, every_s=0.001)
+            everything(process, run)
+        follower.dead()
+        kills.append(len(follower.events))
+        argv = resume(run)
+    shutil.copytree(run, run.parent / "at-save", symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
+    with started(argv) as process:
+        wait_for("end", lambda: (follower.look(), process.poll() is not None)[1], 120)
+        out, err = process.communicate()
+    assert process.returncode == 0, out + err
+    follower.dead()
+    return Lived(run, follower.events, kills, follower.resumed)
+
+
+# Everything is followed by `bench/follower.py`, which raises where a token, verdict or prompt is lost or a rollout is trained twice.
+
+
+def test_after_sigkill_of_everything_the_run_goes_on_and_finishes(killed: Lived) -> None:
+    unborn, early, saving = killed.kills
+    assert unborn == 0 < early < saving < len(killed.events)
+    assert killed.resumed == [0, 2 * EVERY], "the checkpoint that was being written is not one"
+    found = summary.read(killed.run / SUMMARY)
+    assert found.ok and found.balances() and found.steps == STEPS
+    assert journal.fold(killed.run / JOURNAL).ledger.tokens.trained == found.tokens.trained
+    assert processes(killed.run) == {}
+
+
+def test_unfinished_rollouts_go_on_from_their_last_journalled_token(killed: Lived) -> None:
+    held: dict[int, int] = {}
+    continued = 0
+    for number, event in enumerate(killed.events):
+        if isinstance(event, e.Extended):
+            start = held.get(event.rollout, 0)
+            assert event.start == start
+            continued += any(number >= kill for kill in killed.kills) and event.attempt > 1 and start > 0
+            held[event.rollout] = start + len(event.ids) // 4
+    again = [event for event in killed.events if isinstance(event, e.Recycled) and event.reason == "resumed"]
+    assert continued >= sum(held_before(killed, event.rollout) > 0 for event in again)
+
+
+def held_before(lived: Lived, rollout: int) -> int:
+    """Its tokens at the last kill."""
+    return sum(
+        len(event.ids) // 4 for event in lived.events[: lived.kills[-1]] if isinstance(event, e.Extended) and event.rollout == rollout
+    )
+
+
+def test_no_prompt_is_skipped_and_none_comes_twice(whole: Lived, killed: Lived) -> None:
+    assert killed.items() == whole.items() and len(set(killed.items())) == 2 * STEPS
+
+
+def test_at_lag_0_a_killed_and_resumed_run_equals_an_uninterrupted_one_weight_for_weight(whole: Lived, killed: Lived) -> None:
+    assert_equal(whole, killed.run)
+    mine, theirs = whole.responses(), killed.responses()
+    assert {key: ids for key, (ids, _) in mine.items()} == {key: ids for key, (ids, _) in theirs.items()}
+    assert mine == theirs
+
+
+def assert_equal(whole: Lived, run: Path) -> None:
+    """Every weight of the last version is the same, to the last bit."""
+    import torch
+    from safetensors.torch import load_file
+
+    one, other = (load_file(path / MODEL / "model.safetensors") for path in (whole.run, run))
+    differ = {name: float((one[name] - other[name]).abs().max()) for name in one if not torch.equal(one[name], other[name])}
+    assert not differ and one.keys() == other.keys()
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_used(whole: Lived, killed: Lived) -> None:
+    run = moved(killed, "damaged")
+    assert [checkpoint.version for checkpoint in complete(run)] == [EVERY, 2 * EVERY]
+    weights = complete(run)[-1].path / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    done = train(resume(run))
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = (run / "logs" / "coordinator-0.log").read_text()
+    assert f"step-{2 * EVERY:06d} is damaged: model.safetensors is not what was written; it is put aside" in log
+    assert summary.read(run / SUMMARY).steps == STEPS
+    assert_equal(whole, run)
+
+
+def moved(killed: Lived, name: str) -> Path:
+    """A copy of the run as it was when it was killed for the last time, under a path of its own."""
+    run = killed.run.parent / name
+    shutil.copytree(killed.run.parent / "at-save", run, symlinks=True)
+    toml = run / RUN_TOML
+    toml.write_text(toml.read_text().replace(f'"{killed.run}"', f'"{run}"'))
+    return run
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Lived) -> None:
+    before = (whole.run / MODEL / "model.safetensors").read_bytes(), journal.fold(whole.run / JOURNAL).ledger.rollouts.trained
+    done = train(resume(whole.run))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert before == ((whole.run / MODEL / "model.safetensors").read_bytes(), journal.fold(whole.run / JOURNAL).ledger.rollouts.trained)
+    assert summary.read(whole.run / SUMMARY).ok
+
+
+def test_a_damaged_or_missing_journal_is_refused_before_anything_starts(killed: Lived) -> None:
+    run = moved(killed, "refused")
+    path = run / JOURNAL
+    for wal in run.glob(f"{JOURNAL}-*"):
+        wal.unlink()
+    path.write_bytes(b"SQLite format 3\0" + b"\xa5" * 8192)
+    refused(run, "is damaged, or no journal at all")
+    path.unlink()
+    refused(run, f"no {JOURNAL}")
+
+
+def refused(run: Path, said: str) -> None:
+    before = sorted(path for path in run.rglob("*"))
+    done = train(resume(run))
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert sorted(path for path in run.rglob("*")) == before and processes(run) == {}
+
+
+def test_a_journal_with_a_byte_changed_or_a_row_gone_is_refused(killed: Lived) -> None:
+    import sqlite3
+
+    run = moved(killed, "changed")
+    connection = sqlite3.connect(run / JOURNAL)
+    with connection:
+        first, data = connection.execute("SELECT first, data FROM events ORDER BY first LIMIT 1").fetchone()
+        connection.execute("UPDATE events SET data = ? WHERE first = ?", (b"\xdd\x00\x00\x00\xff" + data[5:], first))
+    refused(run, "holds what is no event of this asyncrl")
+    with connection:
+        connection.execute("UPDATE events SET data = ? WHERE first = ?", (data, first))
+        connection.execute("DELETE FROM events WHERE first = (SELECT first FROM events ORDER BY first LIMIT 1 OFFSET 3)")
+    connection.close()
+    refused(run, "has no events from")
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """A file system of its own; skips where this machine lets nobody mount one."""
+    path.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m", "none", str(path)], capture_output=True)
+    if not mounted or mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        run, ballast = disk / "run", disk / "ballast"
+        follower = followed(run)
+        settings = SETTINGS | {"train__steps": 40, "train__checkpoint_every": 0}
+        with started(command(model, run, **settings)) as process:
+            wait_for("step", lambda: follower.look() >= 200)
+            with ballast.open("wb", buffering=0) as file:
+                filled = 0
+                while filled < 4:  # what others give back meanwhile is taken too
+                    try:
+                        file.write(bytes(2**16 if filled == 0 else 2**12))
+                    except OSError:
+                        filled += 1
+                        time.sleep(0.2)
+            wait_for("word", lambda: "disk" in (why(run)), 60, every_s=1.0)
+            counts = [follower.look()]
+            time.sleep(1.0)
+            counts.append(follower.look())
+            assert counts[0] == counts[1] and process.poll() is None, "it waits"
+            ballast.unlink()
+            wait_for("event", lambda: follower.look() > counts[1])
+            wait_for("end", lambda: (follower.look(), process.poll() is not None)[1], 120)
+            code, out, err = end(process)
+        assert code == 0, out + err
+        follower.dead()
+        assert summary.read(run / SUMMARY).balances() and follower.resumed == []
+        assert all(now.version == before.version + 1 for before, now in pairwise(x for x in follower.events if isinstance(x, e.Published)))
+
+
+def why(run: Path) -> str:
+    """What `asyncrl why` says."""
+    return subprocess.run([sys.executable, "-m", "asyncrl.cli", "why", str(run)], capture_output=True, text=True, check=False).stdout
+
+
+def test_a_kill_of_each_role_loses_nothing(model: Path, tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        str(BENCH / "kill_matrix.py"),
+        "--kills",
+        "5",
+        "--seed",
+        "1",
+        "--model",
+        str(model),
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("lost   0", "twice  0", "hang   0"):
+        assert line in done.stdout.splitlines()
+    assert all(f"{role} " in done.stdout for role in ("rollout", "reward", "trainer", "coordinator", "everything"))
