@@ -37,7 +37,8 @@ FAILED = 1
 INTERRUPTED = 130
 MESSAGES = 64
 START_S = 300.0
-"""What the coordinator has to open the task and, where it resumes, to read the journal."""
+"""What the coordinator has at least to open the task and, where it resumes, to read the checkpoint and the journal; `run.start_s` if that is
+more."""
 LAST_WORDS_S = 3.0
 """What the coordinator has, after draining, to write its summary, when the run ends because of somebody else."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -87,10 +88,11 @@ class _Launch:
                     address, key = UnixAddress(self._run / LAUNCHER), read_key(self._run / KEY)
                     await nursery.start(partial(serve, address, key, self._converse, refused=self._refused))
                     nursery.start_soon(self._supervise, "coordinator", 0, None)
-                    with trio.move_on_after(START_S):
+                    start_s = max(START_S, self._config.run.start_s)
+                    with trio.move_on_after(start_s):
                         await self._connected.wait()
                     if not self._connected.is_set():
-                        raise ActorFailed("coordinator-0", 0, f"nothing within {START_S:g} s of its start")
+                        raise ActorFailed("coordinator-0", 0, f"nothing within {start_s:g} s of its start (run.start_s)")
                     nursery.start_soon(self._watch)
                     for role, index, cores in self._places():
                         nursery.start_soon(self._supervise, role, index, cores)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 from rich.console import Console
 
-from asyncrl import summary
+from asyncrl import launcher, summary
 from asyncrl.config import Config
 from asyncrl.launcher import FAILED, _Launch
-from asyncrl.places import JOURNAL, SUMMARY
+from asyncrl.places import INITIAL, JOURNAL, SUMMARY
 from asyncrl.supervisor import ActorFailed
 
 
@@ -41,3 +42,31 @@ def test_a_disk_without_room_for_the_summary_does_not_either(
     assert ended(tmp_path) == FAILED and not (tmp_path / SUMMARY).exists()
     said = capsys.readouterr().err
     assert "No space left on device" in said and "what it died of" in said.splitlines()[-1]
+
+
+class _Silent:
+    """A child that reads a large checkpoint, and has not said anything yet."""
+
+    pid = 1
+
+    async def wait(self) -> int:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def kill_group(self) -> int:
+        return -9
+
+    def tail(self) -> str:
+        return ""
+
+
+async def test_a_coordinator_has_as_long_to_begin_as_run_start_s_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Where it resumes it reads a checkpoint and the journal first, and these can be of any size."""
+    monkeypatch.setattr(launcher, "spawn", lambda *_, **__: _Silent())
+    (tmp_path / INITIAL).mkdir()
+    launch = _Launch(msgspec.convert({"run": {"dir": str(tmp_path), "start_s": 4000.0}}, Config), True, Console())
+    assert await launch.run() == FAILED
+    assert trio.current_time() >= 4000.0
+    assert "nothing within 4000 s of its start (run.start_s)" in capsys.readouterr().err
