@@ -37,8 +37,7 @@ FAILED = 1
 INTERRUPTED = 130
 MESSAGES = 64
 START_S = 300.0
-"""What the coordinator has at least to open the task and, where it resumes, to read the checkpoint and the journal; `run.start_s` if that is
-more."""
+"""What the coordinator has to open the task and, where it resumes, to read the checkpoint and the journal: at least, and `run.start_s`."""
 LAST_WORDS_S = 3.0
 """What the coordinator has, after draining, to write its summary, when the run ends because of somebody else."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
