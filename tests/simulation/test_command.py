@@ -1,0 +1,46 @@
+"""`asyncrl simulate`: what a failing seed and a good one say, and what is no range of seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.coordinator.book import Book
+from asyncrl import cli
+from asyncrl.experience import events as e
+from asyncrl.simulation.command import Tally, tally
+
+
+def test_a_failing_seed_is_printed_with_the_command_that_replays_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = Book.record
+
+    def forgetful(self: Book, event: e.AnyEvent) -> None:
+        if not isinstance(event, e.Sealed):
+            record(self, event)
+
+    monkeypatch.setattr(Book, "record", forgetful)
+    assert cli.main(["simulate", "--seeds", "4:6"]) == 1
+    said = capsys.readouterr().out
+    assert "seed 4 violates" in said and "again: asyncrl simulate --seed 4\n" in said
+    assert cli.main(["simulate", "--seed", "4"]) == 1
+    assert "seed 4 violates" in capsys.readouterr().out
+
+
+def test_a_good_seed_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--seed", "0"]) == 0
+    assert "every invariant held" in capsys.readouterr().out
+
+
+def test_tallies_add_up() -> None:
+    whole, parts = tally(range(4)), Tally()
+    for seed in range(4):
+        parts.add(tally([seed]))
+    assert whole == parts and whole.seeds == 4
+
+
+@pytest.mark.parametrize("text", ["3", "5:5", "a:b", "-1:4"])
+def test_wrong_seeds_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["simulate", f"--seeds={text}"])
+    assert ended.value.code == 2 and "is not A:B" in capsys.readouterr().err
