@@ -83,7 +83,7 @@ def claimed(config: Config) -> Iterator[Path]:
     process has it, or where it cannot be written. The claim ends with the process, however that ends."""
     run = Path(config.run.dir)
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        run.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts, answers and weights are its user’s own
         lock = (run / LOCK).open("a")
     except OSError as error:
         raise ConfigError(_unwritable(run, error)) from None

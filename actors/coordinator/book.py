@@ -16,6 +16,11 @@ class Log(Protocol):
         """The number of the last event, counted from 1; 0 for none."""
         ...
 
+    @property
+    def durable(self) -> int:
+        """The number of the last event on disk; 0 for none."""
+        ...
+
     def append(self, event: AnyEvent) -> int:
         """Keep the event; its number. Never waits."""
         ...
@@ -53,6 +58,11 @@ class Book:
     def cursor(self) -> int:
         """The number of the last event."""
         return self.log.appended
+
+    @property
+    def durable(self) -> int:
+        """The number of the last event that no death of a process undoes."""
+        return self.log.durable
 
     def keep(self, version: int) -> None:
         """A checkpoint of `version` belongs to the state as it is now."""

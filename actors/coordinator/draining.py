@@ -62,7 +62,6 @@ def _saved(run: Coordinator, asked: set[int]) -> bool:
         return True
     if training.closing:
         return False
-    if training.version not in asked:
+    if training.version not in asked and training.save():
         asked.add(training.version)
-        training.save()
     return bool(training.unsaved) or training.saved == training.version

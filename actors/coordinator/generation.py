@@ -164,6 +164,8 @@ class Generation:
         self._refuse_garbage(message, ids, behaviour)
         at = 0
         self.progress = self.streamed[sender] = trio.current_time()
+        given_back = any(head.finish == "interrupted" for head in message.heads)
+        queued = self._queued(seat) if given_back and (seat := self._seats.get(sender)) is not None else ()
         for head in message.heads:
             end = at + 4 * head.count
             rollout = self._book.experience.rollouts.get(head.rollout)
@@ -178,7 +180,7 @@ class Generation:
                 if head.finish == "interrupted" and rollout.id in self._parking[self._book.experience.groups[rollout.group].purpose]:
                     self._take_back(rollout, "interrupted")
                 elif head.finish == "interrupted":  # unasked
-                    self._fail(rollout, "interrupted", ())
+                    self._fail(rollout, "interrupted", queued)
                 elif head.finish:
                     self.out.times.took(trio.current_time() - self.out.of(rollout.id).since)
                     self._release(rollout)

@@ -52,6 +52,8 @@ class Training:
         self._outstanding: dict[tuple[int, int], Counter[int]] = {}  # micro-batches with the trainer: their tokens by lag
         self._consumed: defaultdict[int, list[tuple[list[TokenCount], Counter[int]]]] = defaultdict(list)  # by step
         self.saved = self._saving = version  # the last checkpoint that is complete, and that was asked for
+        self._due = False  # a checkpoint of the version there is, or of the next
+        self._checkpointed = 0  # the event that says so of the last one
         self._unwritten = (version, "")  # the last version whose checkpoint was not written, and why
         self.filtered = 0  # groups dropped without a signal since the last that was trained
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
@@ -98,6 +100,8 @@ class Training:
 
     def feed(self, published: int | None) -> None:
         """Give the trainer what it has room for. `published` is the version that the engines serve."""
+        if self._due and not self.closing:
+            self.save()
         if self._step >= self._config.train.steps:
             return
         batch_groups = self._config.train.batch_groups
@@ -228,16 +232,20 @@ class Training:
         self.rewards = []
         self.progress = self.stepped = trio.current_time()
         every = self._config.train.checkpoint_every
-        if self.finished or (every and self.version % every == 0):
-            self.save()
+        self._due |= self.finished or bool(every and self.version % every == 0)
 
-    def save(self) -> None:
-        """Have the version there is saved, once. What the open step has taken is not in it: a resumed run takes it again."""
+    def save(self) -> bool:
+        """Have the version there is saved, once. What the open step has taken is not in it: a resumed run takes it again. False where that
+        has to wait: of two checkpoints the journal must know one, or a crash leaves none to go on from."""
         assert not self.closing, "the trainer may make the next version before it saves, and the cursor would be of this one"
         if self._saving != self.version and self.saved != self.version:
+            if self._book.durable < self._checkpointed:
+                return False
             self._saving, self._unwritten = self.version, (self.version, "")
             self._book.keep(self.version)
             self._trainer.send(Save(self._book.cursor))
+        self._due = False
+        return True
 
     def on_saved(self, message: Saved) -> None:
         """A checkpoint is complete, and the journal may forget what lies before the one before it; or it could not be written."""
@@ -247,5 +255,6 @@ class Training:
             self._unwritten, self._saving = (message.version, message.error), self.saved
             return
         self._book.record(Checkpointed(message.version, message.path))
+        self._checkpointed = self._book.cursor
         self._book.compact(self.saved)
         self.saved = message.version

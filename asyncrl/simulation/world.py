@@ -394,6 +394,10 @@ class _Log:
     def appended(self) -> int:
         return self._journal.appended
 
+    @property
+    def durable(self) -> int:
+        return self._journal.durable
+
     def append(self, event: AnyEvent) -> int:
         number = self._journal.append(event)
         self._witness.on_event(number, event)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-
 _OPERATOR = "_linear_pointwise"
 """A private one: another build of torch may lack it."""
 

@@ -75,6 +75,8 @@ class MemoryLog:
     def appended(self) -> int:
         return len(self.events)
 
+    durable = appended
+
     def append(self, event: e.AnyEvent) -> int:
         self.events.append(event)
         return len(self.events)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from actor_world import World, configured
+from actor_world import MemoryLog, World, configured
 from numpy import float32, full, int32
 
 from actors.coordinator.book import Book
@@ -304,3 +304,24 @@ async def test_a_checkpoint_that_was_not_written_earlier_does_not_stand_for_the_
     outcome = await world.run()
     assert outcome.ok and "used up after 5" in outcome.reason, outcome
     assert [version for version, _ in world.learner.saved] == [2, 5]
+
+
+async def test_no_second_checkpoint_is_written_before_the_journal_knows_the_first(autojump_clock: trio.testing.MockClock) -> None:
+    """Two that it does not know would be all there are, and a crash would leave none to go on from."""
+
+    class Locked(MemoryLog):
+        durable = 0  # type: ignore[assignment]
+
+    world = World(configured(train={"steps": 8, "checkpoint_every": 1}, task={"eval_size": 0}))
+    world.log = Locked()
+    world.book = Book(world.book.experience, world.log)
+
+    async def unlock() -> None:
+        await world.until(lambda: world.learner.version >= 8)
+        await trio.sleep(10)
+        assert [version for version, _ in world.learner.saved] == [1]
+        world.log.durable = world.log.appended  # type: ignore[misc]
+
+    with trio.fail_after(1000):
+        outcome = await world.run(unlock)
+    assert outcome.ok and [version for version, _ in world.learner.saved] == [1, 8]

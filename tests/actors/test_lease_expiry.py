@@ -111,6 +111,7 @@ async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(autojump_cl
             train={"steps": 3, "batch_groups": 4},
         )
     )
+    world.script = lambda request: Script(full(8, 5, int32)[request.prefix_tokens :], full(8, -1.0, float32)[request.prefix_tokens :], 0.1)
 
     async def murderer() -> None:
         await world.until(lambda: (seat := world.coordinator.seats.get("rollout-0")) is not None and len(seat.held["train"]) == 5)
@@ -121,6 +122,30 @@ async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(autojump_cl
     assert outcome.ok and world.of(e.Buried) == []
     lost = {event.rollout: event.failed for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "actor_lost"}
     assert lost == {0: True, 1: True, 2: True, 3: True, 4: False}
+
+
+async def test_an_engine_that_gives_everything_back_unasked_fails_what_it_decodes_alone(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(
+        configured(
+            task={"eval_size": 0},
+            engine={"slots": 4, "chunk_tokens": 4, "kind": "scripted", "context_tokens": 64},
+            train={"steps": 3, "batch_groups": 4},
+        )
+    )
+    engines = []
+    make = world._engine
+    world._engine = lambda waits: engines.append(make(waits)) or engines[-1]  # type: ignore[method-assign, func-returns-value]
+    world.script = lambda request: Script(full(8, 5, int32)[request.prefix_tokens :], full(8, -1.0, float32)[request.prefix_tokens :], 0.1)
+
+    async def abort() -> None:
+        await world.until(lambda: (seat := world.coordinator.seats.get("rollout-0")) is not None and len(seat.held["train"]) == 5)
+        await trio.sleep(0.05)
+        engines[0].interrupt(range(5))
+
+    outcome = await world.run(abort)
+    world.check()
+    back = {event.rollout: event.failed for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "interrupted"}
+    assert outcome.ok and back == {0: True, 1: True, 2: True, 3: True, 4: False}
 
 
 async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_read(autojump_clock: trio.testing.MockClock) -> None:
