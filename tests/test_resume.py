@@ -264,7 +264,7 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
     with small_disk(tmp_path / "disk") as disk:
         run, ballast = disk / "run", disk / "ballast"
         follower = followed(run)
-        settings = SETTINGS | {"train__steps": 40, "train__checkpoint_every": 0}
+        settings = SETTINGS | {"train__steps": 300, "train__checkpoint_every": 0}
         with started(command(model, run, **settings)) as process:
             wait_for("step", lambda: follower.look() >= 200)
             with ballast.open("wb", buffering=0) as file:
@@ -279,7 +279,8 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
             counts = [follower.look()]
             time.sleep(1.0)
             counts.append(follower.look())
-            assert counts[0] == counts[1] and process.poll() is None, "it waits"
+            assert process.poll() is None, process.communicate()
+            assert counts[0] == counts[1], "it waits"
             ballast.unlink()
             wait_for("event", lambda: follower.look() > counts[1])
             wait_for("end", lambda: (follower.look(), process.poll() is not None)[1], 120)
