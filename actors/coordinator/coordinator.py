@@ -277,13 +277,20 @@ class Coordinator:
             )
         if isinstance(message, Chunks) and {len(buffer) for buffer in buffers} != {4 * sum(head.count for head in message.heads)}:
             raise LinkError("malformed", f"{peer.name} sent chunks whose arrays are not as long as they say")
-        if not isinstance(message, Chunks | Judged):
-            self._dispatch(peer, message, buffers)
-            return
+        if peer.role == "trainer" and not self._is_trainer(peer, message):
+            raise LinkError("malformed", f"{peer.name} sent {type(message).__name__}, and is not the run's trainer")
         try:
             self._dispatch(peer, message, buffers)
         except Refused as refused:
+            if peer.role == "trainer":
+                self.end(False, f"{peer.name} sent what cannot be: {refused}")
             self.replace(peer.name, f"it sent what cannot be: {refused}")
+
+    def _is_trainer(self, peer: Peer, message: Message) -> bool:
+        """Whether it may speak as the trainer of this run: who was ready first, and is one."""
+        if self.training is None:
+            return peer.name in self.expected and isinstance(message, TrainerReady | Report | Drained)
+        return self.training.trainer is peer and not isinstance(message, TrainerReady)
 
     def _dispatch(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
         training = self.training
@@ -341,7 +348,7 @@ class Coordinator:
             return
         logger.info("%s is gone", peer.name)
         self.gone[peer.name] = peer.incarnation, peer.pid, trio.current_time()
-        if peer.role == "trainer" and not self.life.ending:
+        if peer.role == "trainer" and peer.name in self.expected and not self.life.ending:
             self.end(False, "the trainer was lost")
         self._forget(peer)
         self.pulse.set()

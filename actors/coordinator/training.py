@@ -27,7 +27,7 @@ from actors.coordinator.peers import Peer
 from asyncrl.config import Config
 from asyncrl.experience.events import Checkpointed, Dropped, Taken, Trained
 from asyncrl.experience.packing import micro_batches
-from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.experience.rollout import Group, Refused, Rollout
 from asyncrl.messages import CloseStep, Consumed, MicroBatch, Sample, Save, Saved, Scored, Stepped, TokenCount
 from staleness.lag import fresh_mask, rollout_lag, tokens_by_lag
 
@@ -43,7 +43,7 @@ class Training:
     def __init__(self, book: Book, generation: Generation, trainer: Peer, version: int, config: Config) -> None:
         self._book = book
         self._generation = generation
-        self._trainer = trainer
+        self.trainer = trainer
         self._config = config
         self.version = version  # of the trainer's weights
         self._step = version  # the open step: `version`, or one more while the optimizer step before it is under way
@@ -196,7 +196,7 @@ class Training:
             mask += fresh_mask(rollout.spans, self._step, max_lag)
             lags.update({lag: n for lag, n in tokens_by_lag(rollout.spans, self._step).items() if lag <= max_lag})
         self._outstanding[self._step, self._index] = lags
-        self._trainer.send(MicroBatch(self._step, self._index, samples, rewards), bytes(ids), bytes(behaviour), bytes(mask))
+        self.trainer.send(MicroBatch(self._step, self._index, samples, rewards), bytes(ids), bytes(behaviour), bytes(mask))
         self._index += 1
 
     @property
@@ -209,20 +209,25 @@ class Training:
         return self._book.experience.groups[rollout.group].prompt_tokens + rollout.tokens
 
     def _close(self) -> None:
-        self._trainer.send(CloseStep(self._step))
+        self.trainer.send(CloseStep(self._step))
         self._step += 1
         self._groups = self._index = 0
 
     # -------------------------------------------------------------------------------------------------------- answers
 
     def on_consumed(self, message: Consumed) -> None:
-        """The trainer accumulated a micro-batch."""
+        """The trainer accumulated a micro-batch. Raises Refused for one that it does not have."""
+        if (message.step, message.index) not in self._outstanding:
+            raise Refused(f"micro-batch {message.index} of step {message.step} is not with the trainer")
         lags = self._outstanding.pop((message.step, message.index))
         self._consumed[message.step].append((message.counts, lags))
         self.progress = trio.current_time()
 
     def on_stepped(self, message: Stepped) -> None:
-        """A new version exists: what its step consumed is trained."""
+        """A new version exists: what its step consumed is trained. Raises Refused for a version that was not asked for, or where the
+        trainer does not account for the tokens that it was given."""
+        if not self.closing or message.version != self._step:
+            raise Refused(f"version {message.version} was not asked for: version {self.version} is the last, and step {self._step} is open")
         for counts, lags in self._consumed.pop(message.version - 1, []):
             for count in counts:
                 self._book.record(Trained(count.rollout, count.trained, count.discarded))
@@ -243,12 +248,15 @@ class Training:
                 return False
             self._saving, self._unwritten = self.version, (self.version, "")
             self._book.keep(self.version)
-            self._trainer.send(Save(self._book.cursor))
+            self.trainer.send(Save(self._book.cursor))
         self._due = False
         return True
 
     def on_saved(self, message: Saved) -> None:
-        """A checkpoint is complete, and the journal may forget what lies before the one before it; or it could not be written."""
+        """A checkpoint is complete, and the journal may forget what lies before the one before it; or it could not be written. Raises
+        Refused for one that was not asked for."""
+        if message.version != self._saving or message.version == self.saved:
+            raise Refused(f"a checkpoint of version {message.version} was not asked for")
         self.progress = trio.current_time()
         if message.error:
             logger.warning("the checkpoint of version %d was not written: %s", message.version, message.error)

@@ -122,10 +122,10 @@ class Fault:
 
 
 def plan(seed: int, kinds: Sequence[str] | None = None) -> list[Fault]:
-    """The faults of a seed: up to nine different kinds; none for each 25th seed."""
+    """The faults of a seed: up to ten different kinds; none for each 25th seed."""
     draw = random.Random(f"plan/{seed}")
     names = sorted(KINDS if kinds is None else kinds)
-    turns = {names[(step * seed + step) % len(names)] for step in (1, 3, 5)}  # so that no kind is left to chance alone
+    turns = {names[(step * seed + step) % len(names)] for step in (1, 3, 5, 7)}  # so that no kind is left to chance alone
     chosen = turns.union(draw.sample(names, min(len(names), draw.randint(0, 6)))) if seed % 25 else set()
     return [Fault(draw.uniform(FROM_S, UNTIL_S) / (1 + 2 * (name in LIE_IN_WAIT)), name, draw.getrandbits(32)) for name in sorted(chosen)]
 

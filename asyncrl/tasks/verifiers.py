@@ -65,6 +65,8 @@ class Verifiers:
                 f"no verifier is called {name!r}"
                 + (f"; did you mean {close[0]!r}?" if close else "; there are exact, number, and module:function")
             )
+        if not module or not function:
+            raise LookupError(f"{name!r} is no module:function: give both")
         if module != self._module:
             raise LookupError(
                 f"{name!r} names a module that run.toml does not: set task.verifier to a function of {module!r} if you trust it, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,22 @@ from asyncrl.experience.rollout import Status
 from asyncrl.experience.state import Experience, Snapshot
 from asyncrl.journal import Journal
 from asyncrl.journal.disk import DiskFull, Write
-from asyncrl.messages import ChunkHead, Chunks, Drain, Hello, NoVerdict, Replace, Scored, Stepped
+from asyncrl.messages import (
+    ChunkHead,
+    Chunks,
+    Consumed,
+    Drain,
+    Hello,
+    Message,
+    MicroBatch,
+    NoVerdict,
+    Replace,
+    Saved,
+    Scored,
+    Stepped,
+    TokenCount,
+    TrainerReady,
+)
 from asyncrl.training.checkpoints import CheckpointError
 
 
@@ -325,3 +341,33 @@ async def test_no_second_checkpoint_is_written_before_the_journal_knows_the_firs
     with trio.fail_after(1000):
         outcome = await world.run(unlock)
     assert outcome.ok and [version for version, _ in world.learner.saved] == [1, 8]
+
+
+@pytest.mark.parametrize("said", [Consumed(99, 0, [], 0.0), Stepped(99, 0.0, {}), Saved(2**63, "x"), TrainerReady(0, 1)])
+async def test_a_second_trainer_costs_its_own_connection(said: Message, autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured())
+
+    async def stranger() -> None:
+        await world.until(lambda: world.learner.version >= 1)
+        link = await world._connect(Hello("trainer", 7, 0, 1))
+        await link.send(said)
+        with pytest.raises(Exception, match=r"closed|broke|ended"):
+            while True:
+                await link.receive()
+
+    outcome = await world.run(stranger)
+    world.check()
+    assert outcome.ok and world.learner.version == 4
+
+
+async def test_a_trainer_that_counts_wrong_ends_the_run_by_name(autojump_clock: trio.testing.MockClock) -> None:
+    world = World(configured())
+    accumulate = world.learner.accumulate
+
+    async def too_many(batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
+        return [TokenCount(count.rollout, count.trained + 1, count.discarded) for count in await accumulate(batch, buffers)]
+
+    world.learner.accumulate = too_many  # type: ignore[method-assign]
+    with trio.fail_after(1000):
+        outcome = await world.run()
+    assert not outcome.ok and "trainer-0 sent what cannot be: rollout" in outcome.reason

@@ -138,6 +138,9 @@ def test_a_line_may_name_functions_of_the_module_that_run_toml_names_and_of_no_o
     assert open_task(config(path, verifier=f"{judging}:half"), 0).verify("train", 0, "b") == 1
     with pytest.raises(TaskError, match=r"names a module that run\.toml does not"):
         open_task(config(path), 0)
+    path = write({"prompt": "a", "answer": "b", "verifier": ": half"})
+    with pytest.raises(TaskError, match="give both"):
+        open_task(config(path), 0)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +151,8 @@ def test_a_line_may_name_functions_of_the_module_that_run_toml_names_and_of_no_o
         ("{}:system", "defines no"),
         ("no_such_module:f", "PYTHONPATH"),
         ("numbr", "did you mean 'number'"),
+        (":f", "give both"),
+        ("{}:", "give both"),
     ],
 )
 def test_a_wrong_verifier_is_said(write: Write, judging: str, verifier: str, said: str) -> None:
