@@ -219,6 +219,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kill-matrix-") as place:
         run = args.run or Path(place) / "run"
+        run.parent.mkdir(parents=True, exist_ok=True)
         matrix = Matrix(run.absolute(), args.model or tiny(Path(place) / "model"), args.seed)
         wrong, began = None, time.monotonic()
         try:
