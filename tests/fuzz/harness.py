@@ -28,7 +28,7 @@ def found() -> dict[str, object]:
     return {target.name: target for target in (*TARGETS, Target("planted", [b"bunny"], planted))}
 
 
-def fuzz(name: str, seconds: int, keep: Path) -> None:
+def fuzz(name: str, seconds: int, keep: Path, runs: int) -> None:
     """Run one target until the time is over, or it fails: libFuzzer then ends this process, with a code other than 0."""
     import atheris
 
@@ -41,6 +41,8 @@ def fuzz(name: str, seconds: int, keep: Path) -> None:
         for number, seed in enumerate(target.seeds):  # type: ignore[attr-defined]
             Path(corpus, str(number)).write_bytes(seed)
         options = [sys.argv[0], corpus, f"-max_total_time={seconds}", f"-artifact_prefix={keep}/{name}-", *LIMITS]
+        if runs:
+            options += [f"-runs={runs}", "-seed=1"]
         atheris.Setup(options, run)
         atheris.Fuzz()
 
@@ -48,6 +50,7 @@ def fuzz(name: str, seconds: int, keep: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=20, help="for each target")
+    parser.add_argument("--runs", type=int, default=0, help="for each target, at most, and always the same ones; 0: other ones each time")
     parser.add_argument("--only", help="one target's name")
     parser.add_argument("--keep", type=Path, default=Path(".fuzz"), help="where findings are kept")
     parser.add_argument("--again", type=Path, help="an input that was kept")
@@ -61,13 +64,16 @@ def main() -> int:
         return 0
     options.keep.mkdir(exist_ok=True)
     if options.here:
-        fuzz(options.only, options.seconds, options.keep)
+        fuzz(options.only, options.seconds, options.keep, options.runs)
         return 0
     names = [options.only] if options.only else [name for name in found() if name != "planted"]
     failed = []
     for name in names:
         done = subprocess.run(
-            [sys.executable, __file__, "--here", "--only", name, "--seconds", str(options.seconds), "--keep", str(options.keep)],
+            [
+                *(sys.executable, __file__, "--here", "--only", name, "--keep", str(options.keep)),
+                *("--seconds", str(options.seconds), "--runs", str(options.runs)),
+            ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -31,9 +31,9 @@ def tokenizer(directory: Path) -> Tokenizer:
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_byte_is_its_id_and_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+    assume("<|" not in text)  # a special token is no text, and is left out of an answer
     ids = tokenizer.encode(text)
-    if "<|" not in text:
-        assert ids == list(text.encode())
+    assert ids == list(text.encode())
     assert tokenizer.decode(ids) == text
 
 
