@@ -14,7 +14,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience
 from asyncrl.journal import JournalError, SqliteHistory, read
 from asyncrl.places import JOURNAL
-from asyncrl.simulation.account import Account
+from asyncrl.simulation.account import Account, gone_on
 
 TRAINING = (e.Taken, e.Trained, e.Published, e.Checkpointed)
 
@@ -107,17 +107,7 @@ class Follower:
         [version] = found
         self.resumed.append(version)
         self._undone.update(n for n in range(before.get(version, 0) + 1, last + 1) if isinstance(self.events[n - 1], TRAINING))
-        self.account, self.redone = Account(), []
-        for number, event in enumerate(self.events, 1):
-            if number not in self._undone:
-                self.account.apply(event)
-        for event in self.events:
-            if isinstance(event, e.Taken) and event.rollouts[0] in self.account.rollouts:
-                for id in event.rollouts:
-                    self.account.untake(id)
-                if (event.step, event.rollouts) not in self.redone:
-                    self.redone.append((event.step, event.rollouts))
-        self.redone.sort(key=lambda taking: taking[0])
+        self.account, self.redone = gone_on(self.events, self._undone)
         self.compare(Experience.of(history.snapshot(last)))
 
     def _take(self, number: int, event: e.AnyEvent) -> None:

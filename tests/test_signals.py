@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from train_support import command, end, processes, started, steps_done, wait_for
+from train_support import command, end, processes, started, steps_done, tiny_model, wait_for
 
 from asyncrl import summary
 from asyncrl.why import why
@@ -19,12 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with random weights."""
-    from asyncrl.training.bundled import new_model, write_tokenizer
-
-    path = tmp_path_factory.mktemp("model")
-    new_model(0).save_pretrained(str(path))
-    write_tokenizer(path)
-    return path
+    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def test_sigterm_drains_and_ends_with_0(model: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from train_support import DEADLINE_S, command, end, kill, processes, started, steps_done, train, wait_for
+from train_support import DEADLINE_S, command, end, kill, processes, started, steps_done, tiny_model, train, wait_for
 
 from asyncrl import journal, summary
 from asyncrl.experience import events as e
@@ -24,12 +24,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with random weights."""
-    from asyncrl.training.bundled import new_model, write_tokenizer
-
-    path = tmp_path_factory.mktemp("model")
-    new_model(0).save_pretrained(str(path))
-    write_tokenizer(path)
-    return path
+    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def check(run: Path) -> summary.Summary:

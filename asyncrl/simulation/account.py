@@ -5,6 +5,7 @@ fast.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container, Sequence
 
 from asyncrl.experience import events as e
 from asyncrl.messages import NoVerdict, Purpose, Scored
@@ -174,3 +175,19 @@ class Account:
         self.discarded[reason] += 1
         if seen.versions:
             self.tokens_discarded[reason] += len(seen.versions)
+
+
+def gone_on(events: Sequence[e.AnyEvent], undone: Container[int]) -> tuple[Account, list[tuple[int, list[int]]]]:
+    """The account that a life begins with: of `events` but those whose numbers (from 1) are undone, and with nothing taken; and what has to
+    be taken again, by step."""
+    account, due = Account(), list[tuple[int, list[int]]]()
+    for number, event in enumerate(events, 1):
+        if number not in undone:
+            account.apply(event)
+    for event in events:
+        if isinstance(event, e.Taken) and event.rollouts[0] in account.rollouts:
+            for id in event.rollouts:
+                account.untake(id)
+            if (event.step, event.rollouts) not in due:
+                due.append((event.step, event.rollouts))
+    return account, sorted(due, key=lambda taking: taking[0])

@@ -22,7 +22,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, Snapshot
 from asyncrl.messages import Chunks, Judge, Judged, Message, MicroBatch, Purpose, Scored, Status
 from asyncrl.simulation import policy
-from asyncrl.simulation.account import Account
+from asyncrl.simulation.account import Account, gone_on
 from asyncrl.simulation.checks import CHECKS
 
 if TYPE_CHECKING:
@@ -107,18 +107,9 @@ class Witness:
         self._closed = False
         self.lost_tail += len(self.events) - last
         del self.events[last:]
-        self.account, self.prescribed, self.here = Account(), [], set()
+        self.here = set()
         self._undone.update(n for n in range(cursor + 1, last + 1) if isinstance(self.events[n - 1], _TRAINING))
-        for number, event in enumerate(self.events, 1):
-            if number not in self._undone:
-                self.account.apply(event)
-        for event in self.events:
-            if isinstance(event, e.Taken) and event.rollouts[0] in self.account.rollouts:
-                for id in event.rollouts:
-                    self.account.untake(id)
-                if (event.step, event.rollouts) not in self.prescribed:
-                    self.prescribed.append((event.step, event.rollouts))
-        self.prescribed.sort(key=lambda taking: taking[0])
+        self.account, self.prescribed = gone_on(self.events, self._undone)
         self.keys.clear()
         self._asked.clear()
         self._answered = None

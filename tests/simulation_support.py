@@ -1,0 +1,24 @@
+"""Settings of simulated runs. Invariant: what is not named here is the seed's."""
+
+from __future__ import annotations
+
+import msgspec
+
+from asyncrl.config import Config
+from asyncrl.simulation.run import configured
+
+
+def plain(seed: int = 0, **sections: dict[str, object]) -> Config:
+    """A run of which nothing is left to the seed."""
+    settings: dict[str, dict[str, object]] = {
+        "task": {"eval_size": 3, "train_size": 1000},
+        "engine": {"slots": 4, "chunk_tokens": 4},
+        "rollout": {"actors": 2, "group_size": 3, "max_new_tokens": 20, "filter": "none", "attempts": 20},
+        "train": {"steps": 6, "batch_groups": 2, "checkpoint_every": 2},
+        "staleness": {"max_lag": 1, "depth": 1, "on_stale": "mask"},
+        "run": {"reward_actors": 2, "journal_ms": 20},
+    }
+    raw = msgspec.to_builtins(configured(seed))
+    for name in raw:
+        raw[name] |= settings.get(name, {}) | sections.get(name, {})
+    return msgspec.convert(raw, Config)
