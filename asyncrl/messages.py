@@ -37,9 +37,10 @@ class Span(Part, frozen=True):
 
 
 class Scored(Part, frozen=True, tag=True):
-    """The verifier's reward."""
+    """The verifier's reward; `parts` are the rewards that it is made of, where there are several (GDPO), in the task's order."""
 
     reward: float
+    parts: tuple[float, ...] = ()
 
 
 class NoVerdict(Part, frozen=True, tag=True):
@@ -185,24 +186,39 @@ class TrainerReady(Message, frozen=True):
 
 
 class Sample(Part, frozen=True):
-    """One rollout of a micro-batch."""
+    """One rollout of a micro-batch. `spans` tile its response. `baseline` is what is subtracted from its reward, where the coordinator
+    knows it (`unit = rollout`); None: the trainer derives it from the group's rewards."""
 
     rollout: int
     group: int
     prompt_tokens: int
     response_tokens: int
     reward: float
+    spans: list[Span]
+    baseline: float | None = None
 
 
 class MicroBatch(Message, frozen=True):
-    """Coordinator to trainer: train on these now; `rewards` has, for every group named, the rewards of all its members with a
-    verdict. Buffer 0: `int32` ids, for each sample its prompt and then its response. Buffer 1: `float32` behaviour
+    """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a verdict, for every group named, or,
+    where advantages are relative to the batch, for every group of the step; `parts` their parts, where there are any, in the same order.
+    Buffer 0: `int32` ids, for each sample its prompt and then its response. Buffer 1: `float32` behaviour
     log-probabilities of the responses. Buffer 2: `uint8` mask of the responses, 1 where the token may enter the loss."""
 
     step: int
     index: int
     samples: list[Sample]
     rewards: dict[int, list[float]]
+    parts: dict[int, list[tuple[float, ...]]] = {}
+
+
+class Anchor(Message, frozen=True):
+    """Coordinator to trainer, before the step is closed (`proximal = boundary`): score what was sampled under the version there is, and
+    under the one before, and keep it for when it is trained. `live` are all the rollouts whose scores may still be asked for; the others'
+    are forgotten. Buffer 0: `int32` ids, for each sample its prompt and then what there is of its response."""
+
+    step: int
+    samples: list[Sample]
+    live: list[int]
 
 
 class TokenCount(Part, frozen=True):

@@ -80,7 +80,7 @@ class Work:
             ]
 
     def _batch(self, step: int, index: int, batch: list[int], groups: dict[int, list[int]]) -> tuple[MicroBatch, tuple[bytes, ...]]:
-        samples = [Sample(r, self.groups[r], len(self.prompts[r]) // 4, len(self.ids[r]) // 4, self.rewards[r]) for r in batch]
+        samples = [Sample(r, self.groups[r], len(self.prompts[r]) // 4, len(self.ids[r]) // 4, self.rewards[r], []) for r in batch]
         rewards = {group: [self.rewards[r] for r in members] for group, members in groups.items()}
         ids = b"".join(self.prompts[r] + bytes(self.ids[r]) for r in batch)
         behaviour = b"".join(bytes(self.behaviour[r]) for r in batch)

@@ -75,7 +75,7 @@ def rollouts(model: PreTrainedModel, sizes: Sequence[int], rng: np.random.Genera
     samples, ids = [], []
     for index, size in enumerate(sizes):
         prompt = 10 + index // SIZE % 4
-        samples.append(Sample(index, index // SIZE, prompt, size - prompt, float(rng.integers(0, 2))))
+        samples.append(Sample(index, index // SIZE, prompt, size - prompt, float(rng.integers(0, 2)), []))
         ids.append(rng.integers(0, VOCABULARY, size).astype(np.int32))
     behaviour = []
     with torch.no_grad():

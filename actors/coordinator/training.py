@@ -189,7 +189,7 @@ class Training:
         for rollout in batch:
             group = groups[rollout.group]
             assert isinstance(rollout.verdict, Scored)
-            samples.append(Sample(rollout.id, group.id, group.prompt_tokens, rollout.tokens, rollout.verdict.reward))
+            samples.append(Sample(rollout.id, group.id, group.prompt_tokens, rollout.tokens, rollout.verdict.reward, list(rollout.spans)))
             ids += group.prompt
             ids += rollout.ids
             behaviour += rollout.behaviour

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from asyncrl.config.schema import Config
 from asyncrl.process import divide_cores
 
-EVENT_BYTES = 32
+EVENT_BYTES = 40
 """About what an event takes in the journal beside its tokens."""
 ROLLOUT_EVENTS = 4
 """Events of a rollout beside its chunks: leased, sealed, judged, trained."""

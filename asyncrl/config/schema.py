@@ -34,6 +34,10 @@ class Task(Section, frozen=True):
     chat: Annotated[bool, Meta(description="render prompts with the model's chat template instead")] = False
     train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
     eval_size: Annotated[int, Meta(ge=0, description="held-out prompts; 0: no evaluation")] = 128
+    choice: Annotated[
+        Literal["in_order", "unsolved", "difficulty"],
+        Meta(description="which prompt comes next: each in turn, none that all rollouts solved lately, or the half solved"),
+    ] = "in_order"
     epochs: Annotated[int, Meta(ge=0, description="passes over the training prompts; 0: as many as the steps need")] = 0
     verdict_s: Annotated[float, Meta(gt=0, description="seconds a verifier may take for one answer")] = 10.0
 
@@ -72,6 +76,19 @@ class Rollout(Section, frozen=True):
         "zero_variance"
     )
     filter_patience: Annotated[int, Meta(ge=1, description="groups filtered in a row that end the run")] = 512
+    accept_floor: Annotated[float, Meta(ge=0, lt=1, description="share of groups left by the filter that is too small to go on with")] = (
+        0.01
+    )
+    sizing: Annotated[Literal["fixed", "difficulty"], Meta(description="rollouts of a prompt: group_size, or more where it is harder")] = (
+        "fixed"
+    )
+    group_size_max: Annotated[int, Meta(ge=1, description="rollouts of the hardest prompt, where sizing is difficulty")] = 16
+    mode: Annotated[
+        Literal["in_flight", "batch"],
+        Meta(description="the rest, once a step has its groups: goes on, or is interrupted, kept, and leased again first"),
+    ] = "in_flight"
+    overprovision: Annotated[float, Meta(ge=1, description="groups started for each that a step needs")] = 1.0
+    max_hops: Annotated[int, Meta(ge=0, description="times a rollout may be taken back and go on before it is given up; 0: any number")] = 0
     attempts: Annotated[int, Meta(ge=1, description="leases of a rollout before it is given up")] = 3
 
 
@@ -80,6 +97,28 @@ class Train(Section, frozen=True):
 
     steps: Annotated[int, Meta(ge=1, description="optimizer steps")] = 200
     batch_groups: Annotated[int, Meta(ge=1, description="groups in a step")] = 16
+    step_tokens: Annotated[
+        int, Meta(ge=0, description="response tokens that close a step, instead of batch_groups; 0: batch_groups do")
+    ] = 0
+    unit: Annotated[
+        Literal["group", "rollout"], Meta(description="what is trained together: a group, or a rollout once k_min of the others are judged")
+    ] = "group"
+    advantage: Annotated[
+        Literal["grpo", "dr_grpo", "rloo", "mc_grpo", "gdpo", "reinforce_pp", "first_k", "min_variance", "min_variance_logits"],
+        Meta(description="how much better a rollout did than what is expected of its prompt"),
+    ] = "grpo"
+    prior_visits: Annotated[
+        float, Meta(ge=0, description="first_k: weight of the prompt's earlier rewards beside k_min others, in rewards; 0: none")
+    ] = 4.0
+    objective: Annotated[
+        Literal["clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward"],
+        Meta(description="what is minimized, per token"),
+    ] = "clip"
+    dual_clip: Annotated[float, Meta(gt=1, description="dual_clip: largest ratio that counts where the advantage is negative")] = 3.0
+    ess_base: Annotated[
+        float, Meta(ge=0, le=1, description="share of the sample size that is normal; below it the learning rate shrinks (VCPO); 0: never")
+    ] = 0.0
+    replay_groups: Annotated[int, Meta(ge=0, description="groups of a step that were trained before, at their true versions")] = 0
     micro_tokens: Annotated[int, Meta(ge=1, description="tokens of a micro-batch, prompts included")] = 8192
     lr: Annotated[float, Meta(gt=0, description="AdamW's learning rate after warm-up")] = 3e-4
     lr_warmup_steps: Annotated[int, Meta(ge=0, description="steps of linear warm-up")] = 10
@@ -99,6 +138,16 @@ class Staleness(Section, frozen=True):
 
     max_lag: Annotated[int, Meta(ge=0, description="versions; no token older than this enters a loss")] = 4
     depth: Annotated[int, Meta(ge=0, description="steps that generation may run ahead of training")] = 1
+    window: Annotated[
+        int, Meta(ge=0, description="groups, from the oldest on, that may be trained out of turn; 0: any, the oldest finished first")
+    ] = 0
+    finish_on: Annotated[
+        Literal["mixed", "own"], Meta(description="a rollout goes on under a newer version, or ends under the one it began with")
+    ] = "mixed"
+    proximal: Annotated[
+        Literal["behaviour", "boundary", "snapshot", "recompute", "loglinear"],
+        Meta(description="the policy that the ratio is clipped around"),
+    ] = "behaviour"
     on_stale: Annotated[
         Literal["mask", "recycle", "drop", "train"],
         Meta(description="tokens over max_lag: left out of the loss, their prompt started again, their group dropped, or trained"),
@@ -106,6 +155,11 @@ class Staleness(Section, frozen=True):
     correction: Annotated[Literal["icepop", "none"], Meta(description="mask of tokens whose ratio leaves [lo, hi]")] = "icepop"
     lo: Annotated[float, Meta(gt=0, le=1, description="ratio of current to behaviour policy")] = 0.2
     hi: Annotated[float, Meta(ge=1, description="ratio of current to behaviour policy")] = 5.0
+    alarm_k3: Annotated[float, Meta(gt=0, description="alarm where current and behaviour policy are further apart than this (mean k3)")] = (
+        0.1
+    )
+    alarm_masked: Annotated[float, Meta(gt=0, le=1, description="alarm where a larger share of a step's tokens is left out")] = 0.5
+    alarm_ess: Annotated[float, Meta(ge=0, lt=1, description="alarm where the effective share of a step's rollouts is smaller")] = 0.1
 
 
 class Publication(Section, frozen=True):
@@ -152,8 +206,10 @@ class Config(Section, frozen=True):
 VARIABLES: dict[str, str] = {
     "ASYNCRL_MAX_LAG": "staleness.max_lag",
     "ASYNCRL_DEPTH": "staleness.depth",
+    "ASYNCRL_WINDOW": "staleness.window",
     "ASYNCRL_ON_STALE": "staleness.on_stale",
     "ASYNCRL_CORRECTION": "staleness.correction",
+    "ASYNCRL_OVERPROVISION": "rollout.overprovision",
     "ASYNCRL_ENGINE": "engine.kind",
     "ASYNCRL_LEASE_S": "run.lease_s",
     "ASYNCRL_JOURNAL_MS": "run.journal_ms",

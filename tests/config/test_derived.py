@@ -48,7 +48,7 @@ def test_the_table_says_what_follows() -> None:
 def test_the_journal_holds_two_checkpoint_intervals(every: int, steps_: int, held: int, said: str) -> None:
     sets = ["train.batch_groups=3", "rollout.group_size=4", "staleness.depth=0", "engine.context_tokens=100", "rollout.max_new_tokens=40"]
     sets += ["engine.chunk_tokens=16", f"train.checkpoint_every={every}", f"train.steps={steps_}"]
-    rollout = 40 * 8 + (3 + 4) * 32  # tokens; and a head for each of 3 chunks, its lease, seal, verdict and end
+    rollout = 40 * 8 + (3 + 4) * 40  # tokens; and a head for each of 3 chunks, its lease, seal, verdict and end
     live = 3 * 4 * (100 * 4 + 40 * 4)  # its tokens as events, in three states, and one of those in the log
     assert journal_bytes(load(None, sets, {})) == held * 3 * (4 * rollout + 100 * 4) + 5 * live + LOG_BYTES
     value, meaning = table(*sets)["journal"]

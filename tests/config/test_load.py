@@ -63,7 +63,15 @@ def test_the_last_of_two_sets_wins() -> None:
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_every_variable_sets_its_setting(variable: str) -> None:
     field = FIELDS[VARIABLES[variable]]
-    other = {"ASYNCRL_MAX_LAG": 9, "ASYNCRL_DEPTH": 2, "ASYNCRL_LEASE_S": 1.5, "ASYNCRL_JOURNAL_MS": 7, "ASYNCRL_METRICS_PORT": 9100}
+    other = {
+        "ASYNCRL_MAX_LAG": 9,
+        "ASYNCRL_DEPTH": 2,
+        "ASYNCRL_LEASE_S": 1.5,
+        "ASYNCRL_JOURNAL_MS": 7,
+        "ASYNCRL_WINDOW": 5,
+        "ASYNCRL_OVERPROVISION": 1.5,
+        "ASYNCRL_METRICS_PORT": 9100,
+    }
     value = other.get(variable) or (field.choices[-1] if field.choices else "some/where")
     assert value != lookup(Config(), field.key)
     assert lookup(load(None, (), {variable: str(value)}), field.key) == value

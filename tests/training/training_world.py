@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
 from asyncrl.config.schema import Staleness, Train
-from asyncrl.messages import MicroBatch, Sample
+from asyncrl.messages import MicroBatch, Sample, Span
 
 VOCABULARY = 23
 SIZES = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -56,10 +56,11 @@ class Rollout:
         self.prompt, self.response = list(prompt), list(response)
         self.behaviour = [0.0] * len(self.response)
         self.mask = [1] * len(self.response)
+        self.spans = [Span(0, 0, len(self.response))]
 
     @property
     def sample(self) -> Sample:
-        return Sample(self.number, self.group, len(self.prompt), len(self.response), self.reward)
+        return Sample(self.number, self.group, len(self.prompt), len(self.response), self.reward, self.spans)
 
 
 def rollouts(model: PreTrainedModel, seed: int, count: int = 9, noise: float = 0.6, temperature: float = 1.0) -> list[Rollout]:
