@@ -40,7 +40,7 @@ class Scored(Part, frozen=True, tag=True):
     """The verifier's reward; `parts` are the rewards that it is made of, where there are several (GDPO), in the task's order."""
 
     reward: float
-    parts: tuple[float, ...] = ()
+    parts: list[float] = []
 
 
 class NoVerdict(Part, frozen=True, tag=True):
@@ -208,7 +208,7 @@ class MicroBatch(Message, frozen=True):
     index: int
     samples: list[Sample]
     rewards: dict[int, list[float]]
-    parts: dict[int, list[tuple[float, ...]]] = {}
+    parts: dict[int, list[list[float]]] = {}
 
 
 class Anchor(Message, frozen=True):
