@@ -187,7 +187,8 @@ class TrainerReady(Message, frozen=True):
 
 class Sample(Part, frozen=True):
     """One rollout of a micro-batch. `spans` tile its response. `baseline` is what is subtracted from its reward, where the coordinator
-    knows it (`unit = rollout`); None: the trainer derives it from the group's rewards."""
+    knows it (`unit = rollout`); None: the trainer derives it from the group's rewards. `member` is its place among the rewards of its
+    group in the micro-batch; None: any of those equal to its own."""
 
     rollout: int
     group: int
@@ -196,6 +197,7 @@ class Sample(Part, frozen=True):
     reward: float
     spans: list[Span]
     baseline: float | None = None
+    member: int | None = None
 
 
 class MicroBatch(Message, frozen=True):
