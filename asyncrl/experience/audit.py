@@ -52,9 +52,9 @@ class Axis(msgspec.Struct):
 
     @property
     def ratio(self) -> float:
-        """Mean of what is trained over the mean of what is generated; 1 where both are 0."""
+        """Mean of what is trained over the mean of what is generated; 1 where that is 0."""
         a, b = self.generated_sum / sum(self.generated), self.trained_sum / sum(self.trained)
-        return b / a if a else 1.0 if not b else float("inf")
+        return b / a if a else 1.0
 
 
 def _merged(bins: list[float]) -> list[float]:
