@@ -14,7 +14,7 @@ from asyncrl.experience.history import RECENT
 LATELY = 64
 """Finished groups that the share is measured over."""
 
-PRIOR = 16
+PRIOR = 4
 """Groups with a signal that are added to those: the share is 1 before any has finished, and moves slowly at first."""
 
 FACTOR = 4
