@@ -34,7 +34,7 @@ from asyncrl.engines.embedded.engine import EmbeddedEngine
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
 from asyncrl.experience.packing import micro_batches
-from asyncrl.messages import MicroBatch, Sample
+from asyncrl.messages import MicroBatch, Sample, Span
 from asyncrl.tasks import open_task
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model, parameters_for_publication
@@ -80,7 +80,13 @@ class Work:
             ]
 
     def _batch(self, step: int, index: int, batch: list[int], groups: dict[int, list[int]]) -> tuple[MicroBatch, tuple[bytes, ...]]:
-        samples = [Sample(r, self.groups[r], len(self.prompts[r]) // 4, len(self.ids[r]) // 4, self.rewards[r], []) for r in batch]
+        # all of version 0: what was sampled when makes no difference to the time it takes
+        samples = [
+            Sample(
+                r, self.groups[r], len(self.prompts[r]) // 4, len(self.ids[r]) // 4, self.rewards[r], [Span(0, 0, len(self.ids[r]) // 4)]
+            )
+            for r in batch
+        ]
         rewards = {group: [self.rewards[r] for r in members] for group, members in groups.items()}
         ids = b"".join(self.prompts[r] + bytes(self.ids[r]) for r in batch)
         behaviour = b"".join(bytes(self.behaviour[r]) for r in batch)

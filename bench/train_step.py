@@ -23,12 +23,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from asyncrl.config.schema import Staleness, Train
-from asyncrl.messages import MicroBatch, Sample
+from asyncrl.messages import MicroBatch, Sample, Span
 from asyncrl.training.learner import Learner
 from asyncrl.training.linear import accelerate
-from staleness.advantages import grpo
+from staleness.advantages import advantages
+from staleness.estimators import IcePop
 
 SIZE, VOCABULARY = 8, 64
+BAND = IcePop()
 
 
 class Step(NamedTuple):
@@ -75,7 +77,7 @@ def rollouts(model: PreTrainedModel, sizes: Sequence[int], rng: np.random.Genera
     samples, ids = [], []
     for index, size in enumerate(sizes):
         prompt = 10 + index // SIZE % 4
-        samples.append(Sample(index, index // SIZE, prompt, size - prompt, float(rng.integers(0, 2)), []))
+        samples.append(Sample(index, index // SIZE, prompt, size - prompt, float(rng.integers(0, 2)), [Span(0, 0, size - prompt)]))
         ids.append(rng.integers(0, VOCABULARY, size).astype(np.int32))
     behaviour = []
     with torch.no_grad():
@@ -96,8 +98,8 @@ def rollouts(model: PreTrainedModel, sizes: Sequence[int], rng: np.random.Genera
 class Padded:
     """The plain way: one rectangle, as wide as the longest rollout."""
 
-    def __init__(self, model: PreTrainedModel, train: Train, staleness: Staleness) -> None:
-        self.model, self.train, self.staleness = model, train, staleness
+    def __init__(self, model: PreTrainedModel, train: Train) -> None:
+        self.model, self.train = model, train
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, foreach=True
         )
@@ -117,11 +119,11 @@ class Padded:
             answered[row, s.prompt_tokens : end] = True
             behaviour[row, s.prompt_tokens : end] = torch.from_numpy(logs[log_at : log_at + s.response_tokens].copy())
             at, log_at = at + end, log_at + s.response_tokens
-        advantage = grpo([s.reward for s in samples], [s.group for s in samples], step.batch.rewards)[:, None]
+        advantage = advantages("grpo", samples, step.batch.rewards, {}).value[:, None]
         logits = self.model(ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
         current = -F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(samples), -1)
         ratio = (current - behaviour[:, 1:]).exp()
-        kept = answered[:, 1:] & (ratio >= self.staleness.lo) & (ratio <= self.staleness.hi)
+        kept = answered[:, 1:] & (ratio >= BAND.lo) & (ratio <= BAND.hi)
         bounded = ratio.clamp(1 - self.train.clip_lo, 1 + self.train.clip_hi)
         loss: Tensor = (-torch.minimum(ratio * advantage, bounded * advantage) * kept).sum() / kept.sum()
         loss.backward()
@@ -153,8 +155,8 @@ def measure(name: str, tail: bool, large: bool, warm_up: int, rounds: int) -> No
     faster = build(large)
     accelerate(faster)
     contestants = {
-        "padded": Padded(build(large), train, staleness),
-        "padded, oneDNN": Padded(faster, train, staleness),
+        "padded": Padded(build(large), train),
+        "padded, oneDNN": Padded(faster, train),
         "packed": Packed(build(large), train, staleness),
     }
     seconds: dict[str, list[float]] = {key: [] for key in contestants}

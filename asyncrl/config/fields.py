@@ -11,6 +11,9 @@ import msgspec
 
 from asyncrl.config.schema import Config, Section
 
+NONE = "none"
+"""A list of no tables, where it is said in one word."""
+
 
 class ConfigError(Exception):
     """The run cannot start as configured. Its text is one sentence on one printable line: where, what is wrong, what is allowed."""
@@ -47,6 +50,14 @@ class Field(msgspec.Struct, frozen=True):
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
+    def entries(self) -> dict[str, type[msgspec.Struct]]:
+        """What a list of tables may hold, by the `kind` of the table, or {} where it is no such list."""
+        if get_origin(self.kind) is not tuple:
+            return {}
+        union, _ = get_args(self.kind)
+        return {str(cls.__struct_config__.tag): cls for cls in get_args(union)}
+
+    @property
     def is_text(self) -> bool:
         return self.kind is str or bool(self.choices)
 
@@ -56,6 +67,8 @@ def _allowed(kind: Any, metas: list[msgspec.Meta]) -> str:
         return "one of " + ", ".join(get_args(kind))
     if get_origin(kind) is dict:
         return "a table"
+    if get_origin(kind) is tuple:
+        return "a list of tables with a kind each, or of kinds alone"
     noun = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[kind]
     bounds: list[str] = []
     for meta in metas:
@@ -106,6 +119,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
 def checked(field: Field, value: Any, place: str) -> Any:
     """`value` as the setting's type. Raises ConfigError naming `place`, the value and what is allowed."""
     problem = ""
+    if field.entries:
+        return _listed(field, value, place)
     if field.is_table:
         problem = _unplain(value) if isinstance(value, dict) else "is not a table"
     elif isinstance(value, str) and not _is_text(value):
@@ -127,10 +142,50 @@ def checked(field: Field, value: Any, place: str) -> Any:
     raise ConfigError(f"{place}: {field.key} {problem}, and must be {field.allowed}{hint}.")
 
 
+def _listed(field: Field, value: Any, place: str) -> tuple[Any, ...]:
+    """A list of tagged tables; where only a kind is said the rest is its defaults. A string is such kinds with commas between, or none."""
+    if isinstance(value, str):
+        value = [] if value.strip() == NONE else [kind.strip() for kind in value.split(",")]
+    if not isinstance(value, list):
+        kinds = ", ".join([*field.entries, NONE])
+        raise ConfigError(f"{place}: {field.key} is {quoted(value)}, and must be {field.allowed}: {kinds} ({field.description}).")
+    return tuple(_entry(field, {"kind": item} if isinstance(item, str) else item, place) for item in value)
+
+
+def _entry(field: Field, table: Any, place: str) -> Any:
+    kinds = field.entries
+    kind = table.get("kind") if isinstance(table, dict) else None
+    if not isinstance(kind, str):
+        raise ConfigError(f"{place}: {field.key} has {quoted(table)} in it, and must be {field.allowed}: {', '.join([*kinds, NONE])}.")
+    if kind == NONE:
+        raise ConfigError(f"{place}: {field.key} has {NONE} beside others, which says nothing: leave it out.")
+    if kind not in kinds:
+        near = nearest(kind, kinds)
+        raise ConfigError(f"{place}: {field.key} has the kind {quoted(kind)}, which there is not; the nearest is {near}.")
+    hints = {name: hint for name, hint in get_type_hints(kinds[kind], include_extras=True).items() if name in kinds[kind].__struct_fields__}
+    values = {}
+    for name, value in table.items():
+        if name != "kind" and name not in hints:
+            near = f"it takes {', '.join(hints)}, and the nearest is {nearest(str(name), hints)}"
+            raise ConfigError(f"{place}: {field.key} has a {kind} with {quoted(name)}, which it does not take; {near}.")
+        if name != "kind":
+            values[name] = checked(_field(f"{field.key}.{kind}", name, hints[name]), value, place)
+    return kinds[kind](**values)
+
+
 def quoted(value: Any) -> str:
     """A value as a person writes it in TOML, shortened."""
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-    return shortened(text)
+    return shortened(_toml(value))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, msgspec.Struct):
+        return "{" + ", ".join(f"{name} = {_toml(inner)}" for name, inner in msgspec.to_builtins(value).items()) + "}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)
 
 
 def shortened(text: str) -> str:

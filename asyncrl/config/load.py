@@ -68,7 +68,7 @@ def render(config: Config) -> str:
         parts.append(f"# {(cls.__doc__ or '').strip()}\n[{section}]\n")
         fields = [field for field in FIELDS.values() if field.section == section]
         for field in sorted(fields, key=lambda field: field.is_table):  # a table takes every key that follows it
-            value = lookup(config, field.key)
+            value = msgspec.to_builtins(lookup(config, field.key))
             parts.append(_comment(field))
             parts.append(tomli_w.dumps({section: {field.name: value}}) if field.is_table else tomli_w.dumps({field.name: value}))
         parts.append("\n")
@@ -76,7 +76,8 @@ def render(config: Config) -> str:
 
 
 def _comment(field: Field) -> str:
-    choices = f" ({', '.join(field.choices)})" if field.choices else ""
+    words = field.choices or (*field.entries,)
+    choices = f" ({', '.join(words)})" if words else ""
     return f"# {field.description}{choices}\n"
 
 
@@ -129,7 +130,8 @@ def _from_set(text: str) -> Setting:
 
 
 def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any:
-    """`text` as a TOML value; as it stands where a string is wanted, and inside a free table where it is no TOML."""
+    """`text` as a TOML value; as it stands where a string is wanted, where kinds with commas between are, and inside a free table where it
+    is no TOML."""
     try:
         tree = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -138,7 +140,7 @@ def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any
     if field.is_text and not isinstance(value, str):
         return text
     if value is None:
-        if inside or not text:
+        if inside or not text or (field.entries and not text.startswith(("[", "{"))):
             return text
         raise ConfigError(f"{place}: {field.key} is {quoted(text)}, and must be {field.allowed} ({field.description}).")
     return value

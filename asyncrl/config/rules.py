@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl.config.losses import loss_contradictions
 from asyncrl.config.schema import Config
 
 
@@ -35,8 +36,6 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("staleness.depth", "staleness.max_lag"),
             "generation that far ahead is too old before it is trained: lower depth to max_lag, raise max_lag, or set on_stale to train",
         )
-    if staleness.correction == "icepop" and staleness.lo >= staleness.hi:
-        yield ("staleness.lo", "staleness.hi"), "the band [lo, hi] is empty: lower lo or raise hi"
     if run.cores > 1 and run.trainer_cores >= run.cores:
         yield ("run.trainer_cores", "run.cores"), "no core is left for generation: lower trainer_cores"
     if run.stall_s <= task.verdict_s:
@@ -44,6 +43,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("run.stall_s", "task.verdict_s"),
             "a slow verifier would be taken for a stalled run: stall_s must be larger than verdict_s",
         )
+    yield from loss_contradictions(config)
     yield from _task(config)
 
 

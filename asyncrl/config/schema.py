@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from staleness.estimators import Estimator, IcePop
+
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -72,6 +74,7 @@ class Rollout(Section, frozen=True):
     k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
     max_new_tokens: Annotated[int, Meta(ge=1, description="tokens of a response, at most")] = 32
     temperature: Annotated[float, Meta(gt=0, description="of sampling; evaluation is greedy")] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1, description="of sampling: probability of the tokens that may be drawn; 1: all")] = 1.0
     filter: Annotated[Literal["zero_variance", "none"], Meta(description="groups left out: those whose rewards are all equal, or none")] = (
         "zero_variance"
     )
@@ -152,9 +155,9 @@ class Staleness(Section, frozen=True):
         Literal["mask", "recycle", "drop", "train"],
         Meta(description="tokens over max_lag: left out of the loss, their prompt started again, their group dropped, or trained"),
     ] = "mask"
-    correction: Annotated[Literal["icepop", "none"], Meta(description="mask of tokens whose ratio leaves [lo, hi]")] = "icepop"
-    lo: Annotated[float, Meta(gt=0, le=1, description="ratio of current to behaviour policy")] = 0.2
-    hi: Annotated[float, Meta(ge=1, description="ratio of current to behaviour policy")] = 5.0
+    correction: Annotated[
+        tuple[Estimator, ...], Meta(description="which tokens are left out, and what the others weigh, one after the other")
+    ] = (IcePop(),)
     alarm_k3: Annotated[float, Meta(gt=0, description="alarm where current and behaviour policy are further apart than this (mean k3)")] = (
         0.1
     )

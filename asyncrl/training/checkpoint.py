@@ -1,8 +1,9 @@
 """Writing and reading one checkpoint. Invariant: it is seen complete or not at all, and training resumes from it exactly.
 
 `checkpoints/step-000100/` is a Hugging Face model directory (config.json, model.safetensors, tokenizer) that also holds the trainer's
-state: `trainer.safetensors` with the optimizer's moments and the state of torch's generator, and `trainer.json` with the scalars. It is
-written under another name in the same folder, brought to the disk, and only then renamed. A run has one writer. Nothing is pickled.
+state: `trainer.safetensors` with the optimizer's moments, the state of torch's generator and, where the proximal policy is an earlier one,
+what is known of that, and `trainer.json` with the scalars. It is written under another name in the same folder, brought to the disk, and
+only then renamed. A run has one writer. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ TOKENIZER = (
 )
 _PARTIAL = ".partial-"
 _GENERATOR = "generator"
+_PAST = "past/"
 
 
 def save(run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Path, *, keep: int = 2) -> Path:
@@ -75,6 +77,7 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
     generator = tensors.pop(_GENERATOR, None)
     if generator is None:
         raise CheckpointError(f"training cannot go on from {path}, because its {TENSORS} has no state of the random generator")
+    past = {name.removeprefix(_PAST): tensors.pop(name) for name in list(tensors) if name.startswith(_PAST)}
     parameters = dict(learner.model.named_parameters())
     state: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -83,6 +86,11 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
             raise CheckpointError(f"training cannot go on from {path}, because its {TENSORS} is of another model ({owner})")
         # a copy: mapped from the file it lies at any address, and kernels round differently there
         state.setdefault(owner, {})[key] = tensor.clone() if key == "step" else tensor.clone().to(parameters[owner].device)
+    if learner.past:
+        try:
+            learner.past.restore(past)
+        except ValueError as error:
+            raise CheckpointError(f"training cannot go on from {path}, because in its {TENSORS} {error}") from error
     learner.optimizer.state.clear()
     for owner, moments in state.items():
         learner.optimizer.state[parameters[owner]] = moments
@@ -92,13 +100,14 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
 
 
 def _state(learner: Learner) -> dict[str, Tensor]:
-    """The optimizer's state as `<moment>/<parameter>`, and the generator's."""
+    """The optimizer's state as `<moment>/<parameter>`, the past's, and the generator's."""
     state = {
         f"{key}/{name}": value.detach().contiguous()
         for name, parameter in learner.model.named_parameters()
         for key, value in learner.optimizer.state.get(parameter, {}).items()
     }
-    return state | {_GENERATOR: torch.get_rng_state()}
+    past = learner.past.tensors() if learner.past else {}
+    return state | {_PAST + name: tensor.contiguous() for name, tensor in past.items()} | {_GENERATOR: torch.get_rng_state()}
 
 
 def _write_model(folder: Path, model: PreTrainedModel, tokenizer: Path) -> None:

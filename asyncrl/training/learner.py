@@ -1,75 +1,46 @@
 """One optimizer step from many micro-batches. Invariant: the gradient is the same however the rollouts are split.
 
 The loss of a step is the sum over its trained tokens divided by their number. Each micro-batch adds the gradient of its own sum, and
-the division happens once, when the step is closed and the number is known.
+the division happens once, when the step is closed and the number is known. What is said of a whole rollout is computed where all of it is:
+a rollout is never split over rectangles.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import IntEnum
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.config.losses import ratios_weigh
 from asyncrl.config.schema import Staleness, Train
-from asyncrl.messages import MicroBatch, TokenCount
+from asyncrl.messages import Anchor, MicroBatch, TokenCount
+from asyncrl.training.anchors import Past
+from asyncrl.training.batch import Batch, read
+from asyncrl.training.gradients import advantages_of
 from asyncrl.training.linear import accelerate
-from asyncrl.training.rows import Rectangle, log_probabilities, pack
+from asyncrl.training.rows import Rectangle, log_probabilities
 from asyncrl.training.schedule import learning_rate
-from staleness import advantages, correction, objectives
-from staleness.diagnostics import Divergence, divergence
+from asyncrl.training.sums import Sums
+from staleness import correction, proximal
+from staleness.diagnostics import by_lag
+from staleness.estimators import M2po
+from staleness.objectives import Inputs, objective
 from staleness.ratios import log_ratio
+from staleness.vcpo import learning_rate_scale
 
-
-class Fate(IntEnum):
-    """What became of a response token; the name in lower case is the reason it was discarded for."""
-
-    TRAINED = 0
-    STALE = 1
-    NONFINITE = 2
-    ICEPOP = 3
-
-
-class Batch(NamedTuple):
-    """A micro-batch as tensors: its rectangles, and for each response token its behaviour log-probability (float32), whether it may
-    enter the loss (bool), its advantage (float32) and the place of its sample in the batch (int64)."""
-
-    rectangles: list[Rectangle]
-    behaviour: Tensor
-    mask: Tensor
-    advantage: Tensor
-    owner: Tensor
-
-
-class Sums(NamedTuple):
-    """What a step adds up, over its trained tokens unless said: `arrived` tokens were not masked on arrival."""
-
-    trained: int = 0
-    arrived: int = 0
-    clipped: int = 0
-    loss: float = 0.0
-    divergence: Divergence = Divergence()
-
-    def merge(self, other: Sums) -> Sums:
-        """The sums of both."""
-        return Sums(
-            self.trained + other.trained,
-            self.arrived + other.arrived,
-            self.clipped + other.clipped,
-            self.loss + other.loss,
-            self.divergence.merge(other.divergence),
-        )
+TRAINED, STALE, MEDIAN, NONFINITE = range(4)
+"""What became of a response token; from here on, the place in the list of the correction that left it out."""
+REASONS = ("", "stale", "median", "nonfinite")
 
 
 class Learner:
     """A model and its optimizer (AdamW). `version` counts the steps taken, from that of the checkpoint or 0.
 
     `temperature` is that of sampling. Dropout stays off: current and behaviour log-probabilities must be of the same policy.
+    `past` is what is known of earlier versions, where the proximal policy is one of them.
     """
 
     def __init__(self, model: PreTrainedModel, train: Train, staleness: Staleness, temperature: float, version: int = 0) -> None:
@@ -80,80 +51,135 @@ class Learner:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, foreach=True
         )
+        most = {"boundary": 1, "snapshot": staleness.max_lag}.get(staleness.proximal)
+        self.past = None if most is None else Past(model, temperature, most)
         self._train, self._staleness, self._temperature = train, staleness, temperature
+        self._weighted = ratios_weigh(train, staleness)
+        self._reasons = (*REASONS, *(entry.kind for entry in staleness.correction))
         self._sums = Sums()
+
+    def anchor(self, message: Anchor, buffers: Sequence[memoryview | bytes]) -> None:
+        """Score and keep what the message has, while the weights are those of its step. Raises ValueError where the proximal policy is
+        not `boundary`, the buffer does not fit the message, or the message is of another step."""
+        if self._staleness.proximal != "boundary" or self.past is None:
+            raise ValueError(f"texts to be scored came, and the proximal policy is {self._staleness.proximal}")
+        if message.step != self.version:
+            raise ValueError(f"texts to be scored at the end of step {message.step} came while step {self.version} was being accumulated")
+        self.past.anchor(message, buffers, self.version)
 
     def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview | bytes]) -> list[TokenCount]:
         """Add the gradient of a micro-batch; `buffers` are the three of `MicroBatch`. Returns, for each sample, what became of its response
-        tokens: trained, or discarded as `stale` (masked on arrival), `nonfinite` (a log-probability that is no number) or `icepop` (the
-        ratio left its band). Raises ValueError where batch and buffers do not fit each other, or the batch is of another step."""
+        tokens: trained, or discarded as `stale` (masked on arrival), `median` (its rollout is the one that others are compared with),
+        `nonfinite` (a log-probability that is no number), or by the kind of the correction that left it out. Raises ValueError where batch
+        and buffers do not fit each other, or the batch is of another step."""
         if batch.step != self.version:
             raise ValueError(f"a micro-batch of step {batch.step} came while step {self.version} was being accumulated")
         if not batch.samples:
             return []
         tensors = read(batch, buffers)
+        advantage, trainable = advantages_of(batch, tensors, self.model, self._train.advantage, self._temperature)
+        scores = self.past.known(batch.samples) if self.past else None
         fates = torch.empty_like(tensors.owner)
         for rectangle in tensors.rectangles:
-            fates[rectangle.tokens] = self._add(tensors, rectangle).cpu()
-        table = torch.zeros(len(batch.samples), len(Fate), dtype=torch.int64)
+            fates[rectangle.tokens] = self._add(tensors, rectangle, advantage, trainable, scores).cpu()
+        table = torch.zeros(len(batch.samples), len(self._reasons), dtype=torch.int64)
         table.index_put_((tensors.owner, fates), torch.ones_like(fates), accumulate=True)
         return [
-            TokenCount(sample.rollout, row[Fate.TRAINED], {fate.name.lower(): row[fate] for fate in list(Fate)[1:] if row[fate]})
+            TokenCount(sample.rollout, row[0], {reason: count for reason, count in zip(self._reasons[1:], row[1:], strict=True) if count})
             for sample, row in zip(batch.samples, table.tolist(), strict=True)
         ]
 
-    def _add(self, batch: Batch, rectangle: Rectangle) -> Tensor:
-        """Add the gradient of the sum of a rectangle's losses; returns the Fate of each of its response tokens, int64 [tokens]."""
-        behaviour, arrived, advantage, owner = (
-            of_batch[rectangle.tokens].to(self.model.device) for of_batch in (batch.behaviour, batch.mask, batch.advantage, batch.owner)
+    def _add(self, batch: Batch, rectangle: Rectangle, advantage: Tensor, trainable: Tensor, scores: Tensor | None) -> Tensor:
+        """Add the gradient of the sum of a rectangle's losses; returns what became of each of its response tokens, int64 [tokens].
+        `advantage` (float32) and `trainable` (bool) are [samples], `scores` float32 [tokens of the batch]."""
+        behaviour, fresh, owner, lag = (
+            of_batch[rectangle.tokens].to(self.model.device) for of_batch in (batch.behaviour, batch.mask, batch.owner, batch.lag)
         )
-        fate = torch.full_like(owner, Fate.STALE)
+        trained = trainable.to(owner.device)[owner]
+        arrived = fresh & trained
+        fate = torch.where(fresh & ~trained, MEDIAN, STALE)
         if not arrived.any():
             return fate
-        log, finite = log_ratio(log_probabilities(self.model, rectangle, self._temperature), behaviour)
-        usable = arrived & finite
-        corrected = self._correct(log, usable)
-        objective = objectives.clipped(log, advantage, lo=self._train.clip_lo, hi=self._train.clip_hi)
-        loss = torch.where(corrected.kept, corrected.weight * objective.loss, 0.0).sum()
+        current = log_probabilities(self.model, rectangle, self._temperature)
+        prox, unanchored = self._proximal(batch, rectangle, current, behaviour, lag, arrived, scores)
+        ratios = proximal.log_ratios(current, behaviour, prox)
+        usable = arrived & ratios.finite
+        tokens = correction.Tokens(ratios.correction, usable, owner, advantage.to(owner.device)[owner], behaviour, current.detach(), lag)
+        corrected = self._correct(tokens)
+        of_kept = Inputs(ratios.objective, current, tokens.advantage, owner, corrected.kept)
+        minimized = objective(self._train.objective, of_kept, lo=self._train.clip_lo, hi=self._train.clip_hi, dual=self._train.dual_clip)
+        loss = (corrected.weight * minimized.loss).sum()
         if corrected.kept.any():
             loss.backward()  # type: ignore[no-untyped-call]
-        fate[arrived] = Fate.NONFINITE
-        fate[usable] = Fate.ICEPOP
-        fate[corrected.kept] = Fate.TRAINED
+        fate[arrived] = NONFINITE
+        fate = torch.where(usable, len(REASONS) + corrected.by, fate)
+        fate[corrected.kept] = TRAINED
+        whole = ratios.correction if prox is None else log_ratio(current.detach(), behaviour).value
         self._sums = self._sums.merge(
             Sums(
                 int(corrected.kept.sum()),
                 int(arrived.sum()),
-                int((objective.clipped & corrected.kept).sum()),
+                int(minimized.clipped.sum()),
+                unanchored,
                 float(loss.detach()),
-                divergence(log, usable, owner),
+                by_lag(whole, usable, owner, lag, corrected.kept),
+                corrected.diagnostics,
             )
         )
         return fate
 
-    def _correct(self, log: Tensor, mask: Tensor) -> correction.Correction:
-        match self._staleness.correction:
-            case "icepop":
-                return correction.icepop(log, mask, lo=self._staleness.lo, hi=self._staleness.hi)
-            case "none":
-                return correction.none(log, mask)
+    def _proximal(
+        self, batch: Batch, rectangle: Rectangle, current: Tensor, behaviour: Tensor, lag: Tensor, arrived: Tensor, scores: Tensor | None
+    ) -> tuple[Tensor | None, int]:
+        """Log-probabilities under the proximal policy, float32 [tokens], or None where that is the behaviour policy; and of how many tokens
+        that arrived their own version's are not known, so that they have the current ones."""
+        match self._staleness.proximal:
+            case "behaviour":
+                return None, 0
+            case "recompute":
+                return proximal.recompute(current), 0
+            case "loglinear":
+                return proximal.loglinear(behaviour, current, lag), 0
+            case "boundary" | "snapshot":
+                assert self.past is not None and scores is not None
+                found = self.past.completed(scores[rectangle.tokens], rectangle, batch.version[rectangle.tokens], arrived.cpu())
+                found = proximal.scored(found.to(current.device), current, lag)
+                unknown = torch.isnan(found)
+                return torch.where(unknown, current.detach(), found), int((unknown & arrived).sum())
+
+    def _correct(self, tokens: correction.Tokens) -> correction.Corrected:
+        """The list of corrections; rollout by rollout where one looks at all tokens of its call, since which those are must not matter."""
+        if not any(isinstance(entry, M2po) for entry in self._staleness.correction):
+            return correction.apply(self._staleness.correction, tokens, weighted=self._weighted)
+        _, sizes = torch.unique_consecutive(tokens.owner, return_counts=True)
+        pieces = zip(*(torch.split(values, sizes.tolist()) for values in tokens), strict=True)
+        parts = [correction.apply(self._staleness.correction, correction.Tokens(*piece), weighted=self._weighted) for piece in pieces]
+        return correction.Corrected(
+            torch.cat([part.weight for part in parts]),
+            torch.cat([part.kept for part in parts]),
+            torch.cat([part.by for part in parts]),
+            torch.stack([part.rejected for part in parts]).sum(0),
+            {name: torch.stack([part.diagnostics[name] for part in parts]).sum(0) for name in parts[0].diagnostics},
+        )
 
     def step(self) -> dict[str, float]:
         """Close the step: divide the gradient by the trained tokens, clip it, update, and make the next version.
 
         Where no token was trained, or the gradient is not finite, the weights stay as they are, and the version advances all the same.
-        Returns `loss`, `clip_fraction` (of trained tokens), `kept_fraction` (trained of the tokens not stale), `log_ratio_abs`,
-        `ratio_mean`, `k3`, `ess` (see `Divergence.means`), `grad_norm` (before clipping), `lr`, `trained_tokens` and `skipped` (1 where
-        the weights stayed).
+        Returns what `Sums.metrics` does, and `grad_norm` (before clipping), `lr` as it was used, `lr_scale` (what the effective sample size
+        leaves of it, see `vcpo.learning_rate_scale`) and `skipped` (1 where the weights stayed).
         """
         sums = self._sums
-        rate = learning_rate(self._train, self.version)
+        scale = learning_rate_scale(sums.by_lag.total.ess, self._train.ess_base)
+        rate = learning_rate(self._train, self.version) * scale
         norm = 0.0
         if sums.trained:
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             torch._foreach_div_(gradients, float(sums.trained))
             norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.grad_clip))
         updated = sums.trained > 0 and math.isfinite(norm)
+        if self.past:
+            self.past.close(self.version)
         if updated:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
@@ -161,34 +187,4 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         self._sums = Sums()
         self.version += 1
-        return {
-            "loss": sums.loss / max(1, sums.trained),
-            "clip_fraction": sums.clipped / max(1, sums.trained),
-            "kept_fraction": sums.trained / max(1, sums.arrived),
-            **sums.divergence.means(),
-            "grad_norm": norm,
-            "lr": rate,
-            "trained_tokens": float(sums.trained),
-            "skipped": float(not updated),
-        }
-
-
-def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes]) -> Batch:
-    """The tensors of a micro-batch with at least one sample. Raises ValueError where the buffers do not fit it."""
-    if len(buffers) != 3:
-        raise ValueError(f"a micro-batch comes with 3 buffers, not {len(buffers)}")
-    prompts, responses = [s.prompt_tokens for s in batch.samples], [s.response_tokens for s in batch.samples]
-    ids, behaviour, mask = (np.frombuffer(b, dtype) for b, dtype in zip(buffers, ("<i4", "<f4", "u1"), strict=True))
-    if not len(behaviour) == len(mask) == sum(responses):
-        raise ValueError(
-            f"samples of {sum(responses)} response tokens came with {len(behaviour)} log-probabilities and {len(mask)} of mask"
-        )
-    owner = torch.repeat_interleave(torch.tensor(responses))
-    advantage = advantages.grpo([s.reward for s in batch.samples], [s.group for s in batch.samples], batch.rewards)
-    return Batch(
-        pack(ids, prompts, responses),
-        torch.from_numpy(behaviour.copy()),
-        torch.from_numpy(mask.copy()) != 0,
-        advantage[owner],
-        owner,
-    )
+        return sums.metrics() | {"grad_norm": norm, "lr": rate, "lr_scale": scale, "skipped": float(not updated)}

@@ -87,13 +87,30 @@ def _cuts(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [(start, end) for end, start in pairwise(ends)][::-1]
 
 
-def log_probabilities(model: PreTrainedModel, rectangle: Rectangle, temperature: float) -> Tensor:
-    """Log-probability of each response token of a rectangle under the temperature-scaled distribution, float32 [tokens], with gradient.
+def part_of(rectangle: Rectangle, wanted: Tensor) -> Rectangle:
+    """The rectangle of the wanted response tokens alone (bool [tokens], at least one of them), without rows that have none of them; a few
+    of those stay where the rows would not be a power of two (see `_cuts`)."""
+    width = rectangle.ids.shape[1]
+    predictors = rectangle.predictors[wanted]
+    needed = torch.zeros(len(rectangle.ids), dtype=torch.bool).index_fill(0, predictors // width, True)
+    count = 1 << (int(needed.sum()) - 1).bit_length()
+    rows = torch.argsort(~needed, stable=True)[:count].sort().values
+    row = torch.searchsorted(rows, predictors // width)
+    return Rectangle(rectangle.ids[rows], row * width + predictors % width, rectangle.targets[wanted], rectangle.tokens[wanted])
 
-    The output layer runs at the positions that predict response tokens only, and the log-softmax is float32 whatever the model's type.
+
+def log_probabilities(model: PreTrainedModel, rectangle: Rectangle, temperature: float) -> Tensor:
+    """Log-probability of each response token of a rectangle under the temperature-scaled distribution, float32 [tokens], with gradient."""
+    logits = response_logits(model, rectangle, temperature)
+    return -F.cross_entropy(logits, rectangle.targets.to(model.device), reduction="none")
+
+
+def response_logits(model: PreTrainedModel, rectangle: Rectangle, temperature: float) -> Tensor:
+    """What each response token of a rectangle is drawn from: logits over the temperature, float32 [tokens, vocabulary], with gradient.
+
+    The output layer runs at the positions that predict response tokens only, and what follows is float32 whatever the model's type.
     """
-    device = model.device
-    predictors = rectangle.predictors.to(device)
+    predictors = rectangle.predictors.to(model.device)
 
     def select(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0].flatten(0, 1)[predictors].unsqueeze(0), *inputs[1:])
@@ -102,7 +119,7 @@ def log_probabilities(model: PreTrainedModel, rectangle: Rectangle, temperature:
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     hook = head.register_forward_pre_hook(select)
     try:
-        logits: Tensor = model(input_ids=rectangle.ids.to(device), use_cache=False).logits
+        logits: Tensor = model(input_ids=rectangle.ids.to(model.device), use_cache=False).logits
     finally:
         hook.remove()
-    return -F.cross_entropy(logits[0].float() / temperature, rectangle.targets.to(device), reduction="none")
+    return logits[0].float() / temperature

@@ -71,10 +71,11 @@ def test_every_variable_sets_its_setting(variable: str) -> None:
         "ASYNCRL_WINDOW": 5,
         "ASYNCRL_OVERPROVISION": 1.5,
         "ASYNCRL_METRICS_PORT": 9100,
+        "ASYNCRL_CORRECTION": "none",
     }
     value = other.get(variable) or (field.choices[-1] if field.choices else "some/where")
     assert value != lookup(Config(), field.key)
-    assert lookup(load(None, (), {variable: str(value)}), field.key) == value
+    assert lookup(load(None, (), {variable: str(value)}), field.key) == (() if value == "none" else value)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,6 @@ def test_an_environment_that_is_not_utf8() -> None:
         (["train.micro_tokens=255"], ("train.micro_tokens", "engine.context_tokens")),
         (["staleness.depth=5"], ("staleness.depth", "staleness.max_lag")),
         (["staleness.max_lag=0"], ("staleness.depth", "staleness.max_lag")),
-        (["staleness.lo=1", "staleness.hi=1"], ("staleness.lo", "staleness.hi")),
         (["run.cores=2", "run.trainer_cores=2"], ("run.trainer_cores", "run.cores")),
         (["run.stall_s=10"], ("run.stall_s", "task.verdict_s")),
         (["task.name=jsonl"], ("task.name", "task.path")),
@@ -229,7 +229,6 @@ def test_impossible_combinations_name_both_settings(sets: list[str], keys: tuple
         ["staleness.depth=4"],
         ["staleness.max_lag=0", "staleness.depth=0"],
         ["staleness.depth=9", "staleness.on_stale=train"],
-        ["staleness.lo=1", "staleness.hi=1", "staleness.correction=none"],
         ["run.cores=1", "run.trainer_cores=1"],
         ["run.cores=2", "run.trainer_cores=1"],
         ["task.name=jsonl", "task.path=x", "task.eval_path=y"],
@@ -261,7 +260,7 @@ def test_any_value_of_any_setting_gives_a_config_or_one_sentence(key: str, value
         except ConfigError as error:
             sentence(error)
         else:
-            assert lookup(config, key) == value
+            assert lookup(config, key) == (() if FIELDS[key].entries and value == [] else value)
 
 
 @given(key=st.sampled_from(SCALAR_KEYS), data=st.data())

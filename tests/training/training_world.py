@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Pretrain
 
 from asyncrl.config.schema import Staleness, Train
 from asyncrl.messages import MicroBatch, Sample, Span
+from staleness.estimators import IcePop
 
 VOCABULARY = 23
 SIZES = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -117,7 +118,7 @@ def reference(
                 discarded["stale"] = discarded.get("stale", 0) + 1
             elif not math.isfinite(at):
                 discarded["nonfinite"] = discarded.get("nonfinite", 0) + 1
-            elif staleness.correction == "icepop" and not staleness.lo <= math.exp(at) <= staleness.hi:
+            elif any(isinstance(entry, IcePop) and not entry.lo <= math.exp(at) <= entry.hi for entry in staleness.correction):
                 discarded["icepop"] = discarded.get("icepop", 0) + 1
             else:
                 r = torch.exp(log)

@@ -1,0 +1,108 @@
+"""Log-probabilities of tokens under the version that sampled them, once that version is past. Invariant: a token has the score of its own
+version or NaN; no other version stands in for it here.
+
+Two ways lead there. With the weights of every version that may be asked for, a token is scored when it is trained (`snapshot`). Or it is
+scored just before its version ends, by the learner's own model, and the score is kept until it is trained (`boundary`): four bytes a token
+of the rollouts that live, and the weights of one version, for what was sampled under it and came too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from asyncrl.messages import Anchor, Sample
+from asyncrl.training.batch import texts, versions
+from asyncrl.training.rows import Rectangle, log_probabilities, part_of
+from asyncrl.training.snapshots import Snapshots
+
+_ROLLOUTS, _LENGTHS, _SCORES, _WEIGHTS = "rollouts", "lengths", "scores", "weights/"
+
+
+class Past:
+    """Scores of rollouts by their number, each float32 from the first response token on, and the weights of the newest `most` versions."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float, most: int) -> None:
+        self.snapshots = Snapshots(model, most)
+        self._model, self._temperature = model, temperature
+        self._scores: dict[int, NDArray[np.float32]] = {}
+
+    @property
+    def rollouts(self) -> list[int]:
+        """Those that have scores."""
+        return sorted(self._scores)
+
+    def anchor(self, message: Anchor, buffers: Sequence[memoryview | bytes], version: int) -> None:
+        """Score the tokens of `message` that have no score yet and were sampled under `version`, which the model is now, or under one whose
+        weights are held; forget the rollouts that do not live. Raises ValueError where the buffer does not fit the message."""
+        if len(buffers) != 1:
+            raise ValueError(f"texts to be scored come with 1 buffer, not {len(buffers)}")
+        if message.samples:
+            rectangles = texts(message.samples, np.frombuffer(buffers[0], "<i4"))
+            of_token, scores = torch.from_numpy(versions(message.samples)), self.known(message.samples)
+            for rectangle in rectangles:
+                now = torch.isnan(scores[rectangle.tokens]) & (of_token[rectangle.tokens] == version)
+                if now.any():
+                    part = part_of(rectangle, now)
+                    with torch.no_grad():
+                        scores[part.tokens] = log_probabilities(self._model, part, self._temperature).cpu()
+                late = torch.ones_like(now)
+                scores[rectangle.tokens] = self.completed(scores[rectangle.tokens], rectangle, of_token[rectangle.tokens], late)
+            pieces = torch.split(scores, [sample.response_tokens for sample in message.samples])
+            for sample, piece in zip(message.samples, pieces, strict=True):
+                self._scores[sample.rollout] = piece.numpy().copy()
+        live = set(message.live)
+        self._scores = {rollout: scores for rollout, scores in self._scores.items() if rollout in live}
+
+    def known(self, samples: Sequence[Sample]) -> Tensor:
+        """The scores that are kept of the samples' response tokens, float32 [tokens], NaN where there is none."""
+        return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(self._of(s.rollout, s.response_tokens) for s in samples)]))
+
+    def _of(self, rollout: int, tokens: int) -> NDArray[np.float32]:
+        kept = self._scores.get(rollout, np.zeros(0, np.float32))[:tokens]
+        return np.concatenate([kept, np.full(tokens - len(kept), np.nan, np.float32)])
+
+    def completed(self, scores: Tensor, rectangle: Rectangle, version: Tensor, asked: Tensor) -> Tensor:
+        """`scores` of a rectangle's response tokens, with those that are NaN and `asked` for (bool) scored where the weights of their
+        `version` (int64) are held. All are [tokens]."""
+        scores = scores.clone()
+        for held in self.snapshots.versions:
+            wanted = asked & torch.isnan(scores) & (version == held)
+            if wanted.any():
+                scores[wanted] = self.snapshots.score(held, part_of(rectangle, wanted), self._temperature).to(scores)
+        return scores
+
+    def close(self, version: int) -> None:
+        """Hold the weights of `version`, which the model is now and soon no more."""
+        self.snapshots.keep(version, self._model)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, for a checkpoint."""
+        weights = {_WEIGHTS + name: tensor for name, tensor in self.snapshots.tensors().items()}
+        if not self._scores:
+            return weights
+        lengths = [len(scores) for scores in self._scores.values()]
+        return weights | {
+            _ROLLOUTS: torch.tensor(list(self._scores)),
+            _LENGTHS: torch.tensor(lengths),
+            _SCORES: torch.from_numpy(np.concatenate(list(self._scores.values()))),
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Have what `tensors` gave. Raises ValueError, and changes nothing, where it is of another model or damaged."""
+        scores = dict[int, NDArray[np.float32]]()
+        if _SCORES in tensors:
+            try:
+                rollouts, lengths = tensors[_ROLLOUTS].tolist(), tensors[_LENGTHS].tolist()
+                pieces = torch.split(tensors[_SCORES], lengths)
+            except (KeyError, RuntimeError) as error:
+                raise ValueError(f"scores of rollouts do not fit their lengths: {error}") from error
+            scores = {rollout: piece.numpy().copy() for rollout, piece in zip(rollouts, pieces, strict=True)}
+        prefix = len(_WEIGHTS)
+        self.snapshots.restore({name[prefix:]: tensor for name, tensor in tensors.items() if name.startswith(_WEIGHTS)})
+        self._scores = scores

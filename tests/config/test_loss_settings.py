@@ -1,0 +1,242 @@
+"""The list of corrections is typed wherever it is said and survives being written; a loss that its formulas do not define is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.config import Config, ConfigError, load, read, render, write
+from staleness.estimators import K3, AgeDecay, Dppo, Estimator, GeometricTis, IcePop, Mis, TokenTis
+
+KINDS = get_args(Estimator)
+DECAYED = (IcePop(lo=0.5, hi=2.0), AgeDecay())
+
+
+def refusal(*sets: str, path: Path | None = None, **environ: str) -> str:
+    """The one sentence that this input is refused with."""
+    with pytest.raises(ConfigError) as caught:
+        load(path, sets, environ)
+    text = str(caught.value)
+    assert text.endswith(".") and text.isprintable()
+    return text
+
+
+def correction(*sets: str, path: Path | None = None, **environ: str) -> tuple[Any, ...]:
+    return load(path, sets, environ).staleness.correction
+
+
+# ------------------------------------------------------------------------------------------------------- where it is said
+
+
+def test_the_default_is_icepop() -> None:
+    assert correction() == (IcePop(lo=0.2, hi=5.0),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[staleness]\ncorrection = [{kind = 'icepop', lo = 0.5, hi = 2}, {kind = 'age_decay'}]\n",
+        "[[staleness.correction]]\nkind = 'icepop'\nlo = 0.5\nhi = 2.0\n[[staleness.correction]]\nkind = 'age_decay'\n",
+        "[staleness]\ncorrection = [{kind = 'icepop', lo = 0.5, hi = 2}, 'age_decay']\n",
+    ],
+)
+def test_a_file_has_a_list_of_tables(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert correction(path=path) == DECAYED
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("icepop", (IcePop(),)),
+        ("none", ()),
+        ("[]", ()),
+        (" icepop , age_decay", (IcePop(), AgeDecay())),
+        ("age_decay,icepop", (AgeDecay(), IcePop())),
+        ("'dppo'", (Dppo(),)),
+        ("['k3', 'mis']", (K3(), Mis())),
+        ("[{kind = 'icepop', lo = 0.5, hi = 2.0}, {kind = 'age_decay'}]", DECAYED),
+    ],
+)
+def test_a_variable_and_a_set_take_names_or_the_list(text: str, expected: tuple[Any, ...]) -> None:
+    assert correction(ASYNCRL_CORRECTION=text) == correction(f"staleness.correction={text}") == expected
+
+
+def test_a_file_may_name_them_in_one_string(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[staleness]\ncorrection = 'k3, age_decay'\n")
+    assert correction(path=path) == (K3(), AgeDecay())
+    assert correction(path=path, ASYNCRL_CORRECTION="none") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("icepopp", "has the kind 'icepopp', which there is not; the nearest is icepop."),
+        ("icepop,", "has the kind ''"),
+        ("", "has the kind ''"),
+        ("icepop,none", "has none beside others"),
+        ("3", "is 3, and must be a list of tables with a kind each, or of kinds alone: token_tis,"),
+        ("[3]", "has 3 in it, and must be a list"),
+        ("[{lo = 0.5}]", "has {'lo': 0.5} in it, and must be a list"),
+        ("{kind = 'icepop'}", "is {'kind': 'icepop'}, and must be a list"),
+        ("[{kind = 3}]", "has {'kind': 3} in it"),
+        ("[{kind = 'icepop', low = 0.5}]", "has a icepop with 'low', which it does not take; it takes lo, hi, and the nearest is lo."),
+        ("[{kind = 'k3', lo = 0.5}]", "it takes hi, and the nearest is hi."),
+        ("[{kind = 'icepop', lo = 5.0, hi = 0.2}]", "staleness.correction.icepop.lo is 5.0, and must be a number above 0 and at most 1"),
+        ("[{kind = 'icepop', hi = 0.9}]", "staleness.correction.icepop.hi is 0.9, and must be a number at least 1"),
+        ("[{kind = 'icepop', lo = 0}]", "staleness.correction.icepop.lo is 0, and"),
+        ("[{kind = 'icepop', hi = inf}]", "staleness.correction.icepop.hi is inf"),
+        ("[{kind = 'icepop', lo = nan}]", "staleness.correction.icepop.lo is nan"),
+        ("[{kind = 'icepop', lo = '0.5'}]", "staleness.correction.icepop.lo is '0.5'"),
+        ("[{kind = 'age_decay', gamma = 1.5}]", "staleness.correction.age_decay.gamma is 1.5"),
+        ("[{kind = 'icepop'", "must be a list of tables"),
+    ],
+)
+def test_what_is_no_list_of_corrections_is_refused_with_its_place(text: str, said: str) -> None:
+    assert said in (by_variable := refusal(ASYNCRL_CORRECTION=text)) and by_variable.startswith("ASYNCRL_CORRECTION: staleness.correction")
+    assert said in (by_set := refusal(f"staleness.correction={text}")) and by_set.startswith("--set staleness.correction=")
+
+
+def test_bounds_have_a_place_in_a_table_and_nowhere_else() -> None:
+    assert "there is no setting staleness.lo" in refusal("staleness.lo=0.5")
+    assert "holds no further settings" in refusal("staleness.correction.lo=0.5")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bounds_outside_their_range_are_refused(kind: Any) -> None:
+    """The ranges as msgspec's own schema gives them."""
+    name = kind.__struct_config__.tag
+    properties = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
+    bounds = {key: node for key, node in properties.items() if key != "kind"}
+    assert bounds
+    for key, node in bounds.items():
+        outside = [
+            node["minimum"] - 0.5 if "minimum" in node else None,
+            node["maximum"] + 0.5 if "maximum" in node else None,
+            float(node["exclusiveMinimum"]) if "exclusiveMinimum" in node else None,
+        ]
+        for value in (found for found in outside if found is not None):
+            said = refusal(f"staleness.correction=[{{kind = '{name}', {key} = {value!r}}}]")
+            assert f"staleness.correction.{name}.{key} is {value!r}" in said
+
+
+def bounds(kind: Any) -> st.SearchStrategy[Any]:
+    """Any entry of a kind."""
+    ranges = {
+        "lo": st.floats(0.01, 0.99),
+        "hi": st.floats(0.01, 1.0) if kind is Dppo else st.floats(1.01, 1e6),
+        "gamma": st.floats(0.01, 1.0),
+    }
+    return st.builds(kind, **{name: ranges[name] for name in kind.__struct_fields__})
+
+
+@given(entries=st.lists(st.sampled_from(KINDS), max_size=6, unique=True).flatmap(lambda kinds: st.tuples(*map(bounds, kinds))))
+def test_any_list_is_read_as_it_was_written(entries: tuple[Any, ...], tmp_path_factory: pytest.TempPathFactory) -> None:
+    default = Config()
+    config = msgspec.structs.replace(
+        default,
+        staleness=msgspec.structs.replace(default.staleness, correction=entries, proximal="boundary"),
+        run=msgspec.structs.replace(default.run, dir="somewhere"),
+    )
+    path = tmp_path_factory.getbasetemp() / "corrections.toml"
+    write(config, path)
+    try:
+        assert read(path) == config
+    except ConfigError as error:
+        assert "weigh by the ratio" in str(error) and sum(entry.measures for entry in entries) > 1
+
+
+def test_the_written_list_names_its_kinds() -> None:
+    lines = render(Config()).splitlines()
+    place = lines.index("correction = [")
+    assert lines[place + 1] == '    { kind = "icepop", lo = 0.2, hi = 5.0 },'
+    assert all(kind.__struct_config__.tag in lines[place - 1] for kind in KINDS)
+
+
+# ------------------------------------------------------------------------------------------------------------------ rules
+
+FIRST_K = ("train.unit=rollout", "train.advantage=first_k")
+EMPTY = "staleness.correction=[{kind = 'icepop', lo = 1, hi = 1}]"
+TWICE = "staleness.correction=icepop,icepop"
+
+
+@pytest.mark.parametrize(
+    ("sets", "keys", "said"),
+    [
+        (["rollout.top_p=0.9"], ["rollout.top_p"], "no engine records the kept set"),
+        (["train.objective=dual_clip", "train.dual_clip=1.28"], ["train.dual_clip", "train.clip_hi"], "larger than 1 + clip_hi"),
+        ([EMPTY], ["staleness.correction"], "the band [lo, hi] of icepop is empty: lower lo or raise hi"),
+        ([TWICE], ["staleness.correction"], "icepop is there twice"),
+        (
+            ["staleness.correction=icepop,token_tis"],
+            ["staleness.proximal", "staleness.correction", "train.objective"],
+            "token_tis would weigh by it once more: leave token_tis out",
+        ),
+        (
+            ["staleness.correction=sequence_tis", "train.objective=gspo"],
+            ["staleness.proximal", "train.objective"],
+            "sequence_tis would weigh",
+        ),
+        (["staleness.correction=geometric_tis", "train.objective=topr"], ["staleness.proximal"], "geometric_tis would weigh"),
+        (
+            ["staleness.correction=icepop,token_tis", "staleness.proximal=boundary"],
+            ["staleness.correction", "staleness.proximal"],
+            "both icepop and token_tis weigh by the ratio",
+        ),
+        (["staleness.correction=mis,kpop", "train.objective=reinforce"], ["train.objective"], "both mis and kpop weigh by the ratio"),
+        (["train.unit=rollout"], ["train.unit", "train.advantage"], "set advantage to first_k, or unit to group"),
+        (["train.unit=rollout", "train.advantage=min_variance"], ["train.unit", "train.advantage"], "set advantage to first_k"),
+        (["train.unit=rollout", "train.advantage=reinforce_pp"], ["train.unit", "train.advantage"], "set advantage to first_k"),
+        (["train.advantage=first_k"], ["train.unit", "train.advantage"], "set unit to rollout, or advantage to rloo"),
+        ([*FIRST_K, "train.replay_groups=1"], ["train.unit", "train.replay_groups"], "trained again are whole groups"),
+        ([*FIRST_K, "rollout.k_min=8"], ["train.unit", "rollout.k_min", "rollout.group_size"], "group_size - 1 others"),
+        (
+            ["train.advantage=min_variance", "train.micro_tokens=2047"],
+            ["train.advantage", "train.micro_tokens", "rollout.group_size", "engine.context_tokens"],
+            "raise micro_tokens to 2048",
+        ),
+        (
+            ["train.advantage=min_variance_logits", "rollout.sizing=difficulty", "rollout.group_size_max=33"],
+            ["train.micro_tokens", "rollout.group_size_max"],
+            "raise micro_tokens to 8448",
+        ),
+    ],
+)
+def test_a_loss_that_is_not_defined_is_refused(sets: list[str], keys: list[str], said: str) -> None:
+    text = refusal(*sets)
+    assert said in text and all(f"{key} is " in text for key in keys)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["rollout.top_p=1"],
+        ["train.objective=dual_clip", "train.dual_clip=1.29"],
+        ["train.dual_clip=1.01"],
+        ["staleness.correction=none"],
+        ["staleness.correction=mis,icepop,kpop,k3,dppo,opsm,m2po,geometric_mask,age_decay"],
+        ["staleness.correction=token_tis", "train.objective=reinforce"],
+        ["staleness.correction=token_tis,k3,dppo,age_decay", "staleness.proximal=loglinear"],
+        FIRST_K,
+        [*FIRST_K, "rollout.k_min=7"],
+        ["train.advantage=gdpo"],
+        ["train.advantage=min_variance", "train.micro_tokens=2048"],
+        ["staleness.proximal=recompute"],
+    ],
+)
+def test_a_loss_at_the_edge_passes(sets: list[str]) -> None:
+    load(None, sets, {})
+
+
+def test_a_contradiction_shows_the_list_as_it_is_written() -> None:
+    said = refusal("staleness.correction=[{kind = 'geometric_tis'}]")
+    assert "staleness.correction is [{kind = 'geometric_tis', lo = 0.99, hi = 1.01}] (--set" in said
+    assert correction("staleness.correction=token_tis", "train.objective=reinforce") == (TokenTis(hi=2.0),)
+    assert GeometricTis().kind == "geometric_tis"
