@@ -20,7 +20,7 @@ from actors.reporting import Reporter, report_s
 from asyncrl import situation
 from asyncrl.config import Config
 from asyncrl.link import Link, UnixAddress, connect, read_key, serve
-from asyncrl.messages import Hello, MicroBatch, Prepare, Publish, Role, TokenCount
+from asyncrl.messages import Anchor, Hello, MicroBatch, Prepare, Publish, Role, TokenCount
 from asyncrl.places import BEFORE, COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, PACKED, SITUATION, STALL, SUMMARY
 from asyncrl.waits import Waits
 
@@ -283,6 +283,9 @@ class _Threaded:
 
     async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
         return await trio.to_thread.run_sync(self.learner.accumulate, batch, buffers)
+
+    async def anchor(self, message: Anchor, buffers: Sequence[memoryview]) -> None:
+        await trio.to_thread.run_sync(self.learner.anchor, message, buffers)
 
     async def step(self) -> dict[str, float]:
         return await trio.to_thread.run_sync(self.learner.step)

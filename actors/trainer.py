@@ -1,6 +1,7 @@
 """The trainer actor: a nursery around a learner. Invariant: what computes is carried out one at a time, in the order it came.
 
     micro-batch  accumulate its gradients               → Consumed
+    anchor       score texts under the weights there are, and keep the scores
     close step   one optimizer step, one version more   → Stepped
     publish      send the weights as they are           → Transferred     (beside accumulation, never beside an optimizer step)
     save         write a checkpoint                     → Saved
@@ -20,6 +21,7 @@ from actors.reporting import Reporter
 from asyncrl.link import Link
 from asyncrl.messages import (
     Abort,
+    Anchor,
     CloseStep,
     Consumed,
     Drain,
@@ -54,6 +56,8 @@ class Learner(Protocol):
     def version(self) -> int: ...
 
     async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]: ...
+
+    async def anchor(self, message: Anchor, buffers: Sequence[memoryview]) -> None: ...
 
     async def step(self) -> dict[str, float]: ...
 
@@ -127,6 +131,8 @@ async def trainer_actor(link: Link, learner: Learner, transfer: Transfer, waits:
                 case MicroBatch(step, index):
                     counts = await learner.accumulate(message, buffers)
                     await link.send(Consumed(step, index, counts, trio.current_time() - start))
+                case Anchor():
+                    await learner.anchor(message, buffers)
                 case CloseStep():
                     async with weights:
                         metrics = await learner.step()

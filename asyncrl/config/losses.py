@@ -37,6 +37,11 @@ def ratios_weigh(train: Train, staleness: Staleness) -> bool:
     return staleness.proximal != "behaviour" or train.objective == "reinforce"
 
 
+def clips_nothing(train: Train, staleness: Staleness) -> bool:
+    """Whether the objective has a ratio, and that ratio is always 1. (A step makes a version, so current and recomputed policy are one.)"""
+    return staleness.proximal == "recompute" and train.objective != "reinforce"
+
+
 def _corrections(config: Config) -> Contradictions:
     correction, weigh = config.staleness.correction, ratios_weigh(config.train, config.staleness)
     for entry in correction:

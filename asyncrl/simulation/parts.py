@@ -16,7 +16,7 @@ from actors.verifier import Given
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
-from asyncrl.messages import MicroBatch, NoVerdict, Prepare, Publish, Purpose, Scored, TokenCount
+from asyncrl.messages import Anchor, MicroBatch, NoVerdict, Prepare, Publish, Purpose, Scored, TokenCount
 from asyncrl.simulation import policy
 from weightsync.errors import TransferError
 
@@ -209,6 +209,10 @@ class Learner:
             counts.append(TokenCount(sample.rollout, fresh, {"stale": stale} if stale else {}))
             at, place = end, place + sample.response_tokens
         return counts
+
+    async def anchor(self, message: Anchor, buffers: Sequence[memoryview]) -> None:
+        """Scores are nobody's business here; they take their time."""
+        await trio.sleep(sum(sample.response_tokens for sample in message.samples) * self.seconds_per_token)
 
     async def step(self) -> dict[str, float]:
         await trio.sleep(self.step_s)

@@ -7,6 +7,7 @@ a rollout is never split over rectangles.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.config.losses import ratios_weigh
+from asyncrl.config.losses import clips_nothing, ratios_weigh
 from asyncrl.config.schema import Staleness, Train
 from asyncrl.messages import Anchor, MicroBatch, TokenCount
 from asyncrl.training.anchors import Past
@@ -31,6 +32,7 @@ from staleness.objectives import Inputs, objective
 from staleness.ratios import log_ratio
 from staleness.vcpo import learning_rate_scale
 
+logger = logging.getLogger(__name__)
 TRAINED, STALE, MEDIAN, NONFINITE = range(4)
 """What became of a response token; from here on, the place in the list of the correction that left it out."""
 REASONS = ("", "stale", "median", "nonfinite")
@@ -55,6 +57,8 @@ class Learner:
         self.past = None if most is None else Past(model, temperature, most)
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._weighted = ratios_weigh(train, staleness)
+        if clips_nothing(train, staleness):
+            logger.warning("proximal is recompute: the ratio of the objective is 1, and clipping does nothing")
         self._reasons = (*REASONS, *(entry.kind for entry in staleness.correction))
         self._sums = Sums()
 

@@ -28,6 +28,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, Snapshot, fold
 from asyncrl.link import Link, LinkBroken, LinkError
 from asyncrl.messages import (
+    Anchor,
     Exited,
     Hello,
     Message,
@@ -132,6 +133,7 @@ class ScriptedLearner:
         self.version = 0
         self.port = 1
         self.batches: list[tuple[MicroBatch, bytes]] = []
+        self.anchored: list[Anchor] = []
         self.saved: list[tuple[int, int]] = []
         self._seconds_per_token, self._step_s = seconds_per_token, step_s
 
@@ -149,6 +151,11 @@ class ScriptedLearner:
             counts.append(TokenCount(sample.rollout, fresh, {"stale": stale} if stale else {}))
             at += sample.response_tokens
         return counts
+
+    async def anchor(self, message: Anchor, buffers: Sequence[memoryview]) -> None:
+        assert message.step == self.version
+        assert len(buffers[0]) == 4 * sum(s.prompt_tokens + s.response_tokens for s in message.samples)
+        self.anchored.append(message)
 
     async def step(self) -> dict[str, float]:
         await trio.sleep(self._step_s)

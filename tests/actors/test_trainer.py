@@ -1,0 +1,31 @@
+"""The trainer actor does what it is told, one after the other, in the order it came."""
+
+from __future__ import annotations
+
+import numpy as np
+import trio
+from actor_world import ScriptedLearner
+
+from actors.reporting import Reporter
+from actors.trainer import trainer_actor
+from asyncrl.link import memory_links
+from asyncrl.messages import Anchor, CloseStep, Drain, Drained, Sample, Span, Stepped, TrainerReady
+from asyncrl.waits import Waits
+
+
+async def test_texts_are_scored_before_the_step_that_follows_them() -> None:
+    """After it their version is gone."""
+    learner, waits = ScriptedLearner(), Waits()
+    here, there = memory_links()
+    samples = [Sample(7, 3, 2, 3, float("nan"), [Span(0, 0, 3)])]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trainer_actor, there, learner, learner, waits, Reporter(waits))
+        for step in range(2):
+            await here.send(Anchor(step, samples, [7]), np.arange(5, dtype=np.int32).tobytes())
+            await here.send(CloseStep(step))
+        await here.send(Drain())
+        said = []
+        while not said or not isinstance(said[-1], Drained):
+            said.append((await here.receive())[0])
+    assert [anchor.step for anchor in learner.anchored] == [0, 1]
+    assert [type(message) for message in said] == [TrainerReady, Stepped, Stepped, Drained]
