@@ -62,6 +62,8 @@ def advantages(kind: Kind, samples: Sequence[Sample], rewards: Rewards, parts: P
     """
     if kind == "first_k":
         return _all_trained([_above_baseline(sample) for sample in samples])
+    if not samples:
+        return _all_trained([])
     needed = rewards if kind in WHOLE_STEP else {sample.group: rewards.get(sample.group, ()) for sample in samples}
     for group, members in needed.items():
         _check(group, members)
