@@ -1,22 +1,37 @@
-"""How many groups may start. Invariant: no more than `(depth + 1) * batch_groups` groups are ever live.
+"""How many groups may start, and which may be trained. Invariant: no more than `most_live` groups are ever live, so lag has a bound.
 
-No torch here: the coordinator imports this.
+No torch here: the coordinator imports this. The proof is docs/lag.md.
 """
 
 from __future__ import annotations
 
+import math
 
-def may_admit(groups_live: int, depth: int, batch_groups: int) -> int:
+
+def most_live(depth: int, batch_groups: int, overprovision: float = 1.0) -> int:
+    """Groups that may be live at one time: `depth` (>= 0) steps that generation runs ahead, and what the step being filled is given:
+    `overprovision` (>= 1) groups for each of the `batch_groups` (>= 1) that it needs (APRIL, arXiv 2509.18521)."""
+    return depth * batch_groups + math.ceil(overprovision * batch_groups)
+
+
+def may_admit(live: float, depth: int, batch_groups: int, overprovision: float = 1.0) -> int:
     """Number of new groups that may start now, at least 0.
 
-    `groups_live` counts the groups leased, recycled, waiting for verdicts, ready, and taken for a step whose version is not published
-    yet; `depth` (>= 0) is how many steps generation may run ahead of training; a step trains `batch_groups` (>= 1) groups.
+    `live` counts the groups leased, recycled, waiting for verdicts, ready, and taken for a step whose version is not published yet; where
+    rollouts are trained one by one it counts those, in groups' worth.
 
     Why lag is bounded: let a group start while version v is served. Every token of it is then sampled under v or later. The live
-    groups are those of the steps v, v + 1, …, which are not published, and with this one they are at most (depth + 1) * batch_groups.
-    Trained in order of admission, batch_groups to a step, they all fit in the steps v to v + depth; groups that are dropped only move
-    the others forward. So its lag is at most (v + depth) - v = depth. Where m groups admitted later may overtake it, it is trained at
-    most ceil(m / batch_groups) steps later: lag <= depth + ceil(m / batch_groups). Whatever the order, `max_lag` is checked again at
-    assembly. The count is of what is alive now and not of what ever was, so filters, crashes and resumes leave the bound as it is.
+    groups are those of the steps v, v + 1, …, which are not published, and with this one they are at most L = `most_live`.
+    Trained in order of admission, batch_groups to a step, they all fit in the steps v to v + ceil(L / batch_groups) - 1; groups that are
+    dropped only move the others forward. Where m groups admitted later may overtake it, it is trained by the step
+    v + ceil((L + m) / batch_groups) - 1. Whatever the order, `max_lag` is checked again at assembly. The count is of what is alive now
+    and not of what ever was, so filters, crashes and resumes leave the bound as it is.
     """
-    return max(0, (depth + 1) * batch_groups - groups_live)
+    return max(0, math.floor(most_live(depth, batch_groups, overprovision) - live))
+
+
+def worst_lag(depth: int, batch_groups: int, overprovision: float = 1.0, window: int = 1) -> int:
+    """Largest lag, in versions, that any token can have where only groups less than `window` (>= 1) admissions after the oldest one that
+    is not trained may be trained: at most window - 1 later ones ever overtake a group. `depth + ceil((window - 1) / batch_groups)` without
+    over-provisioning."""
+    return math.ceil((most_live(depth, batch_groups, overprovision) + window - 1) / batch_groups) - 1

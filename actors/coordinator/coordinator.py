@@ -157,8 +157,8 @@ class Coordinator:
             return
         training.feed(published)
         if published is not None:
-            if training.useful > 0:
-                self.generation.admit(training.useful)
+            if training.useful and not training.resting(published):
+                self.generation.admit(training.wanted)
                 self.generation.lease("train")
             else:
                 self.generation.park("train")

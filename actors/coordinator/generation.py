@@ -23,7 +23,6 @@ from asyncrl.config import Config
 from asyncrl.experience.events import Admitted, Buried, Dropped, Extended, Late, Leased, Recycled, Sealed
 from asyncrl.experience.rollout import Refused, Rollout, Status
 from asyncrl.messages import Chunks, Interrupt, Lease, Leases, Purpose
-from staleness.admission import may_admit
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +51,11 @@ class Generation:
         cursor = self._book.experience.items("train")
         return not self._book.experience.restarts and self._prompts.train_item(cursor) is None
 
-    def admit(self, useful: int) -> None:
-        """Start new groups: as many as admission allows, and never more than the `useful` ones that the run can still take."""
-        experience, train = self._book.experience, self._config.train
+    def admit(self, wanted: int) -> None:
+        """Start so many new groups, as far as there are prompts."""
+        experience = self._book.experience
         self.admitted = min(self.admitted, trio.current_time())
-        room = may_admit(experience.groups_live, self._config.staleness.depth, train.batch_groups)
-        for _ in range(min(room, useful - experience.groups_untaken)):
+        for _ in range(wanted):
             if experience.restarts:
                 stale, again = next(iter(experience.restarts.items()))
                 self.start("train", again, restarts=stale)

@@ -9,6 +9,7 @@ import trio
 
 from actors.coordinator.lifecycle import Phase
 from actors.reporting import report_s
+from asyncrl.config.derived import live_groups
 from asyncrl.experience.rollout import Status
 from asyncrl.messages import Report, Role
 from asyncrl.situation import NAMED, Actor, Awaited, Groups, Situation
@@ -47,7 +48,7 @@ def survey(run: Coordinator) -> Situation:
         rollouts={status.value: count for status, count in statuses.items()},
         groups=Groups(
             live=experience.groups_live,
-            most=(config.staleness.depth + 1) * config.train.batch_groups,
+            most=live_groups(config),
             complete=len(experience.ready()),
             filtered=training.filtered if training else 0,
             patience=config.rollout.filter_patience,

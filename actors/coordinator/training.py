@@ -1,7 +1,7 @@
-"""Finished groups to optimizer steps. Invariant: a token over `max_lag` enters a loss only where `on_stale` says `train`.
+"""Finished work to optimizer steps. Invariant: a step is closed with all that it takes, and only from a version that the engines serve.
 
-    ready groups, the oldest first → those that cannot be trained are dropped by name → micro-batches, at most OUTSTANDING with the trainer
-    → with its `batch_groups` taken the step is closed, once the version it starts from is published → Stepped: a version more
+    what is chosen (selection.py) → micro-batches, at most OUTSTANDING with the trainer
+    → with all of it taken the step is closed, once the version it starts from is published → Stepped: a version more
 
 The micro-batches of a step are trained while its other groups are still being generated, and those of the next while the weights travel. A
 step is not closed before the version it starts from has reached the engines, so what the trainer holds is what it publishes.
@@ -15,7 +15,7 @@ has made the last of those versions nothing is published.
 from __future__ import annotations
 
 import logging
-import sys
+import math
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -24,12 +24,15 @@ import trio
 from actors.coordinator.book import Book
 from actors.coordinator.generation import Generation
 from actors.coordinator.peers import Peer
+from actors.coordinator.selection import WHOLE_STEP, Selection, baseline
 from asyncrl.config import Config
-from asyncrl.experience.events import Checkpointed, Dropped, Taken, Trained
+from asyncrl.config.derived import max_lag
+from asyncrl.experience.events import Checkpointed, Taken, Trained
 from asyncrl.experience.packing import micro_batches
-from asyncrl.experience.rollout import Group, Refused, Rollout
-from asyncrl.messages import CloseStep, Consumed, MicroBatch, Sample, Save, Saved, Scored, Stepped, TokenCount
-from staleness.lag import fresh_mask, rollout_lag, tokens_by_lag
+from asyncrl.experience.rollout import Group, Refused, Rollout, Status
+from asyncrl.messages import Anchor, CloseStep, Consumed, MicroBatch, Sample, Save, Saved, Scored, Stepped, TokenCount
+from staleness.admission import may_admit
+from staleness.lag import fresh_mask, tokens_by_lag
 
 OUTSTANDING = 2
 """Micro-batches that may be with the trainer: the one it works on, and the next, so that it never asks."""
@@ -47,7 +50,7 @@ class Training:
         self._config = config
         self.version = version  # of the trainer's weights
         self._step = version  # the open step: `version`, or one more while the optimizer step before it is under way
-        self._groups = 0  # taken for the open step
+        self._selection = Selection(book, config, lambda: generation.exhausted)
         self._index = 0  # micro-batches sent for the open step
         self._outstanding: dict[tuple[int, int], Counter[int]] = {}  # micro-batches with the trainer: their tokens by lag
         self._consumed: defaultdict[int, list[tuple[list[TokenCount], Counter[int]]]] = defaultdict(list)  # by step
@@ -55,9 +58,8 @@ class Training:
         self._due = False  # a checkpoint of the version there is, or of the next
         self._checkpointed = 0  # the event that says so of the last one
         self._unwritten = (version, "")  # the last version whose checkpoint was not written, and why
-        self.filtered = 0  # groups dropped without a signal since the last that was trained
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
-        self.rewards: list[float] = []  # of the groups seen since the last step, filtered ones too
+        self._anchored: dict[int, int] = {}  # rollouts that the trainer has scored, and how many of their tokens
         self.metrics: dict[str, float] = {}  # of the last step
         self.progress = self.stepped = trio.current_time()  # of anything, and of a step
 
@@ -72,9 +74,21 @@ class Training:
         return self._step > self.version
 
     @property
-    def useful(self) -> int:
-        """How many groups the remaining steps can still take."""
-        return (self._config.train.steps - self._step) * self._config.train.batch_groups - self._groups
+    def useful(self) -> bool:
+        """Whether any step can still take anything."""
+        return self._config.train.steps - self._step > self._selection.full
+
+    @property
+    def wanted(self) -> int:
+        """How many groups may start now: as many as admission allows, and never more than the steps to come can still take."""
+        staleness, train = self._config.staleness, self._config.train
+        room = may_admit(self._selection.unit.live, staleness.depth, train.batch_groups, self._config.rollout.overprovision)
+        return min(room, self._selection.wanted(train.steps - self._step))
+
+    @property
+    def filtered(self) -> int:
+        """Units that had no signal since the last that had."""
+        return self._selection.judge.filtered // self._selection.unit.per_group
 
     @property
     def unsaved(self) -> str:
@@ -85,7 +99,11 @@ class Training:
     @property
     def starved(self) -> bool:
         """Whether no group is to come, none was taken for the open step, and nothing is under way."""
-        return self._dry and not self._groups and not self.closing
+        return self._dry and not self._selection.units and not self.closing
+
+    def resting(self, published: int | None) -> bool:
+        """Whether generation stands still until the step that has its groups is published (`rollout.mode = batch`)."""
+        return self._config.rollout.mode == "batch" and (self.closing or published != self.version)
 
     @property
     def redoing(self) -> bool:
@@ -94,7 +112,7 @@ class Training:
 
     @property
     def _dry(self) -> bool:
-        return self._generation.exhausted and not self._book.experience.groups_untaken
+        return self._generation.exhausted and not self._selection.unit.untaken
 
     # ----------------------------------------------------------------------------------------------------------- feed
 
@@ -104,114 +122,88 @@ class Training:
             self.save()
         if self._step >= self._config.train.steps:
             return
-        batch_groups = self._config.train.batch_groups
-        while self._groups < batch_groups and len(self._outstanding) < OUTSTANDING:
-            if not (groups := self._next(batch_groups - self._groups)):
-                break
-            self._take(groups)
-        full = self._groups == batch_groups or (self._groups > 0 and self._dry)
+        while len(self._outstanding) < OUTSTANDING and (units := self._next()):
+            self._take(units)
+        full = self._selection.full or (self._selection.units > 0 and self._dry)
         if full and self._step == self.version and published in (self.version, None):
             self._close()
 
-    def _next(self, most: int) -> list[Group]:
-        """What the trainer is given next: what it had before a crash, and then the oldest; where nothing may lag, in turn."""
+    def _next(self) -> list[list[Rollout]]:
+        """What the trainer is given next: what it had before a crash, and then what is chosen."""
         if (prescribed := self._book.experience.prescribed) is None:
-            return self._oldest(most) if self._max_lag else self._in_turn(most)
-        step, groups = prescribed
-        return groups if step == self._step else []
+            return self._selection.next(self._step, self._tokens)
+        step, rollouts = prescribed
+        return self._selection.unit.of(rollouts) if step == self._step and not self._selection.full else []
 
-    def _in_turn(self, most: int) -> list[Group]:
-        """As `_oldest`, but in the order of admission and never less than fits: sums of floats depend on what is added when, so this makes
-        the weights a function of the seed, whoever is complete first and whatever is killed. Waiting for an older group costs nothing here:
-        the step needs them all."""
-        room, chosen = self._config.train.micro_tokens, list[Group]()
-        for group in [group for group in self._book.experience.groups.values() if group.purpose == "train" and group.step is None]:
-            if not group.complete:
-                return []
-            if self._unusable(group):
-                continue
-            room -= sum(map(self._tokens, group.scored))
-            if chosen and room < 0:
-                return chosen
-            chosen.append(group)
-            if len(chosen) == most:
-                return chosen
-        return chosen if self._generation.exhausted else []
+    def _take(self, units: list[list[Rollout]]) -> None:
+        """Send these to the trainer as micro-batches."""
+        self._selection.take(units)
+        taken = [rollout for unit in units for rollout in unit]
+        self._book.record(Taken(self._step, [rollout.id for rollout in taken]))
+        groups = {rollout.group: self._book.experience.groups[rollout.group] for rollout in taken}
+        for batch in micro_batches(units, self._tokens, self._config.train.micro_tokens):
+            whole = self._config.train.advantage in WHOLE_STEP
+            self._send(
+                batch, list(groups.values()) if whole else list({rollout.group: groups[rollout.group] for rollout in batch}.values())
+            )
 
-    def _oldest(self, most: int) -> list[Group]:
-        """The oldest groups that can be trained and fit one micro-batch; a group that does not fit one comes alone."""
-        room, chosen = self._config.train.micro_tokens, list[Group]()
-        for group in self._book.experience.ready():
-            if self._unusable(group):
-                continue
-            room -= sum(map(self._tokens, group.scored))
-            if chosen and room < 0:
-                break
-            chosen.append(group)
-            if len(chosen) == most:
-                break
-        return chosen
-
-    def _unusable(self, group: Group) -> bool:
-        """Drop a finished group that cannot be trained, under its reason."""
-        staleness, rollout = self._config.staleness, self._config.rollout
-        lags = [rollout_lag(member.spans, self._step) for member in group.scored]
-        stale = [lag > self._max_lag for lag in lags]
-        if len(group.rewards) < rollout.k_min:
-            reason = "k_min"
-            self.filtered += 1
-        elif rollout.filter == "zero_variance" and min(group.rewards) == max(group.rewards):
-            reason = "zero_variance"
-            self.filtered += 1
-        elif any(stale) and staleness.on_stale in ("recycle", "drop"):
-            reason = "stale"
-        else:
-            return False
-        self.rewards += group.rewards
-        self._book.record(Dropped(group.id, reason, again=reason == "stale" and staleness.on_stale == "recycle"))
-        return True
-
-    def _take(self, groups: list[Group]) -> None:
-        """Send these groups to the trainer as micro-batches."""
-        self._book.record(Taken(self._step, [member.id for group in groups for member in group.scored]))
-        self._groups += len(groups)
-        self.filtered = 0
-        rewards = {group.id: group.rewards for group in groups}
-        for group in groups:
-            self.rewards += group.rewards
-        budget = self._config.train.micro_tokens
-        for batch in micro_batches((group.scored for group in groups), self._tokens, budget):
-            self._send(batch, {member.group: rewards[member.group] for member in batch})
-
-    def _send(self, batch: list[Rollout], rewards: dict[int, list[float]]) -> None:
-        groups, max_lag = self._book.experience.groups, self._max_lag
-        samples, ids, behaviour, mask, lags = [], bytearray(), bytearray(), bytearray(), Counter[int]()
+    def _send(self, batch: list[Rollout], groups: list[Group]) -> None:
+        most, ids, behaviour, mask, lags = max_lag(self._config), bytearray(), bytearray(), bytearray(), Counter[int]()
         for rollout in batch:
-            group = groups[rollout.group]
-            assert isinstance(rollout.verdict, Scored)
-            samples.append(Sample(rollout.id, group.id, group.prompt_tokens, rollout.tokens, rollout.verdict.reward, list(rollout.spans)))
-            ids += group.prompt
+            ids += self._book.experience.groups[rollout.group].prompt
             ids += rollout.ids
             behaviour += rollout.behaviour
-            mask += fresh_mask(rollout.spans, self._step, max_lag)
-            lags.update({lag: n for lag, n in tokens_by_lag(rollout.spans, self._step).items() if lag <= max_lag})
+            mask += fresh_mask(rollout.spans, self._step, most)
+            lags.update({lag: n for lag, n in tokens_by_lag(rollout.spans, self._step).items() if lag <= most})
+        message = MicroBatch(
+            self._step,
+            self._index,
+            [self._sample(rollout) for rollout in batch],
+            {group.id: group.rewards for group in groups},
+            {group.id: group.parts for group in groups if any(group.parts)},
+        )
         self._outstanding[self._step, self._index] = lags
-        self.trainer.send(MicroBatch(self._step, self._index, samples, rewards), bytes(ids), bytes(behaviour), bytes(mask))
+        self.trainer.send(message, bytes(ids), bytes(behaviour), bytes(mask))
         self._index += 1
 
-    @property
-    def _max_lag(self) -> int:
-        """The oldest a token may be to enter a loss."""
-        staleness = self._config.staleness
-        return sys.maxsize if staleness.on_stale == "train" else staleness.max_lag
+    def _sample(self, rollout: Rollout) -> Sample:
+        group = self._book.experience.groups[rollout.group]
+        alone = self._config.train.unit == "rollout"
+        return Sample(
+            rollout=rollout.id,
+            group=group.id,
+            prompt_tokens=group.prompt_tokens,
+            response_tokens=rollout.tokens,
+            reward=rollout.verdict.reward if isinstance(rollout.verdict, Scored) else math.nan,
+            spans=list(rollout.spans),
+            baseline=baseline(group, rollout, self._config) if alone else None,
+            member=group.scored.index(rollout) if isinstance(rollout.verdict, Scored) else None,
+        )
 
     def _tokens(self, rollout: Rollout) -> int:
         return self._book.experience.groups[rollout.group].prompt_tokens + rollout.tokens
 
+    def _anchor(self) -> None:
+        """Have the trainer score, while it holds the version, what was sampled under it, and late under the one before."""
+        live = [rollout for rollout in self._book.experience.rollouts.values() if self._to_train(rollout)]
+        self._anchored = {rollout.id: self._anchored.get(rollout.id, 0) for rollout in live}
+        due = [rollout for rollout in live if rollout.tokens > self._anchored[rollout.id]]
+        batches = micro_batches(([rollout] for rollout in due), self._tokens, self._config.train.micro_tokens)
+        for batch in batches or [[]]:
+            ids = b"".join(self._book.experience.groups[rollout.group].prompt + rollout.ids for rollout in batch)
+            self.trainer.send(Anchor(self._step, [self._sample(rollout) for rollout in batch], list(self._anchored)), ids)
+            self._anchored |= {rollout.id: rollout.tokens for rollout in batch}
+
+    def _to_train(self, rollout: Rollout) -> bool:
+        return rollout.status is not Status.TAKEN and self._book.experience.groups[rollout.group].purpose == "train"
+
     def _close(self) -> None:
+        if self._config.staleness.proximal == "boundary":
+            self._anchor()
         self.trainer.send(CloseStep(self._step))
         self._step += 1
-        self._groups = self._index = 0
+        self._index = 0
+        self._selection.close()
 
     # -------------------------------------------------------------------------------------------------------- answers
 
@@ -233,8 +225,9 @@ class Training:
                 self._book.record(Trained(count.rollout, count.trained, count.discarded))
             self.lags.update(lags)
         self.version = message.version
-        self.metrics = message.metrics | ({"reward": float(np.mean(self.rewards))} if self.rewards else {})
-        self.rewards = []
+        rewards = self._selection.judge.rewards
+        self.metrics = message.metrics | ({"reward": float(np.mean(rewards))} if rewards else {})
+        rewards.clear()
         self.progress = self.stepped = trio.current_time()
         every = self._config.train.checkpoint_every
         self._due |= self.finished or bool(every and self.version % every == 0)

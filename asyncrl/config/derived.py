@@ -5,11 +5,14 @@ alone, with the rule in its meaning; nothing is measured or guessed.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from asyncrl.config.losses import clips_nothing
 from asyncrl.config.schema import Config
 from asyncrl.process import divide_cores
+from staleness.admission import most_live
 
 EVENT_BYTES = 40
 """About what an event takes in the journal beside its tokens."""
@@ -27,9 +30,14 @@ class Row(NamedTuple):
     meaning: str
 
 
+def max_lag(config: Config) -> int:
+    """The oldest that a token may be to enter a loss, in versions."""
+    return sys.maxsize if config.staleness.on_stale == "train" else config.staleness.max_lag
+
+
 def live_groups(config: Config) -> int:
     """Admission's bound: groups that are generated, judged, ready or taken at one time."""
-    return (config.staleness.depth + 1) * config.train.batch_groups
+    return most_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)
 
 
 def queue_bytes(config: Config) -> int:
@@ -83,9 +91,24 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("journal", f"≤ {size(journal_bytes(config))}", _journal(config)),
         Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
         Row("lag, worst", worst, f"older tokens: {staleness.on_stale}"),
+        Row("proximal policy", staleness.proximal, _proximal(config, live)),
         Row("cores", f"{total} of {available}", f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}"),
         Row("metrics", f"http://127.0.0.1:{port}/metrics" if (port := config.run.metrics_port) else "off", "Prometheus"),
     ]
+
+
+def _proximal(config: Config, live: int) -> str:
+    """What the ratio is of, and what it costs the trainer to know."""
+    if clips_nothing(config.train, config.staleness):
+        return "of the step itself: the ratio is 1, and clipping does nothing"
+    return {
+        "behaviour": "what the engine sampled from",
+        "recompute": "of the step itself",
+        "loglinear": "guessed between behaviour and current",
+        "snapshot": f"of the version that sampled; the trainer's memory holds ≤ {config.staleness.max_lag} more copies of the weights",
+        "boundary": "of the version that sampled; the trainer's memory holds one more copy of the weights, and "
+        f"≤ {size(4 * live * config.rollout.max_new_tokens)} of scores",
+    }[config.staleness.proximal]
 
 
 def _counts(parts: Sequence[tuple[int, ...]]) -> str:

@@ -24,7 +24,7 @@ class Agenda(msgspec.Struct):
     """What waits for a lease, for a verdict, for a step.
 
     `queue_items` and `queue_bytes` measure the experience queue: training rollouts that are sealed or judged, and not taken. `statuses`
-    counts live rollouts; a status that none has any more may be there with zero.
+    counts live rollouts; a status that none has any more may be there with zero. `open` counts those that no step has taken.
     """
 
     statuses: Counter[Status] = msgspec.field(default_factory=Counter)
@@ -32,6 +32,8 @@ class Agenda(msgspec.Struct):
     queue_bytes: int = 0
     _waiting: dict[Purpose, list[tuple[bool, int]]] = msgspec.field(default_factory=_by_purpose)  # never leased, rollout
     _unjudged: list[tuple[int, int]] = msgspec.field(default_factory=list)  # sealed as, rollout
+    open: Counter[Purpose] = msgspec.field(default_factory=Counter)
+    _judged: list[tuple[int, int]] = msgspec.field(default_factory=list)  # oldest version, rollout
     _complete: dict[Purpose, list[tuple[int, int]]] = msgspec.field(default_factory=_by_purpose)  # oldest version, group
 
     def to_lease(self, purpose: Purpose, n: int) -> list[int]:
@@ -46,10 +48,15 @@ class Agenda(msgspec.Struct):
         """The groups that may be taken: those with the oldest tokens first, then those admitted first."""
         return [group for _, group in self._complete[purpose]]
 
+    def judged(self) -> list[int]:
+        """The training rollouts with a verdict that no step has taken: those with the oldest tokens first."""
+        return [rollout for _, rollout in self._judged]
+
     def enter(self, group: Group, rollout: Rollout) -> None:
         """A live rollout of this group comes in with the status it has."""
         status = rollout.status
         self.statuses[status] += 1
+        self.open[group.purpose] += status is not Status.TAKEN
         if status is Status.WAITING:
             insort(self._waiting[group.purpose], (not rollout.attempt, rollout.id))
         elif status is Status.SEALED:
@@ -57,11 +64,15 @@ class Agenda(msgspec.Struct):
             self._queue(group, rollout, 1)
         elif status is Status.JUDGED:
             self._queue(group, rollout, 1)
+            if _on_offer(group, rollout):
+                insort(self._judged, (rollout.oldest, rollout.id))
 
     def move(self, group: Group, rollout: Rollout, status: Status) -> None:
-        """The only way from one status to another. While it waits its `attempt` stays, from its sealing on its `sealed` and its tokens."""
+        """The only way from one status to another. While it waits its `attempt` stays, from its sealing on its `sealed` and its
+        tokens, and once it is judged its verdict and its `step`."""
         before = rollout.status
         self.statuses[before] -= 1
+        self.open[group.purpose] -= before is not Status.TAKEN
         if before is Status.WAITING:
             _remove(self._waiting[group.purpose], (not rollout.attempt, rollout.id))
         elif before is Status.SEALED:
@@ -69,13 +80,20 @@ class Agenda(msgspec.Struct):
             self._queue(group, rollout, -1)
         elif before is Status.JUDGED:
             self._queue(group, rollout, -1)
+            if _on_offer(group, rollout):
+                _remove(self._judged, (rollout.oldest, rollout.id))
         rollout.status = status
         if status not in ENDED:
             self.enter(group, rollout)
 
+    def promise(self, group: Group, rollout: Rollout, step: int) -> None:
+        """A judged rollout on offer is nobody else's than this step's from now on."""
+        _remove(self._judged, (rollout.oldest, rollout.id))
+        rollout.step = step
+
     def offer(self, group: Group) -> None:
-        """A group that nothing keeps from being taken, once it is complete, is ready."""
-        if group.complete:
+        """A group that nothing keeps from being taken whole, once it is complete, is ready."""
+        if group.complete and not group.begun:
             insort(self._complete[group.purpose], (group.oldest, group.id))
 
     def withdraw(self, group: Group) -> None:
@@ -86,6 +104,10 @@ class Agenda(msgspec.Struct):
         if group.purpose == "train":
             self.queue_items += sign
             self.queue_bytes += sign * rollout.tokens * TOKEN_BYTES
+
+
+def _on_offer(group: Group, rollout: Rollout) -> bool:
+    return rollout.step is None and group.purpose == "train"
 
 
 def _remove(order: list[Any], key: tuple[int, int]) -> None:

@@ -90,7 +90,7 @@ class JudgedAs(Event, frozen=True):
 
 
 class Taken(Event, frozen=True):
-    """These rollouts of finished groups went to the trainer together, for the step that makes version `step + 1`."""
+    """These rollouts with rewards went to the trainer together, for the step that makes version `step + 1`."""
 
     step: int
     rollouts: list[int]
@@ -102,6 +102,13 @@ class Trained(Event, frozen=True):
     rollout: int
     trained: int
     discarded: dict[str, int]
+
+
+class Discarded(Event, frozen=True):
+    """A judged rollout that no step has taken left without being trained, for the named reason (filtered, too few verdicts, stale)."""
+
+    rollout: int
+    reason: str
 
 
 class Dropped(Event, frozen=True):
@@ -127,5 +134,18 @@ class Checkpointed(Event, frozen=True):
 
 
 AnyEvent = (
-    Admitted | Leased | Extended | Sealed | Recycled | Buried | Late | JudgedAs | Taken | Trained | Dropped | Published | Checkpointed
+    Admitted
+    | Leased
+    | Extended
+    | Sealed
+    | Recycled
+    | Buried
+    | Late
+    | JudgedAs
+    | Taken
+    | Trained
+    | Discarded
+    | Dropped
+    | Published
+    | Checkpointed
 )

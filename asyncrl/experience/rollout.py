@@ -48,7 +48,8 @@ class Rollout(msgspec.Struct):
 
     `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian; copy them where they are kept, because a
     buffer taken of them keeps the rollout from growing. `attempt` counts leases, `failures` those that failed; `owner` is empty while
-    nobody has it. `sealed` numbers the sealed in the order of their sealing, from 1; 0 before.
+    nobody has it. `sealed` numbers the sealed in the order of their sealing, from 1; 0 before; `judged` does so for verdicts. `step` is the
+    one that has taken it, or that has to take it again after a crash; None before.
     """
 
     id: int
@@ -63,7 +64,14 @@ class Rollout(msgspec.Struct):
     spans: list[Span] = msgspec.field(default_factory=list)
     finish: Finish = ""
     sealed: int = 0
+    judged: int = 0
     verdict: Verdict | None = None
+    step: int | None = None
+
+    @property
+    def oldest(self) -> int:
+        """The smallest version that sampled a token, 0 where there is none."""
+        return min((span.version for span in self.spans), default=0)
 
     @property
     def tokens(self) -> int:
@@ -116,7 +124,8 @@ class Rollout(msgspec.Struct):
 
 class Group(msgspec.Struct):
     """One prompt and its rollouts. `prompt` is `int32` ids; `item` its place in its split of the task; `version` pins the weights
-    (evaluation) or is None; `key` is its first rollout's (see `Admitted`); `step` is the step it was taken for, or None."""
+    (evaluation) or is None; `key` is its first rollout's (see `Admitted`); `ordinal` counts the groups of its purpose admitted before;
+    `prior` is the mean of the rewards that its prompt had been given when it was admitted, and their number."""
 
     id: int
     purpose: Purpose
@@ -125,10 +134,11 @@ class Group(msgspec.Struct):
     version: int | None
     members: tuple[Rollout, ...]
     key: int = 0
-    step: int | None = None
+    ordinal: int = 0
+    prior: tuple[float, int] = (0.0, 0)
 
     @classmethod
-    def of(cls, event: Admitted) -> Self:
+    def of(cls, event: Admitted, ordinal: int) -> Self:
         """The group that was admitted, all of it waiting. Raises Refused where it is no group: without rollouts, prompt, budget or item."""
         if event.size < 1 or event.max_new_tokens < 1 or event.item < 0:
             raise Refused(
@@ -137,7 +147,7 @@ class Group(msgspec.Struct):
         if not event.prompt or len(event.prompt) & 3:
             raise Refused(f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a positive number of int32")
         members = tuple(Rollout(event.first + i, event.group, event.max_new_tokens) for i in range(event.size))
-        return cls(event.group, event.purpose, event.item, event.prompt, event.version, members, event.key)
+        return cls(event.group, event.purpose, event.item, event.prompt, event.version, members, event.key, ordinal)
 
     @property
     def prompt_tokens(self) -> int:
@@ -152,6 +162,11 @@ class Group(msgspec.Struct):
     def ended(self) -> bool:
         """Whether every member is trained, discarded or buried."""
         return all(member.status in ENDED for member in self.members)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step has taken any member, or has to take it again."""
+        return any(member.step is not None for member in self.members)
 
     @property
     def scored(self) -> list[Rollout]:
@@ -172,3 +187,14 @@ class Group(msgspec.Struct):
     def oldest(self) -> int:
         """The smallest version that sampled a token of a scored member, 0 where there is none."""
         return min((span.version for member in self.scored for span in member.spans), default=0)
+
+    @property
+    def parts(self) -> list[list[float]]:
+        """What the rewards are made of, in the order of `scored`; empty lists where verifiers give one reward."""
+        return [member.verdict.parts for member in self.members if isinstance(member.verdict, Scored)]
+
+    def others(self, rollout: Rollout) -> list[float]:
+        """The rewards of the members other than this one, the first judged first, whatever became of them since."""
+        scored = sorted((member.judged, member.verdict.reward) for member in self.members
+                        if member is not rollout and isinstance(member.verdict, Scored))  # fmt: skip
+        return [reward for _, reward in scored]

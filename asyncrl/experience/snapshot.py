@@ -14,7 +14,8 @@ from asyncrl.messages import Purpose
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """What `Experience.snapshot` gives and `Experience.of` takes. `sealings` is how many rollouts were ever sealed, `training` and
+    """What `Experience.snapshot` gives and `Experience.of` takes. `sealings` and `judgements` are how many rollouts
+    were ever sealed and judged, `ordinals` how many groups were admitted of each purpose, `training` and
     `prescribed` are of `Steps`, and the rest is as in `Experience`."""
 
     ledger: Ledger
@@ -25,6 +26,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     next_rollout: int
     items: dict[Purpose, int]
     sealings: int
+    judgements: int
+    ordinals: dict[Purpose, int]
     groups: list[Group]
     training: Takings
     prescribed: Takings

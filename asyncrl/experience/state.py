@@ -48,7 +48,10 @@ class Experience:
         self._rollouts: dict[int, Rollout] = {}
         self._groups: dict[int, Group] = {}
         self._items: dict[Purpose, int] = {"train": 0, "evaluation": 0}
+        self._ordinals: dict[Purpose, int] = {"train": 0, "evaluation": 0}
         self._sealings = 0
+        self._judgements = 0
+        self._begun: set[int] = set()  # groups of which a step has taken something
         self._agenda = Agenda()
         self._steps = Steps()
 
@@ -71,8 +74,18 @@ class Experience:
 
     @property
     def groups_untaken(self) -> int:
-        """The live training groups that no step has taken."""
-        return self.groups_live - self._steps.size
+        """The live training groups of which no step has taken anything."""
+        return self.groups_live - len(self._begun)
+
+    @property
+    def rollouts_untaken(self) -> int:
+        """The live training rollouts that no step has taken."""
+        return self._agenda.open["train"]
+
+    @property
+    def rollouts_live(self) -> int:
+        """The training rollouts that are not over: generated, judged, ready, or taken for a step whose version is not published."""
+        return self._agenda.open["train"] + self._steps.size
 
     @property
     def queue_items(self) -> int:
@@ -85,10 +98,10 @@ class Experience:
         return self._agenda.queue_bytes
 
     @property
-    def prescribed(self) -> tuple[int, list[Group]] | None:
+    def prescribed(self) -> tuple[int, list[Rollout]] | None:
         """What has to be taken next, and for which step, because a crash undid it; None where nothing is prescribed."""
         due = self._steps.due
-        return due and (due[0], [self._groups[group] for group in due[1]])
+        return due and (due[0], [self._rollouts[rollout] for rollout in due[1]])
 
     def items(self, purpose: Purpose) -> int:
         """How many prompts were admitted, restarted ones once: the cursor into the data."""
@@ -103,7 +116,7 @@ class Experience:
         return [self._rollouts[rollout] for rollout in self._agenda.to_judge(after)]
 
     def ready(self, purpose: Purpose = "train") -> list[Group]:
-        """Complete groups (each member judged or buried) that no step has taken, the oldest first.
+        """Complete groups (each member judged or buried) of which no step has taken anything, the oldest first.
 
         Never waits for an older unfinished group. The oldest is the one with the smallest version among its tokens, since lag is
         counted from there; among equals the one admitted first. `len(group.rewards)` may be anything from 0 up: groups below `k_min` are
@@ -111,9 +124,20 @@ class Experience:
         """
         return [self._groups[group] for group in self._agenda.ready(purpose)]
 
+    def judged(self) -> list[Rollout]:
+        """Training rollouts with a verdict that no step has taken, whether their groups are complete or not, the oldest first."""
+        return [self._rollouts[rollout] for rollout in self._agenda.judged()]
+
+    def oldest(self) -> Group | None:
+        """The training group admitted first of those with a member that has not ended and that no step has taken."""
+        for group in self._groups.values():
+            if group.purpose == "train" and any(m.step is None and m.status not in ENDED for m in group.members):
+                return group
+        return None
+
     def taken(self) -> list[Rollout]:
         """What steps have taken and the trainer has not accounted for, in the order of taking."""
-        return [m for group in self._steps.taken() for m in self._groups[group].members if m.status is Status.TAKEN]
+        return [self._rollouts[rollout] for rollout in self._steps.taken() if rollout in self._rollouts]
 
     def statuses(self) -> Counter[Status]:
         """How many live rollouts there are of each status."""
@@ -132,6 +156,8 @@ class Experience:
             next_rollout=self.next_rollout,
             items=self._items,
             sealings=self._sealings,
+            judgements=self._judgements,
+            ordinals=self._ordinals,
             groups=list(self._groups.values()),
             training=self._steps.training,
             prescribed=self._steps.prescribed,
@@ -145,15 +171,16 @@ class Experience:
         self.ledger = written.ledger
         self.version, self.step, self.checkpoint = written.version, written.step, written.checkpoint
         self.next_group, self.next_rollout = written.next_group, written.next_rollout
-        self._items, self._sealings, self.restarts = written.items, written.sealings, written.restarts
+        self._items, self._ordinals, self.restarts = written.items, written.ordinals, written.restarts
+        self._sealings, self._judgements = written.sealings, written.judgements
         self._steps = Steps(written.training, written.prescribed)
         self._groups = {group.id: group for group in written.groups}
         self._rollouts = {m.id: m for group in written.groups for m in group.members if m.status not in ENDED}
         self.groups_live = sum(group.purpose == "train" for group in written.groups)
-        promised = self._steps.promised()
         for group in written.groups:
-            if group.step is None and group.id not in promised:
-                self._agenda.offer(group)
+            self._agenda.offer(group)
+            if any(_taken(member) for member in group.members):
+                self._begun.add(group.id)
         for rollout in self._rollouts.values():
             self._agenda.enter(self._groups[rollout.group], rollout)
         return self
@@ -162,21 +189,24 @@ class Experience:
 
     def give_back(self) -> None:
         """What is taken and not trained is complete again, and prescribed for the step that had it, before all that is prescribed."""
-        open_steps = dict.fromkeys(step for rollout in self.taken() if (step := self._groups[rollout.group].step) is not None)
+        open_steps = dict.fromkeys(rollout.step for rollout in self.taken() if rollout.step is not None)
         for number in self._steps.undo(open_steps):
-            group = self._groups[number]
-            group.step = None
-            for member in group.scored:
-                self._agenda.move(group, member, Status.JUDGED)
+            rollout = self._rollouts[number]
+            group = self._groups[rollout.group]
+            self._agenda.move(group, rollout, Status.JUDGED)
+            if not any(_taken(member) for member in group.members):
+                self._begun.discard(group.id)
         self.step = min(open_steps, default=self.step)
 
     def prescribe(self, step: int, rollouts: Iterable[int]) -> None:
-        """`step`, the last one that has anything prescribed or a later one, has to take the complete groups of these live rollouts; once
-        is enough."""
-        taking = list(dict.fromkeys(self._find(number, *Status).group for number in rollouts))
-        if self._steps.prescribe(step, taking):
-            for number in taking:
-                self._agenda.withdraw(self._groups[number])
+        """`step`, the last one that has anything prescribed or a later one, has to take these live rollouts; once is enough."""
+        taking = [self._find(number, Status.JUDGED) for number in rollouts]
+        if self._steps.prescribe(step, [rollout.id for rollout in taking]):
+            for rollout in taking:
+                group = self._groups[rollout.group]
+                if group.complete and not group.begun:
+                    self._agenda.withdraw(group)
+                self._agenda.promise(group, rollout, step)
 
     # ------------------------------------------------------------------------------------------------------------ apply
 
@@ -190,7 +220,7 @@ class Experience:
                 f"group {event.group} from rollout {event.first} was admitted, "
                 f"but next are group {self.next_group} and rollout {self.next_rollout}"
             )
-        group = Group.of(event)
+        group = Group.of(event, self._ordinals[event.purpose])
         if event.restarts is not None and self.restarts.get(event.restarts) != event.item:
             raise Refused(f"group {event.group} restarts item {event.item} of group {event.restarts}, which does not wait for that")
         self._groups[group.id] = group
@@ -201,6 +231,7 @@ class Experience:
             self._items[event.purpose] += 1
         else:
             del self.restarts[event.restarts]
+        self._ordinals[event.purpose] += 1
         self.groups_live += event.purpose == "train"
         self.next_group += 1
         self.next_rollout += event.size
@@ -242,7 +273,7 @@ class Experience:
         rollout = self._find(event.rollout, Status.WAITING, Status.LEASED)
         _named(event.reason)
         self._discard(rollout, event.reason, Status.BURIED)
-        self._agenda.offer(self._groups[rollout.group])
+        self._finished(self._groups[rollout.group])
 
     def _late(self, event: e.Late) -> None:
         if event.tokens < 1:
@@ -254,36 +285,34 @@ class Experience:
         rollout = self._find(event.rollout, Status.SEALED)
         if isinstance(event.verdict, Scored) and not math.isfinite(event.verdict.reward):
             raise Refused(f"rollout {rollout.id} was scored {event.verdict.reward}: what is not a finite reward is no verdict")
-        self._agenda.move(self._groups[rollout.group], rollout, Status.JUDGED)
-        rollout.verdict = event.verdict
-        self._agenda.offer(self._groups[rollout.group])
+        group = self._groups[rollout.group]
+        self._judgements += 1
+        rollout.judged, rollout.verdict = self._judgements, event.verdict
+        self._agenda.move(group, rollout, Status.JUDGED)
+        self._finished(group)
 
     def _taken(self, event: e.Taken) -> None:
         if event.step < max(self.step or 0, self.version or 0):
             raise Refused(f"step {event.step} is over: the last one is {self.step}, and version {self.version} is published")
         rollouts = [self._find(number, Status.JUDGED) for number in event.rollouts]
-        groups = [self._groups[number] for number in dict.fromkeys(rollout.group for rollout in rollouts)]
-        for group in groups:
-            if group.purpose != "train" or not group.complete:
-                raise Refused(
-                    f"group {group.id} cannot be taken: it is for {group.purpose}, and {'' if group.complete else 'not '}complete"
-                )
+        if not rollouts or len(set(event.rollouts)) < len(rollouts):
+            raise Refused(f"step {event.step} takes rollouts {event.rollouts}: one at least, and each once")
         for rollout in rollouts:
+            if self._groups[rollout.group].purpose != "train" or not isinstance(rollout.verdict, Scored):
+                raise Refused(f"rollout {rollout.id} cannot be trained: it is of an evaluation, or without a reward")
             if any(span.version > event.step for span in rollout.spans):
                 raise Refused(f"rollout {rollout.id} has tokens of a version that only step {event.step} makes, or a later one")
-        if not groups or sorted(event.rollouts) != sorted(member.id for group in groups for member in group.scored):
-            raise Refused(f"step {event.step} takes whole groups: each member with a reward once, and no other")
-        taking = [group.id for group in groups]
-        redo = self._steps.due is not None
-        self._steps.take(event.step, taking)
-        for group in groups:
-            if not redo:
+        self._steps.take(event.step, event.rollouts)
+        for rollout in rollouts:
+            group = self._groups[rollout.group]
+            if group.complete and not group.begun:
                 self._agenda.withdraw(group)
-            group.step = event.step
-            for member in group.unscored:
+            self._agenda.move(group, rollout, Status.TAKEN)
+            rollout.step = event.step
+            self._begun.add(group.id)
+        for group in {rollout.group: self._groups[rollout.group] for rollout in rollouts}.values():
+            for member in group.unscored if group.complete else ():
                 self._discard(member, "no_verdict")
-            for member in group.scored:
-                self._agenda.move(group, member, Status.TAKEN)
         self.step = event.step
 
     def _trained(self, event: e.Trained) -> None:
@@ -299,13 +328,26 @@ class Experience:
         self._agenda.move(self._groups[rollout.group], rollout, Status.TRAINED if event.trained else Status.DISCARDED)
         del self._rollouts[rollout.id]
 
+    def _discarded(self, event: e.Discarded) -> None:
+        rollout = self._find(event.rollout, Status.JUDGED)
+        _named(event.reason)
+        if rollout.step is not None:
+            raise Refused(f"rollout {rollout.id} has to be taken again: it is in the weights of versions that were published")
+        group = self._groups[rollout.group]
+        if group.purpose != "train":
+            raise Refused(f"rollout {rollout.id} is for {group.purpose}: only its whole group is dropped")
+        if group.complete and not group.begun:
+            self._agenda.withdraw(group)
+        self._discard(rollout, event.reason)
+        self._finished(group)
+
     def _dropped(self, event: e.Dropped) -> None:
         group = self._groups.get(event.group)
         if group is None:
             raise Refused(f"group {event.group} is not live: it was never admitted, or is over")
-        if group.step is not None:
-            raise Refused(f"group {group.id} was taken for step {group.step}: only the trainer can account for it")
-        if group.id in self._steps.promised():
+        if group.id in self._begun:
+            raise Refused(f"group {group.id} was taken, or a part of it: only the trainer can account for that")
+        if group.begun:
             raise Refused(f"group {group.id} has to be taken again: it is in the weights of versions that were published")
         _named(event.reason)
         if event.again and group.purpose != "train":
@@ -324,14 +366,13 @@ class Experience:
             raise Refused(f"version {event.version} cannot be published after version {self.version}")
         if (due := self._steps.due) is not None and due[0] < event.version:
             raise Refused(f"version {event.version} cannot be published before step {due[0]} has taken again what it had")
-        made = [self._groups[number] for number in self._steps.made(event.version)]
-        for group in made:
-            if not group.ended:
-                raise Refused(f"version {event.version} is published, but group {group.id} is still being trained in step {group.step}")
+        for number in self._steps.made(event.version):
+            if number in self._rollouts:
+                raise Refused(f"version {event.version} is published, but rollout {number} is still being trained for it")
         self._steps.publish(event.version)
-        for group in made:
-            self._forget(group)
         self.version = event.version
+        for number in sorted(self._begun):
+            self._settle(self._groups[number])
 
     def _checkpointed(self, event: e.Checkpointed) -> None:
         self.checkpoint = event
@@ -360,9 +401,29 @@ class Experience:
         rollout.owner = ""
         del self._rollouts[rollout.id]
 
+    def _finished(self, group: Group) -> None:
+        """A member was judged, buried or discarded: the group may be over now, or complete."""
+        self._settle(group)
+        if group.id in self._groups:
+            self._agenda.offer(group)
+
+    def _settle(self, group: Group) -> None:
+        """A group that is over, and in no step whose version is to be published, is not live any more. One that was buried whole is
+        dropped by name."""
+        published = self.version or 0
+        over = group.ended and any(member.status is not Status.BURIED for member in group.members)
+        if over and all(member.step is None or member.step < published for member in group.members):
+            self._forget(group)
+
     def _forget(self, group: Group) -> None:
+        self._begun.discard(group.id)
         del self._groups[group.id]
         self.groups_live -= group.purpose == "train"
+
+
+def _taken(rollout: Rollout) -> bool:
+    """Whether a step has it, and need not take it again."""
+    return rollout.step is not None and rollout.status is not Status.JUDGED
 
 
 def _named(reason: str) -> None:
@@ -381,6 +442,7 @@ _APPLY: dict[type, Callable[[Experience, Any], None]] = {
     e.JudgedAs: Experience._judged,
     e.Taken: Experience._taken,
     e.Trained: Experience._trained,
+    e.Discarded: Experience._discarded,
     e.Dropped: Experience._dropped,
     e.Published: Experience._published,
     e.Checkpointed: Experience._checkpointed,

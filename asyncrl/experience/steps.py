@@ -1,6 +1,6 @@
 """Which step took what. Invariant: what is prescribed is taken again exactly as it was, in its order, before anything else is taken.
 
-Groups are held by their numbers. Those that were taken together are one *taking*, and a step may take several times.
+Rollouts are held by their numbers. Those that were taken together are one *taking*, and a step may take several times.
 """
 
 from __future__ import annotations
@@ -23,33 +23,29 @@ class Steps(msgspec.Struct):
 
     @property
     def due(self) -> tuple[int, list[int]] | None:
-        """The step and the groups that have to be taken next; None where nothing is prescribed."""
+        """The step and the rollouts that have to be taken next; None where nothing is prescribed."""
         for step, takings in self.prescribed.items():
             return step, takings[0]
         return None
 
     @property
     def size(self) -> int:
-        """How many groups are in training."""
+        """How many rollouts are in training."""
         return sum(len(taking) for takings in self.training.values() for taking in takings)
 
     def taken(self) -> Iterator[int]:
-        """The groups in training, in the order of taking."""
-        return (group for takings in self.training.values() for taking in takings for group in taking)
+        """The rollouts in training, in the order of taking."""
+        return (rollout for takings in self.training.values() for taking in takings for rollout in taking)
 
     def made(self, version: int) -> list[int]:
         """Those of the steps before `version`."""
-        return [group for step, takings in self.training.items() if step < version for taking in takings for group in taking]
-
-    def promised(self) -> set[int]:
-        """The groups that are prescribed."""
-        return {group for takings in self.prescribed.values() for taking in takings for group in taking}
+        return [rollout for step, takings in self.training.items() if step < version for taking in takings for rollout in taking]
 
     def take(self, step: int, taking: list[int]) -> None:
         """Raises Refused, and takes nothing, where something else is due."""
         if (due := self.due) is not None:
             if (step, taking) != due:
-                raise Refused(f"step {step} takes groups {taking}, but step {due[0]} has to take {due[1]} first")
+                raise Refused(f"step {step} takes rollouts {taking}, but step {due[0]} has to take {due[1]} first")
             takings = self.prescribed[step]
             del takings[0]
             if not takings:
@@ -62,15 +58,15 @@ class Steps(msgspec.Struct):
             del self.training[step]
 
     def undo(self, steps: Iterable[int]) -> list[int]:
-        """What these steps took is prescribed for them, before all that is prescribed. The groups that were taken, in order."""
+        """What these steps took is prescribed for them, before all that is prescribed. The rollouts that were taken, in order."""
         undone = {step: self.training.pop(step) for step in steps}
         later = self.prescribed
         self.prescribed = {step: takings + later.pop(step, []) for step, takings in undone.items()}
         self.prescribed |= later
-        return [group for takings in undone.values() for taking in takings for group in taking]
+        return [rollout for takings in undone.values() for taking in takings for rollout in taking]
 
     def prescribe(self, step: int, taking: list[int]) -> bool:
-        """`step`, the last one that has anything prescribed or a later one, has to take these groups. Whether it had not to before."""
+        """`step`, the last one that has anything prescribed or a later one, has to take these rollouts. Whether it had not to before."""
         takings = self.prescribed.setdefault(step, [])
         new = taking not in takings
         if new:

@@ -36,6 +36,7 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
     st.builds(e.JudgedAs, small, st.sampled_from([Scored(0.0), Scored(float("nan")), NoVerdict("timeout")])),
     st.builds(e.Taken, st.integers(-1, 7), st.lists(small, max_size=3)),
     st.builds(e.Trained, small, st.integers(-1, 7), st.dictionaries(reasons, st.integers(-1, 7), max_size=2)),
+    st.builds(e.Discarded, small, reasons),
     st.builds(e.Dropped, small, reasons, st.booleans()),
     st.builds(e.Published, st.integers(-1, 7)),
 )
@@ -83,7 +84,8 @@ class Account:
                 for rollout in event.rollouts:
                     self.steps[rollout] = event.step
                 for members in self.groups.values():
-                    if set(members) & set(event.rollouts):
+                    complete = all(self.fates[member] or member in self.verdicts for member in members)
+                    if complete and set(members) & set(event.rollouts):
                         for member in members:
                             if isinstance(self.verdicts.get(member), NoVerdict) and not self.fates[member]:
                                 self._end(member, "no_verdict")
@@ -92,6 +94,8 @@ class Account:
                 self.discarded_tokens.update(event.discarded)
                 blame = sorted(event.discarded, key=lambda reason: (-event.discarded[reason], reason)) or ["empty"]
                 self.fates[event.rollout].append("trained" if event.trained else blame[0])
+            case e.Discarded():
+                self._end(event.rollout, event.reason)
             case e.Dropped():
                 for member in self.groups[event.group]:
                     if not self.fates[member]:
@@ -128,7 +132,7 @@ class World(RuleBasedStateMachine):
         self.since: list[e.AnyEvent] = []  # events after `written`
         self.cut = 0  # events before the checkpoint
         self.then_assembled = 0
-        self.takings: list[tuple[int, list[int]]] = []  # step and groups of what was taken, and was not trained before the checkpoint
+        self.takings: list[tuple[int, list[int]]] = []  # step and rollouts of what was taken, and was not trained before the checkpoint
 
     def write(self) -> bytes:
         return msgspec.msgpack.encode(self.experience.snapshot())
@@ -138,7 +142,7 @@ class World(RuleBasedStateMachine):
         self.events.append(event)
         self.since.append(event)
         if isinstance(event, e.Taken):
-            taking = event.step, sorted({self.experience.rollouts[rollout].group for rollout in event.rollouts})
+            taking = event.step, event.rollouts
             self.takings += [taking] * (taking not in self.takings)
 
     def members(self, status: Status) -> list[Rollout]:
@@ -148,8 +152,10 @@ class World(RuleBasedStateMachine):
         return any(self.members(status) for status in statuses)
 
     def open_groups(self) -> list[Group]:
-        prescribed = {group for takings in self.experience.snapshot().prescribed.values() for taking in takings for group in taking}
-        return [group for group in self.experience.groups.values() if group.step is None and group.id not in prescribed]
+        return [group for group in self.experience.groups.values() if not group.begun]
+
+    def on_offer(self) -> list[Rollout]:
+        return [rollout for rollout in self.experience.judged() if isinstance(rollout.verdict, Scored)]
 
     @rule(size=st.integers(1, 3), budget=st.integers(1, 6), purpose=st.sampled_from(["train", "train", "evaluation"]))
     def admit(self, size: int, budget: int, purpose: str) -> None:
@@ -213,31 +219,36 @@ class World(RuleBasedStateMachine):
         for rollout in sealed if all_of_it else sealed[-1:]:
             self.apply(e.JudgedAs(rollout.id, verdict))
 
-    @precondition(lambda self: self.experience.prescribed or any(group.rewards for group in self.experience.ready()))
-    @rule(ahead=st.integers(0, 2), count=st.integers(1, 3))
-    def take(self, ahead: int, count: int) -> None:
+    @precondition(lambda self: self.experience.prescribed or self.on_offer())
+    @rule(ahead=st.integers(0, 2), count=st.integers(1, 3), whole=st.booleans())
+    def take(self, ahead: int, count: int, whole: bool) -> None:
         if self.experience.prescribed is not None:
-            step, groups = self.experience.prescribed
+            step, rollouts = self.experience.prescribed
         else:
-            groups = [group for group in self.experience.ready() if group.rewards][:count]
-            newest = max((span.version for group in groups for member in group.scored for span in member.spans), default=0)
+            groups = [[m for m in group.scored if m.status is Status.JUDGED] for group in self.experience.ready()]
+            rollouts = [m for group in [group for group in groups if group][:count] for m in group] if whole else []
+            rollouts = rollouts or self.on_offer()[:count]
+            newest = max((span.version for rollout in rollouts for span in rollout.spans), default=0)
             step = max(self.experience.step or 0, self.experience.version or 0, newest) + ahead
-        self.apply(e.Taken(step, [member.id for group in groups for member in group.scored]))
+        self.apply(e.Taken(step, [rollout.id for rollout in rollouts]))
+
+    @precondition(lambda self: self.experience.judged())
+    @rule(index=st.integers(0, 99))
+    def discard(self, index: int) -> None:
+        self.apply(e.Discarded(pick(self.experience.judged(), index).id, "filtered"))
 
     def half_trained(self) -> bool:
         """Whether something of a step is trained, and something not: no checkpoint is written then."""
-        members = [(group.step, member) for group in self.experience.groups.values() for member in group.scored]
-        taken = {step for step, member in members if member.status is Status.TAKEN}
-        return any(member.status is not Status.TAKEN for step, member in members if step in taken)
+        members = [member for group in self.experience.groups.values() for member in group.members if member.step is not None]
+        taken = {member.step for member in members if member.status is Status.TAKEN}
+        return any(member.status is not Status.TAKEN for member in members if member.step in taken)
 
     @precondition(lambda self: not self.half_trained())
     @rule()
     def checkpoint(self) -> None:
         self.written = self.checkpointed = self.write()
         self.since, self.cut, self.then_assembled = [], len(self.events), len(self.assembled)
-        ended = {group.id for group in self.experience.groups.values() if group.ended}
-        live = set(self.experience.groups) - ended
-        self.takings = [(step, groups) for step, groups in self.takings if live & set(groups)]
+        self.takings = [(step, rollouts) for step, rollouts in self.takings if set(self.experience.rollouts) & set(rollouts)]
 
     @rule()
     def crash(self) -> None:
@@ -248,7 +259,7 @@ class World(RuleBasedStateMachine):
         self.events[self.cut :] = kept
         del self.assembled[self.then_assembled :]
         prescribed = self.experience.snapshot().prescribed
-        assert self.takings == [(step, sorted(groups)) for step, takings in prescribed.items() for groups in takings]
+        assert self.takings == [(step, rollouts) for step, takings in prescribed.items() for rollouts in takings]
         self.written = self.checkpointed = self.write()
         self.since, self.cut = [], len(self.events)
 
@@ -256,7 +267,7 @@ class World(RuleBasedStateMachine):
     @rule(how_many=st.integers(1, 6), masked=st.booleans())
     def train(self, how_many: int, masked: bool) -> None:
         for rollout in self.experience.taken()[:how_many]:
-            step = self.experience.groups[rollout.group].step
+            step = rollout.step
             assert step is not None
             mask = fresh_mask(rollout.spans, step, MAX_LAG)
             out = min(sum(mask), 1) if masked else 0
@@ -277,8 +288,8 @@ class World(RuleBasedStateMachine):
                 (self.has(Status.LEASED), lambda how=how: self.seal(how, how % 4 == 0)),
                 (self.has(Status.SEALED), lambda verdict=verdict: self.judge(verdict, False)),
                 (
-                    self.experience.prescribed is not None or any(group.rewards for group in self.experience.ready()),
-                    lambda how=how: self.take(how % 2, 2),
+                    self.experience.prescribed is not None or bool(self.on_offer()),
+                    lambda how=how: self.take(how % 2, 2, how % 4 < 2),
                 ),
                 (self.has(Status.TAKEN), lambda how=how: self.train(6, how % 2 == 0)),
                 (True, lambda: self.publish(1)),
@@ -297,7 +308,7 @@ class World(RuleBasedStateMachine):
     @rule(ahead=st.integers(0, 2))
     def publish(self, ahead: int) -> None:
         version = (self.experience.version or 0) + ahead
-        unfinished = [self.experience.groups[r.group].step for r in self.experience.taken()]
+        unfinished = [rollout.step for rollout in self.experience.taken()]
         due = self.experience.prescribed
         if all(step is not None and step >= version for step in unfinished) and (due is None or due[0] >= version):
             self.apply(e.Published(version))

@@ -14,6 +14,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Status
 from asyncrl.experience.state import Experience, Snapshot
 
+OPEN = (Status.WAITING, Status.LEASED, Status.SEALED)
 PROFILE = settings(max_examples=120, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -108,10 +109,22 @@ class Views(World):
             assert [rollout.id for rollout in x.to_lease(purpose, 2)] == (recycled + new)[:2]
             due = [group for group in self.open_groups() if group.purpose == purpose and group.complete]
             assert x.ready(purpose) == sorted(due, key=lambda group: (group.oldest, group.id))
-            taken = [group for group in groups if group.step is not None]
+            taken = [group for group in groups if any(m.step is not None and m.status is not Status.JUDGED for m in group.members)]
             assert purpose != "train" or x.groups_untaken == x.groups_live - len(taken)
             admitted = [event for event in self.events if isinstance(event, e.Admitted) and event.purpose == purpose]
             assert x.items(purpose) == sum(event.restarts is None for event in admitted)
+        judged = [r for r in x.rollouts.values() if r.status is Status.JUDGED and r.step is None and x.groups[r.group].purpose == "train"]
+        assert x.judged() == sorted(judged, key=lambda rollout: (rollout.oldest, rollout.id))
+        untaken = [r for r in x.rollouts.values() if r.status is not Status.TAKEN and x.groups[r.group].purpose == "train"]
+        training = [m for group in x.groups.values() for m in group.members if m.step is not None and m.status is not Status.JUDGED]
+        unpublished = [member for member in training if member.step >= (x.version or 0)]
+        assert (x.rollouts_untaken, x.rollouts_live) == (len(untaken), len(untaken) + len(unpublished))
+        admitted = [event.group for event in self.events if isinstance(event, e.Admitted) and event.purpose == "train"]
+        first = min((group for group in x.groups.values() if any(m in judged or m.status in OPEN for m in group.members)
+                     and group.purpose == "train"), key=lambda group: group.id, default=None)  # fmt: skip
+        assert x.oldest() is first and (first is None or first.ordinal == admitted.index(first.id))
+        verdicts = [event.rollout for event in self.events if isinstance(event, e.JudgedAs)]
+        assert all(rollout.judged == (verdicts.index(rollout.id) + 1 if rollout.verdict else 0) for rollout in x.rollouts.values())
         sealed = [event.rollout for event in self.events if isinstance(event, e.Sealed)]
         unjudged = [number for number in sealed if number in x.rollouts and x.rollouts[number].status is Status.SEALED]
         assert [rollout.id for rollout in x.to_judge()] == unjudged

@@ -166,7 +166,7 @@ def test_no_verdict_is_no_reward_and_leaves_when_its_group_is_taken(story: Story
     story.seal(1)
     story(e.JudgedAs(1, NoVerdict("timeout")))
     assert x.ready()[0].rewards == [1.0]
-    with pytest.raises(Refused, match="whole groups"):
+    with pytest.raises(Refused, match="without a reward"):
         story(e.Taken(0, [0, 1]))
     assert x.queue_items == 2
     story(e.Taken(0, [0]))
@@ -323,11 +323,10 @@ ONE = (ints(1), floats(-1))
         (e.JudgedAs(4, Scored(1.0)), "is judged, not sealed"),
         (e.JudgedAs(3, Scored(float("nan"))), "no verdict"),
         (e.JudgedAs(3, Scored(float("inf"))), "no verdict"),
-        (e.Taken(2, [4]), "not complete"),
-        (e.Taken(2, [6]), "whole groups"),
-        (e.Taken(2, [6, 6]), "whole groups"),
-        (e.Taken(2, [6, 7, 7]), "whole groups"),
-        (e.Taken(2, []), "whole groups"),
+        (e.Taken(2, [3]), "is sealed, not judged"),
+        (e.Taken(2, [6, 6]), "each once"),
+        (e.Taken(2, [6, 7, 7]), "each once"),
+        (e.Taken(2, []), "one at least"),
         (e.Taken(2, [8, 9]), "is taken, not judged"),
         (e.Taken(1, [6, 7]), "step 1 is over"),
         (e.Trained(6, 3, {}), "is judged, not taken"),
@@ -336,12 +335,15 @@ ONE = (ints(1), floats(-1))
         (e.Trained(8, 4, {"stale": -1}), "negative"),
         (e.Trained(8, -1, {"stale": 4}), "negative"),
         (e.Trained(8, 2, {"": 1}), "no name"),
-        (e.Dropped(2, "stale"), "taken for step 2"),
+        (e.Discarded(3, "filtered"), "is sealed, not judged"),
+        (e.Discarded(8, "filtered"), "is taken, not judged"),
+        (e.Discarded(6, ""), "no name"),
+        (e.Dropped(2, "stale"), "was taken"),
         (e.Dropped(3, "stale"), "not live"),
         (e.Dropped(0, ""), "no name"),
         (e.Admitted(3, 10, 1, "train", 0, bytes(8), 4, None, 3), "does not wait for that"),
         (e.Published(0), "after version 1"),
-        (e.Published(3), "still being trained in step 2"),
+        (e.Published(3), "still being trained"),
     ],
 )
 def test_what_cannot_have_happened_is_refused_and_changes_nothing(event: e.AnyEvent, says: str) -> None:
