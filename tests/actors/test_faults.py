@@ -62,7 +62,7 @@ async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothi
 
     async def user() -> None:
         training = lambda: world.coordinator.training  # noqa: E731
-        await world.until(lambda: world.learner.version >= 3 and training().closing is closing and training()._groups > 0)
+        await world.until(lambda: world.learner.version >= 3 and training().closing is closing and training()._selection.units > 0)
         world.tell(Drain())
 
     assert (await world.run(user)).ok
