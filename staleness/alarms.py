@@ -115,7 +115,7 @@ def _remedy(metrics: Mapping[str, float], reason: str) -> str:
             return "they waited for more than max_lag versions; lower staleness.depth, set a staleness.window, or raise staleness.max_lag"
         case "nonfinite":
             return "their log-probabilities are no numbers; look for overflow in the model or the engine"
-        case "pivot":
+        case "median":
             return "they are the median of their group, which mc_grpo does not train; raise rollout.group_size"
     rejected = {lag: 1 - kept for lag, kept in of_lags(metrics, "kept_fraction").items()}
     trend = _trend(metrics, rejected, "tokens")

@@ -124,8 +124,3 @@ def by_lag(log_ratio: Tensor, mask: Tensor, owner: Tensor, lag: Tensor, kept: Te
         columns = torch.tensor([_FIELDS.index(name) for name in values], device=device)
         sums[:, columns] = sums[:, columns].index_add(0, rows, torch.stack(list(values.values()), 1))
     return ByLag(sums)
-
-
-def divergence(log_ratio: Tensor, mask: Tensor, owner: Tensor) -> Divergence:
-    """Sums over the tokens of the mask, whatever their lag; all are kept. Inputs as in `by_lag`."""
-    return by_lag(log_ratio, mask, owner, torch.zeros_like(owner), mask).total

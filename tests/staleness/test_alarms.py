@@ -91,7 +91,7 @@ class TestMasked:
         assert "in few tokens" in say({}, trained=30, k3=70)["masked_k3"]
 
     def test_the_median_is_no_correction(self) -> None:
-        assert "rollout.group_size" in say({}, trained=0, pivot=70)["masked_pivot"]
+        assert "rollout.group_size" in say({}, trained=0, median=70)["masked_median"]
 
     def test_everything_left_out(self) -> None:
         assert list(say({}, trained=0, stale=1)) == ["masked_stale"]
