@@ -6,7 +6,6 @@ rejected.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, assert_never
 
@@ -102,15 +101,3 @@ def correct(estimator: Estimator, tokens: Tokens, mask: Tensor) -> Correction:
             return rejection.m2po(tokens, mask, hi=hi)
         case _:
             assert_never(estimator)
-
-
-def none(log_ratio: Tensor, mask: Tensor) -> Correction:
-    """Every token of the mask, with weight 1."""
-    return Correction(mask.to(torch.float32), mask, {})
-
-
-def icepop(log_ratio: Tensor, mask: Tensor, *, lo: float, hi: float) -> Correction:
-    """The band of `rejection.icepop`, with weight 1."""
-    log = log_ratio.detach()
-    kept = mask & (log >= math.log(lo)) & (log <= math.log(hi))
-    return Correction(kept.to(torch.float32), kept, {})

@@ -89,17 +89,22 @@ def m2po(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
     advantage, or under 1 and a negative one), those of the largest `(current - behaviour)^2` are rejected, one by one, until the mean over
     the rest of them is at most `hi` > 0. Other tokens are kept. (AReaL has all tokens in the mean.)
 
-    The paper's set is a batch; this one's is the call, so what is kept depends on how a step is split into calls. The bound does not:
-    where it holds in every call, it holds in the step. Diagnostics: `region` tokens, and the sum of `squares` of those of them kept.
+    The mean is over each rollout, and the paper's over a batch: what is kept must not depend on how a step is split into calls. Where the
+    bound holds in every rollout it holds in the step, at the price of more tokens. One `owner` for all tokens is the paper's set.
+    Diagnostics: `region` tokens, and the sum of `squares` of those of them kept.
     """
     log = torch.where(mask, tokens.current.detach(), 0.0).double() - torch.where(mask, tokens.behaviour, 0.0).double()
     region = mask & (log * tokens.advantage > 0)
-    squares, order = torch.where(region, log.square(), math.inf).sort(stable=True)
-    squares = torch.where(squares.isinf(), 0.0, squares)
-    number = torch.arange(1, len(squares) + 1, dtype=torch.float64, device=squares.device)
-    # The mean of the k smallest grows with k, so those under the bound are the first ones.
-    allowed = torch.empty_like(mask).scatter(0, order, squares.cumsum(0) <= hi * number)
-    kept = mask & (allowed | ~region)
+    # The region of each rollout in a row, smallest squares first: the mean of the first k grows with k, so the first ones are allowed.
+    places = region.nonzero().squeeze(1)
+    places = places[log[places].abs().argsort(stable=True)]
+    places = places[tokens.owner[places].argsort(stable=True)]
+    owner, squares = tokens.owner[places], log[places].square()
+    start = torch.searchsorted(owner, owner)
+    number = torch.arange(1, len(places) + 1, dtype=torch.float64, device=places.device) - start
+    before = torch.cat([squares.new_zeros(1), squares.cumsum(0)])
+    kept = mask.clone()
+    kept[places] = before[1:] - before[start] <= hi * number
     return _plain(kept, {"region": region.sum(), "squares": torch.where(kept & region, log.square(), 0.0).sum()})
 
 

@@ -184,12 +184,13 @@ def opsm(world: World, *, hi: float) -> Verdict:
 
 
 def m2po(world: World, *, hi: float) -> Verdict:
-    """One token at a time, as the paper has it."""
+    """One token at a time, as the paper has it, in each rollout."""
     drift = [c - b for c, b in zip(world.current, world.behaviour, strict=True)]
     kept = list(world.mask)
-    region = [t for t, m in enumerate(world.mask) if m and ((world.advantage[t] > 0 < drift[t]) or (world.advantage[t] < 0 > drift[t]))]
-    while region and sum(drift[t] ** 2 for t in region) / len(region) > hi:
-        largest = max(region, key=lambda t: drift[t] ** 2)
-        region.remove(largest)
-        kept[largest] = False
+    for places in world.rollouts():
+        region = [t for t in places if world.advantage[t] > 0 < drift[t] or world.advantage[t] < 0 > drift[t]]
+        while region and sum(drift[t] ** 2 for t in region) / len(region) > hi:
+            largest = max(region, key=lambda t: drift[t] ** 2)
+            region.remove(largest)
+            kept[largest] = False
     return [float(k) for k in kept], kept
