@@ -1,0 +1,153 @@
+"""A whole run in one process with nothing scripted but the clockwork of its parts: real coordinator, actors, links, engines and learner."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import trio
+from actor_world import STOP, VOCABULARY, ScriptedVerifiers, World, configured
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.config import Config
+from asyncrl.engines.embedded import EmbeddedEngine
+from asyncrl.experience import events as e
+from asyncrl.messages import MicroBatch, Prepare, Publish, Purpose, Scored, TokenCount, Verdict
+from asyncrl.training.learner import Learner
+from asyncrl.training.models import parameters_for_publication
+from asyncrl.waits import Waits
+
+CONTEXT = 64
+
+
+def random_model(seed: int = 0) -> PreTrainedModel:
+    """A tiny model with random weights, spread enough that a step changes what is sampled."""
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=8, max_position_embeddings=CONTEXT, tie_word_embeddings=True, initializer_range=0.3, bos_token_id=None,
+            eos_token_id=None, pad_token_id=None,
+        )
+    ).eval()  # fmt: skip
+
+
+def short(**sections: dict[str, object]) -> Config:
+    """Five steps of two groups, in micro-batches of a group or less."""
+    settings: dict[str, dict[str, object]] = {
+        "task": {"eval_size": 0, "train_size": 40},
+        "engine": {"kind": "embedded", "slots": 8, "context_tokens": CONTEXT, "chunk_tokens": 4},
+        "rollout": {"max_new_tokens": 12, "temperature": 0.8},
+        "train": {
+            "steps": 5,
+            "batch_groups": 2,
+            "eval_every": 0,
+            "micro_tokens": 64,
+            "lr": 3e-3,
+            "lr_warmup_steps": 2,
+            "weight_decay": 0.1,
+        },
+        "staleness": {"max_lag": 0, "depth": 0},
+    }
+    return configured(**{name: settings.get(name, {}) | sections.get(name, {}) for name in settings.keys() | sections.keys()})
+
+
+def judge(item: int, ids: Sequence[int]) -> float:
+    """A reward that differs within a group: the share of even ids, and more for each that is the item's own."""
+    return sum((token % 2 == 0) + (token % 40 == item) for token in ids) / len(ids)
+
+
+def verdict(purpose: Purpose, item: int, ids: bytes) -> Verdict:
+    return Scored(judge(item, np.frombuffer(ids, np.int32).tolist()))
+
+
+def engine_of(model: PreTrainedModel, config: Config, waits: Waits | None = None) -> EmbeddedEngine:
+    """An engine as a rollout actor has it."""
+    return EmbeddedEngine(
+        copy.deepcopy(model),
+        slots=config.engine.slots,
+        context_tokens=config.engine.context_tokens,
+        chunk_tokens=config.engine.chunk_tokens,
+        stop_ids=frozenset({STOP}),
+        run_seed=config.run.seed,
+        kv=config.engine.kv,
+        packed_from=config.engine.slots + 1,
+        idle=waits.spent if waits else None,
+    )
+
+
+class RealLearner:
+    """The trainer's learner, computing in a thread as it does in its process. `losses` are of its steps."""
+
+    port = 1
+
+    def __init__(self, model: PreTrainedModel, config: Config) -> None:
+        self.learner = Learner(copy.deepcopy(model), config.train, config.staleness, config.rollout.temperature)
+        self.losses: list[float] = []
+
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
+    async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
+        return await trio.to_thread.run_sync(self.learner.accumulate, batch, buffers)
+
+    async def step(self) -> dict[str, float]:
+        metrics = await trio.to_thread.run_sync(self.learner.step)
+        self.losses.append(metrics["loss"])
+        return metrics
+
+    async def save(self, cursor: int) -> Path:
+        await trio.lowlevel.checkpoint()
+        return Path(f"/checkpoints/{self.version}")
+
+    async def send(self, message: Publish) -> Staged:
+        await trio.lowlevel.checkpoint()
+        return Staged(self.weights())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in parameters_for_publication(self.learner.model)}
+
+
+class Staged:
+    """Weights that came by hand; what they are checked by says nothing."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.weights, self.checksums = weights, [0]
+
+
+class RealWorld(World):
+    """One run, in real time."""
+
+    def __init__(self, config: Config, model: PreTrainedModel) -> None:
+        super().__init__(config)
+        self._model = model
+        self.learner: RealLearner = RealLearner(model, config)  # type: ignore[assignment]
+        self.verifiers = ScriptedVerifiers(verdict, 0.0)
+
+    def _engine(self, waits: Waits) -> EmbeddedEngine:  # type: ignore[override]
+        return engine_of(self._model, self.config, waits)
+
+    async def _receive(self, index: int, message: Prepare) -> Staged:  # type: ignore[override]
+        await trio.lowlevel.checkpoint()
+        assert self.learner.version == message.version
+        return Staged(self.learner.weights())
+
+    def responses(self) -> dict[tuple[int, int], list[int]]:
+        """Ids of each training rollout, by item and place in its group."""
+        return {key: np.frombuffer(ids, np.int32).tolist() for key, (ids, _) in self.sampled().items()}
+
+    def sampled(self) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+        """Ids and behaviour log-probabilities of each, as they were streamed."""
+        whose: dict[int, tuple[int, int]] = {}
+        found: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+        for event in self.log.events:
+            if isinstance(event, e.Admitted):
+                whose |= {event.first + member: (event.item, member) for member in range(event.size)}
+            elif isinstance(event, e.Extended):
+                ids, behaviour = found.get(whose[event.rollout], (b"", b""))
+                found[whose[event.rollout]] = ids + event.ids, behaviour + event.behaviour
+        return found
