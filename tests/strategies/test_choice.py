@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from random import Random
 
@@ -50,6 +51,16 @@ def test_in_order_each_epoch_has_each_prompt_once_and_the_seed_decides_when(size
 
 def test_a_stream_without_an_end_goes_on() -> None:
     assert len(Play(named("in_order", 3), solving([0.5] * 3)).run(100)) == 100
+
+
+def test_a_long_stream_takes_no_more_memory() -> None:
+    stream = Stream(1000, seed=0, epochs=0)
+    tracemalloc.start()
+    for epoch in range(200):
+        stream.item(1000 * epoch)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 100_000, "four orders of 8 bytes for each prompt"
 
 
 # ------------------------------------------------------------------------------------------------------------------ unsolved
@@ -124,6 +135,20 @@ def test_a_prompt_that_has_become_half_solved_is_found() -> None:
     before, after = Counter(play.run(600)), Counter(play.run(1200)[600:])
     assert before[7] < 600 / 40 * 2
     assert after[7] > 600 / 40 * 2
+
+
+def test_what_is_little_known_is_tried_now_and_then() -> None:
+    """Of prompt 0 it is known that half of the rollouts solve it, of prompt 1 nothing: a fair draw of its chance is further from a half
+    four times in five, and so it is chosen a fifth of the time."""
+    history = History()
+    history.admit(0, 0)
+    history.record(0, SOME * 8, 16)
+    chosen = Counter(named("difficulty", 2, seed).next(history, ()) for seed in range(600))
+    assert set(chosen) == {Chosen(0, 2), Chosen(1, 2)}
+    reference, spread = Random(7), lambda p: p * (1 - p)
+    expected = sum(spread(reference.betavariate(9, 9)) > spread(reference.random()) for _ in range(20_000)) / 20_000
+    assert 0.8 < expected < 0.83
+    assert chosen[Chosen(0, 2)] / 600 == pytest.approx(expected, abs=0.05)
 
 
 def test_what_is_live_is_not_chosen_again_where_there_is_another() -> None:
