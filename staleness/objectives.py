@@ -2,7 +2,7 @@
 
 `r` is `exp(log_ratio)`, the ratio of current to proximal policy (to behaviour policy where there is no proximal one), and A the advantage.
 A correction's weight multiplies the loss afterwards: with `clipped` and `l = proximal - behaviour` that is the decoupled objective
-(AReaL, arXiv 2505.24298, eq. 5). Bounds `lo` and `hi` are distances from 1: the ratio is clipped to [1 - lo, 1 + hi].
+(AReaL, arXiv 2505.24298). Bounds `lo` and `hi` are distances from 1: the ratio is clipped to [1 - lo, 1 + hi].
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def clipped(log_ratio: Tensor, advantage: Tensor, *, lo: float, hi: float) -> Ob
 
 def dual_clipped(log_ratio: Tensor, advantage: Tensor, *, lo: float, hi: float, dual: float) -> Objective:
     """`clipped`, and where A < 0 at most `-dual A`: a ratio over `dual` > 1 + hi has no gradient there, however large (arXiv 1912.09729,
-    eq. 5, with dual = 3)."""
+    with dual = 3)."""
     once = clipped(log_ratio, advantage, lo=lo, hi=hi)
     most = -dual * advantage
     above = ((advantage < 0) & (once.loss > most)).detach()
@@ -86,23 +86,23 @@ def dual_clipped(log_ratio: Tensor, advantage: Tensor, *, lo: float, hi: float, 
 
 def gspo(log_ratio: Tensor, advantage: Tensor, owner: Tensor, mask: Tensor, *, lo: float, hi: float) -> Objective:
     """`clipped` with the rollout's geometric mean ratio `s = exp(mean log_ratio)` over the mask, in its token form: every token's ratio has
-    the value s, and the gradient of its own `log_ratio` times s (GSPO, arXiv 2507.18071, eq. 5, 13 and 14). Where the advantage and the
+    the value s, and the gradient of its own `log_ratio` times s (GSPO-token, arXiv 2507.18071). Where the advantage and the
     weight are the same in all of a rollout, that is the gradient of the rollout's own loss times its tokens. The paper's bounds are
     lo = 3e-4, hi = 4e-4."""
     mean = by_rollout(log_ratio.detach(), mask, owner).mean[owner].float()
-    return clipped(mean + log_ratio - log_ratio.detach(), advantage, lo=lo, hi=hi)
+    return clipped(mean + (log_ratio - log_ratio.detach()), advantage, lo=lo, hi=hi)
 
 
 def cispo(log_ratio: Tensor, current: Tensor, advantage: Tensor, *, hi: float) -> Objective:
     """`-sg(min(r, 1 + hi)) A current`: the weight is truncated, and no token loses its gradient (CISPO, MiniMax-M1, arXiv 2506.13585,
-    eq. 4 and 5, where the lower bound is put out of reach)."""
+    where the lower bound is put out of reach)."""
     r = ratio(log_ratio.detach())
     return Objective(-r.clamp(max=1 + hi) * advantage * current, r > 1 + hi)
 
 
 def topr(log_ratio: Tensor, current: Tensor, advantage: Tensor, owner: Tensor, mask: Tensor) -> Objective:
     """`-w A current`, with w = 1 where A >= 0, and `min(exp(sum log_ratio), 1)` of the rollout, over the mask and without a gradient, where
-    A < 0 (tapered off-policy REINFORCE, arXiv 2503.14286, eq. 7). A rollout that the policy has left behind is pushed away no further."""
+    A < 0 (tapered off-policy REINFORCE, arXiv 2503.14286). A rollout that the policy has left behind is pushed away no further."""
     total = by_rollout(log_ratio.detach(), mask, owner).total[owner].float()
     negative = advantage < 0
     weight = torch.where(negative, ratio(total).clamp(max=1.0), 1.0)
@@ -116,5 +116,5 @@ def reinforce(current: Tensor, advantage: Tensor) -> Objective:
 
 def one_forward(log_ratio: Tensor, advantage: Tensor) -> Objective:
     """`-r A`, with the gradient through r: with `log_ratio = current - behaviour` and a mask that IcePop left, that is `-M(k) A` of
-    INTELLECT-3 (arXiv 2512.16144, section 3), which needs no other forward pass. Without such a mask nothing bounds r but e^20."""
+    INTELLECT-3 (arXiv 2512.16144), which needs no other forward pass. Without such a mask nothing bounds r but e^20."""
     return Objective(-ratio(log_ratio) * advantage, torch.zeros_like(log_ratio, dtype=torch.bool))

@@ -76,7 +76,7 @@ def dppo(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Correction:
 
 
 def opsm(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
-    """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1): a rollout of negative advantage is rejected where the
+    """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556): a rollout of negative advantage is rejected where the
     mean of `behaviour - current` is over `hi` > 0 nats. Diagnostics: `rollouts` rejected."""
     fall = torch.where(mask, tokens.behaviour, 0.0).double() - torch.where(mask, tokens.current.detach(), 0.0).double()
     left = by_rollout(fall, mask, tokens.owner).mean > hi

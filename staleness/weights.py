@@ -13,7 +13,7 @@ from staleness.tokens import Correction, Tokens, by_rollout
 
 
 def token_tis(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
-    """Truncated importance sampling of tokens: `min(exp(l), hi)`, in (0, hi], `hi` >= 1 (IMPALA, arXiv 1802.01561, section 4.1; verl)."""
+    """Truncated importance sampling of tokens: `min(exp(l), hi)`, in (0, hi], `hi` >= 1 (as in IMPALA, arXiv 1802.01561; verl)."""
     return _bounded(ratio(tokens.log_ratio.detach()), mask, 0.0, hi)
 
 
@@ -32,7 +32,7 @@ def geometric_tis(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Corr
 
 
 def age_decay(tokens: Tokens, mask: Tensor, *, gamma: float) -> Correction:
-    """`gamma ** lag`, in (0, 1], `gamma` in (0, 1] (the exponential staleness function of FedAsync, arXiv 1903.03934, section 5.2)."""
+    """`gamma ** lag`, in (0, 1], `gamma` in (0, 1] (of the family of staleness functions of FedAsync, arXiv 1903.03934)."""
     weight = torch.where(mask, gamma ** tokens.lag.double(), 0.0)
     return Correction(weight.float(), mask, {})
 

@@ -212,7 +212,7 @@ def test_decoupled_is_the_clip_around_the_proximal_policy_weighted_from_it_to_th
 
 @given(worlds())
 def test_gspo_is_the_gradient_of_the_rollouts_own_ratio(world: World) -> None:
-    """Its token form against eq. 5 of the paper, differentiated as it stands: the loss of a rollout counts once for each of its tokens."""
+    """Its token form against the objective of rollouts, differentiated as it stands: a rollout counts once for each token."""
     tokens = world.tokens()
     current = tokens.current.double().requires_grad_()
     proximal = (tokens.current - tokens.log_ratio).double()
