@@ -81,7 +81,8 @@ async def coordinator(place: Place) -> None:
 
     config, path = place.config, place.run / JOURNAL
     tokenizer = Tokenizer(place.initial, chat=config.task.chat)
-    prompts = Prompts(open_task(config.task, config.run.seed), tokenizer, seed=config.run.seed, epochs=config.task.epochs)
+    task = open_task(config.task, config.run.seed)
+    prompts = Prompts(task, tokenizer, seed=config.run.seed, epochs=config.task.epochs, choice=config.task.choice)
     metrics = Metrics()
     metrics.describe(task=config.task.name, engine=config.engine.kind, run=str(place.run))
     before = summary.read(place.run / BEFORE) if place.resume and (place.run / BEFORE).exists() else None

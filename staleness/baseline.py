@@ -22,7 +22,7 @@ class Prior(NamedTuple):
     its own rewards can have no part in it."""
 
     mean: float = 0.0
-    seen: int = 0
+    seen: float = 0.0
 
     def after(self, rewards: Sequence[float]) -> Prior:
         """With the rewards of one more visit."""

@@ -52,6 +52,11 @@ def everything() -> list[e.AnyEvent]:
         e.Trained(0, 3, {"icepop": 1}),
         e.Admitted(1, 3, 1, "evaluation", 4, bytes(8), 4, 0),
         e.Dropped(1, "evaluation"),
+        e.Admitted(2, 6, 1, "train", 1, bytes(8), 4, None, None, 8, 2),
+        e.Leased(6, "rollout-1", 1),
+        e.Sealed(6, 1, "stop"),
+        e.JudgedAs(6, Scored(1.0, [0.25, 0.75])),
+        e.Discarded(6, "zero_variance"),
         e.Published(1),
         e.Checkpointed(1, "checkpoints/1"),
     ]
@@ -89,10 +94,10 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("commit_ms", [0, 1])
 async def test_events_come_back_as_they_went(path: Path, commit_ms: int) -> None:
     async with Journal.open(path, commit_ms=commit_ms) as log:
-        assert [log.append(event) for event in everything()] == list(range(1, 21))
-        assert log.appended == 20 and log.durable == 0
+        assert [log.append(event) for event in everything()] == list(range(1, 26))
+        assert log.appended == 25 and log.durable == 0
         await log.flush()
-        assert log.durable == 20
+        assert log.durable == 25
         assert on_disk(path) == everything(), "also while the writer lives"
     assert journal.fold(path) == fold(everything())
 

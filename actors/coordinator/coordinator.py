@@ -61,6 +61,7 @@ from asyncrl.messages import (
 )
 from asyncrl.metrics import Metrics
 from asyncrl.situation import Journal, Situation
+from asyncrl.strategies.acceptance import below_floor
 from asyncrl.summary import Summary
 from asyncrl.waits import Pulse, WaitExpired, Waits
 
@@ -75,6 +76,8 @@ TAKEN: dict[Role, dict[type[Message], int]] = {
     "coordinator": {},
 }
 """What each role may say, and with how many buffers."""
+
+_EASIER = "choose an easier or harder task, a larger rollout.group_size, or rollout.filter = none"
 
 logger = logging.getLogger(__name__)
 
@@ -178,9 +181,12 @@ class Coordinator:
         if training.filtered >= self.config.rollout.filter_patience:
             return Outcome(
                 False,
-                f"the last {training.filtered} groups were all filtered, so nothing can be learned{self.judgement.complaint()}: choose an "
-                "easier or harder task, a larger rollout.group_size, or rollout.filter = none",
+                f"the last {training.filtered} groups were all filtered, so nothing can be learned{self.judgement.complaint()}: {_EASIER}",
             )
+        if self.config.rollout.filter == "zero_variance":
+            recent, patience = self.book.experience.history.recent, self.config.rollout.filter_patience
+            if poor := below_floor(recent, self.config.rollout.accept_floor, patience):
+                return Outcome(False, f"{poor}{self.judgement.complaint()}: {_EASIER}")
         if self.generation.too_long >= self.config.rollout.filter_patience:
             return Outcome(
                 False,

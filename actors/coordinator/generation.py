@@ -23,6 +23,7 @@ from asyncrl.config import Config
 from asyncrl.experience.events import Admitted, Buried, Dropped, Extended, Late, Leased, Recycled, Sealed
 from asyncrl.experience.rollout import Refused, Rollout, Status
 from asyncrl.messages import Chunks, Interrupt, Lease, Leases, Purpose
+from asyncrl.strategies.sizing import SIZINGS
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,9 @@ class Generation:
         self._left: dict[int, str] = {}  # rollouts whose lease ran out, and the engine they were with
         self.streamed: dict[str, float] = {}  # when each engine streamed last
         self._parking: dict[Purpose, set[int]] = {"train": set(), "evaluation": set()}  # held, and asked to be given back
+        self._most = config.rollout.group_size if config.rollout.sizing == "fixed" else config.rollout.group_size_max
+        self._sizing = SIZINGS[config.rollout.sizing](config.rollout.group_size, self._most)
+        self._over = False  # whether no prompt was found when one was looked for last
         self.too_long = 0  # prompts that did not fit the context, since the last that did
         self.progress = trio.current_time()
         self.admitted = math.inf  # when the first training prompt was
@@ -48,27 +52,30 @@ class Generation:
     @property
     def exhausted(self) -> bool:
         """Whether no training prompt is left."""
-        cursor = self._book.experience.items("train")
-        return not self._book.experience.restarts and self._prompts.train_item(cursor) is None
+        experience = self._book.experience
+        return not experience.restarts and (self._over or self._prompts.train_item(experience.history.cursor) is None)
 
     def admit(self, wanted: int) -> None:
         """Start so many new groups, as far as there are prompts."""
         experience = self._book.experience
         self.admitted = min(self.admitted, trio.current_time())
+        live = {group.item for group in experience.groups.values() if group.purpose == "train"} if wanted > 0 else set()
         for _ in range(wanted):
             if experience.restarts:
                 stale, again = next(iter(experience.restarts.items()))
                 self.start("train", again, restarts=stale)
-            elif (item := self._prompts.train_item(experience.items("train"))) is not None:
-                self.start("train", item)
+            elif (chosen := self._prompts.next(experience.history, live)) is not None:
+                live.add(chosen.item)
+                self.start("train", chosen.item, cursor=chosen.cursor)
             else:
+                self._over = True
                 return
 
-    def start(self, purpose: Purpose, item: int, *, version: int | None = None, restarts: int | None = None) -> bool:
+    def start(self, purpose: Purpose, item: int, *, version: int | None = None, restarts: int | None = None, cursor: int = 0) -> bool:
         """Admit one group. A prompt that leaves no room for an answer is dropped by name at once: then the answer is False."""
         experience, rollout = self._book.experience, self._config.rollout
         group, prompt = experience.next_group, self._prompts.ids(purpose, item)
-        size = rollout.group_size if purpose == "train" else 1
+        size = self._sizing.size(experience.history, item) if purpose == "train" else 1
         place = experience.items(purpose) if restarts is None else -1 - restarts  # not its number: that counts evaluations too
         self._book.record(
             Admitted(
@@ -81,7 +88,8 @@ class Generation:
                 max_new_tokens=rollout.max_new_tokens,
                 version=version,
                 restarts=restarts,
-                key=size * place,
+                key=self._most * place if purpose == "train" else place,
+                cursor=cursor,
             )
         )
         fits = len(prompt) // 4 + rollout.max_new_tokens <= self._config.engine.context_tokens

@@ -1,13 +1,17 @@
-"""Which prompt comes next. Invariant: the n-th prompt of a run depends on (seed, n) alone, so a cursor is all that a resumed run needs."""
+"""The prompts of a run, as ids. Invariant: which one comes next follows from the settings, the history and what is live (asyncrl/strategies),
+so a resumed run goes on with the same.
+"""
 
 from __future__ import annotations
 
-import random
+from collections.abc import Container
 from typing import Protocol
 
 import numpy as np
 
+from asyncrl.experience.history import History
 from asyncrl.messages import Purpose
+from asyncrl.strategies.choice import CHOICES, Chosen, Stream
 
 
 class Source(Protocol):
@@ -30,31 +34,26 @@ class Encoder(Protocol):
 
 
 class Prompts:
-    """The training prompts, each epoch in an order of its own; and the held-out ones, in theirs."""
+    """The training prompts, chosen by `choice` from a stream of epochs; and the held-out ones, in their order."""
 
-    def __init__(self, source: Source, encoder: Encoder, *, seed: int, epochs: int) -> None:
+    def __init__(self, source: Source, encoder: Encoder, *, seed: int, epochs: int, choice: str = "in_order") -> None:
         self._source = source
         self._encoder = encoder
-        self._seed = seed
-        self._epochs = epochs
-        self._order: tuple[int, list[int]] = (-1, [])
+        self._stream = Stream(source.size("train"), seed=seed, epochs=epochs)
+        self._choice = CHOICES[choice](self._stream)
 
     @property
     def vocabulary(self) -> int:
         """Every id that is sampled is smaller."""
         return self._encoder.sampled
 
-    def train_item(self, cursor: int) -> int | None:
-        """The item at a place in the run's stream of prompts; None when the epochs are over (0 epochs: never)."""
-        size = self._source.size("train")
-        epoch, place = divmod(cursor, size)
-        if self._epochs and epoch >= self._epochs:
-            return None
-        if self._order[0] != epoch:
-            order = list(range(size))
-            random.Random(f"{self._seed}/{epoch}").shuffle(order)
-            self._order = epoch, order
-        return self._order[1][place]
+    def next(self, history: History, live: Container[int]) -> Chosen | None:
+        """The training prompt to admit; None when the epochs are over (0 epochs: never)."""
+        return self._choice.next(history, live)
+
+    def train_item(self, place: int) -> int | None:
+        """The item at a place in the stream of prompts; None when the epochs are over."""
+        return None if self._stream.over(place) else self._stream.item(place)
 
     def evaluation_items(self) -> range:
         return range(self._source.size("evaluation"))

@@ -22,7 +22,8 @@ from asyncrl.config.derived import max_lag
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
 from asyncrl.experience.rollout import Group, Rollout, Status
 from asyncrl.messages import Scored
-from staleness.admission import most_live
+from asyncrl.strategies import acceptance
+from staleness.admission import may_admit, most_live
 from staleness.baseline import Prior, shrunk
 from staleness.lag import rollout_lag
 
@@ -215,7 +216,7 @@ class Selection:
 
     def __init__(self, book: Book, config: Config, exhausted: Callable[[], bool]) -> None:
         """`exhausted` says whether no prompt is left."""
-        self._config, self._exhausted = config, exhausted
+        self._book, self._config, self._exhausted = book, config, exhausted
         self.judge = Judge(book, config)
         self.unit: Unit = Groups(self.judge) if config.train.unit == "group" else Rollouts(self.judge)
         staleness = config.staleness
@@ -229,8 +230,19 @@ class Selection:
             return self.tokens >= self._config.train.step_tokens or self.units >= self._most
         return self.units >= self.unit.per_step
 
+    @property
+    def room(self) -> int:
+        """How many groups admission lets start now. For those that the filter will leave out others are started, as far as lag allows."""
+        staleness, most = self._config.staleness, self._most // self.unit.per_group
+        if self._config.rollout.filter == "zero_variance" and self._config.train.unit == "group":
+            experience = self._book.experience
+            passed = experience.groups_live - experience.groups_untaken + sum(len(set(group.rewards)) > 1 for group in experience.ready())
+            in_bound = (max_lag(self._config) + 1) * self._config.train.batch_groups - max(0, staleness.window - 1)
+            most = acceptance.wanted(most, passed, acceptance.accept_rate(experience.history.recent), max(most, in_bound))
+        return may_admit(self.unit.live, most)
+
     def wanted(self, steps: int) -> int:
-        """Groups that so many steps, the open one among them, still need beside those there are."""
+        """Groups that so many steps, the open one among them, still need beside those there are, if all pass the filter."""
         if self._config.train.step_tokens and steps:
             return self._most
         return math.ceil((steps * self.unit.per_step - self.units - self.unit.untaken) / self.unit.per_group)

@@ -31,7 +31,6 @@ from asyncrl.experience.events import Checkpointed, Taken, Trained
 from asyncrl.experience.packing import micro_batches
 from asyncrl.experience.rollout import Group, Refused, Rollout, Status
 from asyncrl.messages import Anchor, CloseStep, Consumed, MicroBatch, Sample, Save, Saved, Scored, Stepped, TokenCount
-from staleness.admission import may_admit
 from staleness.lag import fresh_mask, tokens_by_lag
 
 OUTSTANDING = 2
@@ -81,9 +80,7 @@ class Training:
     @property
     def wanted(self) -> int:
         """How many groups may start now: as many as admission allows, and never more than the steps to come can still take."""
-        staleness, train = self._config.staleness, self._config.train
-        room = may_admit(self._selection.unit.live, staleness.depth, train.batch_groups, self._config.rollout.overprovision)
-        return min(room, self._selection.wanted(train.steps - self._step))
+        return min(self._selection.room, self._selection.wanted(self._config.train.steps - self._step))
 
     @property
     def filtered(self) -> int:

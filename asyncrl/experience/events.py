@@ -18,7 +18,8 @@ class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Admitted(Event, frozen=True):
     """A prompt became group `group` of `size` rollouts, numbered from `first`. `item` is the prompt's place in its split of the task.
     `version` pins the weights (evaluation). `restarts` is the group, discarded as stale, whose prompt starts again here: such a group
-    does not move the cursor over the prompts. `key` is what the draws of its first rollout are keyed with, one more for each later one."""
+    does not move the cursor over the prompts. `key` is what the draws of its first rollout are keyed with, one more for each later one.
+    `cursor` is where the next training prompt is looked for in the stream of prompts."""
 
     group: int
     first: int
@@ -30,6 +31,7 @@ class Admitted(Event, frozen=True):
     version: int | None = None
     restarts: int | None = None
     key: int = 0
+    cursor: int = 0
 
 
 class Leased(Event, frozen=True):

@@ -125,7 +125,8 @@ class Rollout(msgspec.Struct):
 class Group(msgspec.Struct):
     """One prompt and its rollouts. `prompt` is `int32` ids; `item` its place in its split of the task; `version` pins the weights
     (evaluation) or is None; `key` is its first rollout's (see `Admitted`); `ordinal` counts the groups of its purpose admitted before;
-    `prior` is the mean of the rewards that its prompt had been given when it was admitted, and their number."""
+    `prior` is the mean of the rewards of its prompt's earlier visits, and what they count for, and `born` the version last published, as it
+    was admitted."""
 
     id: int
     purpose: Purpose
@@ -135,10 +136,11 @@ class Group(msgspec.Struct):
     members: tuple[Rollout, ...]
     key: int = 0
     ordinal: int = 0
-    prior: tuple[float, int] = (0.0, 0)
+    prior: tuple[float, float] = (0.0, 0.0)
+    born: int = 0
 
     @classmethod
-    def of(cls, event: Admitted, ordinal: int) -> Self:
+    def of(cls, event: Admitted, ordinal: int, prior: tuple[float, float], born: int) -> Self:
         """The group that was admitted, all of it waiting. Raises Refused where it is no group: without rollouts, prompt, budget or item."""
         if event.size < 1 or event.max_new_tokens < 1 or event.item < 0:
             raise Refused(
@@ -147,7 +149,7 @@ class Group(msgspec.Struct):
         if not event.prompt or len(event.prompt) & 3:
             raise Refused(f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a positive number of int32")
         members = tuple(Rollout(event.first + i, event.group, event.max_new_tokens) for i in range(event.size))
-        return cls(event.group, event.purpose, event.item, event.prompt, event.version, members, event.key, ordinal)
+        return cls(event.group, event.purpose, event.item, event.prompt, event.version, members, event.key, ordinal, prior, born)
 
     @property
     def prompt_tokens(self) -> int:

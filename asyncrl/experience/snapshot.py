@@ -7,6 +7,8 @@ from __future__ import annotations
 import msgspec
 
 from asyncrl.experience import events as e
+from asyncrl.experience.audit import Audit
+from asyncrl.experience.history import History
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.rollout import Group
 from asyncrl.experience.steps import Takings
@@ -28,6 +30,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     sealings: int
     judgements: int
     ordinals: dict[Purpose, int]
+    history: History
+    audit: Audit
     groups: list[Group]
     training: Takings
     prescribed: Takings

@@ -19,6 +19,8 @@ from typing import Any, Self
 
 from asyncrl.experience import events as e
 from asyncrl.experience.agenda import Agenda
+from asyncrl.experience.audit import Audit, Facts
+from asyncrl.experience.history import History
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.rollout import ENDED, Group, Refused, Rollout, Status
 from asyncrl.experience.snapshot import Snapshot
@@ -38,6 +40,8 @@ class Experience:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.history = History()
+        self.audit = Audit()
         self.version: int | None = None
         self.step: int | None = None
         self.checkpoint: e.Checkpointed | None = None
@@ -158,6 +162,8 @@ class Experience:
             sealings=self._sealings,
             judgements=self._judgements,
             ordinals=self._ordinals,
+            history=self.history,
+            audit=self.audit,
             groups=list(self._groups.values()),
             training=self._steps.training,
             prescribed=self._steps.prescribed,
@@ -168,7 +174,7 @@ class Experience:
     def of(cls, written: Snapshot) -> Self:
         """The state that was written down. It takes what the snapshot holds."""
         self = cls()
-        self.ledger = written.ledger
+        self.ledger, self.history, self.audit = written.ledger, written.history, written.audit
         self.version, self.step, self.checkpoint = written.version, written.step, written.checkpoint
         self.next_group, self.next_rollout = written.next_group, written.next_rollout
         self._items, self._ordinals, self.restarts = written.items, written.ordinals, written.restarts
@@ -220,7 +226,7 @@ class Experience:
                 f"group {event.group} from rollout {event.first} was admitted, "
                 f"but next are group {self.next_group} and rollout {self.next_rollout}"
             )
-        group = Group.of(event, self._ordinals[event.purpose])
+        group = Group.of(event, self._ordinals[event.purpose], self.history.prior(event.item), self.version or 0)
         if event.restarts is not None and self.restarts.get(event.restarts) != event.item:
             raise Refused(f"group {event.group} restarts item {event.item} of group {event.restarts}, which does not wait for that")
         self._groups[group.id] = group
@@ -229,6 +235,8 @@ class Experience:
             self._agenda.enter(group, member)
         if event.restarts is None:
             self._items[event.purpose] += 1
+            if event.purpose == "train":
+                self.history.admit(event.item, event.cursor)
         else:
             del self.restarts[event.restarts]
         self._ordinals[event.purpose] += 1
@@ -259,7 +267,10 @@ class Experience:
             raise Refused(f"rollout {rollout.id} was sealed as {event.finish!r}: a response is complete by 'stop' or by 'length'")
         self._sealings += 1
         rollout.owner, rollout.finish, rollout.sealed = "", event.finish, self._sealings
-        self._agenda.move(self._groups[rollout.group], rollout, Status.SEALED)
+        group = self._groups[rollout.group]
+        self._agenda.move(group, rollout, Status.SEALED)
+        if group.purpose == "train":
+            self.audit.generated(_facts(group, rollout))
 
     def _recycled(self, event: e.Recycled) -> None:
         rollout = self._find_leased(event.rollout, event.attempt)
@@ -273,7 +284,7 @@ class Experience:
         rollout = self._find(event.rollout, Status.WAITING, Status.LEASED)
         _named(event.reason)
         self._discard(rollout, event.reason, Status.BURIED)
-        self._finished(self._groups[rollout.group])
+        self._judged_all(self._groups[rollout.group])
 
     def _late(self, event: e.Late) -> None:
         if event.tokens < 1:
@@ -289,7 +300,7 @@ class Experience:
         self._judgements += 1
         rollout.judged, rollout.verdict = self._judgements, event.verdict
         self._agenda.move(group, rollout, Status.JUDGED)
-        self._finished(group)
+        self._judged_all(group)
 
     def _taken(self, event: e.Taken) -> None:
         if event.step < max(self.step or 0, self.version or 0):
@@ -323,9 +334,12 @@ class Experience:
             raise Refused(f"rollout {rollout.id} has {rollout.tokens} tokens, not {event.trained} trained and {event.discarded} discarded")
         for reason in event.discarded:
             _named(reason)
+        group = self._groups[rollout.group]
+        if event.trained:
+            self.audit.trained(_facts(group, rollout), event.trained / rollout.tokens)
         rollout.release()
         self.ledger.end(event.trained, event.discarded)
-        self._agenda.move(self._groups[rollout.group], rollout, Status.TRAINED if event.trained else Status.DISCARDED)
+        self._agenda.move(group, rollout, Status.TRAINED if event.trained else Status.DISCARDED)
         del self._rollouts[rollout.id]
 
     def _discarded(self, event: e.Discarded) -> None:
@@ -396,10 +410,19 @@ class Experience:
         return rollout
 
     def _discard(self, rollout: Rollout, reason: str, status: Status = Status.DISCARDED) -> None:
-        self._agenda.move(self._groups[rollout.group], rollout, status)
+        group = self._groups[rollout.group]
+        if group.purpose == "train" and rollout.tokens and not rollout.sealed:
+            self.audit.generated(_facts(group, rollout))
+        self._agenda.move(group, rollout, status)
         self.ledger.end(0, {reason: rollout.release()})
         rollout.owner = ""
         del self._rollouts[rollout.id]
+
+    def _judged_all(self, group: Group) -> None:
+        """A member was judged or buried: nothing more may be waited for."""
+        if group.purpose == "train" and group.complete:
+            self.history.record(group.item, group.rewards, len(group.members))
+        self._finished(group)
 
     def _finished(self, group: Group) -> None:
         """A member was judged, buried or discarded: the group may be over now, or complete."""
@@ -419,6 +442,11 @@ class Experience:
         self._begun.discard(group.id)
         del self._groups[group.id]
         self.groups_live -= group.purpose == "train"
+
+
+def _facts(group: Group, rollout: Rollout) -> Facts:
+    first, last = (rollout.spans[0].version, rollout.spans[-1].version) if rollout.spans else (group.born, group.born)
+    return Facts(length=rollout.tokens, age=max(0, last - group.born), attempts=rollout.attempt, version=first)
 
 
 def _taken(rollout: Rollout) -> bool:

@@ -108,7 +108,7 @@ class World:
         """What happens to the next checkpoint: returns the sentence it fails with, or nothing."""
 
     def prompts(self) -> Prompts:
-        return Prompts(self.source, self.source, seed=self.seed, epochs=self.config.task.epochs)
+        return Prompts(self.source, self.source, seed=self.seed, epochs=self.config.task.epochs, choice=self.config.task.choice)
 
     # ----------------------------------------------------------------------------------------------------------- a life
 

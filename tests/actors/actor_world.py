@@ -213,7 +213,7 @@ class World:
 
     async def run(self, *others: Callable[[], object]) -> Outcome:
         """Run to the end, beside `others` (async functions without arguments)."""
-        prompts = Prompts(self.source, self.source, seed=0, epochs=self.config.task.epochs)
+        prompts = Prompts(self.source, self.source, seed=0, epochs=self.config.task.epochs, choice=self.config.task.choice)
         self.coordinator = Coordinator(self.config, self.book, prompts, Metrics(clock=trio.current_time), Waits(), Progress())
         began = trio.current_time()
         async with trio.open_nursery() as nursery:

@@ -295,10 +295,10 @@ def _held(root: object) -> dict[str, int]:
 
 
 async def test_a_long_run_holds_no_more_than_a_short_one(autojump_clock: trio.testing.MockClock) -> None:
-    """What a coordinator keeps is of what is live, and of a while: a run may last for weeks."""
+    """What a coordinator keeps is of what is live, of a while, and of each prompt: a run may last for weeks."""
     held = []
     for steps in (100, 200):
-        world = World(configured(task={"eval_size": 0}, train={"steps": steps, "batch_groups": 1, "checkpoint_every": 10}))
+        world = World(configured(task={"eval_size": 0, "train_size": 50}, train={"steps": steps, "batch_groups": 1, "checkpoint_every": 10}))
         assert (await world.run()).ok
         held.append(_held(world.coordinator))
         assert world.coordinator_summary(Outcome(True, "")).publication.count == steps + 1

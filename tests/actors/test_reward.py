@@ -291,7 +291,7 @@ async def test_the_actor_judges_what_it_is_asked_and_then_drains(opened: Open) -
         for rollout in range(50):
             await link.send(Judge(rollout, "train", rollout % 10), ids(f"give {rollout}"))
         judged = [await next_of(link, Judged) for _ in range(50)]
-        assert {(j.rollout, j.verdict) for j in judged if isinstance(j, Judged)} == {(i, Scored(float(i))) for i in range(50)}
+        assert {j.rollout: j.verdict for j in judged if isinstance(j, Judged)} == {i: Scored(float(i)) for i in range(50)}
         await link.send(Drain())
         assert await next_of(link, Drained) == Drained()
 

@@ -8,15 +8,12 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staleness.admission import may_admit
+from staleness.admission import may_admit, most_live
 
 
 def test_fills_up_to_the_limit_and_never_below_zero() -> None:
-    assert may_admit(0, depth=1, batch_groups=16) == 32
-    assert may_admit(31, depth=1, batch_groups=16) == 1
-    assert may_admit(32, depth=1, batch_groups=16) == 0
-    assert may_admit(40, depth=1, batch_groups=16) == 0
-    assert may_admit(0, depth=0, batch_groups=3) == 3
+    assert (most_live(1, 16), most_live(0, 3), most_live(1, 16, 1.5), most_live(0, 3, 1.1)) == (32, 3, 40, 4)
+    assert [may_admit(live, 32) for live in (0, 31, 31.125, 31.5, 32, 40)] == [32, 1, 0, 0, 0, 0]
 
 
 @given(st.integers(0, 3), st.integers(1, 4), st.integers(0, 6), st.integers(0, 2**32))
@@ -27,7 +24,7 @@ def test_lag_is_bounded_by_depth_and_by_how_many_may_overtake(depth: int, batch:
     for version in range(12):
         step: list[tuple[int, int, int]] = []
         while len(step) < batch:
-            for _ in range(may_admit(len(live) + len(step), depth, batch)):
+            for _ in range(may_admit(len(live) + len(step), most_live(depth, batch))):
                 live.append((admitted, version, 0))
                 admitted += 1
             if random.random() < 0.2:
