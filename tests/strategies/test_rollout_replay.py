@@ -1,11 +1,10 @@
-"""Which trained groups are trained again: young enough, with a signal, and not too often; those that teach most first."""
+"""Which trained groups are trained again: young enough and with a signal, those that teach most first."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,7 @@ from asyncrl.strategies.replay import Candidate, replayed, useful
 
 values = st.sampled_from([0.0, 0.1, 0.5, 1.0])
 candidates = st.lists(
-    st.builds(Candidate, st.integers(0, 10**6), st.integers(0, 12), st.lists(values, max_size=5).map(tuple), st.integers(0, 3)),
+    st.builds(Candidate, st.integers(0, 10**6), st.integers(0, 12), st.lists(values, max_size=5).map(tuple)),
     max_size=20,
     unique_by=lambda candidate: candidate.group,
 )
@@ -29,15 +28,14 @@ def test_most_signal_first_then_the_youngest() -> None:
         Candidate(3, 9, HALF),
         Candidate(4, 9, (1.0, 1.0)),  # no signal
         Candidate(5, 5, HALF),  # too old
-        Candidate(6, 9, HALF, replays=1),  # was trained again already
         Candidate(7, 9, HALF),
     ]
     assert replayed(population, step=10, max_lag=4, count=9) == [7, 3, 2, 1]
     assert replayed(population, step=10, max_lag=4, count=2) == [7, 3]
-    assert replayed(population, step=10, max_lag=4, count=9, times=2) == [7, 6, 3, 2, 1]
     assert replayed(population, step=10, max_lag=5, count=9) == [7, 3, 2, 5, 1]
     assert replayed(population, step=10, max_lag=0, count=9) == []
     assert replayed(population, step=10, max_lag=4, count=0) == []
+    assert replayed([], step=10, max_lag=4, count=9) == []
 
 
 def test_uneven_groups_and_huge_rewards_are_compared_by_their_variance() -> None:
@@ -45,44 +43,26 @@ def test_uneven_groups_and_huge_rewards_are_compared_by_their_variance() -> None
     assert replayed(population, 0, 0, 9) == [3, 2, 1]
 
 
-@given(candidates, st.integers(0, 15), st.integers(0, 6), st.integers(0, 8), st.integers(1, 3), st.randoms(use_true_random=False))
+@given(candidates, st.integers(0, 15), st.integers(0, 6), st.integers(0, 8), st.randoms(use_true_random=False))
 def test_it_is_a_function_of_the_set_and_keeps_every_bound(
-    population: list[Candidate], step: int, max_lag: int, count: int, times: int, random: object
+    population: list[Candidate], step: int, max_lag: int, count: int, random: object
 ) -> None:
-    got = replayed(population, step, max_lag, count, times)
+    got = replayed(population, step, max_lag, count)
     by_id = {candidate.group: candidate for candidate in population}
-    for group in got:
-        assert step - by_id[group].oldest <= max_lag and by_id[group].replays < times
-        assert len(set(by_id[group].rewards)) > 1
+    possible = [c for c in population if step - c.oldest <= max_lag and len(set(c.rewards)) > 1]
+    assert set(got) <= {c.group for c in possible} and len(set(got)) == len(got) == min(count, len(possible))
     signals = [float(np.var(by_id[group].rewards)) for group in got]
     assert all(a >= b - 1e-12 for a, b in pairwise(signals))
-    possible = [c for c in population if step - c.oldest <= max_lag and c.replays < times and len(set(c.rewards)) > 1]
-    assert len(set(got)) == len(got) == min(count, len(possible))
     left = [float(np.var(c.rewards)) for c in possible if c.group not in got]
     assert not left or not got or max(left) <= signals[-1] + 1e-12
     shuffled = list(population)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert replayed(shuffled, step, max_lag, count, times) == got
+    assert replayed(shuffled, step, max_lag, count) == got
 
 
-@given(candidates, st.integers(0, 15), st.integers(0, 6), st.integers(1, 3))
-def test_what_is_of_no_use_now_never_will_be(population: list[Candidate], step: int, max_lag: int, times: int) -> None:
+@given(candidates, st.integers(0, 15), st.integers(0, 6))
+def test_what_is_of_no_use_now_never_will_be(population: list[Candidate], step: int, max_lag: int) -> None:
     for candidate in population:
-        if not useful(candidate, step, max_lag, times):
-            assert not useful(candidate, step + 1, max_lag, times)
-            assert replayed([candidate], step, max_lag, 1, times) == []
-            assert replayed([candidate], step + 3, max_lag, 1, times) == []
-
-
-def test_a_group_is_replayed_so_often_and_no_more() -> None:
-    for times in (1, 2, 3):
-        replays = 0
-        while replayed([Candidate(1, 4, HALF, replays)], 5, 2, 1, times):
-            replays += 1
-        assert replays == times
-
-
-def test_nothing_to_choose_from() -> None:
-    assert replayed([], 3, 4, 5) == []
-    with pytest.raises(AttributeError):
-        Candidate(1, 0, HALF).replays = 2  # type: ignore[misc]
+        if not useful(candidate, step, max_lag):
+            assert not useful(candidate, step + 1, max_lag)
+            assert replayed([candidate], step, max_lag, 1) == replayed([candidate], step + 3, max_lag, 1) == []
