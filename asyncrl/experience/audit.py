@@ -70,7 +70,8 @@ class Audit(msgspec.Struct):
     version: Axis = msgspec.field(default_factory=Axis)
 
     def generated(self, facts: Facts) -> None:
-        """A rollout has come to its end, whichever."""
+        """The generation of a rollout is over: it is complete, or was given up. Until it is trained or discarded it counts on this side
+        alone, so what is under way shows as a distance of its share at most."""
         for axis, place, value in self._axes(facts):
             at = axis.bin(place)
             axis.generated[at] += 1.0
