@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
@@ -58,10 +59,12 @@ class Rollout:
         self.behaviour = [0.0] * len(self.response)
         self.mask = [1] * len(self.response)
         self.spans = [Span(0, 0, len(self.response))]
+        self.parts: list[float] = []
+        self.baseline: float | None = None
 
     @property
     def sample(self) -> Sample:
-        return Sample(self.number, self.group, len(self.prompt), len(self.response), self.reward, self.spans)
+        return Sample(self.number, self.group, len(self.prompt), len(self.response), self.reward, self.spans, self.baseline)
 
 
 def rollouts(model: PreTrainedModel, seed: int, count: int = 9, noise: float = 0.6, temperature: float = 1.0) -> list[Rollout]:
@@ -79,15 +82,20 @@ def rollouts(model: PreTrainedModel, seed: int, count: int = 9, noise: float = 0
 
 
 def micro_batch(members: Sequence[Rollout], every: Sequence[Rollout], step: int = 0, index: int = 0) -> tuple[MicroBatch, Buffers]:
-    """A micro-batch of `members`; the groups' rewards are those of `every` rollout of the step."""
-    groups = {m.group for m in members}
-    rewards = {group: [r.reward for r in every if r.group == group] for group in groups}
+    """A micro-batch of `members`; the rewards are those of `every` rollout of the step."""
+    rewards, parts = dict[int, list[float]](), dict[int, list[list[float]]]()
+    samples = {r.number: r.sample for r in members}
+    for r in every:  # all groups: some advantages are relative to the step
+        if r.number in samples:
+            samples[r.number] = msgspec.structs.replace(r.sample, member=len(rewards.get(r.group, [])))
+        rewards.setdefault(r.group, []).append(r.reward)
+        parts.setdefault(r.group, []).append(r.parts)
     buffers = (
         np.array([i for m in members for i in m.prompt + m.response], dtype=np.int32).tobytes(),
         np.array([b for m in members for b in m.behaviour], dtype=np.float32).tobytes(),
         np.array([k for m in members for k in m.mask], dtype=np.uint8).tobytes(),
     )
-    return MicroBatch(step, index, [m.sample for m in members], rewards), buffers
+    return MicroBatch(step, index, [samples[m.number] for m in members], rewards, parts if any(r.parts for r in every) else {}), buffers
 
 
 def alone(model: PreTrainedModel, rollout: Rollout, temperature: float) -> torch.Tensor:
