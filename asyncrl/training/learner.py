@@ -27,7 +27,6 @@ from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
 from staleness import correction, proximal
 from staleness.diagnostics import by_lag
-from staleness.estimators import M2po
 from staleness.objectives import Inputs, objective
 from staleness.ratios import log_ratio
 from staleness.vcpo import learning_rate_scale
@@ -109,7 +108,7 @@ class Learner:
         ratios = proximal.log_ratios(current, behaviour, prox)
         usable = arrived & ratios.finite
         tokens = correction.Tokens(ratios.correction, usable, owner, advantage.to(owner.device)[owner], behaviour, current.detach(), lag)
-        corrected = self._correct(tokens)
+        corrected = correction.apply(self._staleness.correction, tokens, weighted=self._weighted)
         of_kept = Inputs(ratios.objective, current, tokens.advantage, owner, corrected.kept)
         minimized = objective(self._train.objective, of_kept, lo=self._train.clip_lo, hi=self._train.clip_hi, dual=self._train.dual_clip)
         loss = (corrected.weight * minimized.loss).sum()
@@ -150,21 +149,6 @@ class Learner:
                 found = proximal.scored(found.to(current.device), current, lag)
                 unknown = torch.isnan(found)
                 return torch.where(unknown, current.detach(), found), int((unknown & arrived).sum())
-
-    def _correct(self, tokens: correction.Tokens) -> correction.Corrected:
-        """The list of corrections; rollout by rollout where one looks at all tokens of its call, since which those are must not matter."""
-        if not any(isinstance(entry, M2po) for entry in self._staleness.correction):
-            return correction.apply(self._staleness.correction, tokens, weighted=self._weighted)
-        _, sizes = torch.unique_consecutive(tokens.owner, return_counts=True)
-        pieces = zip(*(torch.split(values, sizes.tolist()) for values in tokens), strict=True)
-        parts = [correction.apply(self._staleness.correction, correction.Tokens(*piece), weighted=self._weighted) for piece in pieces]
-        return correction.Corrected(
-            torch.cat([part.weight for part in parts]),
-            torch.cat([part.kept for part in parts]),
-            torch.cat([part.by for part in parts]),
-            torch.stack([part.rejected for part in parts]).sum(0),
-            {name: torch.stack([part.diagnostics[name] for part in parts]).sum(0) for name in parts[0].diagnostics},
-        )
 
     def step(self) -> dict[str, float]:
         """Close the step: divide the gradient by the trained tokens, clip it, update, and make the next version.
