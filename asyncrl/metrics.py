@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
@@ -31,7 +31,8 @@ LIVE = (Status.WAITING, Status.LEASED, Status.SEALED, Status.JUDGED, Status.TAKE
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """The heart at one moment; nothing in it changes. `lags` maps a lag in versions to the tokens trained at it so far."""
+    """The heart at one moment; nothing in it changes. `lags` maps a lag in versions to the tokens trained at it so far, `bias` is what the
+    audit reports."""
 
     tokens: Account
     rollouts: Account
@@ -41,6 +42,7 @@ class Observation(msgspec.Struct, frozen=True):
     queue_bytes: int
     version: int | None
     lags: Mapping[int, int]
+    bias: Mapping[str, float]
 
 
 def observe(experience: Experience, lags: Mapping[int, int]) -> Observation:
@@ -57,6 +59,7 @@ def observe(experience: Experience, lags: Mapping[int, int]) -> Observation:
         queue_bytes=experience.queue_bytes,
         version=experience.version,
         lags=dict(lags),
+        bias=experience.audit.report(),
     )
 
 
@@ -75,6 +78,7 @@ class Metrics:
         self._info = Info("asyncrl_run", "What runs.", registry=registry)
         self._step = Histogram("asyncrl_step_seconds", "Duration of optimizer steps.", buckets=SECONDS, registry=registry)
         self._training = Gauge("asyncrl_training", "What the trainer measured in the last step, by name.", ["name"], registry=registry)
+        self._alarms = Gauge("asyncrl_alarm", "1 where the last step raised it, by cause.", ["cause"], registry=registry)
         self._accuracy = Gauge("asyncrl_accuracy_ratio", "Share of held-out prompts answered right, greedily.", registry=registry)
         self._accuracy_version = Gauge("asyncrl_accuracy_version", "The version that the accuracy is of.", registry=registry)
         self._publication = Histogram(
@@ -122,6 +126,12 @@ class Metrics:
         self._step.observe(seconds)
         for name, value in metrics.items():
             self._training.labels(name).set(value)
+
+    def alarmed(self, causes: Iterable[str]) -> None:
+        """The last step raised these alarms and no others; causes are a closed set."""
+        self._alarms.clear()
+        for cause in causes:
+            self._alarms.labels(cause).set(1)
 
     def evaluated(self, version: int, accuracy: float) -> None:
         """The held-out accuracy of `version`, 0 to 1."""
@@ -225,6 +235,14 @@ class _Observed(Collector):
         if seen.version is not None:
             yield GaugeMetricFamily("asyncrl_version", "The version last published.", value=seen.version)
         yield _lags(seen.lags)
+        bias = GaugeMetricFamily(
+            "asyncrl_bias",
+            "Trained against generated rollouts: distance, 0 to 1, and NAME_mean: ratio of means.",
+            labels=["name"],
+        )
+        for name, value in seen.bias.items():
+            bias.add_metric([name], value)
+        yield bias
 
 
 def _account(thing: str, entered: str, noun: str, account: Account) -> Iterator[Metric]:

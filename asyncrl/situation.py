@@ -92,7 +92,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     `token_s`, `verdict_s` and `step_s` have passed since the last token, verdict, and step (or since the start). `idle` are shares of the
     last `window_s` seconds, by role and cause; the rates are over them too. `rollouts` counts the live ones by status. `ok` is None while
-    the run is not over, and then `reason` says why it is.
+    the run is not over, and then `reason` says why it is. `alarms` are what the last step raised, each a sentence.
     """
 
     at: float
@@ -124,6 +124,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Rollouts
     journal: Journal
     restarts: dict[str, int]
+    alarms: list[str] = []
     ok: bool | None = None
     reason: str = ""
 

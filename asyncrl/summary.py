@@ -54,6 +54,13 @@ class Lag(msgspec.Struct, frozen=True):
     max: int = 0
 
 
+class Alarmed(msgspec.Struct, frozen=True):
+    """How many steps raised an alarm, and what it said last."""
+
+    steps: int
+    last: str
+
+
 class Idle(msgspec.Struct, frozen=True):
     """Shares of the run's seconds, 0 to 1."""
 
@@ -79,7 +86,8 @@ class SlowestVerifier(msgspec.Struct, frozen=True):
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The whole of it. `reason` is one sentence; `training_seconds` are those from the first admission to the last step, without start and
-    end; `restarts` counts by role."""
+    end; `alarms` are by cause; `bias` is how far what was trained is from what was generated (`asyncrl.experience.audit`); `restarts` counts
+    by role."""
 
     ok: bool
     reason: str
@@ -90,6 +98,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Tokens = Tokens()
     rollouts: Rollouts = Rollouts()
     lag: Lag = Lag()
+    alarms: dict[str, Alarmed] = {}
+    bias: dict[str, float] = {}
     idle: Idle = Idle()
     publication: Publications = Publications()
     restarts: dict[str, int] = {}

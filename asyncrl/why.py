@@ -47,7 +47,7 @@ def answer(s: Situation, *, lives: bool, age_s: float, stalled: bool, run: Path)
     if s.phase == "run" and (shares := _shares(s)):
         sentences.append(shares)
     sentences.append(culprit(s))
-    return sentences
+    return sentences + s.alarms
 
 
 def _standing(s: Situation, lives: bool, age_s: float, stalled: bool, run: Path) -> str:

@@ -49,7 +49,7 @@ def alarms(metrics: Mapping[str, float], trained: int, discarded: Mapping[str, i
     """Alarms of one step, none where all is well.
 
     `metrics` are the trainer's: `k3`, `ess`, and by lag (named by `staleness.bins.at_lag`) `tokens`, `k3`, `kept_fraction`, `rollouts` and
-    `ess`. `trained` and `discarded` are the tokens of the step by what became of them. The bands are `alarm_k3`, `alarm_masked` and
+    `ess`; what it did not measure is taken to be well. `trained` and `discarded` are the tokens of the step by what became of them. The bands are `alarm_k3`, `alarm_masked` and
     `alarm_ess`; a log-probability that is no number is never in its band.
     """
     return (
@@ -71,7 +71,7 @@ def _trend(metrics: Mapping[str, float], values: Mapping[int, float], unit: str)
 
 
 def _divergence(metrics: Mapping[str, float], limit: float) -> list[Alarm]:
-    k3, trend = metrics["k3"], _trend(metrics, of_lags(metrics, "k3"), "tokens")
+    k3, trend = metrics.get("k3", 0.0), _trend(metrics, of_lags(metrics, "k3"), "tokens")
     seen, compare = f"k3 is {k3:.3g} and may be {limit:g}", "compare their kernels, dtype and temperature"
     over, found = k3 > limit, list[Alarm]()
     if trend.fresh is not None and trend.fresh > limit:
@@ -128,7 +128,7 @@ def _remedy(metrics: Mapping[str, float], reason: str) -> str:
 
 
 def _sample_size(metrics: Mapping[str, float], limit: float) -> list[Alarm]:
-    ess = metrics["ess"]
+    ess = metrics.get("ess", 1.0)
     if ess >= limit:
         return []
     # As a number that is worse where it is larger: how many rollouts it takes to make one.

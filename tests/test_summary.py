@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from asyncrl.experience.ledger import Ledger
-from asyncrl.summary import Accuracy, Idle, Lag, Publications, Rollouts, SlowestVerifier, Summary, Tokens, read, write
+from asyncrl.summary import Accuracy, Alarmed, Idle, Lag, Publications, Rollouts, SlowestVerifier, Summary, Tokens, read, write
 
 FULL = Summary(
     ok=True,
@@ -21,6 +21,8 @@ FULL = Summary(
     tokens=Tokens(generated=100, trained=60, discarded={"filtered": 30, "evaluation": 4}, live=6),
     rollouts=Rollouts(admitted=10, trained=6, discarded={"filtered": 3}, live=1),
     lag=Lag(0.5, 2),
+    alarms={"staleness": Alarmed(2, "The policy has moved away.")},
+    bias={"length": 0.125},
     idle=Idle(0.1, 0.2),
     publication=Publications(4, 1.5, 0.01),
     restarts={"rollout": 1},
@@ -44,7 +46,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
         "tokens": {"generated", "trained", "discarded", "live"},
         "rollouts": {"admitted", "trained", "discarded", "live"},
         "lag": {"mean", "max"},
-        "idle": {"trainer", "rollout"},
+        "idle": {"trainer", "rollout"}, "alarms": {"staleness"}, "bias": {"length"},
         "publication": {"count", "seconds", "pause_seconds"},
         "restarts": {"rollout"},
         "slowest_verifier": {"item", "seconds", "reason"},

@@ -311,6 +311,7 @@ class Coordinator:
             case Stepped() if training is not None:
                 training.on_stepped(message)
                 self.metrics.stepped(message.seconds, training.metrics)
+                self.metrics.alarmed(alarm.name for alarm in training.alarms)
             case Saved() if training is not None:
                 training.on_saved(message)
             case Transferred():

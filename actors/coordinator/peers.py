@@ -43,6 +43,11 @@ class Peer:
             logger.error("%s has not read its last %d frames, and is cut off", self.name, OUTBOX)
             self.scope.cancel()
 
+    @property
+    def room(self) -> int:
+        """Frames that it can be sent now, half of an outbox at most: the other half is for what has to be said whatever waits."""
+        return OUTBOX // 2 - self._outbox.statistics().current_buffer_used
+
     async def write(self) -> None:
         """Write the outbox to the link until cancelled."""
         async for message, buffers in self._frames:

@@ -148,6 +148,8 @@ class Progress:
             tokens=summary.Tokens.of(ledger.tokens),
             rollouts=summary.Rollouts.of(ledger.rollouts),
             lag=summary.Lag(_mean(lags), max(lags, default=0)),
+            alarms=dict(training.alarmed) if training else {},
+            bias=run.book.experience.audit.report(),
             idle=summary.Idle(self.idle("trainer"), self.idle("rollout")),
             publication=run.publishing.total,
             restarts=dict(self.restarts),

@@ -1,5 +1,5 @@
-"""The prompts of a run, as ids. Invariant: which one comes next follows from the settings, the history and what is live (asyncrl/strategies),
-so a resumed run goes on with the same.
+"""The prompts of a run, as ids. Invariant: which one comes next follows from the settings, the history and what is live, so a resumed run
+goes on with the same (asyncrl/strategies).
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ def survey(run: Coordinator) -> Situation:
         ledger=Rollouts.of(experience.ledger.rollouts),
         journal=run.journal(),
         restarts=dict(progress.restarts),
+        alarms=[alarm.sentence for alarm in training.alarms] if training else [],
         ok=outcome.ok if outcome and run.life.phase is Phase.STOP else None,
         reason=outcome.reason if outcome else "",
     )

@@ -31,6 +31,8 @@ from asyncrl.experience.events import Checkpointed, Taken, Trained
 from asyncrl.experience.packing import micro_batches
 from asyncrl.experience.rollout import Group, Refused, Rollout, Status
 from asyncrl.messages import Anchor, CloseStep, Consumed, MicroBatch, Sample, Save, Saved, Scored, Stepped, TokenCount
+from asyncrl.summary import Alarmed
+from staleness.alarms import Alarm, alarms
 from staleness.lag import fresh_mask, tokens_by_lag
 
 OUTSTANDING = 2
@@ -60,6 +62,8 @@ class Training:
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         self._anchored: dict[int, int] = {}  # rollouts that the trainer has scored, and how many of their tokens
         self.metrics: dict[str, float] = {}  # of the last step
+        self.alarms: tuple[Alarm, ...] = ()  # of the last step
+        self.alarmed: dict[str, Alarmed] = {}  # of all steps
         self.progress = self.stepped = trio.current_time()  # of anything, and of a step
 
     @property
@@ -217,10 +221,14 @@ class Training:
         trainer does not account for the tokens that it was given."""
         if not self.closing or message.version != self._step:
             raise Refused(f"version {message.version} was not asked for: version {self.version} is the last, and step {self._step} is open")
+        trained, discarded = 0, Counter[str]()
         for counts, lags in self._consumed.pop(message.version - 1, []):
             for count in counts:
                 self._book.record(Trained(count.rollout, count.trained, count.discarded))
+                trained += count.trained
+                discarded.update(count.discarded)
             self.lags.update(lags)
+        self._alarm(alarms(message.metrics, trained, discarded, self._config.staleness), message.version)
         self.version = message.version
         rewards = self._selection.judge.rewards
         self.metrics = message.metrics | ({"reward": float(np.mean(rewards))} if rewards else {})
@@ -228,6 +236,15 @@ class Training:
         self.progress = self.stepped = trio.current_time()
         every = self._config.train.checkpoint_every
         self._due |= self.finished or bool(every and self.version % every == 0)
+
+    def _alarm(self, raised: tuple[Alarm, ...], version: int) -> None:
+        before = {alarm.name for alarm in self.alarms}
+        for alarm in raised:
+            if alarm.name not in before:
+                logger.warning("alarm %s in the step that made version %d: %s", alarm.name, version, alarm.sentence)
+            steps = self.alarmed[alarm.name].steps if alarm.name in self.alarmed else 0
+            self.alarmed[alarm.name] = Alarmed(steps + 1, alarm.sentence)
+        self.alarms = raised
 
     def save(self) -> bool:
         """Have the version there is saved, once. What the open step has taken is not in it: a resumed run takes it again. False where that
