@@ -4,8 +4,9 @@ fast.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from asyncrl.experience import events as e
 from asyncrl.messages import NoVerdict, Purpose, Scored
@@ -16,7 +17,8 @@ class Seen:
     """One rollout, as the events tell it."""
 
     __slots__ = (
-        "attempt", "before", "behaviour", "failures", "group", "id", "ids", "key", "lease", "owner", "sealed", "step", "verdict", "versions"
+        "attempt", "before", "behaviour", "failures", "group", "hops", "id", "ids", "key", "lease", "owner", "sealed", "step", "verdict",
+        "versions",
     )  # fmt: skip
 
     def __init__(self, id: int, group: Group, key: int) -> None:
@@ -25,8 +27,13 @@ class Seen:
         self.versions: list[int] = []
         self.attempt, self.owner, self.sealed = 0, "", False
         self.lease = self.before = self.failures = 0  # the number of its last lease, the tokens it had then, its failed attempts
+        self.hops = 0  # how often it was taken back
         self.verdict: Scored | NoVerdict | None = None
         self.step: int | None = None
+
+    @property
+    def oldest(self) -> int:
+        return min(self.versions, default=0)
 
     def spans(self) -> list[tuple[int, int, int]]:
         found: list[tuple[int, int, int]] = []
@@ -39,21 +46,44 @@ class Seen:
 
 
 class Group:
-    """One group, as the events tell it; `step` is the one that has taken it."""
+    """One group, as the events tell it. `steps` says which step has each member that was taken, `rewards` what each member got, the first
+    judged first, whatever became of them. `prior` is what was known of its prompt when it was admitted: a mean and its weight."""
 
-    __slots__ = ("event", "members", "step")
+    __slots__ = ("event", "members", "ordinal", "prior", "rewards", "steps")
 
-    def __init__(self, event: e.Admitted) -> None:
-        self.event = event
+    def __init__(self, event: e.Admitted, ordinal: int, prior: tuple[float, float]) -> None:
+        self.event, self.ordinal, self.prior = event, ordinal, prior
         self.members = range(event.first, event.first + event.size)
-        self.step: int | None = None
+        self.steps: dict[int, int] = {}
+        self.rewards: dict[int, float] = {}
+
+    def others(self, id: int) -> list[float]:
+        """The rewards of all members but one, the first judged first."""
+        return [reward for member, reward in self.rewards.items() if member != id]
+
+    def baseline(self, id: int, k: int, visits: float) -> float:
+        """The mean of the first `k` judged among the others, drawn to the prior, whose weight is `visits` at most."""
+        first, (mean, weight) = self.others(id)[:k], self.prior
+        weight = min(visits, weight)
+        return (sum(first) + weight * mean) / (k + weight)
+
+
+class Filling:
+    """What one step has taken: groups, rollouts and their response tokens."""
+
+    __slots__ = ("groups", "rollouts", "tokens")
+
+    def __init__(self) -> None:
+        self.groups: set[int] = set()
+        self.rollouts = self.tokens = 0
 
 
 class Account:
     """What is live, what became of the rest, and what is due next.
 
-    `cursor` counts the prompts admitted, `again` are the stale groups whose prompts start again, with their items. `touched` are the
-    rollouts that events named since it was last cleared.
+    `cursor` is where the next prompt comes from, `again` are the stale groups whose prompts start again, with their items. `visits` says of
+    each prompt what its groups earned: how many rewards and their sum, each earlier group counting half, and whether all of the last group
+    were right. `touched` are the rollouts that events named since it was last cleared.
     """
 
     def __init__(self) -> None:
@@ -64,8 +94,11 @@ class Account:
         self.tokens_discarded: Counter[str] = Counter()
         self.discarded: Counter[str] = Counter()
         self.buried: Counter[Purpose] = Counter()
+        self.ordinals: Counter[Purpose] = Counter()
         self.cursor = self.leases = 0
         self.again: dict[int, int] = {}
+        self.visits: dict[int, tuple[float, float, bool]] = {}
+        self.steps: dict[int, Filling] = {}
         self.published: int | None = None
         self.touched: set[int] = set()
 
@@ -73,6 +106,22 @@ class Account:
     def groups_live(self) -> int:
         """Training groups that are not over."""
         return sum(group.event.purpose == "train" for group in self.groups.values())
+
+    @property
+    def groups_untaken(self) -> int:
+        """Those of which no step has anything."""
+        return sum(group.event.purpose == "train" and not group.steps for group in self.groups.values())
+
+    @property
+    def rollouts_untaken(self) -> int:
+        """Training rollouts that no step has."""
+        return sum(seen.step is None and seen.group.event.purpose == "train" for seen in self.rollouts.values())
+
+    @property
+    def rollouts_live(self) -> int:
+        """Those, and what steps have whose version is not published."""
+        steps = [step for group in self.groups.values() for step in group.steps.values()]
+        return self.rollouts_untaken + sum(step >= (self.published or 0) for step in steps)
 
     @property
     def tokens_live(self) -> int:
@@ -89,30 +138,29 @@ class Account:
         return [self.rollouts[id] for id in group.members if id in self.rollouts]
 
     def complete(self, group: Group) -> bool:
-        """Whether nothing more is to come for it, and no step has it."""
-        return group.step is None and all(seen.verdict is not None for seen in self.members(group))
+        """Whether no verdict is to come for it."""
+        return all(seen.verdict is not None for seen in self.members(group))
 
-    def rewards(self, group: Group) -> list[float]:
-        """Of the members that have one."""
-        return [seen.verdict.reward for seen in self.members(group) if isinstance(seen.verdict, Scored)]
+    def oldest(self, but: Container[int] = ()) -> Group | None:
+        """The training group admitted first of those of which a rollout is live that no step has, `but` for these rollouts."""
+        groups = (group for group in self.groups.values() if group.event.purpose == "train")
+        waiting = (g for g in groups if any(seen.step is None and seen.id not in but for seen in self.members(g)))
+        return min(waiting, key=lambda group: group.ordinal, default=None)
 
     def untake(self, id: int) -> None:
         """What took this rollout is undone."""
-        if (seen := self.rollouts.get(id)) is not None:
-            seen.step = seen.group.step = None
+        if (seen := self.rollouts.get(id)) is not None and seen.step is not None:
+            self.steps.pop(seen.step, None)
+            del seen.group.steps[id]
+            seen.step = None
 
     def apply(self, event: e.AnyEvent) -> None:
         """Take the event in."""
+        touched = [event.rollout] if hasattr(event, "rollout") else list(getattr(event, "rollouts", ()))
+        groups = {seen.group.event.group: seen.group for id in touched if (seen := self.rollouts.get(id)) is not None}
         match event:
             case e.Admitted():
-                group = self.groups[event.group] = Group(event)
-                for member, id in enumerate(group.members):
-                    self.rollouts[id] = Seen(id, group, policy.key(event.purpose, event.item, member))
-                self.admitted += event.size
-                if event.restarts is not None:
-                    self.again.pop(event.restarts, None)
-                elif event.purpose == "train":
-                    self.cursor += 1
+                self._admit(event)
             case e.Leased():
                 seen = self.rollouts[event.rollout]
                 self.leases += 1
@@ -130,22 +178,23 @@ class Account:
                 seen.owner, seen.sealed = "", True
             case e.Recycled():
                 seen = self.rollouts[event.rollout]
-                seen.owner, seen.failures = "", seen.failures + event.failed
+                seen.owner, seen.failures, seen.hops = "", seen.failures + event.failed, seen.hops + 1
             case e.Buried():
                 self.buried[self.rollouts[event.rollout].group.event.purpose] += 1
                 self._end(event.rollout, event.reason)
+                self.ended[event.rollout] = "buried"
+                self._visited(groups.values())
             case e.Late():
                 self.tokens += event.tokens
                 self.tokens_discarded["late"] += event.tokens
             case e.JudgedAs():
-                self.rollouts[event.rollout].verdict = event.verdict
+                seen = self.rollouts[event.rollout]
+                seen.verdict = event.verdict
+                if isinstance(event.verdict, Scored):
+                    seen.group.rewards[seen.id] = event.verdict.reward
+                self._visited(groups.values())
             case e.Taken():
-                for group in {id: self.rollouts[id].group for id in event.rollouts}.values():
-                    group.step = event.step
-                    for seen in self.members(group):
-                        seen.step = event.step
-                        if isinstance(seen.verdict, NoVerdict):
-                            self._end(seen.id, "no_verdict")
+                self._take(event)
             case e.Trained():
                 self.tokens_trained += event.trained
                 self.tokens_discarded.update(event.discarded)
@@ -154,20 +203,66 @@ class Account:
                     self.discarded[max(event.discarded, key=lambda reason: event.discarded[reason], default="empty")] += 1
                 self.rollouts.pop(event.rollout)
                 self.ended[event.rollout] = "trained"
+            case e.Discarded():
+                self._end(event.rollout, event.reason)
             case e.Dropped():
                 group = self.groups.pop(event.group)
                 for seen in self.members(group):
                     self._end(seen.id, event.reason)
-                    self.touched.add(seen.id)
+                    touched.append(seen.id)
                 if event.again:
                     self.again[event.group] = group.event.item
             case e.Published():
                 self.published = event.version
-                for number in [n for n, group in self.groups.items() if group.step is not None and group.step < event.version]:
-                    del self.groups[number]
+                groups = dict(self.groups)
             case e.Checkpointed():
                 pass
-        self.touched.update([event.rollout] if hasattr(event, "rollout") else getattr(event, "rollouts", ()))
+        self._forget(groups.values())
+        self.touched.update(touched)
+
+    def _admit(self, event: e.Admitted) -> None:
+        sum_, count, _ = self.visits.get(event.item, (0.0, 0.0, False))
+        prior = (sum_ / count, count) if count and event.purpose == "train" else (0.0, 0.0)
+        group = self.groups[event.group] = Group(event, self.ordinals[event.purpose], prior)
+        self.ordinals[event.purpose] += 1
+        for member, id in enumerate(group.members):
+            self.rollouts[id] = Seen(id, group, policy.key(event.purpose, event.item, member))
+        self.admitted += event.size
+        if event.restarts is not None:
+            self.again.pop(event.restarts, None)
+        elif event.purpose == "train":
+            self.cursor = event.cursor
+
+    def _take(self, event: e.Taken) -> None:
+        filling = self.steps.setdefault(event.step, Filling())
+        for id in event.rollouts:
+            seen = self.rollouts[id]
+            seen.step = seen.group.steps[id] = event.step
+            filling.groups.add(seen.group.event.group)
+            filling.rollouts += 1
+            filling.tokens += len(seen.versions)
+        for group in {id: self.rollouts[id].group for id in event.rollouts}.values():
+            if self.complete(group):
+                for seen in self.members(group):
+                    if isinstance(seen.verdict, NoVerdict):
+                        self._end(seen.id, "no_verdict")
+
+    def _visited(self, groups: Iterable[Group]) -> None:
+        """A member was judged or buried: a group of which no more is to come was a visit of its prompt."""
+        for group in groups:
+            if group.event.purpose == "train" and self.complete(group):
+                sum_, count, _ = self.visits.get(group.event.item, (0.0, 0.0, False))
+                rewards = [group.rewards[id] for id in group.members if id in group.rewards]
+                easy = rewards.count(1.0) == len(group.members)
+                self.visits[group.event.item] = sum_ / 2 + math.fsum(rewards), count / 2 + len(rewards), easy
+
+    def _forget(self, groups: Iterable[Group]) -> None:
+        """A group is over when all its members have ended, not all in a grave, and what was taken of it is published."""
+        for group in groups:
+            ended = not any(id in self.rollouts for id in group.members)
+            graves = all(self.ended.get(id) == "buried" for id in group.members)
+            if ended and not graves and all(step < (self.published or 0) for step in group.steps.values()):
+                self.groups.pop(group.event.group, None)
 
     def _end(self, id: int, reason: str) -> None:
         seen = self.rollouts.pop(id)

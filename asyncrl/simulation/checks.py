@@ -4,14 +4,15 @@ at the weights that were really made, and at nothing that the product keeps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from actors.coordinator.leases import FLOOR_S
 from asyncrl.experience import events as e
-from asyncrl.messages import Scored
+from asyncrl.messages import NoVerdict, Scored
 from asyncrl.simulation import policy
-from asyncrl.simulation.account import Seen
+from asyncrl.simulation.account import Filling, Seen
 
 if TYPE_CHECKING:
     from asyncrl.simulation.witness import Witness
@@ -30,12 +31,28 @@ def admitted(w: Witness, event: e.Admitted) -> None:
         if event.restarts is not None:
             w.hold("prompts", w.account.again.get(event.restarts) == event.item, "{} restarts what does not wait for it", event)
         else:
-            due = w.train_item(w.account.cursor)
-            w.hold("prompts", event.item == due, "prompt {} was admitted, and the next is {}", event.item, due)
+            w.hold("prompts", _is_due(w, event), "prompt {} was admitted with the cursor at {}", event.item, w.account.cursor)
             w.hold("prompts", not w.account.again, "a new prompt came before stale ones that start again: {}", w.account.again)
+        rollout = w.config.rollout
+        most = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
+        w.hold("prompts", rollout.group_size <= event.size <= most, "a group has {} rollouts", event.size)
         w.hold("generation waits for a redo", not w.prescribed, "group {} was admitted before {} was redone", event.group, w.prescribed)
-        live = w.account.groups_live + 1
-        w.hold("memory", live <= w.bound, "{} groups are live, and at most {} may be", live, w.bound)
+        rests = w.rests_for()
+        w.hold("batch mode", rests is None, "group {} was admitted before version {} was published", event.group, rests)
+        live = w.live + (1 if w.config.train.unit == "group" else event.size)
+        w.hold("memory", live <= w.bound, "{} {}s are live, and at most {} may be", live, w.config.train.unit, w.bound)
+
+
+def _is_due(w: Witness, event: e.Admitted) -> bool:
+    """Whether this prompt may be the next: the one at the cursor, or one after it where those between may be passed over."""
+    places = [w.train_item(place) for place in range(w.account.cursor, event.cursor)]
+    match w.config.task.choice:
+        case "in_order":
+            return places == [event.item]
+        case "unsolved":  # what every member solved may rest
+            return bool(places) and places[-1] == event.item and all(w.account.visits[item][2] for item in places[:-1] if item is not None)
+        case _:
+            return event.item in places and len(places) <= 4
 
 
 def leased(w: Witness, event: e.Leased) -> None:
@@ -43,6 +60,9 @@ def leased(w: Witness, event: e.Leased) -> None:
     w.hold("leases", not seen.owner and not seen.sealed, "rollout {} was leased to {} while {} has it", seen.id, event.owner, seen.owner)
     w.hold("leases", event.attempt == seen.attempt + 1, "rollout {}'s attempt {} follows {}", seen.id, event.attempt, seen.attempt)
     w.hold("generation waits for a redo", not w.prescribed, "rollout {} was leased before {} was redone", seen.id, w.prescribed)
+    if seen.group.event.purpose == "train":
+        rests = w.rests_for()
+        w.hold("batch mode", rests is None, "rollout {} was leased before version {} was published", seen.id, rests)
 
 
 def extended(w: Witness, event: e.Extended) -> None:
@@ -128,21 +148,83 @@ def judged(w: Witness, event: e.JudgedAs) -> None:
 
 
 def taken(w: Witness, event: e.Taken) -> None:
-    groups = {_live(w, id, event).group.event.group: w.account.rollouts[id].group for id in event.rollouts}
-    for group in groups.values():
-        members = w.account.members(group)
-        scored = [seen.id for seen in members if isinstance(seen.verdict, Scored)]
-        w.hold("once", group.step is None, "group {} was taken for step {}, and again", group.event.group, group.step)
-        w.hold("whole", all(seen.verdict for seen in members), "group {} was taken before all its verdicts", group.event.group)
-        w.hold("whole", set(scored) <= set(event.rollouts), "group {} was not taken whole", group.event.group)
-        oldest = min((version for seen in members if isinstance(seen.verdict, Scored) for version in seen.versions), default=event.step)
-        fit = w.config.staleness.on_stale in ("mask", "train") or event.step - oldest <= w.max_lag
-        w.hold("lag", fit, "group {} was taken for step {}, with tokens of version {}", group.event.group, event.step, oldest)
+    taking = [_live(w, id, event) for id in event.rollouts]
+    w.hold("once", 0 < len(taking) == len(set(event.rollouts)), "{} takes a rollout twice, or none", event)
+    for seen in taking:
+        w.hold("once", seen.step is None, "rollout {} was taken for step {}, and again", seen.id, seen.step)
+        judged = isinstance(seen.verdict, Scored) and seen.group.event.purpose == "train"
+        w.hold("whole", judged, "rollout {} was taken, and cannot be trained: {}", seen.id, seen.verdict)
+        newest = max(seen.versions, default=0)
+        w.hold("order", newest <= event.step, "rollout {} was taken for step {}, and has tokens of {}", seen.id, event.step, newest)
+    units = w.units(taking)
+    for unit in units:
+        _may_be_taken(w, unit, event)
     if w.prescribed:
         due = w.prescribed.pop(0)
         w.hold("redo", due == (event.step, event.rollouts), "{} was taken, and {} had to be taken again", event, due)
+    else:
+        w.hold("order", event.step == w.open_step, "step {} takes, and step {} is open", event.step, w.open_step)
+        _in_order(w, units, event)
     newest = max(w.lineage)
     w.hold("order", event.step in (newest, newest + 1), "step {} takes, and version {} is the last", event.step, newest)
+    filling = w.account.steps.get(event.step, Filling())
+    before = w.full(filling, [seen for unit in units[:-1] for seen in unit])
+    w.hold("order", not before, "step {} took {} when it had what it needs", event.step, [seen.id for seen in units[-1]])
+
+
+def _may_be_taken(w: Witness, unit: list[Seen], event: e.Taken) -> None:
+    config, group = w.config, unit[0].group
+    if config.train.unit == "group":
+        members = w.account.members(group)
+        scored = [seen.id for seen in members if isinstance(seen.verdict, Scored)]
+        w.hold("whole", all(seen.verdict for seen in members), "group {} was taken before all its verdicts", group.event.group)
+        w.hold("whole", set(scored) == {seen.id for seen in unit}, "group {} was not taken whole", group.event.group)
+        w.hold("whole", not group.steps, "group {} was taken for {}, and again", group.event.group, group.steps)
+        w.hold("whole", len(scored) >= config.rollout.k_min, "group {} was taken with {} verdicts", group.event.group, len(scored))
+    else:
+        others = len(group.others(unit[0].id))
+        w.hold("whole", others >= config.rollout.k_min, "rollout {} was taken with {} others judged", unit[0].id, others)
+    w.hold("lag", not w.stale(unit, event.step), "rollouts {} were taken for step {}, and are stale", [s.id for s in unit], event.step)
+    if window := config.staleness.window:
+        oldest = w.account.oldest()
+        last = group.ordinal if oldest is None else oldest.ordinal + window - 1
+        w.hold("window", group.ordinal <= last, "group {} was taken, the {}th; it goes to the {}th", group.event.group, group.ordinal, last)
+        if not config.train.step_tokens:
+            worst = w.worst_lag
+            lag = max(event.step - seen.oldest for seen in unit)
+            w.hold("window", lag <= worst, "step {} takes a lag of {} in a window whose worst is {}", event.step, lag, worst)
+
+
+def _in_order(w: Witness, units: list[list[Seen]], event: e.Taken) -> None:
+    """Nothing older could have been taken: with tokens of a smaller version, or admitted before where nothing may lag."""
+    in_turn = w.max_lag == 0
+
+    def age(unit: list[Seen]) -> tuple[int, int]:
+        group = unit[0].group
+        if in_turn:
+            return group.ordinal, unit[0].id
+        return min(seen.oldest for seen in unit), unit[0].id if w.config.train.unit == "rollout" else group.event.group
+
+    ages = [age(unit) for unit in units]
+    w.hold("order", ages == sorted(ages), "step {} takes {} in another order", event.step, event.rollouts)
+    if w.config.staleness.window and not in_turn:
+        return  # what may be taken changes with what leaves
+    chosen = {seen.id for unit in units for seen in unit}
+    for group in w.account.groups.values():
+        complete = w.account.complete(group)
+        members = [seen for seen in w.account.members(group) if seen.step is None and seen.id not in chosen]
+        scored = [seen for seen in members if isinstance(seen.verdict, Scored)]
+        if group.event.purpose != "train" or not members:
+            continue
+        if in_turn:
+            others = [[seen] for seen in (scored if complete else members)]
+        elif w.config.train.unit == "group":
+            others = [scored] if complete and scored else []
+        else:
+            others = [[seen] for seen in scored if len(group.others(seen.id)) >= w.config.rollout.k_min]
+        for unit in others:
+            older = age(unit) < ages[-1]
+            w.hold("order", not older, "step {} takes {}, and not the older {}", event.step, event.rollouts, [s.id for s in unit])
 
 
 def trained(w: Witness, event: e.Trained) -> None:
@@ -158,23 +240,49 @@ def trained(w: Witness, event: e.Trained) -> None:
     w.hold("ledger", (event.trained, event.discarded) == (fresh, stale), "rollout {}: {} and not {} {}", seen.id, event, fresh, stale)
 
 
+def discarded(w: Witness, event: e.Discarded) -> None:
+    seen = _live(w, event.rollout, event)
+    group, config = seen.group, w.config
+    w.hold("once", seen.step is None, "rollout {} was discarded, and step {} has it", seen.id, seen.step)
+    w.hold("whole", config.train.unit == "rollout", "rollout {} was discarded alone, and whole groups are trained", seen.id)
+    w.hold("whole", group.event.purpose == "train" and seen.verdict is not None, "rollout {} was discarded without a verdict", seen.id)
+    others, k = len(group.others(seen.id)), config.rollout.k_min
+    score = seen.verdict.reward if isinstance(seen.verdict, Scored) else math.nan
+    justified = {
+        "no_verdict": isinstance(seen.verdict, NoVerdict),
+        "k_min": w.account.complete(group) and others < k,
+        "zero_variance": config.rollout.filter == "zero_variance" and others >= k and _close(w.baseline(seen), score),
+        "stale": w.stale([seen], w.open_step),
+    }
+    _named(w, event.reason, justified)
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def _named(w: Witness, reason: str, justified: dict[str, bool]) -> None:
+    w.hold("nothing leaves without a name", reason in justified, "{!r} is no reason to leave", reason)
+    w.hold("nothing leaves without a name", justified.get(reason, False), "something left as {}, and it is not so", reason)
+
+
 def dropped(w: Witness, event: e.Dropped) -> None:
     group = w.account.groups.get(event.group)
     w.hold("once", group is not None, "group {} was dropped, and is not live", event.group)
     if group is None:
         return
-    members = w.account.members(group)
-    w.hold("once", group.step is None, "group {} was dropped, and step {} has it", event.group, group.step)
-    rewards = w.account.rewards(group)
-    oldest = min((version for seen in members if isinstance(seen.verdict, Scored) for version in seen.versions), default=0)
+    config, rewards = w.config, list(group.rewards.values())
+    w.hold("once", not group.steps, "group {} was dropped, and is taken: {}", event.group, group.steps)
+    scored = [seen for seen in w.account.members(group) if isinstance(seen.verdict, Scored)]
+    complete = w.account.complete(group)
     justified = {
         "evaluation": group.event.purpose == "evaluation",
-        "k_min": len(rewards) < w.config.rollout.k_min,
-        "zero_variance": len(set(rewards)) == 1,
-        "stale": max(w.lineage) + 1 - oldest > w.max_lag,
+        "k_min": complete and len(rewards) < (config.rollout.k_min if config.train.unit == "group" else 1),
+        "zero_variance": complete and config.rollout.filter == "zero_variance" and len(set(rewards)) == 1,
+        "stale": complete and bool(scored) and w.stale(scored, w.open_step),
     }
-    w.hold("whole", justified.get(event.reason, False), "group {} was dropped as {}", event.group, event.reason)
-    again = event.reason == "stale" and w.config.staleness.on_stale == "recycle"
+    _named(w, event.reason, justified)
+    again = event.reason == "stale" and config.staleness.on_stale == "recycle"
     w.hold("prompts", event.again == again, "{} does not say rightly whether its prompt starts again", event)
 
 
@@ -201,6 +309,7 @@ CHECKS: dict[type, Callable[[Witness, Any], None]] = {
     e.JudgedAs: judged,
     e.Taken: taken,
     e.Trained: trained,
+    e.Discarded: discarded,
     e.Dropped: dropped,
     e.Published: published,
     e.Checkpointed: checkpointed,

@@ -8,22 +8,25 @@ account as soon as the task that recorded the event has finished its step (`look
 from __future__ import annotations
 
 import hashlib
+import math
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from actors.coordinator.book import Book
-from actors.coordinator.coordinator import Coordinator, Outcome
+from actors.coordinator.coordinator import Outcome
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, Snapshot
-from asyncrl.messages import Chunks, Judge, Judged, Message, MicroBatch, Purpose, Scored, Status
+from asyncrl.messages import Chunks, Judge, Judged, Message, MicroBatch, Sample, Status
 from asyncrl.simulation import policy
-from asyncrl.simulation.account import Account, gone_on
+from asyncrl.simulation.account import Account, Filling, Seen, gone_on
+from asyncrl.simulation.allowed import Allowed
 from asyncrl.simulation.checks import CHECKS
+from asyncrl.simulation.compare import compare, compare_all, compare_shell
 
 if TYPE_CHECKING:
     from asyncrl.simulation.process import Process
@@ -46,7 +49,7 @@ class Violation(Exception):
         self.invariant, self.sentence = invariant, sentence
 
 
-class Witness:
+class Witness(Allowed):
     """Watches one run through all its lives. `violation` is the first thing that was wrong; `stop` is called with it."""
 
     def __init__(self, seed: int, config: Config, train_item: Callable[[int], int | None]) -> None:
@@ -72,7 +75,8 @@ class Witness:
         self.account = Account()
         self.here: set[int] = set()  # versions published in this life
         self.prescribed: list[tuple[int, list[int]]] = []  # what a crash undid, and has to be taken again
-        self.bound = 0  # groups that may be live
+        self.version = 0  # that training started from in this life
+        self.bound = 0  # units that may be live
         self.leased_at: dict[int, float] = {}
         self._back: list[tuple[str, int, str]] = []  # leases that ended at the present moment: whose, their number, the reason
         self._back_at = 0.0
@@ -80,10 +84,10 @@ class Witness:
         self._fresh = False
         self._looks = 0
         self._overdue: dict[tuple[str, str, str, float], float] = {}
-        self._delivered = 0
+        self.delivered = 0
         self._asked: dict[int, str] = {}  # whom a verdict was asked of last
-        self._answered: Judged | None = None
-        self._excused = False  # whether what was delivered holds garbage, which is nobody's token
+        self.answered: Judged | None = None
+        self.excused = False  # whether what was delivered holds garbage, which is nobody's token
 
     def violated(self, invariant: str, sentence: str, cause: BaseException | None = None) -> None:
         """Something is wrong: the first thing counts, and ends the simulation."""
@@ -112,17 +116,17 @@ class Witness:
         self.account, self.prescribed = gone_on(self.events, self._undone)
         self.keys.clear()
         self._asked.clear()
-        self._answered = None
+        self.answered = None
         self.keys.update((seen.id, seen.key) for seen in self.account.rollouts.values())
-        self._delivered = self.account.tokens
+        self.delivered = self.account.tokens
         self.book = book
-        self.bound = max((self.config.staleness.depth + 1) * self.config.train.batch_groups, self.account.groups_live)
+        self.version, self.bound = version, max(self.most * self.per_group, self.live)
         for step, rollouts in self.prescribed:
             self.hold("redo", step >= version, "step {} is prescribed, but training starts from version {}", step, version)
             for id in rollouts:
                 self.hold("redo", id in self.account.rollouts, "rollout {} is to be trained again, and is not live", id)
         self.shadow = Experience.of(_snapshot.decode(_encode(book.experience.snapshot())))
-        self._compare_all("restart")
+        compare_all(self, "restart")
 
     def close(self) -> None:
         """The coordinator is dead."""
@@ -207,11 +211,6 @@ class Witness:
         ended = [why for whose, number, why in self._back if whose == owner and number < before]
         return ended.count(reason), len(ended)
 
-    @property
-    def max_lag(self) -> int:
-        staleness = self.config.staleness
-        return 2**31 if staleness.on_stale == "train" else staleness.max_lag
-
     # --------------------------------------------------------------------------------------------------- what really was
 
     def on_told(self, process: str, message: Message) -> None:
@@ -222,11 +221,11 @@ class Witness:
     def on_delivered(self, process: str, message: Message) -> None:
         """The coordinator has received this from an actor; tokens and verdicts must be booked in the same step of its task."""
         if isinstance(message, Judged) and self._asked.pop(message.rollout, "") == process:
-            self._answered = message
+            self.answered = message
             self._fresh = True
         if isinstance(message, Chunks):
-            self._delivered += sum(head.count for head in message.heads)
-            self._excused |= process in self.garbled
+            self.delivered += sum(head.count for head in message.heads)
+            self.excused |= process in self.garbled
             self._fresh = True
 
     def on_load(self, version: int, weights: int) -> None:
@@ -252,6 +251,7 @@ class Witness:
                 and bytes(ids[at + prompt : at + end]) == bytes(seen.ids)
                 and bytes(behaviour[4 * place : 4 * place + size]) == bytes(seen.behaviour)
             )
+            whole = whole and [(span.version, span.start, span.end) for span in sample.spans] == seen.spans()
             self.hold("parallel", whole, "what is trained of rollout {} is not what was sampled", seen.id)
             for version, start, until in seen.spans():
                 weights = self.lineage.get(version)
@@ -264,17 +264,24 @@ class Witness:
             lets = bytes(mask[place : place + sample.response_tokens])
             due = bytes(batch.step - version <= self.max_lag for version in seen.versions)
             self.hold("lag", lets == due, "rollout {} in step {}: versions {}, mask {}", seen.id, batch.step, seen.versions, lets.hex())
-            rewards = [self._reward(id) for id in seen.group.members]
-            scored = [reward for reward in rewards if reward is not None]
-            self.hold("verdicts", self._reward(seen.id) == sample.reward, "rollout {} is trained with {}", seen.id, sample.reward)
-            self.hold("verdicts", batch.rewards[sample.group] == scored, "group {} is trained with other rewards", sample.group)
+            self._verdicts(batch, sample, seen)
             handed[seen.id] = sum(due)
             at, place = at + end, place + sample.response_tokens
         return None
 
-    def _reward(self, id: int) -> float | None:
-        seen = self.account.rollouts.get(id)
-        return seen.verdict.reward if seen is not None and isinstance(seen.verdict, Scored) else None
+    def _verdicts(self, batch: MicroBatch, sample: Sample, seen: Seen) -> None:
+        rewards, given = seen.group.rewards, batch.rewards[sample.group]
+        self.hold("verdicts", rewards.get(seen.id) == sample.reward, "rollout {} is trained with {}", seen.id, sample.reward)
+        its = sample.member is not None and given[sample.member] == sample.reward
+        self.hold("verdicts", its, "the reward of rollout {} is not the {}th of {}", seen.id, sample.member, given)
+        if self.config.train.unit == "group":
+            scored = [rewards[id] for id in sorted(rewards)]
+            self.hold("verdicts", given == scored and sample.baseline is None, "group {} is trained with {}", sample.group, given)
+            return
+        self.hold("verdicts", Counter(given) <= Counter(rewards.values()), "rollout {} is trained beside {}", seen.id, given)
+        due = self.baseline(seen)
+        same = sample.baseline is not None and math.isclose(sample.baseline, due, rel_tol=1e-9, abs_tol=1e-12)
+        self.hold("baseline", same, "rollout {} is compared with {}, not with {}", seen.id, sample.baseline, due)
 
     def on_step(self, version: int, weights: int) -> None:
         """The learner made a version."""
@@ -284,9 +291,12 @@ class Witness:
         begun = not self.here or version - 1 in self.here
         self.hold("order", begun, "version {} was made before engines had version {}, which it starts from", version, version - 1)
         self.trained_by[version] = set(self._handed.pop(version - 1, {}))
-        groups = {self.account.rollouts[id].group.event.group for id in self.trained_by[version] if id in self.account.rollouts}
-        most = self.config.train.batch_groups
-        self.hold("order", 0 < len(groups) <= most, "version {} was made from {} groups of at most {}", version, len(groups), most)
+        filling = self.account.steps.get(version - 1, Filling())
+        over = self.train_item(self.account.cursor) is None and not (self.account.again or self.account.rollouts_untaken)
+        enough = self.full(filling) or (filling.rollouts > 0 and over)
+        self.hold("order", enough, "version {} was made from {} rollouts with {} tokens", version, filling.rollouts, filling.tokens)
+        taken = {seen.id for seen in self.account.rollouts.values() if seen.step == version - 1}
+        self.hold("order", taken == self.trained_by[version], "version {} has {}, not {}", version, self.trained_by[version], taken)
         self.lineage[version] = weights
 
     # -------------------------------------------------------------------------------------------------------------- look
@@ -297,83 +307,18 @@ class Witness:
             return
         self._fresh = False
         self._looks += 1
-        self._compare()
+        compare(self)
         run = world.coordinator
         if run is not None and run.book is self.book:
-            self._compare_shell(run)
+            compare_shell(self, run)
         if self._looks % FOLD_EVERY == 0:
             self.look_closely()
 
     def look_closely(self) -> None:
         """Compare everything."""
-        self._compare()
+        compare(self)
         self.hold("fold", self.shadow == self.book.experience, "a fold of the events is not the state")
-        self._compare_all("fold")
-
-    def _compare(self) -> None:
-        mine, theirs = self.account, self.book.experience
-        tokens, rollouts = theirs.ledger.tokens, theirs.ledger.rollouts
-        generated = mine.tokens, mine.tokens_trained, mine.tokens_live, +mine.tokens_discarded
-        counted = tokens.total, tokens.trained, tokens.live, Counter(tokens.discarded)
-        self.hold("ledger", generated == counted, "tokens: {}, and the ledger says {}", generated, counted)
-        admitted = mine.admitted, mine.trained, len(mine.rollouts), +mine.discarded
-        counted = rollouts.total, rollouts.trained, rollouts.live, Counter(rollouts.discarded)
-        self.hold("ledger", admitted == counted, "rollouts: {}, and the ledger says {}", admitted, counted)
-        self.hold("ledger", theirs.ledger.balances(), "the ledger does not balance")
-        live = mine.groups_live
-        self.hold("queue", theirs.groups_live == live, "{} groups are live, not {}", live, theirs.groups_live)
-        queue = theirs.queue_items, theirs.queue_bytes
-        self.hold("queue", mine.queue == queue, "the queue holds {}, not {}", mine.queue, queue)
-        for id in mine.touched:
-            self._compare_rollout(id)
-        mine.touched.clear()
-
-    def _compare_rollout(self, id: int) -> None:
-        mine, theirs = self.account.rollouts.get(id), self.book.experience.rollouts.get(id)
-        if mine is None or theirs is None:
-            end = self.account.ended.get(id)
-            self.hold("once", mine is None and theirs is None, "rollout {} is live for one, and {} for the other", id, end)
-            return
-        spans = [(span.version, span.start, span.end) for span in theirs.spans]
-        same = mine.ids == theirs.ids and mine.behaviour == theirs.behaviour and mine.spans() == spans
-        self.hold("parallel", same, "rollout {} is not what was sampled: spans {}", id, spans)
-        same = (mine.owner, mine.attempt, mine.failures) == (theirs.owner, theirs.attempt, theirs.failures)
-        self.hold("leases", same, "rollout {} is with {!r}, not with {!r}", id, mine.owner, theirs.owner)
-
-    def _compare_all(self, invariant: str) -> None:
-        mine, theirs = self.account, self.book.experience
-        live = sorted(mine.rollouts), sorted(theirs.rollouts)
-        self.hold(invariant, live[0] == live[1], "rollouts {} are live, not {}", *live)
-        live = sorted(mine.groups), sorted(theirs.groups)
-        self.hold(invariant, live[0] == live[1], "groups {} are live, not {}", *live)
-        cursor = theirs.items("train")
-        self.hold(invariant, mine.cursor == cursor, "{} prompts were admitted, not {}", mine.cursor, cursor)
-        self.hold(invariant, mine.again == theirs.restarts, "{} start again, not {}", mine.again, theirs.restarts)
-        due = {mine.rollouts[id].group.event.group for _, rollouts in self.prescribed for id in rollouts if id in mine.rollouts}
-        complete = [n for n, group in mine.groups.items() if mine.complete(group) and n not in due]
-        ready = [group.id for purpose in get_args(Purpose) for group in theirs.ready(purpose)]
-        self.hold(invariant, sorted(complete) == sorted(ready), "groups {} are complete, and ready are {}", complete, ready)
-        for id in mine.rollouts:
-            self._compare_rollout(id)
-        self._compare()
-
-    def _compare_shell(self, run: Coordinator) -> None:
-        leased = {seen.id: seen.owner for seen in self.account.rollouts.values() if seen.owner}
-        held = [(id, seat.name) for seat in run.seats for ids in seat.held.values() for id in ids]
-        same = len(held) == len(leased) and dict(held) == leased
-        self.hold("slots", same, "engines hold {}, and leased are {}", sorted(held), sorted(leased.items()))
-        counted = Counter(name for name, _ in run.judgement._with.values())
-        load = run.judgement._load
-        self.hold("slots", counted == +Counter(load), "reward actors have {}, and {} are counted", counted, load)
-        if self._answered is not None and (seen := self.account.rollouts.get(self._answered.rollout)) is not None:
-            self.hold(
-                "verdicts", seen.verdict == self._answered.verdict, "{} was delivered, and booked is {}", self._answered, seen.verdict
-            )
-        self._answered = None
-        booked = self.account.tokens
-        if self._excused:
-            self._delivered, self._excused = booked, False
-        self.hold("tokens are booked", self._delivered == booked, "{} tokens were delivered, and {} booked", self._delivered, booked)
+        compare_all(self, "fold")
 
     def look_at_waits(self, process: Process) -> None:
         """Every wait of a process has a name and ends in time."""

@@ -1,0 +1,90 @@
+"""What a configuration lets a run do, worked out once more. Invariant: it shares no code with admission, selection and baselines.
+
+A *unit* is what is trained together: a group, or each of its rollouts (`train.unit`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+from asyncrl.config import Config
+from asyncrl.simulation.account import Account, Filling, Seen
+
+
+class Allowed:
+    """The rules, for the run as it stands: its account, the versions `here` that are published in this life, and the `version` that
+    training started from in it."""
+
+    config: Config
+    account: Account
+    here: set[int]
+    version: int
+
+    @property
+    def max_lag(self) -> int:
+        staleness = self.config.staleness
+        return 2**31 if staleness.on_stale == "train" else staleness.max_lag
+
+    @property
+    def per_group(self) -> int:
+        """Units that a group is: what is trained together is a group, or each of its rollouts."""
+        return 1 if self.config.train.unit == "group" else self.config.rollout.group_size
+
+    @property
+    def live(self) -> int:
+        """Units that are not over."""
+        return self.account.groups_live if self.config.train.unit == "group" else self.account.rollouts_live
+
+    @property
+    def most(self) -> int:
+        """Groups that may be live. Where a filter leaves some out, others are started for them, as far as lag and a factor of 4 allow."""
+        rollout, train, staleness = self.config.rollout, self.config.train, self.config.staleness
+        most = staleness.depth * train.batch_groups + math.ceil(rollout.overprovision * train.batch_groups)
+        if rollout.filter == "none" or train.unit == "rollout":
+            return most
+        return min(4 * most, max(most, (self.max_lag + 1) * train.batch_groups - max(0, staleness.window - 1)))
+
+    @property
+    def worst_lag(self) -> int:
+        """The largest lag that the window leaves possible: of a group that has `most` before it or beside it, and is overtaken by all that
+        the window lets overtake it. Where a step needs all that may be live there is nobody to wait for."""
+        groups = self.config.train.batch_groups
+        return 0 if self.most == groups else math.ceil((self.most + self.config.staleness.window - 1) / groups) - 1
+
+    def units(self, rollouts: Sequence[Seen]) -> list[list[Seen]]:
+        """What is trained together of what was taken in this order."""
+        if self.config.train.unit == "rollout":
+            return [[seen] for seen in rollouts]
+        return [list(members) for _, members in groupby(rollouts, lambda seen: seen.group.event.group)]
+
+    def full(self, filling: Filling, more: Sequence[Seen] = ()) -> bool:
+        """Whether a step that has taken all this has what it needs."""
+        train = self.config.train
+        count = len(filling.groups | {seen.group.event.group for seen in more}) if train.unit == "group" else filling.rollouts + len(more)
+        if train.step_tokens:
+            tokens = filling.tokens + sum(len(seen.versions) for seen in more)
+            return tokens >= train.step_tokens or count >= self.per_group * self.most
+        return count >= self.per_group * train.batch_groups
+
+    @property
+    def open_step(self) -> int:
+        """The step that takes next."""
+        return max([self.version, *(step + self.full(filling) for step, filling in self.account.steps.items())])
+
+    def rests_for(self) -> int | None:
+        """The version that has to be published before anything is generated again; None where generation goes on."""
+        batch = self.config.rollout.mode == "batch" and max(self.here, default=-1) < self.open_step
+        return self.open_step if batch else None
+
+    def stale(self, unit: Sequence[Seen], step: int) -> bool:
+        """Whether this step cannot train a unit: where stale tokens are masked because it has no others, else because it has one."""
+        versions = [version for seen in unit for version in seen.versions]
+        if self.config.staleness.on_stale == "mask":
+            return all(step - version > self.max_lag for version in versions)
+        return any(step - version > self.max_lag for version in versions)
+
+    def baseline(self, seen: Seen) -> float:
+        """What a rollout that is trained alone is compared with."""
+        return seen.group.baseline(seen.id, self.config.rollout.k_min, self.config.train.prior_visits)
