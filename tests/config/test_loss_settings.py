@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config import Config, ConfigError, load, read, render, write
+from asyncrl.config.derived import derived
 from staleness.estimators import K3, AgeDecay, Dppo, Estimator, GeometricTis, IcePop, Mis, TokenTis
 
 KINDS = get_args(Estimator)
@@ -240,3 +241,23 @@ def test_a_contradiction_shows_the_list_as_it_is_written() -> None:
     assert "staleness.correction is [{kind = 'geometric_tis', lo = 0.99, hi = 1.01}] (--set" in said
     assert correction("staleness.correction=token_tis", "train.objective=reinforce") == (TokenTis(hi=2.0),)
     assert GeometricTis().kind == "geometric_tis"
+
+
+# ------------------------------------------------------------------------------------------------------- what follows from it
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ([], "what the engine sampled from"),
+        (["staleness.proximal=recompute"], "the ratio is 1, and clipping does nothing"),
+        (["staleness.proximal=recompute", "train.objective=reinforce"], "of the step itself"),
+        (["staleness.proximal=loglinear"], "guessed between behaviour and current"),
+        (["staleness.proximal=snapshot", "staleness.max_lag=7"], "≤ 7 more copies of the weights"),
+        (["staleness.proximal=boundary"], "one more copy of the weights, and ≤ 32.0 KiB of scores"),
+    ],
+)
+def test_the_table_says_what_the_proximal_policy_is_and_costs(sets: list[str], said: str) -> None:
+    """32 KiB: 4 bytes for each of 32 tokens of 8 rollouts of the 2 * 16 groups that may live."""
+    rows = {row.name: row for row in derived(load(None, sets, {}), available=2)}
+    assert rows["proximal policy"].meaning.endswith(said)
