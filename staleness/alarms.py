@@ -49,8 +49,8 @@ def alarms(metrics: Mapping[str, float], trained: int, discarded: Mapping[str, i
     """Alarms of one step, none where all is well.
 
     `metrics` are the trainer's: `k3`, `ess`, and by lag (named by `staleness.bins.at_lag`) `tokens`, `k3`, `kept_fraction`, `rollouts` and
-    `ess`; what it did not measure is taken to be well. `trained` and `discarded` are the tokens of the step by what became of them. The bands are `alarm_k3`, `alarm_masked` and
-    `alarm_ess`; a log-probability that is no number is never in its band.
+    `ess`; what it did not measure is taken to be well. `trained` and `discarded` are the tokens of the step by what became of them. The
+    bands are `alarm_k3`, `alarm_masked` and `alarm_ess`; a log-probability that is no number is never in its band.
     """
     return (
         *_divergence(metrics, thresholds.alarm_k3),

@@ -131,6 +131,10 @@ def test_all_is_well_within_the_bands_and_on_them(bins: dict[int, tuple[float, f
     assert alarms(metrics, trained + more, {"stale": trained, "nonfinite": 0}, THRESHOLDS) == ()
 
 
+def test_what_was_not_measured_is_well() -> None:
+    assert alarms({}, 0, {}, THRESHOLDS) == ()
+
+
 @given(st.floats(0.11, 5), st.floats(0.51, 1), st.floats(0.001, 0.099))
 def test_out_of_its_band_each_is_said_whatever_is_known_by_lag(k3: float, masked: float, ess: float) -> None:
     found = alarms({"k3": k3, "ess": ess}, 10_000 - int(masked * 10_000), {"m2po": int(masked * 10_000)}, THRESHOLDS)
