@@ -247,6 +247,13 @@ class TestKPop:
         rare = World([math.log(3)] * 2, [True] * 2, [0, 1], [1.0] * 2, [-9.0, -1.5], [0.0] * 2, [0] * 2).tokens()
         assert rejection.kpop(rare, rare.mask, hi=0.1).kept.tolist() == [True, False]
 
+    @pytest.mark.parametrize("hi, kept", [(0.1, False), (0.13, False), (0.16, True)])
+    @pytest.mark.parametrize("before, after", [(0.1, 0.3), (0.3, 0.1)])
+    def test_is_of_the_larger_divergence(self, before: float, after: float, hi: float, kept: bool) -> None:
+        """From 0.1 to 0.3 and back: 0.154 one way and 0.116 the other."""
+        tokens = World([math.log(after / before)], [True], [0], [1.0], [math.log(before)], [0.0], [0]).tokens()
+        assert rejection.kpop(tokens, tokens.mask, hi=hi).kept.item() is kept
+
     def test_a_token_that_is_all_but_certain_is_kept(self) -> None:
         """Rounding takes the probability of such a token to 1, from where every divergence is infinite, and past 1 where it is a number no
         more."""
