@@ -57,6 +57,14 @@ def everything() -> list[e.AnyEvent]:
         e.Sealed(4, 1, "stop"),
         e.JudgedAs(4, Scored(1.0, [0.25, 0.75])),
         e.Discarded(4, "zero_variance"),
+        e.Admitted(3, 5, 1, "train", 2, bytes(8), 4),
+        e.Leased(5, "rollout-1", 1),
+        e.Sealed(5, 1, "stop"),
+        e.JudgedAs(5, Scored(1.0)),
+        e.Taken(1, [5]),
+        e.Shelved(3, 2),
+        e.Replayed(2, [3]),
+        e.Trained(5, 0, {}),
         e.Published(1),
         e.Checkpointed(1, "checkpoints/1"),
     ]
@@ -94,10 +102,10 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("commit_ms", [0, 1])
 async def test_events_come_back_as_they_went(path: Path, commit_ms: int) -> None:
     async with Journal.open(path, commit_ms=commit_ms) as log:
-        assert [log.append(event) for event in everything()] == list(range(1, 26))
-        assert log.appended == 25 and log.durable == 0
+        assert [log.append(event) for event in everything()] == list(range(1, 34))
+        assert log.appended == 33 and log.durable == 0
         await log.flush()
-        assert log.durable == 25
+        assert log.durable == 33
         assert on_disk(path) == everything(), "also while the writer lives"
     assert journal.fold(path) == fold(everything())
 

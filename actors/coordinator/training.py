@@ -17,7 +17,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
+from functools import partial
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import trio
 
@@ -27,10 +30,12 @@ from actors.coordinator.peers import Peer
 from actors.coordinator.selection import WHOLE_STEP, Selection, baseline
 from asyncrl.config import Config
 from asyncrl.config.derived import max_lag
-from asyncrl.experience.events import Checkpointed, Taken, Trained
+from asyncrl.experience.events import Checkpointed, Replayed, Shelved, Taken, Trained
 from asyncrl.experience.packing import micro_batches
-from asyncrl.experience.rollout import Group, Refused, Rollout, Status
+from asyncrl.experience.rollout import Refused, Rollout, Status
+from asyncrl.experience.shelf import Kept
 from asyncrl.messages import Anchor, CloseStep, Consumed, MicroBatch, Sample, Save, Saved, Scored, Stepped, TokenCount
+from asyncrl.strategies.replay import Candidate, replayed, useful
 from asyncrl.summary import Alarmed
 from staleness.alarms import Alarm, alarms
 from staleness.lag import fresh_mask, tokens_by_lag
@@ -39,6 +44,23 @@ OUTSTANDING = 2
 """Micro-batches that may be with the trainer: the one it works on, and the next, so that it never asks."""
 
 logger = logging.getLogger(__name__)
+
+
+class Piece(NamedTuple):
+    """A rollout on its way to the trainer."""
+
+    prompt: bytes
+    ids: bytes | bytearray
+    behaviour: bytes | bytearray
+    sample: Sample
+
+
+def _again(kept: Kept, place: int) -> Piece:
+    """A member of a group that was trained before."""
+    member = kept.members[place]
+    sizes = len(kept.prompt) // 4, len(member.ids) // 4
+    sample = Sample(member.rollout, kept.group, *sizes, member.reward, list(member.spans), member=place)
+    return Piece(kept.prompt, member.ids, member.behaviour, sample)
 
 
 class Training:
@@ -60,6 +82,8 @@ class Training:
         self._checkpointed = 0  # the event that says so of the last one
         self._unwritten = (version, "")  # the last version whose checkpoint was not written, and why
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
+        self._again: set[tuple[int, int]] = set()  # of those, the ones that the ledger has counted before
+        self._replayed = 0  # tokens trained again in the last step
         self._anchored: dict[int, int] = {}  # rollouts that the trainer has scored, and how many of their tokens
         self.metrics: dict[str, float] = {}  # of the last step
         self.alarms: tuple[Alarm, ...] = ()  # of the last step
@@ -142,34 +166,50 @@ class Training:
         taken = [rollout for unit in units for rollout in unit]
         self._book.record(Taken(self._step, [rollout.id for rollout in taken]))
         groups = {rollout.group: self._book.experience.groups[rollout.group] for rollout in taken}
+        whole = self._config.train.advantage in WHOLE_STEP
         for batch in micro_batches(units, self._tokens, self._config.train.micro_tokens):
-            whole = self._config.train.advantage in WHOLE_STEP
-            self._send(
-                batch, list(groups.values()) if whole else list({rollout.group: groups[rollout.group] for rollout in batch}.values())
-            )
+            named = groups if whole else {rollout.group: groups[rollout.group] for rollout in batch}
+            rewards = {number: group.rewards for number, group in named.items()}
+            parts = {number: group.parts for number, group in named.items() if any(group.parts)}
+            self._send([self._piece(rollout) for rollout in batch], rewards, parts)
 
-    def _send(self, batch: list[Rollout], groups: list[Group]) -> None:
+    def _send(self, pieces: list[Piece], rewards: dict[int, list[float]], parts: dict[int, list[list[float]]]) -> None:
         most, ids, behaviour, mask, lags = max_lag(self._config), bytearray(), bytearray(), bytearray(), Counter[int]()
-        for rollout in batch:
-            ids += self._book.experience.groups[rollout.group].prompt
-            ids += rollout.ids
-            behaviour += rollout.behaviour
-            mask += fresh_mask(rollout.spans, self._step, most)
-            lags.update({lag: n for lag, n in tokens_by_lag(rollout.spans, self._step).items() if lag <= most})
-        message = MicroBatch(
-            self._step,
-            self._index,
-            [self._sample(rollout) for rollout in batch],
-            {group.id: group.rewards for group in groups},
-            {group.id: group.parts for group in groups if any(group.parts)},
-        )
+        for piece in pieces:
+            ids += piece.prompt
+            ids += piece.ids
+            behaviour += piece.behaviour
+            mask += fresh_mask(piece.sample.spans, self._step, most)
+            lags.update({lag: n for lag, n in tokens_by_lag(piece.sample.spans, self._step).items() if lag <= most})
         self._outstanding[self._step, self._index] = lags
+        message = MicroBatch(self._step, self._index, [piece.sample for piece in pieces], rewards, parts)
         self.trainer.send(message, bytes(ids), bytes(behaviour), bytes(mask))
         self._index += 1
+
+    def _replay(self) -> None:
+        """Train groups of earlier steps once more, beside those of the open one."""
+        staleness, shelf = self._config.staleness, self._book.experience.shelf
+        candidates = [Candidate(number, kept.oldest, kept.rewards) for number, kept in shelf.kept.items()]
+        chosen = [shelf.kept[n] for n in replayed(candidates, self._step, staleness.max_lag, self._config.train.replay_groups)]
+        if not chosen:
+            return
+        self._book.record(Replayed(self._step, [kept.group for kept in chosen]))
+        groups = [list(map(partial(_again, kept), range(len(kept.members)))) for kept in chosen]
+        rewards = {kept.group: list(kept.rewards) for kept in chosen}
+        parts = {kept.group: [member.parts for member in kept.members] for kept in chosen}
+        for batch in micro_batches(groups, lambda piece: len(piece.prompt + piece.ids) // 4, self._config.train.micro_tokens):
+            named = {piece.sample.group for piece in batch}
+            self._again.add((self._step, self._index))
+            self._send(batch, {n: rewards[n] for n in named}, {n: parts[n] for n in named if any(parts[n])})
+
+    def _piece(self, rollout: Rollout) -> Piece:
+        prompt = self._book.experience.groups[rollout.group].prompt
+        return Piece(prompt, rollout.ids, rollout.behaviour, self._sample(rollout))
 
     def _sample(self, rollout: Rollout) -> Sample:
         group = self._book.experience.groups[rollout.group]
         alone = self._config.train.unit == "rollout"
+        scored = isinstance(rollout.verdict, Scored)
         return Sample(
             rollout=rollout.id,
             group=group.id,
@@ -177,8 +217,8 @@ class Training:
             response_tokens=rollout.tokens,
             reward=rollout.verdict.reward if isinstance(rollout.verdict, Scored) else math.nan,
             spans=list(rollout.spans),
-            baseline=baseline(group, rollout, self._config) if alone else None,
-            member=group.scored.index(rollout) if isinstance(rollout.verdict, Scored) else None,
+            baseline=baseline(group, rollout, self._config) if alone and scored else None,
+            member=group.scored.index(rollout) if scored else None,
         )
 
     def _tokens(self, rollout: Rollout) -> int:
@@ -186,19 +226,23 @@ class Training:
 
     def _anchor(self) -> None:
         """Have the trainer score, while it holds the version, what was sampled under it, and late under the one before."""
-        live = [rollout for rollout in self._book.experience.rollouts.values() if self._to_train(rollout)]
-        self._anchored = {rollout.id: self._anchored.get(rollout.id, 0) for rollout in live}
-        due = [rollout for rollout in live if rollout.tokens > self._anchored[rollout.id]]
+        untaken = [rollout for rollout in self._book.experience.rollouts.values() if self._to_train(rollout)]
+        self._anchored = {rollout.id: self._anchored.get(rollout.id, 0) for rollout in untaken}
+        due = [rollout for rollout in untaken if rollout.tokens > self._anchored[rollout.id]]
+        live = [*self._anchored, *(member.rollout for kept in self._book.experience.shelf.kept.values() for member in kept.members)]
         batches = micro_batches(([rollout] for rollout in due), self._tokens, self._config.train.micro_tokens)
         for batch in batches or [[]]:
             ids = b"".join(self._book.experience.groups[rollout.group].prompt + rollout.ids for rollout in batch)
-            self.trainer.send(Anchor(self._step, [self._sample(rollout) for rollout in batch], list(self._anchored)), ids)
+            samples = [msgspec.structs.replace(self._sample(rollout), baseline=None) for rollout in batch]
+            self.trainer.send(Anchor(self._step, samples, live), ids)
             self._anchored |= {rollout.id: rollout.tokens for rollout in batch}
 
     def _to_train(self, rollout: Rollout) -> bool:
         return rollout.status is not Status.TAKEN and self._book.experience.groups[rollout.group].purpose == "train"
 
     def _close(self) -> None:
+        if self._config.train.replay_groups:
+            self._replay()
         if self._config.staleness.proximal == "boundary":
             self._anchor()
         self.trainer.send(CloseStep(self._step))
@@ -213,7 +257,11 @@ class Training:
         if (message.step, message.index) not in self._outstanding:
             raise Refused(f"micro-batch {message.index} of step {message.step} is not with the trainer")
         lags = self._outstanding.pop((message.step, message.index))
-        self._consumed[message.step].append((message.counts, lags))
+        if (message.step, message.index) in self._again:
+            self._again.remove((message.step, message.index))
+            self._replayed += sum(count.trained for count in message.counts)
+        else:
+            self._consumed[message.step].append((message.counts, lags))
         self.progress = trio.current_time()
 
     def on_stepped(self, message: Stepped) -> None:
@@ -222,6 +270,8 @@ class Training:
         if not self.closing or message.version != self._step:
             raise Refused(f"version {message.version} was not asked for: version {self.version} is the last, and step {self._step} is open")
         trained, discarded = 0, Counter[str]()
+        if self._config.train.replay_groups:
+            self._shelve(message.version - 1)
         for counts, lags in self._consumed.pop(message.version - 1, []):
             for count in counts:
                 self._book.record(Trained(count.rollout, count.trained, count.discarded))
@@ -232,10 +282,22 @@ class Training:
         self.version = message.version
         rewards = self._selection.judge.rewards
         self.metrics = message.metrics | ({"reward": float(np.mean(rewards))} if rewards else {})
+        if self._config.train.replay_groups:
+            self.metrics["replayed_tokens"] = float(self._replayed)
         rewards.clear()
+        self._replayed = 0
         self.progress = self.stepped = trio.current_time()
         every = self._config.train.checkpoint_every
         self._due |= self.finished or bool(every and self.version % every == 0)
+
+    def _shelve(self, step: int) -> None:
+        """Keep the groups of a step that is over, and that the next one may train again."""
+        rollouts = self._book.experience.rollouts
+        numbers = dict.fromkeys(rollouts[count.rollout].group for counts, _ in self._consumed.get(step, []) for count in counts)
+        for group in (self._book.experience.groups[number] for number in numbers):
+            candidate = Candidate(group.id, group.oldest, tuple(group.rewards))
+            if useful(candidate, step + 1, self._config.staleness.max_lag):
+                self._book.record(Shelved(group.id, candidate.oldest + self._config.staleness.max_lag))
 
     def _alarm(self, raised: tuple[Alarm, ...], version: int) -> None:
         before = {alarm.name for alarm in self.alarms}

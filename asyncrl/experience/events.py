@@ -106,6 +106,20 @@ class Trained(Event, frozen=True):
     discarded: dict[str, int]
 
 
+class Shelved(Event, frozen=True):
+    """A group that a step has taken is kept when it is over, to be trained once more, by step `until` at the latest."""
+
+    group: int
+    until: int
+
+
+class Replayed(Event, frozen=True):
+    """`step` trains these kept groups once more."""
+
+    step: int
+    groups: list[int]
+
+
 class Discarded(Event, frozen=True):
     """A judged rollout that no step has taken left without being trained, for the named reason (filtered, too few verdicts, stale)."""
 
@@ -146,6 +160,8 @@ AnyEvent = (
     | JudgedAs
     | Taken
     | Trained
+    | Shelved
+    | Replayed
     | Discarded
     | Dropped
     | Published

@@ -11,6 +11,7 @@ from asyncrl.experience.audit import Audit
 from asyncrl.experience.history import History
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.rollout import Group
+from asyncrl.experience.shelf import Shelf
 from asyncrl.experience.steps import Takings
 from asyncrl.messages import Purpose
 
@@ -33,6 +34,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     history: History
     audit: Audit
     groups: list[Group]
+    shelf: Shelf
     training: Takings
     prescribed: Takings
     restarts: dict[int, int]

@@ -23,6 +23,7 @@ from asyncrl.experience.audit import Audit, Facts
 from asyncrl.experience.history import History
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.rollout import ENDED, Group, Refused, Rollout, Status
+from asyncrl.experience.shelf import Shelf
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.experience.steps import Steps
 from asyncrl.messages import Purpose, Scored
@@ -42,6 +43,7 @@ class Experience:
         self.ledger = Ledger()
         self.history = History()
         self.audit = Audit()
+        self.shelf = Shelf()
         self.version: int | None = None
         self.step: int | None = None
         self.checkpoint: e.Checkpointed | None = None
@@ -164,6 +166,7 @@ class Experience:
             ordinals=self._ordinals,
             history=self.history,
             audit=self.audit,
+            shelf=self.shelf,
             groups=list(self._groups.values()),
             training=self._steps.training,
             prescribed=self._steps.prescribed,
@@ -174,7 +177,7 @@ class Experience:
     def of(cls, written: Snapshot) -> Self:
         """The state that was written down. It takes what the snapshot holds."""
         self = cls()
-        self.ledger, self.history, self.audit = written.ledger, written.history, written.audit
+        self.ledger, self.history, self.audit, self.shelf = written.ledger, written.history, written.audit, written.shelf
         self.version, self.step, self.checkpoint = written.version, written.step, written.checkpoint
         self.next_group, self.next_rollout = written.next_group, written.next_rollout
         self._items, self._ordinals, self.restarts = written.items, written.ordinals, written.restarts
@@ -342,6 +345,16 @@ class Experience:
         self._agenda.move(group, rollout, Status.TRAINED if event.trained else Status.DISCARDED)
         del self._rollouts[rollout.id]
 
+    def _shelved(self, event: e.Shelved) -> None:
+        if event.group not in self._begun:
+            raise Refused(f"group {event.group} was not taken: there is nothing to train again")
+        self.shelf.keep(self._groups[event.group], event.until)
+
+    def _replayed(self, event: e.Replayed) -> None:
+        if not event.groups:
+            raise Refused(f"step {event.step} trains no group again")
+        self.shelf.replay(event.step, event.groups)
+
     def _discarded(self, event: e.Discarded) -> None:
         rollout = self._find(event.rollout, Status.JUDGED)
         _named(event.reason)
@@ -385,6 +398,7 @@ class Experience:
                 raise Refused(f"version {event.version} is published, but rollout {number} is still being trained for it")
         self._steps.publish(event.version)
         self.version = event.version
+        self.shelf.publish(event.version)
         for number in sorted(self._begun):
             self._settle(self._groups[number])
 
@@ -470,6 +484,8 @@ _APPLY: dict[type, Callable[[Experience, Any], None]] = {
     e.JudgedAs: Experience._judged,
     e.Taken: Experience._taken,
     e.Trained: Experience._trained,
+    e.Shelved: Experience._shelved,
+    e.Replayed: Experience._replayed,
     e.Discarded: Experience._discarded,
     e.Dropped: Experience._dropped,
     e.Published: Experience._published,

@@ -36,6 +36,8 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
     st.builds(e.JudgedAs, small, st.sampled_from([Scored(0.0), Scored(float("nan")), NoVerdict("timeout")])),
     st.builds(e.Taken, st.integers(-1, 7), st.lists(small, max_size=3)),
     st.builds(e.Trained, small, st.integers(-1, 7), st.dictionaries(reasons, st.integers(-1, 7), max_size=2)),
+    st.builds(e.Shelved, small, small),
+    st.builds(e.Replayed, small, st.lists(small, max_size=2)),
     st.builds(e.Discarded, small, reasons),
     st.builds(e.Dropped, small, reasons, st.booleans()),
     st.builds(e.Published, st.integers(-1, 7)),
@@ -255,7 +257,9 @@ class World(RuleBasedStateMachine):
         """Everything dies, and goes on from the checkpoint: what was trained since was not. The account forgets it, too."""
         since = self.events[self.cut :]
         self.experience = recovered(Experience.of(msgspec.msgpack.decode(self.checkpointed, type=Snapshot)), since)
-        kept = [event for event in since if not isinstance(event, e.Taken | e.Trained | e.Published | e.Checkpointed)]
+        kept = [
+            event for event in since if not isinstance(event, e.Taken | e.Trained | e.Shelved | e.Replayed | e.Published | e.Checkpointed)
+        ]
         self.events[self.cut :] = kept
         del self.assembled[self.then_assembled :]
         prescribed = self.experience.snapshot().prescribed
@@ -267,6 +271,9 @@ class World(RuleBasedStateMachine):
     @rule(how_many=st.integers(1, 6), masked=st.booleans())
     def train(self, how_many: int, masked: bool) -> None:
         for rollout in self.experience.taken()[:how_many]:
+            group = self.experience.groups[rollout.group]
+            if how_many % 2 == 0 and group.id not in self.experience.shelf.kept:
+                self.apply(e.Shelved(group.id, (rollout.step or 0) + 1))
             step = rollout.step
             assert step is not None
             mask = fresh_mask(rollout.spans, step, MAX_LAG)
@@ -275,6 +282,12 @@ class World(RuleBasedStateMachine):
             event = e.Trained(rollout.id, sum(mask) - out, {reason: count for reason, count in counts.items() if count})
             self.apply(event)
             self.assembled.append((event, step, mask))
+
+    @precondition(lambda self: self.experience.shelf.kept)
+    @rule()
+    def replay(self) -> None:
+        group, kept = next(iter(self.experience.shelf.kept.items()))
+        self.apply(e.Replayed(kept.until, [group]))
 
     @rule(moves=st.lists(st.integers(0, 2**20), min_size=4, max_size=16))
     def progress(self, moves: list[int]) -> None:
