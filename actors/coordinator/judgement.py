@@ -45,8 +45,8 @@ class Judgement:
                 self._due.popleft()
                 continue
             peer = min(self._roster.of("reward"), key=lambda p: self._load.get(p.name, 0), default=None)
-            if peer is None or self._load.get(peer.name, 0) >= self._capacity or peer.room <= 0:
-                return  # until a verdict comes, which whoever has an answer owes
+            if peer is None or self._load.get(peer.name, 0) >= self._capacity or not peer.has_room():
+                return
             self._due.popleft()
             group = experience.groups[rollout.group]
             self._with[rollout.id] = peer.name, trio.current_time() + self._patience_s

@@ -33,6 +33,8 @@ class Peer:
         self.report = Report(0.0, {}, {}, [])
         self.heard = 0.0  # when it said anything last
         self.scope = trio.CancelScope()  # around its connection
+        self.freed: Callable[[], None] = lambda: None
+        self._wanted = False  # whether somebody has more for it
         self._outbox, self._frames = trio.open_memory_channel[Frame](OUTBOX)
 
     def send(self, message: Message, *buffers: object) -> None:
@@ -43,15 +45,19 @@ class Peer:
             logger.error("%s has not read its last %d frames, and is cut off", self.name, OUTBOX)
             self.scope.cancel()
 
-    @property
-    def room(self) -> int:
-        """Frames that it can be sent now, half of an outbox at most: the other half is for what has to be said whatever waits."""
-        return OUTBOX // 2 - self._outbox.statistics().current_buffer_used
+    def has_room(self) -> bool:
+        """Whether it may be given more of what can wait, which has half of the outbox. Where not, `freed` is called as soon as it may."""
+        full = 2 * self._outbox.statistics().current_buffer_used >= OUTBOX
+        self._wanted |= full
+        return not full
 
     async def write(self) -> None:
         """Write the outbox to the link until cancelled."""
         async for message, buffers in self._frames:
             await self.link.send(message, *buffers)  # type: ignore[arg-type]
+            if self._wanted and not self._outbox.statistics().current_buffer_used:
+                self._wanted = False
+                self.freed()
 
 
 class Roster:
@@ -67,6 +73,7 @@ class Roster:
         if (previous := self._peers.get(peer.name)) is not None:
             self._roles[peer.role].remove(previous)
         self._peers[peer.name] = peer
+        peer.freed = self._changed
         insort(self._roles[peer.role], peer, key=lambda p: p.index)
         self._changed()
         return previous

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import trio
+import trio.testing
 from actor_world import MemoryLog, configured
 
 from actors.coordinator.book import Book
 from actors.coordinator.judgement import Judgement
-from actors.coordinator.peers import Peer, Roster
+from actors.coordinator.peers import OUTBOX, Peer, Roster
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience
 from asyncrl.link import memory_links
 from asyncrl.messages import Hello, Judge, Judged, Message, Scored
+from asyncrl.waits import Pulse
 
 TOKEN = np.ones(1, np.int32).tobytes()
 
@@ -59,3 +62,32 @@ async def test_verdicts_are_asked_in_order_once_and_again_first_where_an_actor_w
         judgement.dispatch()
     assert second.asked == [0, 1, 4, 2]
     assert book.experience.to_judge() == []
+
+
+async def test_more_answers_at_once_than_an_outbox_holds_cut_nobody_off() -> None:
+    due = Pulse()
+    book, roster = Book(Experience(), MemoryLog()), Roster(due.set)
+    judgement = Judgement(book, roster, configured(run={"reward_concurrency": 4 * OUTBOX}))
+    book.record(e.Admitted(0, 0, 3 * OUTBOX, "train", 0, TOKEN, 4, None, None))
+    for number in range(3 * OUTBOX):
+        book.record(e.Leased(number, "rollout-0", 1))
+        book.record(e.Sealed(number, 1, "stop"))
+    ours, theirs = memory_links()
+    peer = Peer(Hello("reward", 0, 0, 1), ours)
+    roster.add(peer)
+
+    async def pump() -> None:
+        while True:
+            judgement.dispatch()
+            await due.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pump)
+        await trio.testing.wait_all_tasks_blocked()
+        assert 0 < judgement.held("reward-0") < OUTBOX and not peer.scope.cancel_called
+        nursery.start_soon(peer.write)
+        for number in range(3 * OUTBOX):  # without an answer to any
+            message, _ = await theirs.receive()
+            assert isinstance(message, Judge) and message.rollout == number
+        nursery.cancel_scope.cancel()
+    assert judgement.held("reward-0") == 3 * OUTBOX and not peer.scope.cancel_called
