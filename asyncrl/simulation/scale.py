@@ -6,10 +6,7 @@ Lengths have a heavy tail (log-logistic, median `MEDIAN`), as responses do that 
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,20 +15,17 @@ import numpy as np
 import trio
 from trio.testing import MockClock
 
-from actors.coordinator.book import Book
-from actors.coordinator.coordinator import Outcome
 from asyncrl.config import Config
 from asyncrl.engines.draws import stream
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
-from asyncrl.experience import events as e
 from asyncrl.experience.rollout import Status as State
-from asyncrl.messages import Message, MicroBatch, Status
 from asyncrl.simulation import policy
+from asyncrl.simulation.modelled import Ledger, rare_collections
 from asyncrl.simulation.process import Process
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.schedule import replayable
-from asyncrl.simulation.witness import Violation, Witness
+from asyncrl.simulation.witness import Violation
 from asyncrl.simulation.world import Speeds, World
 
 MEDIAN, TAIL = 300.0, 0.45
@@ -74,72 +68,17 @@ def configured(engines: int, seed: int) -> Config:
     )
 
 
-class Ledger(Witness):
-    """Looks at the ledger alone, once a second."""
-
-    tokens_trained = 0
-
-    def begin(self, book: Book, version: int, cursor: int, last: int) -> None:
-        self.book, self.count = book, 0
-
-    def on_event(self, number: int, event: e.AnyEvent) -> None:
-        self.count += 1
-        if isinstance(event, e.Admitted):
-            for member in range(event.size):
-                self.keys[event.first + member] = policy.key(event.purpose, event.item, member)
-        elif isinstance(event, e.Trained):
-            self.tokens_trained += event.trained
-            del self.keys[event.rollout]
-
-    def on_status(self, status: Status) -> None:
-        ledger = self.book.experience.ledger
-        self.hold("ledger", ledger.balances(), "the ledger does not balance")
-        self.hold("ledger", ledger.tokens.trained == self.tokens_trained, "{} tokens are trained", ledger.tokens.trained)
-
-    def on_start(self, version: int, weights: int) -> None:
-        """Nothing is resumed."""
-
-    def on_keep(self, version: int) -> None:
-        """Nothing."""
-
-    def on_outcome(self, outcome: Outcome) -> None:
-        """It is stopped in the middle."""
-
-    def on_delivered(self, process: str, message: Message) -> None:
-        """Nothing."""
-
-    def on_told(self, process: str, message: Message) -> None:
-        """Nothing."""
-
-    def on_batch(self, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview) -> None:
-        """Nothing."""
-
-    def on_step(self, version: int, weights: int) -> None:
-        self.lineage[version] = weights
-
-
 _IDS, _BEHAVIOUR = np.ones(LONGEST, np.int32), np.full(LONGEST, -1.0, np.float32)
 
 
 def scale(engines: int, seconds: float, *, seed: int = 0, seconds_per_token: float = 1.0) -> Scaled:
     """Run so many engines for so many virtual seconds."""
-    with replayable(seed), silence(), _rare_collections():
+    with replayable(seed), silence(), rare_collections():
         return trio.run(
             partial(_run, engines, seconds, seed, seconds_per_token),
             clock=MockClock(autojump_threshold=0),
             strict_exception_groups=True,
         )
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Nearly all that lives here lives on, and looking at it for garbage took two fifths of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(200_000, 50, 1000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float) -> Scaled:
