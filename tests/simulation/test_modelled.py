@@ -26,12 +26,9 @@ def request(rollout: int, *, prefix: int = 0, attempt: int = 1) -> Request:
     return Request(rollout, attempt, rollout, np.ones(3 + prefix, np.int32), prefix, 50, 1.0)
 
 
-def engine_of(
-    lengths: Callable[[int], int], decode_s: Callable[[int], float], *, slots: int = 4, chunk_tokens: int = 100
-) -> LockstepEngine:
-    return LockstepEngine(
-        lengths, decode_s, slots=slots, context_tokens=128, chunk_tokens=chunk, vocab_size=8, idle=lambda cause, seconds: None
-    )
+def engine_of(length: Callable[[int], int], decode_s: Callable[[int], float], *, slots: int = 4, chunk: int = 100) -> LockstepEngine:
+    sizes = {"slots": slots, "context_tokens": 128, "chunk_tokens": chunk}
+    return LockstepEngine(length, decode_s, vocab_size=8, idle=lambda cause, seconds: None, **sizes)
 
 
 class Seen:
