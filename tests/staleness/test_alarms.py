@@ -109,6 +109,7 @@ class TestSampleSize:
 
     def test_uneven_everywhere_is_left_open(self) -> None:
         assert list(say(lags("ess", {2: 0.05, 4: 0.04}, "rollouts", 32))) == ["ess"]
+        assert list(say(lags("ess", {0: 0.11, 4: 0.08}, "rollouts", 32))) == ["ess"]
         assert list(say(lags("ess", {0: 0.9, 4: 0.01}, "rollouts", FEW["rollouts"] - 1) | {"ess": 0.05})) == ["ess"]
 
 
