@@ -7,6 +7,7 @@ there weights and log-probabilities are equal to the last bit.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -130,7 +131,7 @@ async def in_turns(config: Config) -> Turns:
             [judge(order[place], np.frombuffer(ids, np.int32).tolist()) for ids, _ in group[1]]
             for place, group in zip(places, groups, strict=True)
         ]
-        await trained(learner, step, groups, scores, config.train.micro_tokens)
+        await trained(learner, step, groups, scores, config)
     return Turns(sampled, learner.losses, learner.weights())
 
 
@@ -153,21 +154,26 @@ async def generated(engine: object, requests: Sequence[Request]) -> list[tuple[b
 
 
 async def trained(
-    learner: RealLearner, step: int, groups: Sequence[tuple[bytes, list[tuple[bytes, bytes]]]], scores: list[list[float]], room: int
+    learner: RealLearner, step: int, groups: Sequence[tuple[bytes, list[tuple[bytes, bytes]]]], scores: list[list[float]], config: Config
 ) -> None:
-    """Micro-batches of as many whole groups as there is room for, or of single rollouts where one group is too long."""
-    batches: list[list[tuple[int, int]]] = [[]]
-    held = 0
+    """Micro-batches of as many whole groups as there is room for, a quarter of the step at most; of single rollouts where one group is too
+    long."""
+    room, most = config.train.micro_tokens, math.ceil(len(groups) / 4)
+    batches: list[list[tuple[int, int]]] = []
+    held = whole = 0
     for group, (prompt, members) in enumerate(groups):
         lengths = [(len(prompt) + len(ids)) // 4 for ids, _ in members]
-        pieces = [list(range(len(members)))] if sum(lengths) <= room else [[member] for member in range(len(members))]
-        for piece in pieces:
+        fits = sum(lengths) <= room
+        for piece in [list(range(len(members)))] if fits else [[member] for member in range(len(members))]:
             tokens = sum(lengths[member] for member in piece)
-            if batches[-1] and held + tokens > room:
+            if not batches or held + tokens > room or whole == most:
                 batches.append([])
-                held = 0
+                held = whole = 0
             batches[-1] += [(group, member) for member in piece]
             held += tokens
+            whole += fits
+        if not fits:
+            held = room
     for index, batch in enumerate(batches):
         samples, buffers = [], [bytearray(), bytearray(), bytearray()]
         for group, member in batch:
@@ -184,7 +190,7 @@ async def trained(
 
 @pytest.mark.parametrize("micro_tokens", [1, 64, 10_000])
 async def test_at_lag_0_a_run_is_its_own_engine_and_learner_in_turns_to_the_last_bit(micro_tokens: int) -> None:
-    config = short(train={"micro_tokens": micro_tokens})
+    config = short(train={"micro_tokens": micro_tokens, "batch_groups": 5}, engine={"slots": 20})
     world, turns = await run(config), await in_turns(config)
     assert world.sampled() == turns.sampled
     assert world.learner.losses == turns.losses
