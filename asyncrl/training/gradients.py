@@ -29,10 +29,8 @@ def advantages_of(batch: MicroBatch, tensors: Batch, model: PreTrainedModel, kin
         return advantages(cast(Kind, kind), batch.samples, batch.rewards, batch.parts)
     here = Counter(sample.group for sample in batch.samples)
     for group, count in here.items():
-        if count != len(batch.rewards[group]):
-            raise ValueError(
-                f"group {group} came with {count} of its {len(batch.rewards[group])} members, and its baseline needs all of them"
-            )
+        if count != (members := len(batch.rewards.get(group, ()))):
+            raise ValueError(f"group {group} came with {count} of its {members} members, and its baseline needs all of them")
     samples = batch.samples
     if kind == "min_variance":
         value = minimum_variance(samples, *_alone(tensors, len(samples), model, temperature))

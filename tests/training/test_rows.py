@@ -13,7 +13,7 @@ from training_world import CONFIGS, Rollout, alone, build, rollouts
 from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, GraniteConfig, MistralConfig, PretrainedConfig
 
 from asyncrl.training import rows
-from asyncrl.training.rows import log_probabilities, pack
+from asyncrl.training.rows import log_probabilities, pack, part_of
 
 lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), min_size=1, max_size=12)
 
@@ -35,6 +35,22 @@ def test_every_response_token_is_in_one_place_after_its_own_past(sizes: list[tup
         expected += [(i, i - 1) for i in range(at + prompt, at + prompt + response)]
         at += prompt + response
     assert [seen[token] for token in range(len(expected))] == expected and len(seen) == len(expected)
+
+
+@given(lengths, st.data())
+def test_a_part_has_the_wanted_tokens_after_the_same_past(sizes: list[tuple[int, int]], data: st.DataObject) -> None:
+    ids = np.arange(sum(p + r for p, r in sizes), dtype=np.int32)
+    for rectangle in pack(ids, [p for p, _ in sizes], [r for _, r in sizes]):
+        count = len(rectangle.tokens)
+        wanted = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=torch.bool)
+        if not wanted.any():
+            continue
+        part = part_of(rectangle, wanted)
+        flat = part.ids.flatten()
+        assert torch.equal(part.tokens, rectangle.tokens[wanted]) and torch.equal(part.targets, rectangle.targets[wanted])
+        assert torch.equal(flat[part.predictors], rectangle.ids.flatten()[rectangle.predictors[wanted]])
+        assert torch.equal(flat[part.predictors + 1], part.targets)
+        assert part.ids.shape[0].bit_count() == 1 and part.ids.shape[0] <= len(rectangle.ids)
 
 
 @settings(max_examples=50)
