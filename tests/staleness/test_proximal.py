@@ -59,6 +59,12 @@ class TestLogRatios:
         (gradient,) = torch.autograd.grad(objective.sum(), current)
         assert (gradient == 1).all()
 
+    def test_what_is_anchored_to_learns_nothing(self) -> None:
+        proximal = torch.tensor([-1.0], requires_grad=True)
+        objective, _, _ = log_ratios(torch.tensor([-2.0], requires_grad=True), torch.tensor([-1.5]), proximal)
+        objective.sum().backward()
+        assert proximal.grad is None
+
     def test_without_a_proximal_policy_both_are_the_whole(self) -> None:
         current = torch.tensor([-1.0, -2.0], requires_grad=True)
         objective, correction, _ = log_ratios(current, torch.tensor([-1.5, -1.0]), None)
