@@ -86,7 +86,7 @@ class SlowestVerifier(msgspec.Struct, frozen=True):
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The whole of it. `reason` is one sentence; `training_seconds` are those from the first admission to the last step, without start and
-    end; `alarms` are by cause; `bias` is how far what was trained is from what was generated (`asyncrl.experience.audit`); `restarts` counts
+    end; `alarms` are by cause; `bias` is how far what was trained is from what was generated (`asyncrl.experience.audit`); `restarts` are
     by role."""
 
     ok: bool

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.messages import Sample
+from staleness.baseline import WHOLE_STEP
 
 Kind = Literal["grpo", "dr_grpo", "rloo", "mc_grpo", "gdpo", "reinforce_pp", "first_k"]
 Rewards = Mapping[int, Sequence[float]]
@@ -25,9 +26,6 @@ STD_FLOOR = 1e-4
 
 LARGEST = 1e38
 """Largest reward, either sign: the difference of two still fits a float32."""
-
-WHOLE_STEP: frozenset[str] = frozenset({"gdpo", "reinforce_pp"})
-"""Kinds that are relative to the batch: each micro-batch needs the rewards (and parts) of every group of the step."""
 
 BY_MEMBER: frozenset[str] = frozenset({"mc_grpo", "gdpo"})
 """Kinds in which two members of one reward may fare differently: they need `Sample.member`."""

@@ -18,19 +18,17 @@ from typing import Protocol
 
 from actors.coordinator.book import Book
 from asyncrl.config import Config
-from asyncrl.config.derived import max_lag
+from asyncrl.config.derived import live_groups, max_lag, most_groups
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
 from asyncrl.experience.rollout import Group, Rollout, Status
 from asyncrl.messages import Scored
 from asyncrl.strategies import acceptance
-from staleness.admission import may_admit, most_live
-from staleness.baseline import Prior, shrunk
+from staleness.admission import may_admit
+from staleness.baseline import WHOLE_STEP, Prior, shrunk
 from staleness.lag import rollout_lag
 
 PIECES = 4
 """Micro-batches of a step where nothing may lag, at least: what is done of a step is trained while the rest is generated."""
-WHOLE_STEP = ("gdpo", "reinforce_pp")
-"""The advantages that need the rewards of all of a step."""
 
 
 class Unit(Protocol):
@@ -219,8 +217,7 @@ class Selection:
         self._book, self._config, self._exhausted = book, config, exhausted
         self.judge = Judge(book, config)
         self.unit: Unit = Groups(self.judge) if config.train.unit == "group" else Rollouts(self.judge)
-        staleness = config.staleness
-        self._most = most_live(staleness.depth, config.train.batch_groups, config.rollout.overprovision) * self.unit.per_group
+        self._most = live_groups(config) * self.unit.per_group
         self.units = self.tokens = 0
 
     @property
@@ -233,12 +230,11 @@ class Selection:
     @property
     def room(self) -> int:
         """How many groups admission lets start now. For those that the filter will leave out others are started, as far as lag allows."""
-        staleness, most = self._config.staleness, self._most // self.unit.per_group
+        most = self._most // self.unit.per_group
         if self._config.rollout.filter == "zero_variance" and self._config.train.unit == "group":
             experience = self._book.experience
             passed = experience.groups_live - experience.groups_untaken + sum(len(set(group.rewards)) > 1 for group in experience.ready())
-            in_bound = (max_lag(self._config) + 1) * self._config.train.batch_groups - max(0, staleness.window - 1)
-            most = acceptance.wanted(most, passed, acceptance.accept_rate(experience.history.recent), max(most, in_bound))
+            most = acceptance.wanted(most, passed, acceptance.accept_rate(experience.history.recent), most_groups(self._config))
         return may_admit(self.unit.live, most)
 
     def wanted(self, steps: int) -> int:

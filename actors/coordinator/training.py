@@ -27,7 +27,7 @@ import trio
 from actors.coordinator.book import Book
 from actors.coordinator.generation import Generation
 from actors.coordinator.peers import Peer
-from actors.coordinator.selection import WHOLE_STEP, Selection, baseline
+from actors.coordinator.selection import Selection, baseline
 from asyncrl.config import Config
 from asyncrl.config.derived import max_lag
 from asyncrl.experience.events import Checkpointed, Replayed, Shelved, Taken, Trained
@@ -38,6 +38,7 @@ from asyncrl.messages import Anchor, CloseStep, Consumed, MicroBatch, Sample, Sa
 from asyncrl.strategies.replay import Candidate, replayed, useful
 from asyncrl.summary import Alarmed
 from staleness.alarms import Alarm, alarms
+from staleness.baseline import WHOLE_STEP
 from staleness.lag import fresh_mask, tokens_by_lag
 
 OUTSTANDING = 2

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from asyncrl.config.flow import FACTOR
 from asyncrl.config.losses import clips_nothing
 from asyncrl.config.schema import Config
 from asyncrl.process import divide_cores
-from staleness.admission import most_live
+from staleness.admission import most_live, worst_lag
 
 EVENT_BYTES = 40
 """About what an event takes in the journal beside its tokens."""
@@ -40,9 +41,24 @@ def live_groups(config: Config) -> int:
     return most_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)
 
 
+def most_groups(config: Config) -> int:
+    """Most groups alive at one time, with those that are started for others that the filter will leave out (see
+    `asyncrl.strategies.acceptance`): never so many that lag could leave its bound if all of them passed."""
+    live, staleness = live_groups(config), config.staleness
+    if config.rollout.filter == "none" or config.train.unit == "rollout":
+        return live
+    in_bound = (max_lag(config) + 1) * config.train.batch_groups - max(0, staleness.window - 1)
+    return max(live, min(FACTOR * live, in_bound))
+
+
+def group_size(config: Config) -> int:
+    """Most rollouts of a prompt."""
+    return config.rollout.group_size if config.rollout.sizing == "fixed" else config.rollout.group_size_max
+
+
 def queue_bytes(config: Config) -> int:
     """Most bytes of token arrays alive at one time: `int32` ids of prompt and response, `float32` log-probabilities of the response."""
-    return live_groups(config) * config.rollout.group_size * 4 * (config.engine.context_tokens + config.rollout.max_new_tokens)
+    return most_groups(config) * group_size(config) * 4 * (config.engine.context_tokens + config.rollout.max_new_tokens)
 
 
 def steps(config: Config) -> int:
@@ -85,12 +101,12 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("steps at most", f"{steps(config):,}", f"{prompts:,} prompts of {task.train_size:,}: {prompts / task.train_size:.2g} epochs"),
         Row("rollouts per step", f"{step_rollouts:,}", f"{train.batch_groups} groups of {rollout.group_size}"),
         Row("response tokens per step", f"≤ {step_rollouts * rollout.max_new_tokens:,}", f"{rollout.max_new_tokens} a rollout"),
-        Row("groups live", f"≤ {groups:,}", f"(depth + 1) × batch_groups; {live:,} rollouts"),
+        Row("groups live", f"≤ {groups:,}", f"(depth + overprovision) × batch_groups; {live:,} rollouts{_more(config)}"),
         Row("slots", f"{slots:,}", _slots(slots, live)),
         Row("queue", f"≤ {size(queue_bytes(config))}", "token arrays of the live rollouts"),
         Row("journal", f"≤ {size(journal_bytes(config))}", _journal(config)),
         Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
-        Row("lag, worst", worst, f"older tokens: {staleness.on_stale}"),
+        Row("lag, worst", worst, _worst(config)),
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
         Row("cores", f"{total} of {available}", f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}"),
         Row("metrics", f"http://127.0.0.1:{port}/metrics" if (port := config.run.metrics_port) else "off", "Prometheus"),
@@ -109,6 +125,20 @@ def _proximal(config: Config, live: int) -> str:
         "boundary": "of the version that sampled; the trainer's memory holds one more copy of the weights, and "
         f"≤ {size(4 * live * config.rollout.max_new_tokens)} of scores",
     }[config.staleness.proximal]
+
+
+def _more(config: Config) -> str:
+    more = most_groups(config)
+    return f"; ≤ {more:,} groups where the filter leaves many out" if more > live_groups(config) else ""
+
+
+def _worst(config: Config) -> str:
+    staleness = config.staleness
+    older = f"older tokens: {staleness.on_stale}"
+    if not staleness.window:
+        return f"{older}; no window: the oldest finished first"
+    lag = worst_lag(staleness.depth, config.train.batch_groups, config.rollout.overprovision, staleness.window)
+    return f"{older}; with this window none is older than {lag}"
 
 
 def _counts(parts: Sequence[tuple[int, ...]]) -> str:

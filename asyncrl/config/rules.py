@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.losses import loss_contradictions
 from asyncrl.config.schema import Config
 
 
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """The keys that contradict each other, and what to do about it, as the end of a sentence."""
-    c, task, rollout, staleness, run = config, config.task, config.rollout, config.staleness, config.run
+    c, task, rollout, run = config, config.task, config.rollout, config.run
     if rollout.k_min > rollout.group_size:
         yield ("rollout.k_min", "rollout.group_size"), "a group cannot have more verdicts than rollouts: lower k_min or raise group_size"
     if rollout.group_size == 1 and rollout.filter == "zero_variance":
@@ -31,11 +32,6 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("train.micro_tokens", "engine.context_tokens"),
             "the longest rollout must fit in a micro-batch: micro_tokens must be at least context_tokens",
         )
-    if staleness.depth > staleness.max_lag and staleness.on_stale != "train":
-        yield (
-            ("staleness.depth", "staleness.max_lag"),
-            "generation that far ahead is too old before it is trained: lower depth to max_lag, raise max_lag, or set on_stale to train",
-        )
     if run.cores > 1 and run.trainer_cores >= run.cores:
         yield ("run.trainer_cores", "run.cores"), "no core is left for generation: lower trainer_cores"
     if run.stall_s <= task.verdict_s:
@@ -43,6 +39,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("run.stall_s", "task.verdict_s"),
             "a slow verifier would be taken for a stalled run: stall_s must be larger than verdict_s",
         )
+    yield from flow_contradictions(config)
     yield from loss_contradictions(config)
     yield from _task(config)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from asyncrl.config.flow import FACTOR
 from asyncrl.experience.history import RECENT
 
 LATELY = 64
@@ -16,9 +17,6 @@ LATELY = 64
 
 PRIOR = 4
 """Groups with a signal that are added to those: the share is 1 before any has finished, and moves slowly at first."""
-
-FACTOR = 4
-"""For one group that is needed at most so many are started, however few pass."""
 
 
 def accept_rate(recent: bytes | bytearray) -> float:

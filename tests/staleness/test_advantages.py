@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from asyncrl.messages import Sample
-from staleness.advantages import BY_MEMBER, LARGEST, STD_FLOOR, WHOLE_STEP, Advantages, Kind, advantages
+from staleness.advantages import BY_MEMBER, LARGEST, STD_FLOOR, Advantages, Kind, advantages
+from staleness.baseline import WHOLE_STEP
 
 IN_GROUP: list[Kind] = ["grpo", "dr_grpo", "rloo", "mc_grpo"]
 
