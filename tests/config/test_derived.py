@@ -50,7 +50,8 @@ def test_the_journal_holds_two_checkpoint_intervals(every: int, steps_: int, hel
     sets = ["train.batch_groups=3", "rollout.group_size=4", "staleness.depth=0", "engine.context_tokens=100", "rollout.max_new_tokens=40"]
     sets += ["engine.chunk_tokens=16", f"train.checkpoint_every={every}", f"train.steps={steps_}"]
     rollout = 40 * 8 + (3 + 4) * 40  # tokens; and a head for each of 3 chunks, its lease, seal, verdict and end
-    live = 12 * 4 * (100 * 4 + 40 * 4)  # as many groups as may be started where a filter leaves many out; its tokens as events, in three states, and one of those in the log
+    # As many groups as may be started where a filter leaves many out: tokens as events, in three states, and one of those in the log.
+    live = 12 * 4 * (100 * 4 + 40 * 4)
     assert journal_bytes(load(None, sets, {})) == held * 3 * (4 * rollout + 100 * 4) + 5 * live + LOG_BYTES
     value, meaning = table(*sets)["journal"]
     assert value == f"≤ {size(journal_bytes(load(None, sets, {})))}"
