@@ -20,7 +20,6 @@ from collections import Counter, defaultdict
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import trio
 
@@ -85,7 +84,7 @@ class Training:
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         self._again: set[tuple[int, int]] = set()  # of those, the ones that the ledger has counted before
         self._replayed = 0  # tokens trained again in the last step
-        self._anchored: dict[int, int] = {}  # rollouts that the trainer has scored, and how many of their tokens
+        self._anchored: dict[int, int] = {}  # rollouts that the trainer has scored, and of how many tokens
         self.metrics: dict[str, float] = {}  # of the last step
         self.alarms: tuple[Alarm, ...] = ()  # of the last step
         self.alarmed: dict[str, Alarmed] = {}  # of all steps
@@ -218,7 +217,7 @@ class Training:
             response_tokens=rollout.tokens,
             reward=rollout.verdict.reward if isinstance(rollout.verdict, Scored) else math.nan,
             spans=list(rollout.spans),
-            baseline=baseline(group, rollout, self._config) if alone and scored else None,
+            baseline=baseline(group, rollout, self._config) if alone and rollout.status is Status.TAKEN else None,
             member=group.scored.index(rollout) if scored else None,
         )
 
@@ -229,17 +228,22 @@ class Training:
         """Have the trainer score, while it holds the version, what was sampled under it, and late under the one before."""
         untaken = [rollout for rollout in self._book.experience.rollouts.values() if self._to_train(rollout)]
         self._anchored = {rollout.id: self._anchored.get(rollout.id, 0) for rollout in untaken}
-        due = [rollout for rollout in untaken if rollout.tokens > self._anchored[rollout.id]]
+        due = [rollout for rollout in untaken if self._scorable(rollout) > self._anchored[rollout.id]]
         live = [*self._anchored, *(member.rollout for kept in self._book.experience.shelf.kept.values() for member in kept.members)]
         batches = micro_batches(([rollout] for rollout in due), self._tokens, self._config.train.micro_tokens)
         for batch in batches or [[]]:
             ids = b"".join(self._book.experience.groups[rollout.group].prompt + rollout.ids for rollout in batch)
-            samples = [msgspec.structs.replace(self._sample(rollout), baseline=None) for rollout in batch]
+            samples = [self._sample(rollout) for rollout in batch]
             self.trainer.send(Anchor(self._step, samples, live), ids)
-            self._anchored |= {rollout.id: rollout.tokens for rollout in batch}
+            self._anchored |= {rollout.id: self._scorable(rollout) for rollout in batch}
+
+    def _scorable(self, rollout: Rollout) -> int:
+        """Tokens that are of no later version than the open step begins from: after a crash there may be others, whose turn comes again."""
+        return sum(span.end - span.start for span in rollout.spans if span.version <= self._step)
 
     def _to_train(self, rollout: Rollout) -> bool:
-        return rollout.status is not Status.TAKEN and self._book.experience.groups[rollout.group].purpose == "train"
+        over = rollout.status is Status.TAKEN and not self._config.train.replay_groups
+        return not over and self._book.experience.groups[rollout.group].purpose == "train"
 
     def _close(self) -> None:
         if self._config.train.replay_groups:
