@@ -112,10 +112,8 @@ class Groups:
         return self._book.experience.groups_untaken
 
     def offered(self, step: int) -> Iterator[list[Rollout]]:
-        window = Window(self._book, self._config)
-        for group in self._book.experience.ready():
-            if window.holds(group) and not self._leaves(group, step):
-                yield group.scored
+        waiting = [(group, group.scored) for group in self._book.experience.ready()]
+        yield from Window(self._book, self._config).of(waiting, lambda group, _: not self._leaves(group, step))
 
     def in_turn(self, step: int) -> Iterator[list[Rollout]]:
         for group in self._judge.complete_in_turn():
@@ -156,12 +154,9 @@ class Rollouts:
         return self._book.experience.rollouts_untaken
 
     def offered(self, step: int) -> Iterator[list[Rollout]]:
-        experience, window = self._book.experience, Window(self._book, self._config)
         self._drop_unjudged()
-        for rollout in experience.judged():
-            group = experience.groups[rollout.group]
-            if window.holds(group) and self._can(group, rollout, step):
-                yield [rollout]
+        waiting = [(self._book.experience.groups[rollout.group], [rollout]) for rollout in self._book.experience.judged()]
+        yield from Window(self._book, self._config).of(waiting, lambda group, unit: self._can(group, unit[0], step))
 
     def in_turn(self, step: int) -> Iterator[list[Rollout]]:
         self._drop_unjudged()
@@ -197,15 +192,30 @@ class Rollouts:
 
 
 class Window:
-    """What may be taken at all, for the oldest group there is."""
+    """What may be taken at all, for the oldest group of which anything is neither taken nor chosen."""
 
     def __init__(self, book: Book, config: Config) -> None:
         self._experience, self._groups = book.experience, config.staleness.window
+        self._chosen: set[int] = set()
 
-    def holds(self, group: Group) -> bool:
+    def of(self, waiting: list[tuple[Group, list[Rollout]]], can: Callable[[Group, list[Rollout]], bool]) -> Iterator[list[Rollout]]:
+        """The units that wait, in this order, and `can` be trained; what the window keeps back comes when what keeps it is chosen."""
+        while waiting:
+            kept = []
+            for group, unit in waiting:
+                if not self._holds(group):
+                    kept.append((group, unit))
+                elif can(group, unit):
+                    yield unit
+                    self._chosen.update(rollout.id for rollout in unit)
+            if len(kept) == len(waiting):
+                return
+            waiting = kept
+
+    def _holds(self, group: Group) -> bool:
         if not self._groups:
             return True
-        oldest = self._experience.oldest()
+        oldest = self._experience.oldest(self._chosen)
         return oldest is None or group.ordinal < oldest.ordinal + self._groups
 
 
@@ -222,10 +232,8 @@ class Selection:
 
     @property
     def full(self) -> bool:
-        """Whether the step has what closes it. A budget of tokens is not waited for with more than may be live."""
-        if self._config.train.step_tokens:
-            return self.tokens >= self._config.train.step_tokens or self.units >= self._most
-        return self.units >= self.unit.per_step
+        """Whether the step has what closes it. It is not waited for with more than may be live."""
+        return self._enough([]) or self._alone([])
 
     @property
     def room(self) -> int:
@@ -286,7 +294,7 @@ class Selection:
             chosen.append(unit)
             if len(chosen) == piece or self._enough(chosen):
                 return chosen
-        return chosen if self._exhausted() else []
+        return chosen if self._exhausted() or self._alone(chosen) else []
 
     def _all(self, step: int) -> list[list[Rollout]]:
         """All of the step at once, or nothing yet."""
@@ -295,13 +303,18 @@ class Selection:
             chosen.append(unit)
             if self._enough(chosen):
                 return chosen
-        return chosen if self._exhausted() else []
+        return chosen if self._exhausted() or self._alone(chosen) else []
 
     def _enough(self, chosen: list[list[Rollout]]) -> bool:
         units, tokens = self.units + len(chosen), self.tokens + sum(rollout.tokens for unit in chosen for rollout in unit)
         if budget := self._config.train.step_tokens:
             return tokens >= budget or units >= self._most
         return units >= self.unit.per_step
+
+    def _alone(self, chosen: list[list[Rollout]]) -> bool:
+        """Whether the step has, with these, all there is, and what it has leaves no room for another group: siblings were left out."""
+        units = self.units + len(chosen)
+        return units > self._most - self.unit.per_group and len(chosen) == self.unit.untaken
 
 
 def baseline(group: Group, rollout: Rollout, config: Config) -> float:

@@ -149,16 +149,22 @@ class Training:
             return
         while len(self._outstanding) < OUTSTANDING and (units := self._next()):
             self._take(units)
-        full = self._selection.full or (self._selection.units > 0 and self._dry)
+        full = self._selection.full or (self._selection.units > 0 and self._dry) or self._redone
         if full and self._step == self.version and published in (self.version, None):
             self._close()
 
     def _next(self) -> list[list[Rollout]]:
         """What the trainer is given next: what it had before a crash, and then what is chosen."""
         if (prescribed := self._book.experience.prescribed) is None:
-            return self._selection.next(self._step, self._tokens)
+            return [] if self._redone else self._selection.next(self._step, self._tokens)
         step, rollouts = prescribed
         return self._selection.unit.of(rollouts) if step == self._step and not self._selection.full else []
+
+    @property
+    def _redone(self) -> bool:
+        """Whether the open step was closed before a crash, and has all that it had then."""
+        prescribed = self._book.experience.prescribed
+        return self._step < self._book.experience.closed and (prescribed is None or prescribed[0] > self._step)
 
     def _take(self, units: list[list[Rollout]]) -> None:
         """Send these to the trainer as micro-batches."""

@@ -22,7 +22,9 @@ def recovered(base: Experience, events: Iterable[e.AnyEvent]) -> Experience:
         match event:
             case e.Taken(step, rollouts):
                 base.prescribe(step, rollouts)  # a step redone before this crash had taken the same
-            case e.Trained() | e.Shelved() | e.Replayed() | e.Published() | e.Checkpointed():
+            case e.Published(version):
+                base.close(version)
+            case e.Trained() | e.Shelved() | e.Replayed() | e.Checkpointed():
                 pass
             case _:
                 base.apply(event)

@@ -18,8 +18,8 @@ from asyncrl.messages import Purpose
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """What `Experience.snapshot` gives and `Experience.of` takes. `sealings` and `judgements` are how many rollouts
-    were ever sealed and judged, `ordinals` how many groups were admitted of each purpose, `training` and
-    `prescribed` are of `Steps`, and the rest is as in `Experience`."""
+    were ever sealed and judged, `ordinals` how many groups were admitted of each purpose, `training`,
+    `prescribed` and `closed` are of `Steps`, and the rest is as in `Experience`."""
 
     ledger: Ledger
     version: int | None
@@ -37,4 +37,5 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     shelf: Shelf
     training: Takings
     prescribed: Takings
+    closed: int
     restarts: dict[int, int]

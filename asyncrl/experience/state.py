@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Self
 
 from asyncrl.experience import events as e
@@ -134,10 +134,10 @@ class Experience:
         """Training rollouts with a verdict that no step has taken, whether their groups are complete or not, the oldest first."""
         return [self._rollouts[rollout] for rollout in self._agenda.judged()]
 
-    def oldest(self) -> Group | None:
-        """The training group admitted first of those with a member that has not ended and that no step has taken."""
+    def oldest(self, but: Container[int] = ()) -> Group | None:
+        """The training group admitted first of those with a member that has not ended and that no step has taken, `but` for these."""
         for group in self._groups.values():
-            if group.purpose == "train" and any(m.step is None and m.status not in ENDED for m in group.members):
+            if group.purpose == "train" and any(m.step is None and m.status not in ENDED and m.id not in but for m in group.members):
                 return group
         return None
 
@@ -170,6 +170,7 @@ class Experience:
             groups=list(self._groups.values()),
             training=self._steps.training,
             prescribed=self._steps.prescribed,
+            closed=self._steps.closed,
             restarts=self.restarts,
         )
 
@@ -182,7 +183,7 @@ class Experience:
         self.next_group, self.next_rollout = written.next_group, written.next_rollout
         self._items, self._ordinals, self.restarts = written.items, written.ordinals, written.restarts
         self._sealings, self._judgements = written.sealings, written.judgements
-        self._steps = Steps(written.training, written.prescribed)
+        self._steps = Steps(written.training, written.prescribed, written.closed)
         self._groups = {group.id: group for group in written.groups}
         self._rollouts = {m.id: m for group in written.groups for m in group.members if m.status not in ENDED}
         self.groups_live = sum(group.purpose == "train" for group in written.groups)
@@ -216,6 +217,15 @@ class Experience:
                 if group.complete and not group.begun:
                     self._agenda.withdraw(group)
                 self._agenda.promise(group, rollout, step)
+
+    @property
+    def closed(self) -> int:
+        """The last version that was ever published. What a crash undid of the steps before it is made again exactly as it was."""
+        return self._steps.closed
+
+    def close(self, version: int) -> None:
+        """`version` was published before the crash."""
+        self._steps.closed = max(self._steps.closed, version)
 
     # ------------------------------------------------------------------------------------------------------------ apply
 

@@ -16,10 +16,12 @@ Takings = dict[int, list[list[int]]]
 
 
 class Steps(msgspec.Struct):
-    """`training`: what was taken for the steps whose version is not published. `prescribed`: what has to be taken again."""
+    """`training`: what was taken for the steps whose version is not published. `prescribed`: what has to be taken again. `closed`: the last
+    version that was ever published; the steps before it take what they had, and nothing else."""
 
     training: Takings = msgspec.field(default_factory=dict)
     prescribed: Takings = msgspec.field(default_factory=dict)
+    closed: int = 0
 
     @property
     def due(self) -> tuple[int, list[int]] | None:
@@ -54,6 +56,7 @@ class Steps(msgspec.Struct):
 
     def publish(self, version: int) -> None:
         """What the steps before `version` took is over."""
+        self.closed = max(self.closed, version)
         for step in [step for step in self.training if step < version]:
             del self.training[step]
 

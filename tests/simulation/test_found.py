@@ -54,3 +54,34 @@ def test_a_run_killed_whole_at_any_moment_goes_on(at: float) -> None:
     report = simulate(5, config=plain(5), faults=[Fault(at, "kill_everything", 1), Fault(at + 1.7, "kill_everything", 1)])
     assert report.ok, report.violation
     assert len(report.lives) >= 2 and report.lives[-1].ok
+
+
+ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rollouts_trained_alone_are_scored_before_their_version_ends_though_their_siblings_are_not_judged(seed: int) -> None:
+    config = plain(seed, train=ALONE, staleness={"max_lag": 2, "proximal": "boundary"})
+    report = simulate(seed, config=config, faults=[])
+    assert report.ok, report.violation
+    assert report.checks["baseline"] and len(report.lives) == 1
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_what_keeps_a_group_out_of_the_window_is_chosen_with_it_where_a_whole_step_is_chosen_at_once(window: int) -> None:
+    config = plain(1, train={"batch_groups": 3, "advantage": "reinforce_pp"}, staleness={"window": window, "max_lag": 2})
+    report = simulate(1, config=config, faults=[])
+    assert report.ok, report.violation
+    assert report.checks["window"] and len(report.lives) == 1
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("tokens", [0, 1000])
+def test_a_step_of_which_rollouts_were_left_out_is_closed_with_what_there_is_and_made_again_so(lag: int, tokens: int) -> None:
+    settings = {"train": ALONE | {"step_tokens": tokens}, "rollout": {"filter": "zero_variance"}, "staleness": {"max_lag": lag, "depth": 0}}
+    for seed in range(6):
+        config = plain(seed, **settings)
+        whole = simulate(seed, config=config, faults=[])
+        assert whole.ok and len(whole.lives) == 1, f"seed {seed}: {whole.violation}"
+        killed = simulate(seed, config=config, faults=[Fault(0.5 + 0.3 * seed, "kill_everything", seed)])
+        assert killed.ok and killed.lives[-1].ok, f"seed {seed}: {killed.violation}"
