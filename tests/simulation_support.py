@@ -11,11 +11,21 @@ from asyncrl.simulation.run import configured
 def plain(seed: int = 0, **sections: dict[str, object]) -> Config:
     """A run of which nothing is left to the seed."""
     settings: dict[str, dict[str, object]] = {
-        "task": {"eval_size": 3, "train_size": 1000},
+        "task": {"eval_size": 3, "train_size": 1000, "choice": "in_order"},
         "engine": {"slots": 4, "chunk_tokens": 4},
-        "rollout": {"actors": 2, "group_size": 3, "max_new_tokens": 20, "filter": "none", "attempts": 20},
-        "train": {"steps": 6, "batch_groups": 2, "checkpoint_every": 2},
-        "staleness": {"max_lag": 1, "depth": 1, "on_stale": "mask"},
+        "rollout": {
+            "actors": 2,
+            "group_size": 3,
+            "sizing": "fixed",
+            "k_min": 2,
+            "max_new_tokens": 20,
+            "filter": "none",
+            "mode": "in_flight",
+            "overprovision": 1.0,
+            "attempts": 20,
+        },
+        "train": {"steps": 6, "batch_groups": 2, "step_tokens": 0, "unit": "group", "advantage": "grpo", "checkpoint_every": 2},
+        "staleness": {"max_lag": 1, "depth": 1, "window": 0, "proximal": "behaviour", "on_stale": "mask"},
         "run": {"reward_actors": 2, "journal_ms": 20},
     }
     raw = msgspec.to_builtins(configured(seed))

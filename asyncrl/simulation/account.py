@@ -83,7 +83,8 @@ class Account:
 
     `cursor` is where the next prompt comes from, `again` are the stale groups whose prompts start again, with their items. `visits` says of
     each prompt what its groups earned: how many rewards and their sum, each earlier group counting half, and whether all of the last group
-    were right. `touched` are the rollouts that events named since it was last cleared.
+    were right. `kept` are the trained groups that may be trained again, with the last step that may, `replayed` the rollouts that each step
+    trains again. `touched` are the rollouts that events named since it was last cleared.
     """
 
     def __init__(self) -> None:
@@ -99,6 +100,8 @@ class Account:
         self.again: dict[int, int] = {}
         self.visits: dict[int, tuple[float, float, bool]] = {}
         self.steps: dict[int, Filling] = {}
+        self.kept: dict[int, tuple[int, list[Seen]]] = {}
+        self.replayed: dict[int, dict[int, Seen]] = {}
         self.published: int | None = None
         self.touched: set[int] = set()
 
@@ -203,6 +206,12 @@ class Account:
                     self.discarded[max(event.discarded, key=lambda reason: event.discarded[reason], default="empty")] += 1
                 self.rollouts.pop(event.rollout)
                 self.ended[event.rollout] = "trained"
+            case e.Shelved():
+                group = self.groups[event.group]
+                self.kept[event.group] = event.until, [self.rollouts[id] for id in sorted(group.steps)]
+            case e.Replayed():
+                for number in event.groups:
+                    self.replayed.setdefault(event.step, {}).update((seen.id, seen) for seen in self.kept.pop(number)[1])
             case e.Discarded():
                 self._end(event.rollout, event.reason)
             case e.Dropped():
@@ -215,6 +224,7 @@ class Account:
             case e.Published():
                 self.published = event.version
                 groups = dict(self.groups)
+                self.kept = {number: kept for number, kept in self.kept.items() if kept[0] >= event.version}
             case e.Checkpointed():
                 pass
         self._forget(groups.values())

@@ -14,13 +14,14 @@ from asyncrl.simulation.account import Account, Filling, Seen
 
 
 class Allowed:
-    """The rules, for the run as it stands: its account, the versions `here` that are published in this life, and the `version` that
-    training started from in it."""
+    """The rules, for the run as it stands: its account, the weights of each version there is (`lineage`), the versions `here` that are
+    published in this life, and the `version` that training started from in it."""
 
     config: Config
     account: Account
     here: set[int]
     version: int
+    lineage: dict[int, int]
 
     @property
     def max_lag(self) -> int:
@@ -38,13 +39,18 @@ class Allowed:
         return self.account.groups_live if self.config.train.unit == "group" else self.account.rollouts_live
 
     @property
+    def cap(self) -> int:
+        """Groups that may be live where none is filtered."""
+        groups = self.config.train.batch_groups
+        return self.config.staleness.depth * groups + math.ceil(self.config.rollout.overprovision * groups)
+
+    @property
     def most(self) -> int:
         """Groups that may be live. Where a filter leaves some out, others are started for them, as far as lag and a factor of 4 allow."""
-        rollout, train, staleness = self.config.rollout, self.config.train, self.config.staleness
-        most = staleness.depth * train.batch_groups + math.ceil(rollout.overprovision * train.batch_groups)
-        if rollout.filter == "none" or train.unit == "rollout":
-            return most
-        return min(4 * most, max(most, (self.max_lag + 1) * train.batch_groups - max(0, staleness.window - 1)))
+        train, staleness = self.config.train, self.config.staleness
+        if self.config.rollout.filter == "none" or train.unit == "rollout":
+            return self.cap
+        return min(4 * self.cap, max(self.cap, (self.max_lag + 1) * train.batch_groups - max(0, staleness.window - 1)))
 
     @property
     def worst_lag(self) -> int:
@@ -60,18 +66,28 @@ class Allowed:
         return [list(members) for _, members in groupby(rollouts, lambda seen: seen.group.event.group)]
 
     def full(self, filling: Filling, more: Sequence[Seen] = ()) -> bool:
-        """Whether a step that has taken all this has what it needs."""
-        train = self.config.train
-        count = len(filling.groups | {seen.group.event.group for seen in more}) if train.unit == "group" else filling.rollouts + len(more)
+        """Whether a step that has taken all this has as much as it needs."""
+        train, count = self.config.train, self._count(filling, more)
         if train.step_tokens:
             tokens = filling.tokens + sum(len(seen.versions) for seen in more)
-            return tokens >= train.step_tokens or count >= self.per_group * self.most
+            return tokens >= train.step_tokens or count >= self.per_group * self.cap
         return count >= self.per_group * train.batch_groups
+
+    def closes(self, filling: Filling) -> bool:
+        """Whether it is closed with what it has: it is full, or has all there is and no group more may be live."""
+        alone = not self.account.rollouts_untaken and self._count(filling) > self.per_group * (self.cap - 1)
+        return self.full(filling) or alone
+
+    def _count(self, filling: Filling, more: Sequence[Seen] = ()) -> int:
+        if self.config.train.unit == "rollout":
+            return filling.rollouts + len(more)
+        return len(filling.groups | {seen.group.event.group for seen in more})
 
     @property
     def open_step(self) -> int:
         """The step that takes next."""
-        return max([self.version, *(step + self.full(filling) for step, filling in self.account.steps.items())])
+        begun = max(self.account.steps, default=-1)
+        return max(self.version, max(self.lineage), begun + (begun >= 0 and self.closes(self.account.steps[begun])))
 
     def rests_for(self) -> int | None:
         """The version that has to be published before anything is generated again; None where generation goes on."""

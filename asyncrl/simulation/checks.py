@@ -157,8 +157,10 @@ def taken(w: Witness, event: e.Taken) -> None:
         newest = max(seen.versions, default=0)
         w.hold("order", newest <= event.step, "rollout {} was taken for step {}, and has tokens of {}", seen.id, event.step, newest)
     units = w.units(taking)
+    chosen = set[int]()
     for unit in units:
-        _may_be_taken(w, unit, event)
+        _may_be_taken(w, unit, event, chosen)
+        chosen.update(seen.id for seen in unit)
     if w.prescribed:
         due = w.prescribed.pop(0)
         w.hold("redo", due == (event.step, event.rollouts), "{} was taken, and {} had to be taken again", event, due)
@@ -172,7 +174,7 @@ def taken(w: Witness, event: e.Taken) -> None:
     w.hold("order", not before, "step {} took {} when it had what it needs", event.step, [seen.id for seen in units[-1]])
 
 
-def _may_be_taken(w: Witness, unit: list[Seen], event: e.Taken) -> None:
+def _may_be_taken(w: Witness, unit: list[Seen], event: e.Taken, chosen: set[int]) -> None:
     config, group = w.config, unit[0].group
     if config.train.unit == "group":
         members = w.account.members(group)
@@ -186,7 +188,7 @@ def _may_be_taken(w: Witness, unit: list[Seen], event: e.Taken) -> None:
         w.hold("whole", others >= config.rollout.k_min, "rollout {} was taken with {} others judged", unit[0].id, others)
     w.hold("lag", not w.stale(unit, event.step), "rollouts {} were taken for step {}, and are stale", [s.id for s in unit], event.step)
     if window := config.staleness.window:
-        oldest = w.account.oldest()
+        oldest = w.account.oldest(chosen)
         last = group.ordinal if oldest is None else oldest.ordinal + window - 1
         w.hold("window", group.ordinal <= last, "group {} was taken, the {}th; it goes to the {}th", group.event.group, group.ordinal, last)
         if not config.train.step_tokens:
@@ -205,10 +207,10 @@ def _in_order(w: Witness, units: list[list[Seen]], event: e.Taken) -> None:
             return group.ordinal, unit[0].id
         return min(seen.oldest for seen in unit), unit[0].id if w.config.train.unit == "rollout" else group.event.group
 
+    if w.config.staleness.window and not in_turn:
+        return  # what may be taken changes with what leaves, and with what is chosen
     ages = [age(unit) for unit in units]
     w.hold("order", ages == sorted(ages), "step {} takes {} in another order", event.step, event.rollouts)
-    if w.config.staleness.window and not in_turn:
-        return  # what may be taken changes with what leaves
     chosen = {seen.id for unit in units for seen in unit}
     for group in w.account.groups.values():
         complete = w.account.complete(group)
@@ -238,6 +240,26 @@ def trained(w: Witness, event: e.Trained) -> None:
     fresh = sum(step - version <= w.max_lag for version in seen.versions)
     stale = {"stale": len(seen.versions) - fresh} if fresh < len(seen.versions) else {}
     w.hold("ledger", (event.trained, event.discarded) == (fresh, stale), "rollout {}: {} and not {} {}", seen.id, event, fresh, stale)
+
+
+def shelved(w: Witness, event: e.Shelved) -> None:
+    group = w.account.groups.get(event.group)
+    w.hold("once", group is not None and event.group not in w.account.kept, "{} keeps what is not there, or is kept", event)
+    if group is not None:
+        taken = set(group.steps) == set(group.rewards)
+        w.hold("whole", taken and len(set(group.rewards.values())) > 1, "{} keeps {} of {}", event, group.steps, group.rewards)
+        oldest = min(seen.oldest for seen in w.account.members(group))
+        most = w.config.staleness.max_lag
+        w.hold("lag", event.until - oldest <= most, "{} is of version {}, and its lag would be too large", event, oldest)
+
+
+def replayed(w: Witness, event: e.Replayed) -> None:
+    groups = set(event.groups)
+    w.hold("once", len(groups) == len(event.groups) and groups <= w.account.kept.keys(), "{} trains again what is not kept", event)
+    w.hold("order", len(groups) <= w.config.train.replay_groups, "{} are too many", event)
+    w.hold("order", event.step == max(w.lineage), "step {} trains again, and version {} is the last", event.step, max(w.lineage))
+    late = [number for number in groups & w.account.kept.keys() if w.account.kept[number][0] < event.step]
+    w.hold("lag", not late, "step {} trains groups {} again, whose time is over", event.step, late)
 
 
 def discarded(w: Witness, event: e.Discarded) -> None:
@@ -309,6 +331,8 @@ CHECKS: dict[type, Callable[[Witness, Any], None]] = {
     e.JudgedAs: judged,
     e.Taken: taken,
     e.Trained: trained,
+    e.Shelved: shelved,
+    e.Replayed: replayed,
     e.Discarded: discarded,
     e.Dropped: dropped,
     e.Published: published,

@@ -55,6 +55,7 @@ def compare_all(w: Witness, invariant: str) -> None:
     w.hold(invariant, live[0] == live[1], "groups {} are live, not {}", *live)
     cursor = theirs.history.cursor
     w.hold(invariant, mine.cursor == cursor, "the next prompt is looked for from {} on, not from {}", mine.cursor, cursor)
+    w.hold(invariant, list(mine.kept) == list(theirs.shelf.kept), "groups {} are kept, not {}", list(mine.kept), list(theirs.shelf.kept))
     w.hold(invariant, mine.again == theirs.restarts, "{} start again, not {}", mine.again, theirs.restarts)
     due = {id for _, rollouts in w.prescribed for id in rollouts}
     begun = {n for n, group in mine.groups.items() if group.steps or not due.isdisjoint(group.members)}

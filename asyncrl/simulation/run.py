@@ -4,6 +4,7 @@ violation."""
 from __future__ import annotations
 
 import logging
+import math
 import random
 import re
 from collections import Counter
@@ -70,28 +71,59 @@ class Report:
         return self.violation is None
 
 
+AHEAD = ((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (4, 2))
+"""max_lag and depth."""
+
+
 def configured(seed: int) -> Config:
     """A small run, of a shape that the seed draws."""
     draw = random.Random(f"config/{seed}")
-    max_lag, depth = draw.choice(((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (4, 2)))
+    max_lag, depth = draw.choice(AHEAD)
+    unit = draw.choice(("group", "group", "rollout"))
+    batch_groups, group_size = draw.choice((1, 2, 3)), draw.choice((2, 3)) + (unit == "rollout")
+    exact = not max_lag and draw.random() < 0.8  # nothing but the seed has a say in the weights
+    overprovision = 1.0 if exact else draw.choice((1.0, 1.0, 1.5, 2.0))
+    free = max_lag and draw.random() < 0.5  # of the order of admission, for as many groups as max_lag allows
+    most = depth * batch_groups + math.ceil(overprovision * batch_groups)
+    window = max(0, (max_lag + 1) * batch_groups - most + 1) if free else 0
     settings: dict[str, dict[str, object]] = {
-        "task": {"eval_size": draw.choice((0, 3)), "train_size": draw.choice((7, 1000)), "verdict_s": 2.0},
+        "task": {
+            "eval_size": draw.choice((0, 3)),
+            "train_size": draw.choice((7, 1000)),
+            "verdict_s": 2.0,
+            "choice": "in_order" if exact else draw.choice(("in_order", "in_order", "unsolved", "difficulty")),
+        },
         "engine": {"kind": "scripted", "slots": draw.choice((2, 4, 8)), "chunk_tokens": draw.choice((2, 4)), "context_tokens": 64},
         "rollout": {
             "actors": draw.choice((1, 2, 3)),
-            "group_size": draw.choice((2, 3)),
+            "group_size": group_size,
+            "group_size_max": group_size + draw.choice((0, 2)),
+            "sizing": "fixed" if exact or unit == "rollout" else draw.choice(("fixed", "fixed", "difficulty")),
+            "k_min": draw.choice((1, 2)) if unit == "rollout" else draw.choice((1, 2, 2)),
             "max_new_tokens": draw.choice((8, 20)),
             "filter": draw.choice(("none", "none", "zero_variance")),
+            "mode": draw.choice(("in_flight", "in_flight", "batch")),
+            "overprovision": overprovision,
             "attempts": draw.choice((3, 20)),
         },
         "train": {
             "steps": draw.choice((4, 6)),
-            "batch_groups": draw.choice((1, 2, 3)),
+            "batch_groups": batch_groups,
+            "step_tokens": draw.choice((0, 0, 0, 10, 40)) if max_lag else 0,
+            "unit": unit,
+            "advantage": "first_k" if unit == "rollout" else draw.choice(("grpo", "grpo", "reinforce_pp")),
+            "replay_groups": draw.choice((0, 0, 0, 1)) if unit == "group" and not exact else 0,
             "eval_every": 2,
             "checkpoint_every": draw.choice((1, 2, 2, 0)),
             "micro_tokens": draw.choice((64, 128)),
         },
-        "staleness": {"max_lag": max_lag, "depth": depth, "on_stale": draw.choice(("mask", "recycle", "drop", "train"))},
+        "staleness": {
+            "max_lag": max_lag,
+            "depth": depth,
+            "window": window,
+            "proximal": draw.choice(("behaviour", "behaviour", "boundary")),
+            "on_stale": draw.choice(("mask", "recycle", "drop", "train")),
+        },
         "publication": {"deadline_s": 4.0},
         "run": {
             "stall_s": 60.0,
@@ -213,7 +245,9 @@ def _judge(world: World, source: Prompts) -> None:
     done = last == config.train.steps or "used up" in world.lives[-1].reason
     witness.hold("liveness", done, "the run is over after {} of {} steps: {}", last, config.train.steps, world.lives[-1].reason)
     lost = {reason: count for reason, count in witness.account.discarded.items() if reason != "evaluation"}
-    if config.staleness.max_lag == config.staleness.depth == 0 and not lost:
+    task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
+    plain = task.choice == "in_order" and rollout.sizing == "fixed" and rollout.overprovision == 1.0 and not train.replay_groups
+    if staleness.max_lag == staleness.depth == 0 and plain and not lost:
         steps = prompts_of(last, config.train.batch_groups, world.prompts().train_item)
         due = policy.synchronous(world.seed, steps, config.rollout.group_size, config.rollout.max_new_tokens)
         made = [witness.lineage[version] for version in range(last + 1)]

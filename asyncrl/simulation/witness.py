@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _encode = msgspec.msgpack.Encoder().encode
 _event: msgspec.msgpack.Decoder[e.AnyEvent] = msgspec.msgpack.Decoder(e.AnyEvent)
 _snapshot = msgspec.msgpack.Decoder(Snapshot)
-_TRAINING = (e.Taken, e.Trained, e.Published, e.Checkpointed)
+_TRAINING = (e.Taken, e.Trained, e.Shelved, e.Replayed, e.Published, e.Checkpointed)
 
 FOLD_EVERY = 16
 """Steps of tasks with events between two comparisons of the whole state with a fold of its events."""
@@ -76,6 +76,7 @@ class Witness(Allowed):
         self.here: set[int] = set()  # versions published in this life
         self.prescribed: list[tuple[int, list[int]]] = []  # what a crash undid, and has to be taken again
         self.version = 0  # that training started from in this life
+        self.closed = 0  # the last version that was published when it began
         self.bound = 0  # units that may be live
         self.leased_at: dict[int, float] = {}
         self._back: list[tuple[str, int, str]] = []  # leases that ended at the present moment: whose, their number, the reason
@@ -117,9 +118,11 @@ class Witness(Allowed):
         self.keys.clear()
         self._asked.clear()
         self.answered = None
-        self.keys.update((seen.id, seen.key) for seen in self.account.rollouts.values())
+        kept = [seen for _, members in self.account.kept.values() for seen in members]
+        self.keys.update((seen.id, seen.key) for seen in [*self.account.rollouts.values(), *kept])
         self.delivered = self.account.tokens
         self.book = book
+        self.closed = max((event.version for event in self.events if isinstance(event, e.Published)), default=0)
         self.version, self.bound = version, max(self.most * self.per_group, self.live)
         for step, rollouts in self.prescribed:
             self.hold("redo", step >= version, "step {} is prescribed, but training starts from version {}", step, version)
@@ -237,13 +240,14 @@ class Witness(Allowed):
         """The learner is given this."""
         at = place = 0
         self.hold("order", batch.step == max(self.lineage), "step {} is given to a trainer of version {}", batch.step, max(self.lineage))
-        handed = self._handed.setdefault(batch.step, {})
+        handed, again = self._handed.setdefault(batch.step, {}), self.account.replayed.get(batch.step, {})
         for sample in batch.samples:
-            seen = self.account.rollouts.get(sample.rollout)
+            seen = self.account.rollouts.get(sample.rollout) or again.get(sample.rollout)
             if seen is None:
                 return self.violated("once", f"rollout {sample.rollout} is trained, and was {self.account.ended.get(sample.rollout)}")
             before = [version for version, trained in self.trained_by.items() if seen.id in trained]
-            self.hold("once", not before and seen.id not in handed, "rollout {} is trained twice: it is in version {}", seen.id, before)
+            once = seen.id not in handed and (seen.id in again or not before)
+            self.hold("once", once, "rollout {} is trained twice: it is in version {}", seen.id, before)
             prompt, end = 4 * sample.prompt_tokens, 4 * (sample.prompt_tokens + sample.response_tokens)
             size = 4 * sample.response_tokens
             whole = (
@@ -287,13 +291,17 @@ class Witness(Allowed):
         """The learner made a version."""
         before = self._before.pop(version, weights)
         dependent = any(version in seen.versions for seen in self.account.rollouts.values())
-        self.hold("redo", before == weights or not dependent, "version {} was made again, and is another; tokens of it are live", version)
+        free = version > self.closed and not dependent
+        self.hold("redo", before == weights or free, "version {} was made again, and is another; tokens of it are live", version)
         begun = not self.here or version - 1 in self.here
         self.hold("order", begun, "version {} was made before engines had version {}, which it starts from", version, version - 1)
-        self.trained_by[version] = set(self._handed.pop(version - 1, {}))
+        again = set(self.account.replayed.get(version - 1, {}))
+        handed = set(self._handed.pop(version - 1, {}))
+        self.hold("once", again <= handed, "version {} was to be trained on {} again, and had {}", version, again, handed)
+        self.trained_by[version] = handed - again
         filling = self.account.steps.get(version - 1, Filling())
         over = self.train_item(self.account.cursor) is None and not (self.account.again or self.account.rollouts_untaken)
-        enough = self.full(filling) or (filling.rollouts > 0 and over)
+        enough = self.closes(filling) or version <= self.closed or (filling.rollouts > 0 and over)
         self.hold("order", enough, "version {} was made from {} rollouts with {} tokens", version, filling.rollouts, filling.tokens)
         taken = {seen.id for seen in self.account.rollouts.values() if seen.step == version - 1}
         self.hold("order", taken == self.trained_by[version], "version {} has {}, not {}", version, self.trained_by[version], taken)
