@@ -1,0 +1,59 @@
+"""What the settings of flow say about each other. Invariant: what passes here starts nothing that can never be trained, and a window that
+passes keeps the bound that it is set for.
+
+Every rule names the keys that contradict each other and what to do about it, as `rules.contradictions` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.config.schema import Config
+from staleness.admission import most_live, worst_lag
+
+FACTOR = 4
+"""For one group that is needed at most so many are started, however few pass the filter."""
+Contradictions = Iterator[tuple[tuple[str, ...], str]]
+
+
+def flow_contradictions(config: Config) -> Contradictions:
+    """Those of depth, window, lag, over-provisioning, group sizes and filters."""
+    rollout, train, staleness = config.rollout, config.train, config.staleness
+    bounded = staleness.on_stale != "train"
+    if staleness.depth > staleness.max_lag and bounded:
+        yield (
+            ("staleness.depth", "staleness.max_lag"),
+            "generation that far ahead is too old before it is trained: lower depth to max_lag, raise max_lag, or set on_stale to train",
+        )
+    elif staleness.on_stale == "drop" and staleness.window and (lag := _lag(config, staleness.window)) > staleness.max_lag:
+        widest = _widest(config)
+        remedy = f"set window to {widest} or less" if widest else "lower depth or overprovision"
+        yield (
+            ("staleness.window", "staleness.max_lag", "staleness.on_stale"),
+            f"a group may wait behind so many others that its lag is {lag}, and would be dropped: {remedy}, or set max_lag to {lag}",
+        )
+    if staleness.max_lag == 0 and bounded and rollout.overprovision > 1:
+        yield (
+            ("rollout.overprovision", "staleness.max_lag"),
+            "what a step does not need would be too old for the next: set overprovision to 1, or raise max_lag",
+        )
+    if train.unit == "rollout" and staleness.on_stale == "recycle":
+        yield (
+            ("train.unit", "staleness.on_stale"),
+            "a prompt cannot start again while rollouts of it are trained: set unit to group, or on_stale to mask or drop",
+        )
+    if rollout.sizing == "difficulty" and rollout.group_size_max < rollout.group_size:
+        yield (
+            ("rollout.group_size_max", "rollout.group_size"),
+            "hard prompts would get fewer rollouts than others: raise group_size_max",
+        )
+
+
+def _widest(config: Config) -> int:
+    """The widest window that keeps lag within max_lag; 0 where none does."""
+    staleness, batch = config.staleness, config.train.batch_groups
+    return max(0, (staleness.max_lag + 1) * batch - most_live(staleness.depth, batch, config.rollout.overprovision) + 1)
+
+
+def _lag(config: Config, window: int) -> int:
+    return worst_lag(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision, window)
