@@ -215,12 +215,14 @@ class MicroBatch(Message, frozen=True):
 
 class Anchor(Message, frozen=True):
     """Coordinator to trainer, before the step is closed (`proximal = boundary`): score what was sampled under the version there is, and
-    under the one before, and keep it for when it is trained. `live` are all the rollouts whose scores may still be asked for; the others'
-    are forgotten. Buffer 0: `int32` ids, for each sample its prompt and then what there is of its response."""
+    late under earlier ones, and keep it for when it is trained. `live` are all the rollouts whose scores may still be asked for; the
+    others' are forgotten. `oldest` is the oldest version that more tokens may come of: its weights and those since are held. None: that
+    of the step. Buffer 0: `int32` ids, for each sample its prompt and then what there is of its response."""
 
     step: int
     samples: list[Sample]
     live: list[int]
+    oldest: int | None = None
 
 
 class TokenCount(Part, frozen=True):

@@ -3,7 +3,8 @@ version or NaN; no other version stands in for it here.
 
 Two ways lead there. With the weights of every version that may be asked for, a token is scored when it is trained (`snapshot`). Or it is
 scored just before its version ends, by the learner's own model, and the score is kept until it is trained (`boundary`): four bytes a token
-of the rollouts that live, and the weights of one version, for what was sampled under it and came too late.
+of the rollouts that live. For what came too late the weights of that version are held, and of those that engines have not left yet: of one,
+where a publication takes less than a step.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ _ROLLOUTS, _LENGTHS, _SCORES, _WEIGHTS = "rollouts", "lengths", "scores", "weigh
 
 
 class Past:
-    """Scores of rollouts by their number, each float32 from the first response token on, and the weights of the newest `most` versions."""
+    """Scores of rollouts by their number, each float32 from the first response token on, and the weights of `most` versions at most."""
 
     def __init__(self, model: PreTrainedModel, temperature: float, most: int) -> None:
         self.snapshots = Snapshots(model, most)
         self._model, self._temperature = model, temperature
         self._scores: dict[int, NDArray[np.float32]] = {}
+        self._trained: set[int] = set()  # in this step: whether they are to be trained again is not said yet
+        self._oldest = -1
 
     @property
     def rollouts(self) -> list[int]:
@@ -53,11 +56,19 @@ class Past:
                         scores[part.tokens] = log_probabilities(self._model, part, self._temperature).cpu()
                 late = torch.ones_like(now)
                 scores[rectangle.tokens] = self.completed(scores[rectangle.tokens], rectangle, of_token[rectangle.tokens], late)
-            pieces = torch.split(scores, [sample.response_tokens for sample in message.samples])
-            for sample, piece in zip(message.samples, pieces, strict=True):
-                self._scores[sample.rollout] = piece.numpy().copy()
-        live = set(message.live)
+            self._keep(message.samples, scores)
+        live = self._trained.union(message.live)
+        self._oldest = version if message.oldest is None else min(version, message.oldest)
         self._scores = {rollout: scores for rollout, scores in self._scores.items() if rollout in live}
+
+    def remember(self, samples: Sequence[Sample], scores: Tensor) -> None:
+        """Keep what training has found out of rollouts that may be trained again: their scores, float32 [tokens], NaN where unknown."""
+        self._keep(samples, scores)
+        self._trained.update(sample.rollout for sample in samples)
+
+    def _keep(self, samples: Sequence[Sample], scores: Tensor) -> None:
+        for sample, piece in zip(samples, torch.split(scores, [sample.response_tokens for sample in samples]), strict=True):
+            self._scores[sample.rollout] = piece.numpy().copy()
 
     def known(self, samples: Sequence[Sample]) -> Tensor:
         """The scores that are kept of the samples' response tokens, float32 [tokens], NaN where there is none."""
@@ -78,8 +89,10 @@ class Past:
         return scores
 
     def close(self, version: int) -> None:
-        """Hold the weights of `version`, which the model is now and soon no more."""
+        """Hold the weights of `version`, which the model is now and soon no more, and release those that no more tokens come of."""
         self.snapshots.keep(version, self._model)
+        self.snapshots.release(self._oldest - 1)
+        self._trained.clear()
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""

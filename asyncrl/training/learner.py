@@ -52,7 +52,7 @@ class Learner:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, foreach=True
         )
-        most = {"boundary": 1, "snapshot": staleness.max_lag}.get(staleness.proximal)
+        most = {"boundary": max(1, staleness.max_lag), "snapshot": staleness.max_lag}.get(staleness.proximal)
         self.past = None if most is None else Past(model, temperature, most)
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._weighted = ratios_weigh(train, staleness)
@@ -85,6 +85,8 @@ class Learner:
         fates = torch.empty_like(tensors.owner)
         for rectangle in tensors.rectangles:
             fates[rectangle.tokens] = self._add(tensors, rectangle, advantage, trainable, scores).cpu()
+        if self.past and scores is not None and self._train.replay_groups and self._staleness.proximal == "boundary":
+            self.past.remember(batch.samples, scores)
         table = torch.zeros(len(batch.samples), len(self._reasons), dtype=torch.int64)
         table.index_put_((tensors.owner, fates), torch.ones_like(fates), accumulate=True)
         return [
@@ -147,6 +149,7 @@ class Learner:
                 assert self.past is not None and scores is not None
                 found = self.past.completed(scores[rectangle.tokens], rectangle, batch.version[rectangle.tokens], arrived.cpu())
                 found = proximal.scored(found.to(current.device), current, lag)
+                scores[rectangle.tokens] = found.cpu()
                 unknown = torch.isnan(found)
                 return torch.where(unknown, current.detach(), found), int((unknown & arrived).sum())
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -68,19 +69,20 @@ class Story:
         of_version = {v: alone(models[v], rollout, 1.0).detach().numpy() for v in set(self.versions[rollout.number])}
         return np.array([of_version[v][t] for t, v in enumerate(self.versions[rollout.number])])
 
-    def anchor(self, step: int) -> tuple[Anchor, tuple[bytes]]:
-        """What is known of the rollouts of later steps when `step` is closed: the last tokens of its version are still on their way."""
+    def anchor(self, step: int, behind: int = 0, oldest: int | None = None) -> tuple[Anchor, tuple[bytes]]:
+        """What is known of the rollouts of later steps when `step` is closed: the last tokens of its version are still on their way, and
+        all those of the `behind` versions up to it."""
         samples, ids = [], list[int]()
         living = [r for members in self.steps[step + 1 :] for r in members]
         for rollout in living:
             of_token = self.versions[rollout.number]
-            known = sum(v <= step for v in of_token)
-            known -= min(self.late[rollout.number], of_token.count(step))
+            known = sum(v <= step - behind for v in of_token)
+            known -= min(self.late[rollout.number], of_token.count(step - behind))
             part = Rollout(rollout.number, rollout.group, math.nan, rollout.prompt, rollout.response[:known])
             part.spans = [Span(s.version, s.start, min(s.end, known)) for s in rollout.spans if s.start < known]
             samples.append(part.sample)
             ids += part.prompt + part.response
-        return Anchor(step, samples, [r.number for r in living]), (np.array(ids, np.int32).tobytes(),)
+        return Anchor(step, samples, [r.number for r in living], oldest), (np.array(ids, np.int32).tobytes(),)
 
 
 def proximal(kind: str, story: Story, rollout: Rollout, models: Sequence[PreTrainedModel], current: np.ndarray) -> np.ndarray:
@@ -125,8 +127,11 @@ def frozen(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model).double().requires_grad_(False)
 
 
-def train(learner: Learner, story: Story, steps: Sequence[int], models: list[PreTrainedModel]) -> list[tuple[Gradient, dict[str, float]]]:
-    """Steps with their anchors; each in two micro-batches. `models` gets every version."""
+def train(
+    learner: Learner, story: Story, steps: Sequence[int], models: list[PreTrainedModel], behind: int = 0, said: bool = False
+) -> list[tuple[Gradient, dict[str, float]]]:
+    """Steps with their anchors, `behind` versions; each in two micro-batches. `models` gets every version. With `said` the trainer knows
+    which versions tokens may still come of."""
     seen: list[tuple[Gradient, dict[str, float]]] = []
     for step in steps:
         gradient: Gradient = {}
@@ -139,8 +144,8 @@ def train(learner: Learner, story: Story, steps: Sequence[int], models: list[Pre
         hook = learner.optimizer.register_step_pre_hook(see)
         learner.accumulate(*micro_batch(every[:2], every, step))
         learner.accumulate(*micro_batch(every[2:], every, step, 1))
-        if learner.past and learner.past.snapshots.most == 1:
-            learner.anchor(*story.anchor(step))
+        if learner._staleness.proximal == "boundary":
+            learner.anchor(*story.anchor(step, behind, max(0, step - behind) if said else None))
         seen.append((gradient, learner.step()))
         hook.remove()
     return seen
@@ -182,6 +187,45 @@ def test_scored_before_its_end_or_after_it_a_version_is_the_same() -> None:
     assert snapshot.past and snapshot.past.snapshots.versions == [1, 2, 3]
     for one, other in zip(boundary.model.parameters(), snapshot.model.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
+
+
+def test_weights_are_held_until_no_more_tokens_come_of_them() -> None:
+    """Engines that are two publications behind: what they sample is heard of two steps after its version."""
+    learners = {said: Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0) for said in (False, True)}
+    seen = {said: train(learner, Story(6), range(STEPS), [], behind=2, said=said) for said, learner in learners.items()}
+    assert sum(metrics["unanchored"] for _, metrics in seen[False]) > 0
+    assert sum(metrics["unanchored"] for _, metrics in seen[True]) == 0
+    snapshot = Learner(build("qwen3"), TRAIN, settings("snapshot"), 1.0)
+    train(snapshot, Story(6), range(STEPS), [])
+    for one, other in zip(learners[True].model.parameters(), snapshot.model.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-6)
+    assert (past := learners[True].past) and past.snapshots.versions == [1, 2, 3]
+
+
+def replay(kind: str, kept: bool) -> tuple[Learner, dict[str, float]]:
+    """Two steps, and a third one on the rollouts of the first."""
+    story, models = Story(8), list[PreTrainedModel]()
+    learner = Learner(build("qwen3"), msgspec.structs.replace(TRAIN, replay_groups=1), settings(kind), 1.0)
+    for step, trained in enumerate((0, 1, 0)):
+        models.append(frozen(learner.model))
+        every = story.steps[trained] if step == 2 else story.sampled(trained, models)
+        learner.accumulate(*micro_batch(every, every, step))
+        message, buffers = story.anchor(step)
+        shelf = [r.number for r in story.steps[0]] if kept and step else []
+        if kind == "boundary":
+            learner.anchor(msgspec.structs.replace(message, live=message.live + shelf), buffers)
+        metrics = learner.step()
+    return learner, metrics
+
+
+def test_what_is_trained_again_has_the_scores_of_its_own_version() -> None:
+    """Tokens of lag 0 are not asked for before their step, and are of a past version when they are replayed."""
+    (boundary, found), (snapshot, expected) = replay("boundary", kept=True), replay("snapshot", kept=True)
+    assert found["unanchored"] == expected["unanchored"] == 0
+    for one, other in zip(boundary.model.parameters(), snapshot.model.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-6)
+    _, forgotten = replay("boundary", kept=False)
+    assert forgotten["unanchored"] > 0
 
 
 def test_scores_of_rollouts_that_do_not_live_are_forgotten() -> None:
