@@ -231,7 +231,8 @@ class Training:
         return self._book.experience.groups[rollout.group].prompt_tokens + rollout.tokens
 
     def _anchor(self) -> None:
-        """Have the trainer score, while it holds the version, what was sampled under it, and late under the one before."""
+        """Have the trainer score, while it holds the version, what was sampled under it, and late under those before. Engines may still
+        be at the version published last."""
         untaken = [rollout for rollout in self._book.experience.rollouts.values() if self._to_train(rollout)]
         self._anchored = {rollout.id: self._anchored.get(rollout.id, 0) for rollout in untaken}
         due = [rollout for rollout in untaken if self._scorable(rollout) > self._anchored[rollout.id]]
@@ -240,7 +241,7 @@ class Training:
         for batch in batches or [[]]:
             ids = b"".join(self._book.experience.groups[rollout.group].prompt + rollout.ids for rollout in batch)
             samples = [self._sample(rollout) for rollout in batch]
-            self.trainer.send(Anchor(self._step, samples, live), ids)
+            self.trainer.send(Anchor(self._step, samples, live, self._book.experience.version or 0), ids)
             self._anchored |= {rollout.id: self._scorable(rollout) for rollout in batch}
 
     def _scorable(self, rollout: Rollout) -> int:

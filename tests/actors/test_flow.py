@@ -233,6 +233,7 @@ async def test_the_trainer_is_given_what_it_has_to_score_before_each_step_ends(a
         for sample in message.samples:
             scored.setdefault(message.step, {})[sample.rollout] = sample.response_tokens
             assert sample.rollout in message.live
+        assert message.oldest is not None and message.oldest <= message.step
     assert set(scored) and max(len(found) for found in scored.values()) > 1
     known = Counter[int]()
     for step in sorted(scored):
