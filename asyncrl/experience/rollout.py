@@ -195,6 +195,10 @@ class Group(msgspec.Struct):
         """What the rewards are made of, in the order of `scored`; empty lists where verifiers give one reward."""
         return [member.verdict.parts for member in self.members if isinstance(member.verdict, Scored)]
 
+    def comparable(self, verdict: Scored) -> bool:
+        """Whether a verdict is made of as many rewards as those that there are."""
+        return all(len(parts) == len(verdict.parts) for parts in self.parts)
+
     def others(self, rollout: Rollout) -> list[float]:
         """The rewards of the members other than this one, the first judged first, whatever became of them since."""
         scored = sorted((member.judged, member.verdict.reward) for member in self.members
