@@ -273,7 +273,7 @@ class World(RuleBasedStateMachine):
         for rollout in self.experience.taken()[:how_many]:
             group = self.experience.groups[rollout.group]
             if how_many % 2 == 0 and group.id not in self.experience.shelf.kept:
-                self.apply(e.Shelved(group.id, (rollout.step or 0) + 1))
+                self.apply(e.Shelved(group.id, max(member.step for member in group.members if member.step is not None) + 1))
             step = rollout.step
             assert step is not None
             mask = fresh_mask(rollout.spans, step, MAX_LAG)

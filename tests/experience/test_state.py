@@ -323,6 +323,8 @@ ONE = (ints(1), floats(-1))
         (e.JudgedAs(4, Scored(1.0)), "is judged, not sealed"),
         (e.JudgedAs(3, Scored(float("nan"))), "no verdict"),
         (e.JudgedAs(3, Scored(float("inf"))), "no verdict"),
+        (e.JudgedAs(3, Scored(1.0, [0.5, float("nan")])), "no verdict"),
+        (e.JudgedAs(3, Scored(1.0, [0.5, 0.5])), "by 2 rewards, and others of its group were not"),
         (e.Taken(2, [3]), "is sealed, not judged"),
         (e.Taken(2, [6, 6]), "each once"),
         (e.Taken(2, [6, 7, 7]), "each once"),
