@@ -122,7 +122,8 @@ def _proximal(config: Config, live: int) -> str:
         "recompute": "of the step itself",
         "loglinear": "guessed between behaviour and current",
         "snapshot": f"of the version that sampled; the trainer's memory holds ≤ {config.staleness.max_lag} more copies of the weights",
-        "boundary": "of the version that sampled; the trainer's memory holds one more copy of the weights, and "
+        "boundary": "of the version that sampled; the trainer's memory holds one more copy of the weights for each version that engines "
+        f"have not left, ≤ {max(1, config.staleness.max_lag)} and mostly 1, and "
         f"≤ {size(4 * live * config.rollout.max_new_tokens)} of scores",
     }[config.staleness.proximal]
 

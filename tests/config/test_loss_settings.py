@@ -254,7 +254,7 @@ def test_a_contradiction_shows_the_list_as_it_is_written() -> None:
         (["staleness.proximal=recompute", "train.objective=reinforce"], "of the step itself"),
         (["staleness.proximal=loglinear"], "guessed between behaviour and current"),
         (["staleness.proximal=snapshot", "staleness.max_lag=7"], "≤ 7 more copies of the weights"),
-        (["staleness.proximal=boundary"], "one more copy of the weights, and ≤ 32.0 KiB of scores"),
+        (["staleness.proximal=boundary"], "≤ 4 and mostly 1, and ≤ 32.0 KiB of scores"),
     ],
 )
 def test_the_table_says_what_the_proximal_policy_is_and_costs(sets: list[str], said: str) -> None:
