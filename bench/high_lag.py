@@ -1,0 +1,281 @@
+"""What a lag costs, by how the loss corrects for it: final held-out accuracy where every token has exactly that lag.
+
+Nothing here is left to timing. One process generates and trains in turns, with the embedded engine and the learner that a run has: what
+step t trains was sampled with the weights of version max(0, t - lag), and says so. Task, model, warm-up, groups and learning rate are
+run.toml's; a step trains those of its groups whose rewards differ. Losses (METHODS):
+
+    default      run.toml's: the ratio of current to behaviour policy, clipped, and IcePop's band
+    decoupled    the ratio is clipped around the exact proximal policy (snapshot), and weighed by that of proximal to behaviour
+    vcpo         REINFORCE, weighed by the rollout's ratio, with a minimum-variance baseline (its cheap proxy from the logits), and a
+                 learning rate that shrinks with the effective sample size
+    uncorrected  REINFORCE on old tokens as if they were new
+
+Each cell is a line of JSON in `--out` as soon as it is done, and what is there already is not run again, so that it can be stopped and
+resumed; the table is of all the lines there are.
+
+    python bench/high_lag.py [--out high_lag.jsonl] [--methods default,vcpo] [--lags 0,8] [--seeds 0] [--processes 2] [--set train.lr=1e-3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+import trio
+
+from actors.coordinator.prompts import Prompts
+from asyncrl import config as configuration
+from asyncrl.config import Config
+from asyncrl.engines.embedded import EmbeddedEngine
+from asyncrl.engines.protocol import Chunk, Request
+from asyncrl.experience.packing import micro_batches
+from asyncrl.messages import MicroBatch, Purpose, Sample, Span
+from asyncrl.tasks import Task, open_task
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.learner import Learner
+from asyncrl.training.models import load_model, parameters_for_publication
+from asyncrl.training.warmup import prepare_model
+
+RUN_TOML = Path(__file__).parent.parent / "run.toml"
+SETTINGS = ["train.steps=100", "staleness.max_lag=32", "staleness.depth=32"]
+METHODS = {
+    "default": [],
+    "decoupled": ["staleness.proximal=snapshot", 'staleness.correction=[{kind = "token_tis", hi = 2.0}]'],
+    "vcpo": [
+        "train.objective=reinforce",
+        "train.advantage=min_variance_logits",
+        "train.ess_base=1.0",
+        'staleness.correction=[{kind = "sequence_tis", hi = 8.0}]',
+    ],
+    "uncorrected": ["train.objective=reinforce", "staleness.correction=[]"],
+}
+LAGS = [0, 2, 8, 32]
+TAIL = 10
+"""Steps whose mean says how it went in the end."""
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One run: a method at a lag, from a seed, with settings over those of the method."""
+
+    method: str
+    lag: int
+    seed: int
+    sets: list[str] = []
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What came of it: held-out accuracy (greedy) before, after and at its highest, the last steps' means, and seconds of one core."""
+
+    cell: Cell
+    start: float
+    accuracy: float
+    best: float
+    reward: float
+    kept: float
+    ess: float
+    k3: float
+    seconds: float
+
+
+class Response(NamedTuple):
+    """What an engine sampled for one request."""
+
+    ids: np.ndarray
+    behaviour: np.ndarray
+
+
+class Generator:
+    """The embedded engine, one batch of requests at a time."""
+
+    def __init__(self, engine: EmbeddedEngine, task: Task, prompts: Prompts, tokenizer: Tokenizer, config: Config) -> None:
+        self.engine, self._task, self._tokenizer, self._config = engine, task, tokenizer, config
+        self._prompts = prompts
+        self._chunks: dict[int, list[Chunk]] = {}
+        self._left = 0
+        self._done = trio.Event()
+
+    async def emit(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            self._chunks.setdefault(chunk.rollout, []).append(chunk)
+            self._left -= bool(chunk.finish)
+        if not self._left:
+            self._done.set()
+        await trio.lowlevel.checkpoint()
+
+    def prompt(self, purpose: Purpose, item: int) -> np.ndarray:
+        return np.frombuffer(self._prompts.ids(purpose, item), np.int32)
+
+    async def sample(self, prompts: Sequence[np.ndarray], key: int, temperature: float) -> list[Response]:
+        """One response to each, drawn with keys from `key` on, in the given order."""
+        self._chunks, self._left, self._done = {}, len(prompts), trio.Event()
+        tokens = self._config.rollout.max_new_tokens
+        self.engine.submit([Request(n, 1, key + n, ids, 0, tokens, temperature) for n, ids in enumerate(prompts)])
+        await self._done.wait()
+        parts = [self._chunks[n] for n in range(len(prompts))]
+        assert all(chunk.version == self.engine.version for chunks in parts for chunk in chunks)
+        return [Response(np.concatenate([c.ids for c in chunks]), np.concatenate([c.behaviour for c in chunks])) for chunks in parts]
+
+    def reward(self, purpose: Purpose, item: int, response: Response) -> float:
+        return self._task.verify(purpose, item, self._tokenizer.decode(response.ids.tolist()))
+
+    async def accuracy(self) -> float:
+        """Share of held-out prompts whose greedy answer is fully right."""
+        items = self._prompts.evaluation_items()
+        responses = await self.sample([self.prompt("evaluation", item) for item in items], 0, 0.0)
+        return statistics.mean(self.reward("evaluation", item, found) >= 1 for item, found in zip(items, responses, strict=True))
+
+
+def settings(cell: Cell) -> Config:
+    sets = [*SETTINGS, *METHODS[cell.method], f"run.seed={cell.seed}", *cell.sets]
+    return configuration.load(RUN_TOML, sets, {})
+
+
+def run(cell: Cell) -> Result:
+    """One cell, in this process, on one thread."""
+    torch.set_num_threads(1)
+    config = settings(cell)
+    return trio.run(_run, cell, config, prepare_model(config))
+
+
+async def _run(cell: Cell, config: Config, initial: Path) -> Result:
+    begun = time.process_time()
+    tokenizer, task = Tokenizer(initial), open_task(config.task, config.run.seed)
+    prompts = Prompts(task, tokenizer, seed=config.run.seed, epochs=0)
+    engine = EmbeddedEngine(
+        load_model(initial),
+        slots=config.engine.slots,
+        context_tokens=config.engine.context_tokens,
+        chunk_tokens=config.engine.chunk_tokens,
+        stop_ids=frozenset(tokenizer.stop_ids),
+        run_seed=config.run.seed,
+        kv=config.engine.kv,
+        packed_from=8,
+    )
+    generator = Generator(engine, task, prompts, tokenizer, config)
+    learner = Learner(load_model(initial), config.train, config.staleness, config.rollout.temperature)
+    weights = deque([_weights(learner)], maxlen=cell.lag + 1)
+    accuracies, metrics = [], deque[dict[str, float]](maxlen=TAIL)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run, generator.emit)
+        await engine.load(0, weights[0])
+        accuracies.append(await generator.accuracy())
+        for step in range(config.train.steps):
+            await engine.load(max(0, step - cell.lag), weights[0])
+            metrics.append(await _step(generator, learner, prompts, config))
+            weights.append(_weights(learner))
+            if learner.version % config.train.eval_every == 0 or learner.version == config.train.steps:
+                await engine.load(learner.version, weights[-1])
+                accuracies.append(await generator.accuracy())
+        nursery.cancel_scope.cancel()
+    means = {name: statistics.mean(row[name] for row in metrics) for name in ("reward", "kept_fraction", "ess", "k3")}
+    return Result(
+        cell,
+        start=accuracies[0],
+        accuracy=accuracies[-1],
+        best=max(accuracies),
+        reward=means["reward"],
+        kept=means["kept_fraction"],
+        ess=means["ess"],
+        k3=means["k3"],
+        seconds=time.process_time() - begun,
+    )
+
+
+async def _step(generator: Generator, learner: Learner, prompts: Prompts, config: Config) -> dict[str, float]:
+    """Generate and train one step; what was sampled is of the version that the engine has."""
+    size, step, groups = config.rollout.group_size, learner.version, config.train.batch_groups
+    items = [item for place in range(step * groups, (step + 1) * groups) if (item := prompts.train_item(place)) is not None]
+    asked = [generator.prompt("train", item) for item in items for _ in range(size)]
+    responses = await generator.sample(asked, step * groups * size, config.rollout.temperature)
+    scores = [generator.reward("train", items[n // size], response) for n, response in enumerate(responses)]
+    version = generator.engine.version
+    assert version is not None
+    every = {group: scores[group * size : (group + 1) * size] for group in range(groups)}
+    taken = [group for group, found in every.items() if min(found) < max(found)]
+    members = [range(group * size, (group + 1) * size) for group in taken]
+
+    def sample(n: int) -> Sample:
+        tokens = len(responses[n].ids)
+        return Sample(step * groups * size + n, n // size, len(asked[n]), tokens, scores[n], [Span(version, 0, tokens)])
+
+    for index, batch in enumerate(micro_batches(members, lambda n: len(asked[n]) + len(responses[n].ids), config.train.micro_tokens)):
+        ids = b"".join(asked[n].tobytes() + responses[n].ids.tobytes() for n in batch)
+        behaviour = b"".join(responses[n].behaviour.tobytes() for n in batch)
+        rewards = {group: every[group] for group in dict.fromkeys(n // size for n in batch)}
+        mask = b"\1" * (len(behaviour) // 4)
+        learner.accumulate(MicroBatch(step, index, [sample(n) for n in batch], rewards), (ids, behaviour, mask))
+    return {"reward": statistics.mean(scores), **learner.step()}
+
+
+def _weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in parameters_for_publication(learner.model)}
+
+
+def table(results: Sequence[Result]) -> None:
+    """Means over the seeds of each method at each lag; `cost` is how far the final accuracy is under that of the same method at lag 0."""
+    found: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        found.setdefault((result.cell.method, result.cell.lag), []).append(result)
+
+    def mean(cell: tuple[str, int], name: str) -> float:
+        return statistics.mean(getattr(row, name) for row in found[cell])
+
+    heads = ("start", "final", "least", "most", "cost", "best", "kept", "ess", "k3", "s")
+    print(f"{'loss':<12}{'lag':>4}{'seeds':>6}" + "".join(f"{head:>8}" for head in heads))
+    for cell in sorted(found, key=lambda cell: (list(METHODS).index(cell[0]), cell[1])):
+        method, lag = cell
+        finals = [row.accuracy for row in found[cell]]
+        values = [mean(cell, "start"), mean(cell, "accuracy"), min(finals), max(finals)]
+        values += [mean((method, 0), "accuracy") - values[1] if (method, 0) in found else math.nan]
+        values += [mean(cell, name) for name in ("best", "kept", "ess")]
+        print(f"{method:<12}{lag:>4}{len(finals):>6}" + "".join(f"{value:>8.3f}" for value in values), end="")
+        print(f"{mean(cell, 'k3'):>8.4f}{mean(cell, 'seconds'):>8.0f}")
+
+
+def listed(text: str) -> list[str]:
+    return text.split(",")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("high_lag.jsonl"))
+    parser.add_argument("--methods", type=listed, default=list(METHODS))
+    parser.add_argument("--lags", type=listed, default=LAGS)
+    parser.add_argument("--seeds", type=listed, default=[0, 1, 2])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--set", action="append", default=[], dest="sets", help="section.key=value, over what the method sets")
+    arguments = parser.parse_args()
+    lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
+    results = [msgspec.json.decode(line, type=Result) for line in lines]
+    asked = [
+        Cell(method, int(lag), int(seed), arguments.sets)
+        for seed in arguments.seeds
+        for lag in arguments.lags
+        for method in arguments.methods
+    ]
+    done = [result.cell for result in results]
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    for seed in {cell.seed for cell in asked if cell not in done}:
+        prepare_model(settings(Cell("default", 0, seed, arguments.sets)))
+    with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool, arguments.out.open("ab") as out:
+        for future in as_completed([pool.submit(run, cell) for cell in asked if cell not in done]):
+            results.append(future.result())
+            out.write(msgspec.json.encode(results[-1]) + b"\n")
+            out.flush()
+    table([result for result in results if result.cell.sets == arguments.sets])
+
+
+if __name__ == "__main__":
+    main()
