@@ -82,7 +82,7 @@ def configured(seed: int) -> Config:
     unit = draw.choice(("group", "group", "rollout"))
     batch_groups, group_size = draw.choice((1, 2, 3)), draw.choice((2, 3)) + (unit == "rollout")
     exact = not max_lag and draw.random() < 0.8  # nothing but the seed has a say in the weights
-    overprovision = 1.0 if exact else draw.choice((1.0, 1.0, 1.5, 2.0))
+    overprovision = draw.choice((1.0, 1.0, 1.5, 2.0)) if max_lag else 1.0
     free = max_lag and draw.random() < 0.5  # of the order of admission, for as many groups as max_lag allows
     most = depth * batch_groups + math.ceil(overprovision * batch_groups)
     window = max(0, (max_lag + 1) * batch_groups - most + 1) if free else 0
@@ -122,7 +122,7 @@ def configured(seed: int) -> Config:
             "depth": depth,
             "window": window,
             "proximal": draw.choice(("behaviour", "behaviour", "boundary")),
-            "on_stale": draw.choice(("mask", "recycle", "drop", "train")),
+            "on_stale": draw.choice(("mask", "drop", "train") + ("recycle",) * (unit == "group")),
         },
         "publication": {"deadline_s": 4.0},
         "run": {

@@ -21,7 +21,7 @@ from actors.coordinator.coordinator import Outcome
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, Snapshot
-from asyncrl.messages import Chunks, Judge, Judged, Message, MicroBatch, Sample, Status
+from asyncrl.messages import Chunks, Hello, Judge, Judged, Message, MicroBatch, Sample, Status
 from asyncrl.simulation import policy
 from asyncrl.simulation.account import Account, Filling, Seen, gone_on
 from asyncrl.simulation.allowed import Allowed
@@ -223,6 +223,9 @@ class Witness(Allowed):
 
     def on_delivered(self, process: str, message: Message) -> None:
         """The coordinator has received this from an actor; tokens and verdicts must be booked in the same step of its task."""
+        if isinstance(message, Hello):  # what its predecessor still says does not count: it is asked again
+            name = process.partition("/")[0]
+            self._asked = {rollout: whom for rollout, whom in self._asked.items() if whom.partition("/")[0] != name}
         if isinstance(message, Judged) and self._asked.pop(message.rollout, "") == process:
             self.answered = message
             self._fresh = True
