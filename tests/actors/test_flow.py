@@ -133,9 +133,8 @@ async def test_nothing_is_taken_beyond_the_window_and_lag_is_bounded_by_it(windo
         elif isinstance(event, e.Taken):
             for rollout in event.rollouts:
                 assert groups[rollout] < min(open_groups) + window, "no group of an evaluation is numbered between them"
-            for rollout in event.rollouts:
-                open_groups.get(groups[rollout], set()).discard(rollout)
-            open_groups = {group: members for group, members in open_groups.items() if members}
+                open_groups[groups[rollout]].remove(rollout)
+                open_groups = {group: members for group, members in open_groups.items() if members}
     assert max(made.trained_lags()) <= worst_lag(1, B, 1.0, window)
 
 
