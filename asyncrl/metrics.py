@@ -99,6 +99,11 @@ class Metrics:
         self._refused = _Reasons(
             Counter("asyncrl_refused_connections_total", "Connections refused or closed for what they sent.", ["reason"], registry=registry)
         )
+        self._garbage = _Reasons(
+            Counter(
+                "asyncrl_bad_chunks_total", "Chunks that no engine of the run can have sampled, by defect.", ["reason"], registry=registry
+            )
+        )
         self._restarts = Counter("asyncrl_restarts_total", "Actors started again.", ["role"], registry=registry)
         self._lease_p95 = Gauge("asyncrl_lease_tail_seconds", "95th percentile of recent leases, from lease to seal.", registry=registry)
         self._lease_p95.set(math.nan)
@@ -177,6 +182,10 @@ class Metrics:
     def refused(self, reason: str) -> None:
         """A connection was refused or closed for what it sent."""
         self._refused.count(reason)
+
+    def garbled(self, defect: str) -> None:
+        """An engine sent a chunk with this defect."""
+        self._garbage.count(defect)
 
     def restarted(self, role: Role) -> None:
         """An actor's process was started again."""

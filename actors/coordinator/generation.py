@@ -2,27 +2,30 @@
 
 admit   while admission allows: the next prompt becomes a group      (evaluation admits its own, actors/coordinator/evaluation.py)
 lease   waiting rollouts, recycled ones first → the engine with most room; a group stays together, so that its prompt is read once
-chunks  Extended, and Sealed at the end; Late if the rollout is no longer with the sender
-back    interrupted, expired or its actor lost: Recycled with its tokens; Buried after `attempts` leases that brought no token
+chunks  Extended, and Sealed at the end; Late if the rollout is no longer with the sender; Buried if it cannot be (garbage.py)
+back    interrupted, expired or its actor lost: Recycled with its tokens; Buried after `attempts` leases that brought no token, and where
+        it would go on for more than `max_hops` times
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
 
-import numpy as np
 import trio
 
 from actors.coordinator.book import Book
+from actors.coordinator.garbage import SUSPECT, Defect, defects, fits, named, refusal
 from actors.coordinator.leases import Out
 from actors.coordinator.prompts import Prompts
 from actors.coordinator.seats import Seat, Seats
 from asyncrl.config import Config
 from asyncrl.experience.events import Admitted, Buried, Dropped, Extended, Late, Leased, Recycled, Sealed
 from asyncrl.experience.rollout import Refused, Rollout, Status
-from asyncrl.messages import Chunks, Interrupt, Lease, Leases, Purpose
+from asyncrl.link import LinkError
+from asyncrl.messages import ChunkHead, Chunks, Interrupt, Lease, Leases, Purpose
 from asyncrl.strategies.sizing import SIZINGS
 
 logger = logging.getLogger(__name__)
@@ -31,11 +34,14 @@ logger = logging.getLogger(__name__)
 class Generation:
     """Admission, leases and chunks."""
 
-    def __init__(self, book: Book, seats: Seats, prompts: Prompts, config: Config) -> None:
+    def __init__(self, book: Book, seats: Seats, prompts: Prompts, config: Config, garbled: Callable[[Defect], None]) -> None:
+        """`garbled` hears of each bad chunk."""
         self._book = book
         self._seats = seats
         self._prompts = prompts
         self._config = config
+        self._garbled = garbled
+        self.garbage: dict[str, Counter[Defect]] = {}  # bad chunks of each engine there is
         self.out = Out(config.run.lease_s)  # what is leased, and since when
         self._left: dict[int, str] = {}  # rollouts whose lease ran out, and the engine they were with
         self.streamed: dict[str, float] = {}  # when each engine streamed last
@@ -63,13 +69,15 @@ class Generation:
         for _ in range(wanted):
             if experience.restarts:
                 stale, again = next(iter(experience.restarts.items()))
+                live.add(again)
                 self.start("train", again, restarts=stale)
-            elif (chosen := self._prompts.next(experience.history, live)) is not None:
-                live.add(chosen.item)
-                self.start("train", chosen.item, cursor=chosen.cursor)
-            else:
-                self._over = True
+                continue
+            chosen = self._prompts.next(experience.history, live)
+            self._over = chosen is None
+            if chosen is None:
                 return
+            live.add(chosen.item)
+            self.start("train", chosen.item, cursor=chosen.cursor)
 
     def start(self, purpose: Purpose, item: int, *, version: int | None = None, restarts: int | None = None, cursor: int = 0) -> bool:
         """Admit one group. A prompt that leaves no room for an answer is dropped by name at once: then the answer is False."""
@@ -110,6 +118,8 @@ class Generation:
         given: dict[Seat, list[Rollout]] = {}
         group, seat = -1, None
         for rollout in self._book.experience.to_lease(purpose, self._seats.room(purpose, version)):
+            if self._hopped_out(rollout):
+                continue
             if self._on_last_attempt(rollout):
                 if (chosen := self._apart(purpose, version)) is None:
                     continue
@@ -166,44 +176,69 @@ class Generation:
     # --------------------------------------------------------------------------------------------------------- chunks
 
     def on_chunks(self, sender: str, message: Chunks, ids: memoryview, behaviour: memoryview) -> None:
-        """Book what an engine sampled. Raises Refused for what no engine of this run can have sampled; then nothing is booked."""
-        self._refuse_garbage(message, ids, behaviour)
+        """Book what an engine sampled. What it cannot have sampled is nobody's tokens: its rollout is buried by the defect's name. Raises
+        Refused, with the rest of the frame booked, where that was the `SUSPECT`-th time, and LinkError where there is no engine."""
+        if not fits(message.heads, ids, behaviour):
+            self._on_misfit(sender, message)
+            return
+        bad = defects(message.heads, ids, behaviour, vocabulary=self._prompts.vocabulary, published=self._book.experience.version)
         at = 0
         self.progress = self.streamed[sender] = trio.current_time()
         given_back = any(head.finish == "interrupted" for head in message.heads)
         queued = self._queued(seat) if given_back and (seat := self._seats.get(sender)) is not None else ()
-        for head in message.heads:
+        for place, head in enumerate(message.heads):
             end = at + 4 * head.count
             rollout = self._book.experience.rollouts.get(head.rollout)
-            if rollout is None or rollout.owner != sender or rollout.attempt != head.attempt:
+            if place in bad:
+                self._bury(sender, head, bad[place])
+            elif rollout is None or rollout.owner != sender or rollout.attempt != head.attempt:
                 if head.count:
                     self._book.record(Late(head.count))
-            else:
-                if head.count:
-                    self._book.record(
-                        Extended(head.rollout, head.attempt, head.version, head.start, bytes(ids[at:end]), bytes(behaviour[at:end]))
-                    )
-                if head.finish == "interrupted" and rollout.id in self._parking[self._book.experience.groups[rollout.group].purpose]:
-                    self._take_back(rollout, "interrupted")
-                elif head.finish == "interrupted":  # unasked
-                    self._fail(rollout, "interrupted", queued)
-                elif head.finish:
-                    self.out.times.took(trio.current_time() - self.out.of(rollout.id).since)
-                    self._release(rollout)
-                    self._book.record(Sealed(head.rollout, head.attempt, head.finish))
+            elif head.count and not self._extend(rollout, head, bytes(ids[at:end]), bytes(behaviour[at:end])):
+                bad[place] = refusal(head, rollout)
+                self._bury(sender, head, bad[place])
+            elif head.finish == "interrupted" and rollout.id in self._parking[self._book.experience.groups[rollout.group].purpose]:
+                self._take_back(rollout, "interrupted")
+            elif head.finish == "interrupted":  # unasked
+                self._fail(rollout, "interrupted", queued)
+            elif head.finish:
+                self.out.times.took(trio.current_time() - self.out.of(rollout.id).since)
+                self._release(rollout)
+                self._book.record(Sealed(head.rollout, head.attempt, head.finish))
             at = end
+        if bad:
+            self._suspect(sender, list(bad.values()))
 
-    def _refuse_garbage(self, message: Chunks, ids: memoryview, behaviour: memoryview) -> None:
-        if not len(ids):
-            return
-        if (largest := int(np.frombuffer(ids, np.uint32).max())) >= self._prompts.vocabulary:  # a negative id is a large one
-            raise Refused(f"an id is {np.uint32(largest).astype(np.int32)}, and the vocabulary has {self._prompts.vocabulary}")
-        if not math.isfinite(np.frombuffer(behaviour, np.float32).sum(dtype=np.float64)):
-            raise Refused("a log-probability is not finite")
-        published = self._book.experience.version
+    def _extend(self, rollout: Rollout, head: ChunkHead, ids: bytes, behaviour: bytes) -> bool:
+        try:
+            self._book.record(Extended(head.rollout, head.attempt, head.version, head.start, ids, behaviour))
+        except Refused:
+            return False
+        return True
+
+    def _on_misfit(self, sender: str, message: Chunks) -> None:
+        """Nobody can say which tokens are whose: none of those that the frame names goes on."""
         for head in message.heads:
-            if head.count and (published is None or head.version > published):
-                raise Refused(f"tokens are of version {head.version}, and {published} is the last that was published")
+            self._bury(sender, head, "unequal")
+        self._suspect(sender, ["unequal"])
+
+    def _bury(self, sender: str, head: ChunkHead, defect: Defect) -> None:
+        """A chunk is bad: its rollout is given up, where it is with the sender, and stopped there."""
+        rollout = self._book.experience.rollouts.get(head.rollout)
+        if rollout is not None and rollout.owner == sender and rollout.attempt == head.attempt:
+            logger.warning("rollout %d is given up for what %s sent of it: %s", rollout.id, sender, defect)
+            self._give_up(rollout, defect)
+
+    def _suspect(self, sender: str, found: list[Defect]) -> None:
+        """An engine has sent so many bad chunks more."""
+        for defect in found:
+            self._garbled(defect)
+        if self._seats.get(sender) is None:
+            raise LinkError("malformed", f"{sender} has no engine, and sent bad chunks: {', '.join(found)}")
+        seen = self.garbage.setdefault(sender, Counter())
+        seen.update(found)
+        if seen.total() >= SUSPECT:
+            raise Refused(named(seen))
 
     # ----------------------------------------------------------------------------------------------------------- back
 
@@ -234,6 +269,7 @@ class Generation:
     def lose(self, seat: Seat) -> None:
         """An engine is gone: what it held continues elsewhere, from its last streamed token."""
         queued = self._queued(seat)
+        self.garbage.pop(seat.name, None)
         for held in seat.held.values():
             for id in sorted(held):
                 self._fail(self._book.experience.rollouts[id], "actor_lost", queued)
@@ -284,6 +320,23 @@ class Generation:
     def _take_back(self, rollout: Rollout, reason: str, *, failed: bool = False) -> None:
         self._release(rollout)
         self._book.record(taken_back(rollout, reason, failed=failed))
+        if rollout.status is Status.WAITING:
+            self._hopped_out(rollout)
+
+    def _hopped_out(self, rollout: Rollout) -> bool:
+        """Bury a waiting rollout that was taken back more often than it may go on; each lease but the last ended so. Whether it was."""
+        over = self._book.experience.groups[rollout.group].purpose == "train" and 0 < self._config.rollout.max_hops < rollout.attempt
+        if over:
+            self._give_up(rollout, "max_hops")
+        return over
+
+    def _give_up(self, rollout: Rollout, reason: str) -> None:
+        """Bury a rollout by name; who has it is told."""
+        if (seat := self._seats.get(rollout.owner)) is not None:
+            seat.peer.send(Interrupt([rollout.id]))
+            self._release(rollout)
+        self._left.pop(rollout.id, None)
+        self._book.record(Buried(rollout.id, reason))
 
     def _release(self, rollout: Rollout) -> None:
         purpose = self._book.experience.groups[rollout.group].purpose

@@ -17,6 +17,9 @@ from asyncrl.simulation.account import Filling, Seen
 if TYPE_CHECKING:
     from asyncrl.simulation.witness import Witness
 
+GARBAGE = frozenset({"unequal", "vocabulary", "nan", "future_version", "negative_version", "wrong_version", "wrong_start", "over_budget"})
+"""What is wrong with what cannot be."""
+
 
 def _live(w: Witness, id: int, event: e.AnyEvent) -> Seen:
     seen = w.account.rollouts.get(id)
@@ -59,6 +62,8 @@ def leased(w: Witness, event: e.Leased) -> None:
     seen = _live(w, event.rollout, event)
     w.hold("leases", not seen.owner and not seen.sealed, "rollout {} was leased to {} while {} has it", seen.id, event.owner, seen.owner)
     w.hold("leases", event.attempt == seen.attempt + 1, "rollout {}'s attempt {} follows {}", seen.id, event.attempt, seen.attempt)
+    if (most := w.config.rollout.max_hops) and seen.group.event.purpose == "train":
+        w.hold("attempts", seen.hops <= most, "rollout {} goes on for the {}th time, of {}", seen.id, seen.hops, most)
     w.hold("generation waits for a redo", not w.prescribed, "rollout {} was leased before {} was redone", seen.id, w.prescribed)
     if seen.group.event.purpose == "train":
         rests = w.rests_for()
@@ -126,7 +131,18 @@ def _failed(w: Witness, seen: Seen, reason: str, failed: bool) -> None:
 
 def buried(w: Witness, event: e.Buried) -> None:
     seen = _live(w, event.rollout, event)
-    attempts = w.config.rollout.attempts
+    rollout = w.config.rollout
+    attempts = rollout.attempts
+    if event.reason in GARBAGE:
+        sent = any(start.startswith(f"{seen.owner}/") for start in w.garbled)
+        w.hold(
+            "blame", bool(seen.owner) and sent, "rollout {} was buried as {}, and {!r} sent no garbage", seen.id, event.reason, seen.owner
+        )
+        return
+    if event.reason == "max_hops":
+        spent = not seen.owner and 0 < rollout.max_hops < seen.hops and seen.group.event.purpose == "train"
+        w.hold("attempts", spent, "rollout {} was taken back {} times, and may go on {} times", seen.id, seen.hops, rollout.max_hops)
+        return
     w.hold(
         "attempts", seen.failures + 1 == attempts, "rollout {} was buried after {} failed attempts of {}", seen.id, seen.failures, attempts
     )

@@ -96,7 +96,7 @@ class Injector:
                     first = False
                     self.happened("link_repeats")
                     if garbled:
-                        self.world.witness.garbled.add(self.world.start_of(process))
+                        self.world.witness.garbled[self.world.start_of(process)] += len(frames)
                     yield from (old for old in frames if b"Hello" not in old)
 
             pipe.out.edit = edit
@@ -279,10 +279,12 @@ async def _garbage(what: Garbage, injector: Injector, draw: random.Random) -> No
         engine, witness = process.engine, injector.world.witness
 
         def made() -> None:
-            injector.happened(f"garbage_{what}")
-            witness.garbled.add(injector.world.start_of(process))
+            if engine.garbage_left == chunks:
+                injector.happened(f"garbage_{what}")
+            witness.garbled[injector.world.start_of(process)] += 1
 
-        engine.made_garbage, engine.garbage = made, what
+        chunks = draw.choice((1, 3))  # three cost the engine its place
+        engine.made_garbage, engine.garbage, engine.garbage_left = made, what, chunks
 
 
 for _what in ("vocabulary", "nan", "start", "long", "misparallel", "future", "uncommitted", "negative"):

@@ -77,7 +77,8 @@ class Engine:
         self.lag_s = 0.0  # before each emission
         self.dead = False
         self.crash = False
-        self.garbage: Garbage | None = None  # in the next chunk with tokens
+        self.garbage: Garbage = "nan"  # in the next so many chunks with tokens
+        self.garbage_left = 0
         self.forget = False  # what aborted rollouts had since their last chunk
         self.made_garbage: Callable[[], None] = lambda: None
         self.loaded: Callable[[int, int], None] = lambda version, weights: None
@@ -140,11 +141,11 @@ class Engine:
         weights = self._numbers[chunk.version]
         ids, behaviour = policy.sampled(weights, self._keys[chunk.rollout], chunk.start, chunk.start + count)
         chunk = msgspec.structs.replace(chunk, ids=ids, behaviour=behaviour)
-        if self.garbage is None:
+        if not self.garbage_left:
             return chunk
-        kind, self.garbage = self.garbage, None
         self.made_garbage()
-        return self._garbled(chunk, kind)
+        self.garbage_left -= 1
+        return self._garbled(chunk, self.garbage)
 
     def _garbled(self, chunk: Chunk, kind: Garbage) -> Chunk:
         replace = msgspec.structs.replace

@@ -37,6 +37,8 @@ _event: msgspec.msgpack.Decoder[e.AnyEvent] = msgspec.msgpack.Decoder(e.AnyEvent
 _snapshot = msgspec.msgpack.Decoder(Snapshot)
 _TRAINING = (e.Taken, e.Trained, e.Shelved, e.Replayed, e.Published, e.Checkpointed)
 
+SUSPECT = 3
+"""Bad chunks that cost an engine its place."""
 FOLD_EVERY = 16
 """Steps of tasks with events between two comparisons of the whole state with a fold of its events."""
 
@@ -66,7 +68,7 @@ class Witness(Allowed):
         self.clock: Callable[[], float] = lambda: 0.0
         self.refused = 0  # verdicts that the plan withheld
         self.written: set[int] = set()  # versions of which a checkpoint was written
-        self.garbled: set[str] = set()  # processes that sent garbage
+        self.garbled = Counter[str]()  # bad chunks that processes sent
         self.lineage = {0: policy.initial(seed)}  # the weights of each version that training stands on
         self._before: dict[int, int] = {}  # those of versions that a crash undid
         self.trained_by: dict[int, set[int]] = {}  # rollouts whose tokens are in the weights of a version
@@ -165,8 +167,8 @@ class Witness(Allowed):
 
     def on_blame(self, process: str, reason: str) -> None:
         """The coordinator has an actor replaced."""
-        just = process in self.garbled or "cannot be" not in reason
-        self.hold("blame", just, "{} is replaced, and had sent nothing that cannot be: {}", process, reason)
+        just = self.garbled[process] >= SUSPECT or "cannot be" not in reason
+        self.hold("blame", just, "{} is replaced, and had sent {} chunks that cannot be: {}", process, self.garbled[process], reason)
 
     def on_outcome(self, outcome: Outcome) -> None:
         """A coordinator ended its run."""
