@@ -24,6 +24,7 @@ from trio.testing import MockClock
 from actors.coordinator.book import Book
 from actors.coordinator.coordinator import Outcome
 from asyncrl.config import Config
+from asyncrl.config.rules import contradictions
 from asyncrl.engines.draws import stream
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience import events as e
@@ -66,7 +67,8 @@ def roofline(memory_s: float, slot_s: float) -> Callable[[int], float]:
 
 def configured(engines: int, slots: int, longest: int, **sections: dict[str, object]) -> Config:
     """A run of `GROUPS` groups of `MEMBERS` a step, of which nothing is filtered, evaluated or written down; `longest` is the longest
-    response. Micro-batches hold about an eighth of a step where that is ten times the mean. `sections` add settings, or change these."""
+    response. Micro-batches hold about an eighth of a step where that is ten times the mean. `sections` add settings, or change these.
+    Raises ValueError for what contradicts itself."""
     settings: dict[str, dict[str, object]] = {
         "task": {"eval_size": 0, "train_size": 10**6},
         "engine": {"kind": "scripted", "slots": slots, "chunk_tokens": longest, "context_tokens": longest + 16},
@@ -74,7 +76,10 @@ def configured(engines: int, slots: int, longest: int, **sections: dict[str, obj
         "train": {"steps": 10**6, "batch_groups": GROUPS, "eval_every": 0, "checkpoint_every": 0, "micro_tokens": 6 * longest},
         "run": {"stall_s": 1e5, "lease_s": 1e5, "reward_concurrency": 10**5},
     }
-    return msgspec.convert({name: settings.get(name, {}) | sections.get(name, {}) for name in settings | sections}, Config)
+    config = msgspec.convert({name: settings.get(name, {}) | sections.get(name, {}) for name in settings | sections}, Config)
+    for keys, why in contradictions(config):
+        raise ValueError(f"{' and '.join(keys)}: {why}")
+    return config
 
 
 @dataclass(frozen=True)
