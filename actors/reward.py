@@ -1,8 +1,9 @@
 """The reward actor: a nursery around verifiers that can be killed. Invariant: each answer gets one verdict, in bounded time.
 
 A verifier that returns a finite number gives `Scored`. Else the verdict is `NoVerdict`, never a reward of zero: `raised: …`, `timeout` (its
-worker was killed at the deadline), `crashed` (its worker died by itself, twice), `not a number: …`, `not finite`. Each answer has a worker
-process of its own while it is judged, so no other answer notices.
+worker was killed at the deadline), `crashed` (its worker died by itself, twice), `not a number: …`, `not finite`, `too large`, and where
+rewards by name are not those that the verifier has said `unnamed rewards: …` or `other rewards: …`. Each answer has a worker process of its
+own while it is judged, so no other answer notices.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from actors.verifier import LENGTH, Answer, Bury, Given, Opening, Start, decode,
 from asyncrl.config.schema import Task as TaskConfig
 from asyncrl.link import Link
 from asyncrl.messages import Drain, Drained, Judge, Judged, NoVerdict, Purpose, Scored
+from asyncrl.tasks import Several
 from asyncrl.waits import WaitExpired, Waits
 
 OPENING_S = 120.0
@@ -194,7 +196,8 @@ async def _ask(stream: trio.SocketStream, answer: Answer) -> Given | None:
     except (trio.BrokenResourceError, ValueError):
         return None
     if given is not None and isinstance(given.verdict, Scored):
-        return Given(read(given.verdict.reward), given.seconds)
+        parts = {str(place): part for place, part in enumerate(given.verdict.parts)}
+        return Given(read(Several(parts) if parts else given.verdict.reward), given.seconds)
     return given
 
 

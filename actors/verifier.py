@@ -30,7 +30,7 @@ import numpy as np
 
 from asyncrl.config.schema import Task as TaskConfig
 from asyncrl.messages import NoVerdict, Purpose, Scored, Verdict
-from asyncrl.tasks import Task, open_task
+from asyncrl.tasks import NoReward, Several, Task, open_task
 from asyncrl.tasks.text import Tokenizer
 
 LENGTH = struct.Struct("<I")
@@ -38,6 +38,8 @@ FRAME_BYTES = 2**24
 """Bytes of the largest frame: a response of four million tokens."""
 SAID = 200
 """Characters of an exception's text that a verdict keeps."""
+LARGEST = 1e38
+"""Largest reward, either sign, as `staleness.advantages` has it: what is larger could not be trained."""
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
@@ -88,6 +90,8 @@ def judge(task: Task, tokenizer: Tokenizer, answer: Answer) -> Given:
     try:
         ids = np.frombuffer(answer.ids, "<i4").tolist()
         verdict = read(task.verify(answer.purpose, answer.item, tokenizer.decode(ids)))
+    except NoReward as error:
+        verdict = NoVerdict(str(error))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 (a verifier is somebody else's code: what it raises is its verdict, SystemExit too)
@@ -96,16 +100,21 @@ def judge(task: Task, tokenizer: Tokenizer, answer: Answer) -> Given:
 
 
 def read(value: Any) -> Verdict:
-    """A verifier's result as a verdict: a finite number is a reward, True and False are 1 and 0."""
+    """A verifier's result as a verdict: a finite number is a reward, True and False are 1 and 0. Of several each must be one, and their
+    sum."""
     try:
         reward = float(value) if not isinstance(value, str | bytes) else None
     except (TypeError, ValueError, OverflowError):
         reward = None
     if reward is None:
         return NoVerdict(f"not a number: {type(value).__name__}")
-    if not np.isfinite(reward):
-        return NoVerdict("not finite")
-    return Scored(reward)
+    parts = value.parts if isinstance(value, Several) else {}
+    for number, detail in [*((part, f": {name}") for name, part in parts.items()), (reward, "")]:
+        if not np.isfinite(number):
+            return NoVerdict(f"not finite{detail}")
+        if abs(number) > LARGEST:
+            return NoVerdict(f"too large{detail}")
+    return Scored(reward, list(parts.values()))
 
 
 def serve_answers(sock: socket.socket, task: Task, tokenizer: Tokenizer) -> None:

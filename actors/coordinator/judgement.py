@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
 import trio
@@ -10,7 +11,9 @@ from actors.coordinator.book import Book
 from actors.coordinator.peers import Peer, Roster
 from asyncrl.config import Config
 from asyncrl.experience.events import JudgedAs
-from asyncrl.messages import Judge, Judged, NoVerdict
+from asyncrl.messages import Judge, Judged, NoVerdict, Scored
+
+logger = logging.getLogger(__name__)
 
 AHEAD = 2
 """A reward actor is given this many times what it judges at a time, so that it never waits for the next."""
@@ -62,13 +65,18 @@ class Judgement:
         rollout = self._book.experience.rollouts.get(message.rollout)
         if rollout is None:
             return
-        if isinstance(message.verdict, NoVerdict):
-            reason = message.verdict.reason.split(":", 1)[0]
+        group = self._book.experience.groups[rollout.group]
+        item, verdict = group.item, message.verdict
+        if isinstance(verdict, Scored) and not group.comparable(verdict):  # its siblings were judged before the verifier was changed
+            verdict = NoVerdict(f"other rewards: {len(verdict.parts)} of them, where others of the group have {len(group.parts[0])}")
+        if isinstance(verdict, NoVerdict):
+            reason = verdict.reason.split(":", 1)[0]
+            if reason not in self.no_verdicts:
+                logger.warning("an answer to item %d has no verdict: %s; others for the same reason are only counted", item, verdict.reason)
             self.no_verdicts[reason] = self.no_verdicts.get(reason, 0) + 1
-        item = self._book.experience.groups[rollout.group].item
         self.progress = trio.current_time()
         self.slowest = max(self.slowest, (message.seconds, item))
-        self._book.record(JudgedAs(message.rollout, message.verdict))
+        self._book.record(JudgedAs(message.rollout, verdict))
 
     def held(self, name: str) -> int:
         """How many answers a reward actor has."""

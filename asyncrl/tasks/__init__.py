@@ -7,16 +7,37 @@ reasoning-gym data sets iterate over Python sets of strings: their prompts are t
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from collections.abc import Mapping
+from typing import Protocol, Self
 
 from asyncrl.config.schema import Task as TaskConfig
 from asyncrl.messages import Purpose
 
-__all__ = ["Task", "TaskError", "open_task"]
+__all__ = ["NoReward", "Several", "Task", "TaskError", "open_task"]
 
 
 class TaskError(Exception):
     """The task cannot be had as configured; the text says what is wrong, where, and what to do."""
+
+
+class NoReward(Exception):
+    """What a verifier returned is no reward; the text says why, its kind before the colon."""
+
+
+class Several(float):
+    """Several rewards of one answer, by name, and as a number their sum. `parts` are in the task's order, the same for all answers to an
+    item. Where they have no finite sum it is NaN."""
+
+    parts: dict[str, float]
+
+    def __new__(cls, parts: Mapping[str, float]) -> Self:
+        try:
+            self = super().__new__(cls, math.fsum(parts.values()))
+        except (OverflowError, ValueError):  # too large, and infinities of either sign
+            self = super().__new__(cls, math.nan)
+        self.parts = dict(parts)
+        return self
 
 
 class Task(Protocol):
@@ -36,8 +57,8 @@ class Task(Protocol):
         ...
 
     def verify(self, purpose: Purpose, item: int, answer: str) -> float:
-        """The reward of an answer, 1.0 where it is fully right. It may take long, and may raise anything: call it in a process that can be
-        killed (`actors.verifier`)."""
+        """The reward of an answer, 1.0 where it is fully right; `Several` where it is made of parts. It may take long, and may raise
+        anything, NoReward where what the verifier returned is none: call it in a process that can be killed (`actors.verifier`)."""
         ...
 
 

@@ -21,7 +21,7 @@ from asyncrl.config.schema import Task as TaskConfig
 from asyncrl.messages import Purpose
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.gym import render
-from asyncrl.tasks.verifiers import Verifiers, as_number, number
+from asyncrl.tasks.verifiers import Verifiers, as_number, number, rewarded
 
 LINE_BYTES = 16 * 2**20
 
@@ -74,7 +74,9 @@ class JsonlTask:
 
     def verify(self, purpose: Purpose, item: int, answer: str) -> float:
         entry = self.entry(purpose, item)
-        return self._verifiers.find(entry.get("verifier", ""))(answer, entry)
+        verifier = self._verifiers.find(entry.get("verifier", ""))
+        reward: float = rewarded(verifier, verifier(answer, entry))
+        return reward
 
     def entry(self, purpose: Purpose, item: int) -> dict[str, Any]:
         """The line, as an object."""

@@ -1,21 +1,31 @@
-"""Verifiers of JSONL lines. Invariant: data never chooses code.
+"""Verifiers of JSONL lines. Invariant: data never chooses code, and all answers to a line get the same rewards by name.
 
 A line may name a built-in verifier, or a function of the one module that `task.verifier` in run.toml names; a module named by data alone
 is refused, so that a downloaded file cannot run what it likes.
+
+A function that gives several rewards says their names, in an attribute, and returns a mapping of all of them:
+
+    def judge(answer, line):
+        return {"right": float(answer.strip() == line["answer"]), "brief": 0.2 * (len(answer) < 40)}
+
+    judge.rewards = ("right", "brief")
+
+The names are said and not taken from what comes first, because answers are judged in many processes, before and after a resume, and the
+rewards of a group are compared name by name. Another function may have others.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from asyncrl.tasks import TaskError
+from asyncrl.tasks import NoReward, Several, TaskError
 
-Verifier = Callable[[str, Mapping[str, Any]], float]
-"""`(answer, the line as a dict) -> reward`; may raise anything, and take its time."""
+Verifier = Callable[[str, Mapping[str, Any]], Any]
+"""`(answer, the line as a dict) -> reward`, or a mapping of rewards by name; may raise anything, and take its time."""
 
 
 def exact(answer: str, entry: Mapping[str, Any]) -> float:
@@ -29,6 +39,9 @@ def number(answer: str, entry: Mapping[str, Any]) -> float:
     return float(value is not None and value == as_number(str(entry["answer"])))
 
 
+SHOWN = 100
+"""Characters of somebody else's names that a sentence has."""
+
 BUILT_IN: dict[str, Verifier] = {"exact": exact, "number": number}
 
 
@@ -39,6 +52,50 @@ def as_number(text: str) -> Decimal | None:
     except InvalidOperation:
         return None
     return value if value.is_finite() else None
+
+
+def names(verifier: Verifier) -> tuple[str, ...]:
+    """The rewards that a verifier says it gives, in their order; none where it gives one number. Raises LookupError where what it says is
+    no sequence of different names."""
+    said = getattr(verifier, "rewards", None)
+    if said is None:
+        return ()
+    listed = isinstance(said, Sequence) and not isinstance(said, str) and all(isinstance(name, str) and name.strip() for name in said)
+    if not listed or not said or len(set(said)) < len(said):
+        raise LookupError(f"its function has rewards = {_shown(said)}, which must be different names, as in ('right', 'brief')")
+    return tuple(said)
+
+
+def rewarded(verifier: Verifier, returned: Any) -> Any:
+    """What a verifier returned; where it has said names, `Several` in their order. Raises NoReward where it returned others than it has
+    said, and for one that is no number."""
+    expected = names(verifier)
+    if not expected:
+        if isinstance(returned, Mapping):
+            raise NoReward(f"unnamed rewards: a verifier that returns {_shown(list(returned))} must have these names as its rewards")
+        return returned
+    if not isinstance(returned, Mapping):
+        raise NoReward(f"other rewards: a {type(returned).__name__} was returned, where {_shown(expected)} are its rewards")
+    if missing := [name for name in expected if name not in returned]:
+        raise NoReward(f"other rewards: without {_shown(missing)}")
+    if more := [name for name in returned if name not in expected]:
+        raise NoReward(f"other rewards: {_shown(more)} among them, where {_shown(expected)} are its rewards")
+    return Several({name: _number(name, returned[name]) for name in expected})
+
+
+def _number(name: str, value: Any) -> float:
+    """Raises NoReward for what is no number."""
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise NoReward(f"not a number: {type(value).__name__}, as {name}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
 class Verifiers:
@@ -78,4 +135,6 @@ class Verifiers:
             raise LookupError(f"{module!r} cannot be imported ({error}); put its folder on PYTHONPATH") from error
         if not callable(found) or getattr(found, "__module__", None) != module:
             raise LookupError(f"{module!r} defines no function {function!r}")
-        return found  # type: ignore[no-any-return]
+        verifier: Verifier = found
+        names(verifier)
+        return verifier

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import trio
 import trio.testing
 from actor_world import MemoryLog, configured
@@ -62,6 +63,25 @@ async def test_verdicts_are_asked_in_order_once_and_again_first_where_an_actor_w
         judgement.dispatch()
     assert second.asked == [0, 1, 4, 2]
     assert book.experience.to_judge() == []
+
+
+async def test_a_group_is_judged_by_one_set_of_rewards_whatever_its_verifier_becomes(caplog: pytest.LogCaptureFixture) -> None:
+    book, roster = Book(Experience(), MemoryLog()), Roster(lambda: None)
+    judgement, peer = Judgement(book, roster, configured()), Reward(0)
+    roster.add(peer)
+    book.record(e.Admitted(0, 0, 4, "train", 7, TOKEN, 4, None, None))
+    for number in range(4):
+        book.record(e.Leased(number, "rollout-0", 1))
+        book.record(e.Sealed(number, 1, "stop"))
+    judgement.dispatch()
+    for number, verdict in enumerate([Scored(1.5, [1.0, 0.5]), Scored(1.0), Scored(1.0, [1.0, 0.0, 0.0]), Scored(0.5, [0.0, 0.5])]):
+        judgement.on_judged(peer, Judged(number, verdict, 0.1))
+    assert book.experience.groups[0].parts == [[1.0, 0.5], [0.0, 0.5]]
+    assert judgement.no_verdicts == {"other rewards": 2}
+    assert [record.getMessage() for record in caplog.records] == [
+        "an answer to item 7 has no verdict: other rewards: 0 of them, where others of the group have 2; others for the same reason are "
+        "only counted"
+    ]
 
 
 async def test_more_answers_at_once_than_an_outbox_holds_cut_nobody_off() -> None:

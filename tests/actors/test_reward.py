@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -16,13 +18,14 @@ import trio
 
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
-from actors.reward import VerifierLost, Verifiers, open_verifiers, reward_actor
-from actors.verifier import read
+from actors.reward import VerifierLost, Verifiers, _ask, open_verifiers, reward_actor
+from actors.verifier import LARGEST, Answer, Given, frame, read
 from asyncrl.config.schema import Task as Config
 from asyncrl.link import Link, memory_links
 from asyncrl.messages import Drain, Drained, Interrupt, Judge, Judged, NoVerdict, Report, Scored, Verdict, Wait
 from asyncrl.training.bundled import write_tokenizer
 from asyncrl.waits import Waits
+from staleness import advantages
 
 pytestmark = pytest.mark.processes
 
@@ -55,6 +58,7 @@ def do(answer, entry):
             os.write(1, b"zzz")
             return 0.5
         case "text": return "0.5"
+        case "rewards": return dict(zip(("right", "brief"), map(float, argument.split())))
         case "nothing": return None
         case "pid": return float(os.getpid())
         case "child":
@@ -65,6 +69,11 @@ def do(answer, entry):
             here, on = argument.split()
             with open(here, "wb", buffering=0) as file: file.write(b".")
             with open(on, "rb", buffering=0) as file: return float(len(file.read(1)))
+
+def several(answer, entry):
+    return do(answer, entry)
+
+several.rewards = ("right", "brief")
 '''
 
 Open = Callable[..., AbstractAsyncContextManager[Verifiers]]
@@ -142,6 +151,7 @@ async def test_every_way_to_give_no_verdict(opened: Open) -> None:
             "give -2": Scored(-2.0),
             "give nan": NoVerdict("not finite"),
             "give inf": NoVerdict("not finite"),
+            "give -1e300": NoVerdict("too large"),
             "text": NoVerdict("not a number: str"),
             "nothing": NoVerdict("not a number: NoneType"),
             "raise no such luck": NoVerdict("raised: ValueError: no such luck"),
@@ -151,6 +161,25 @@ async def test_every_way_to_give_no_verdict(opened: Open) -> None:
             "print": Scored(0.5),
         }
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
+
+
+async def test_several_rewards_are_one_verdict_with_its_parts_or_none(opened: Open, task: Config) -> None:
+    async with opened(verifier=task.verifier.replace(":do", ":several")) as verifiers:
+        expected: dict[str, Verdict] = {
+            "rewards 1 0.25": Scored(1.25, [1.0, 0.25]),
+            "rewards 0 0": Scored(0.0, [0.0, 0.0]),
+            "rewards 1 nan": NoVerdict("not finite: brief"),
+            "rewards inf -inf": NoVerdict("not finite: right"),
+            "rewards 1e39 0": NoVerdict("too large: right"),
+            "rewards 9e37 9e37": NoVerdict("too large"),
+            "rewards 1": NoVerdict("other rewards: without ['brief']"),
+            "give 1": NoVerdict("other rewards: a float was returned, where ('right', 'brief') are its rewards"),
+        }
+        assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
+    async with opened() as verifiers:
+        assert await verdict(verifiers, "rewards 1 1") == NoVerdict(
+            "unnamed rewards: a verifier that returns ['right', 'brief'] must have these names as its rewards"
+        )
 
 
 @pytest.mark.parametrize("answer", ["hang", "spin", "deaf"])
@@ -262,6 +291,28 @@ async def test_a_task_that_cannot_be_opened_is_said(opened: Open) -> None:
 @pytest.mark.parametrize(("value", "expected"), [(True, 1.0), (np.float32(0.5), 0.5), (0, 0.0)])
 def test_numbers_of_any_kind_are_rewards(value: object, expected: float) -> None:
     assert read(value) == Scored(expected)
+
+
+def test_what_is_too_large_to_be_trained_is_what_advantages_refuse() -> None:
+    assert LARGEST == advantages.LARGEST
+    assert read(LARGEST) == Scored(LARGEST)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (Scored(7.0, [0.5, 0.25]), Scored(0.75, [0.5, 0.25])),
+        (Scored(1.0, [1.0, math.nan]), NoVerdict("not finite: 1")),
+        (Scored(1.0, [1e38, 1e38]), NoVerdict("too large")),
+        (Scored(-math.inf), NoVerdict("not finite")),
+    ],
+)
+async def test_what_a_worker_writes_is_checked_again(said: Scored, expected: Verdict) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(frame(Given(said, 0.5)))
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as stream:
+            assert await _ask(stream, Answer("train", 0, b"")) == Given(expected, 0.5)
 
 
 # ------------------------------------------------------------------------------------------------------------ the actor

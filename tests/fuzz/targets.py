@@ -192,7 +192,8 @@ def worker_reply(data: bytes) -> None:
                 given = await _ask(stream, Answer("train", 0, b""))
         assert given is None or isinstance(given, Given)
         if given is not None and isinstance(given.verdict, messages.Scored):
-            assert given.verdict.reward - given.verdict.reward == 0, "a reward that is not finite"
+            for number in (given.verdict.reward, *given.verdict.parts):
+                assert number - number == 0, "a reward that is not finite"
 
     if len(data) < 60_000:  # what the socket takes without a reader
         trio.run(main)
@@ -356,6 +357,8 @@ TARGETS: list[Target] = [
             frame(Given(messages.Scored(0.5), 1.0)),
             frame(Given(messages.NoVerdict("raised: x"), 1.0)),
             frame(Given(messages.Scored(float("nan")), 0.0)),
+            frame(Given(messages.Scored(1.5, [0.5, 1.0]), 1.0)),
+            frame(Given(messages.Scored(1.5, [0.5, float("inf")]), 1.0)),
         ],
         worker_reply,
     ),

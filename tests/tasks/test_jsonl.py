@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config.schema import Task as Config
-from asyncrl.tasks import TaskError, open_task
+from asyncrl.tasks import NoReward, Several, TaskError, open_task
 
 Write = Callable[..., Path]
 
@@ -160,3 +160,79 @@ def test_a_wrong_verifier_is_said(write: Write, judging: str, verifier: str, sai
     with pytest.raises(TaskError, match=said) as error:
         open_task(config(path, verifier=verifier.format(judging)), 0)
     assert str(error.value).startswith("task.verifier: ")
+
+
+# -------------------------------------------------------------------------------------------------------- several rewards
+
+SEVERAL = """
+from ast import literal_eval
+def judge(answer, line): return literal_eval(answer)
+def plain(answer, line): return literal_eval(answer)
+def other(answer, line): return {"good": 1.0}
+judge.rewards = ("right", "brief")
+other.rewards = ["good"]
+def text(answer, line): return 1.0
+def empty(answer, line): return 1.0
+def twice(answer, line): return 1.0
+def blank(answer, line): return 1.0
+def count(answer, line): return 1.0
+text.rewards, empty.rewards, twice.rewards, blank.rewards, count.rewards = "right", (), ["a", "a"], ["a", " "], 2
+"""
+
+
+@pytest.fixture
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of verifiers that say the names of their rewards, and give what the answer says."""
+    name = f"several_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(SEVERAL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+@pytest.mark.parametrize("answer", ["{'right': 1, 'brief': 0.25}", "{'brief': 0.25, 'right': True}"])
+def test_several_rewards_are_their_sum_and_have_the_order_of_their_names(write: Write, several: str, answer: str) -> None:
+    path = write(
+        {"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d", "verifier": f"{several}:other"}, {"prompt": "z", "answer": "z"}
+    )
+    task = open_task(config(path, verifier=f"{several}:judge", eval_size=1), 0)
+    reward = task.verify("train", 0, answer)
+    assert isinstance(reward, Several) and reward == 1.25
+    assert list(reward.parts.items()) == [("right", 1.0), ("brief", 0.25)]
+    assert isinstance(other := task.verify("train", 1, ""), Several) and other.parts == {"good": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "answer", "said"),
+    [
+        ("judge", "{'right': 1.0}", "other rewards: without ['brief']"),
+        ("judge", "{}", "other rewards: without ['right', 'brief']"),
+        (
+            "judge",
+            "{'right': 1.0, 'brief': 1.0, 'kind': 1.0}",
+            "other rewards: ['kind'] among them, where ('right', 'brief') are its rewards",
+        ),
+        ("judge", "0.5", "other rewards: a float was returned, where ('right', 'brief') are its rewards"),
+        ("judge", "None", "other rewards: a NoneType was returned"),
+        ("judge", "{'right': '1', 'brief': 0}", "not a number: str, as right"),
+        ("judge", "{'right': 1, 'brief': None}", "not a number: NoneType, as brief"),
+        ("judge", "{'right': 1, 'brief': 1" + 400 * "0" + "}", "not a number: int, as brief"),
+        ("plain", "{'right': 1.0}", "unnamed rewards: a verifier that returns ['right'] must have these names as its rewards"),
+        ("plain", "{'" + 999 * "x" + "': 1.0}", "unnamed rewards: a verifier that returns ['xxx"),
+    ],
+)
+def test_other_rewards_than_were_said_are_none(write: Write, several: str, function: str, answer: str, said: str) -> None:
+    path = write({"prompt": "a", "answer": "b"}, {"prompt": "z", "answer": "z"})
+    task = open_task(config(path, verifier=f"{several}:{function}", eval_size=1), 0)
+    with pytest.raises(NoReward) as error:
+        task.verify("train", 0, answer)
+    assert str(error.value).startswith(said) and len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("function", ["text", "empty", "twice", "blank", "count"])
+def test_names_that_are_none_are_refused_before_anything_starts(write: Write, several: str, function: str) -> None:
+    line = {"prompt": "a", "answer": "b"}
+    with pytest.raises(TaskError, match=r"^task\.verifier: its function has rewards = .*, which must be different names"):
+        open_task(config(write(line, line), verifier=f"{several}:{function}"), 0)
+    path = write(line, line | {"verifier": f"{several}:{function}"})
+    with pytest.raises(TaskError, match="line 2: its function has rewards = "):
+        open_task(config(path, verifier=f"{several}:plain"), 0)
