@@ -207,7 +207,8 @@ class Window:
                     kept.append((group, unit))
                 elif can(group, unit):
                     yield unit
-                    self._chosen.update(rollout.id for rollout in unit)
+                    leaving = group.unscored if group.complete else ()  # with what is taken of it
+                    self._chosen.update(rollout.id for rollout in (*unit, *leaving))
             if len(kept) == len(waiting):
                 return
             waiting = kept
@@ -294,7 +295,7 @@ class Selection:
             chosen.append(unit)
             if len(chosen) == piece or self._enough(chosen):
                 return chosen
-        return chosen if self._exhausted() or self._alone(chosen) else []
+        return chosen if self._last(chosen) else []
 
     def _all(self, step: int) -> list[list[Rollout]]:
         """All of the step at once, or nothing yet."""
@@ -303,13 +304,17 @@ class Selection:
             chosen.append(unit)
             if self._enough(chosen):
                 return chosen
-        return chosen if self._exhausted() or self._alone(chosen) else []
+        return chosen if self._last(chosen) else []
 
     def _enough(self, chosen: list[list[Rollout]]) -> bool:
         units, tokens = self.units + len(chosen), self.tokens + sum(rollout.tokens for unit in chosen for rollout in unit)
         if budget := self._config.train.step_tokens:
             return tokens >= budget or units >= self._most
         return units >= self.unit.per_step
+
+    def _last(self, chosen: list[list[Rollout]]) -> bool:
+        """Whether nothing else can come for the step: these are all there is, finished or not, and no group can start."""
+        return (self._exhausted() and len(chosen) == self.unit.untaken) or self._alone(chosen)
 
     def _alone(self, chosen: list[list[Rollout]]) -> bool:
         """Whether the step has, with these, all there is, and what it has leaves no room for another group: siblings were left out."""

@@ -204,7 +204,7 @@ class Training:
         rewards = {kept.group: list(kept.rewards) for kept in chosen}
         parts = {kept.group: [member.parts for member in kept.members] for kept in chosen}
         for batch in micro_batches(groups, lambda piece: len(piece.prompt + piece.ids) // 4, self._config.train.micro_tokens):
-            named = {piece.sample.group for piece in batch}
+            named = rewards if self._config.train.advantage in WHOLE_STEP else {piece.sample.group for piece in batch}
             self._again.add((self._step, self._index))
             self._send(batch, {n: rewards[n] for n in named}, {n: parts[n] for n in named if any(parts[n])})
 
