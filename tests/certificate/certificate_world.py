@@ -140,14 +140,14 @@ class RealWorld(World):
         """Ids of each training rollout, by item and place in its group."""
         return {key: np.frombuffer(ids, np.int32).tolist() for key, (ids, _) in self.sampled().items()}
 
-    def sampled(self) -> dict[tuple[int, int], tuple[bytes, bytes]]:
-        """Ids and behaviour log-probabilities of each, as they were streamed."""
+    def sampled(self, version: int | None = None) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+        """Ids and behaviour log-probabilities of each, as they were streamed; or only what was sampled under `version`."""
         whose: dict[int, tuple[int, int]] = {}
         found: dict[tuple[int, int], tuple[bytes, bytes]] = {}
         for event in self.log.events:
             if isinstance(event, e.Admitted):
                 whose |= {event.first + member: (event.item, member) for member in range(event.size)}
-            elif isinstance(event, e.Extended):
+            elif isinstance(event, e.Extended) and version in (None, event.version):
                 ids, behaviour = found.get(whose[event.rollout], (b"", b""))
                 found[whose[event.rollout]] = ids + event.ids, behaviour + event.behaviour
         return found
