@@ -176,7 +176,9 @@ def taken(w: Witness, event: e.Taken) -> None:
     chosen = set[int]()
     for unit in units:
         _may_be_taken(w, unit, event, chosen)
-        chosen.update(seen.id for seen in unit)
+        group = unit[0].group
+        leaving = [seen for seen in w.account.members(group) if isinstance(seen.verdict, NoVerdict)] if w.account.complete(group) else []
+        chosen.update(seen.id for seen in (*unit, *leaving))
     if w.prescribed:
         due = w.prescribed.pop(0)
         w.hold("redo", due == (event.step, event.rollouts), "{} was taken, and {} had to be taken again", event, due)
