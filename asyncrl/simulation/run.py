@@ -52,7 +52,7 @@ EXPLAINED: dict[str, str] = {
 
 @dataclass
 class Report:
-    """What one seed came to."""
+    """What one seed came to. `discarded` counts the tokens that no step trained, by reason."""
 
     seed: int
     lives: list[Ending] = field(default_factory=list)
@@ -64,6 +64,7 @@ class Report:
     digest: str = ""
     versions: dict[int, int] = field(default_factory=dict)
     lost_tail: int = 0
+    discarded: Counter[str] = field(default_factory=Counter)
     violation: Violation | None = None
 
     @property
@@ -219,6 +220,7 @@ async def _run(seed: int, config: Config, faults: Sequence[Fault], clock: MockCl
         digest=witness.digest.hexdigest(),
         versions=dict(witness.lineage),
         lost_tail=witness.lost_tail,
+        discarded=witness.account.tokens_discarded,
         violation=witness.violation,
     )
 
