@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from asyncrl.config.advice import advice
 from asyncrl.config.flow import FACTOR
-from asyncrl.config.losses import clips_nothing
-from asyncrl.config.schema import Config
+from asyncrl.config.losses import clips_nothing, ratios_weigh
+from asyncrl.config.schema import Config, Train
 from asyncrl.process import divide_cores
 from staleness.admission import most_live, worst_lag
 
@@ -86,9 +87,8 @@ def derived(config: Config, available: int) -> list[Row]:
     """The table, for a machine where this process may use `available` cores."""
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
     slots = rollout.actors * config.engine.slots
-    step_rollouts = train.batch_groups * rollout.group_size
     groups = live_groups(config)
-    live = groups * rollout.group_size
+    live = groups * group_size(config)
     total = config.run.cores or available
     share = divide_cores(range(total), 1, rollout.actors, config.run.trainer_cores)
     prompts = steps(config) * train.batch_groups
@@ -99,18 +99,59 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
         Row("steps at most", f"{steps(config):,}", f"{prompts:,} prompts of {task.train_size:,}: {prompts / task.train_size:.2g} epochs"),
-        Row("rollouts per step", f"{step_rollouts:,}", f"{train.batch_groups} groups of {rollout.group_size}"),
-        Row("response tokens per step", f"≤ {step_rollouts * rollout.max_new_tokens:,}", f"{rollout.max_new_tokens} a rollout"),
+        *_step(config),
         Row("groups live", f"≤ {groups:,}", f"(depth + overprovision) × batch_groups; {live:,} rollouts{_more(config)}"),
         Row("slots", f"{slots:,}", _slots(slots, live)),
         Row("queue", f"≤ {size(queue_bytes(config))}", "token arrays of the live rollouts"),
         Row("journal", f"≤ {size(journal_bytes(config))}", _journal(config)),
         Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
         Row("lag, worst", worst, _worst(config)),
+        Row("loss", train.objective, f"{_bounds(train)}; advantage {train.advantage}, by {train.unit}"),
+        Row("correction", ", ".join(entry.kind for entry in staleness.correction) or "none", _weighs(config)),
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
         Row("cores", f"{total} of {available}", f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}"),
         Row("metrics", f"http://127.0.0.1:{port}/metrics" if (port := config.run.metrics_port) else "off", "Prometheus"),
+        *(Row("note", key, text) for key, text in advice(config)),
     ]
+
+
+def _step(config: Config) -> list[Row]:
+    """What a step trains."""
+    rollout, train = config.rollout, config.train
+    least, most = train.batch_groups * rollout.group_size, train.batch_groups * group_size(config)
+    each = f"{rollout.group_size} to {group_size(config)}, more where prompts are harder" if most > least else str(rollout.group_size)
+    if train.step_tokens:
+        return [
+            Row("rollouts per step", "by their tokens", f"groups of {each}"),
+            Row("response tokens per step", f"≥ {train.step_tokens:,}", "they close a step, and batch_groups does not"),
+        ]
+    return [
+        Row("rollouts per step", f"{'≤ ' if most > least else ''}{most:,}", f"{train.batch_groups} groups of {each}"),
+        Row("response tokens per step", f"≤ {most * rollout.max_new_tokens:,}", f"{rollout.max_new_tokens} a rollout"),
+    ]
+
+
+def _bounds(train: Train) -> str:
+    """What the objective does to the ratio."""
+    lo, hi = f"{1 - train.clip_lo:g}", f"{1 + train.clip_hi:g}"
+    return {
+        "clip": f"ratio clipped to [{lo}, {hi}]",
+        "dual_clip": f"ratio clipped to [{lo}, {hi}], and at {train.dual_clip:g} where the advantage is negative",
+        "gspo": f"mean ratio of a rollout clipped to [{lo}, {hi}]",
+        "cispo": f"weight ≤ {hi}",
+        "topr": "weight ≤ 1 of rollouts whose advantage is negative",
+        "reinforce": "no ratio",
+        "one_forward": "ratio not clipped",
+    }[train.objective]
+
+
+def _weighs(config: Config) -> str:
+    correction = config.staleness.correction
+    if not correction:
+        return "no token is left out, or weighs less"
+    if any(entry.measures for entry in correction) and ratios_weigh(config.train, config.staleness):
+        return "what is kept weighs by its ratio"
+    return "says what is kept; the objective's own ratio weighs it" if any(entry.rejects for entry in correction) else "weighs by age"
 
 
 def _proximal(config: Config, live: int) -> str:

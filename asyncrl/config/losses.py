@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from asyncrl.config.schema import Config, Staleness, Train
-from staleness.estimators import GeometricMask, GeometricTis, IcePop, Mis
+from staleness.estimators import K3, GeometricMask, GeometricTis, IcePop, Mis
 
 BANDS = (IcePop, Mis, GeometricMask, GeometricTis)
 """Corrections whose lo and hi are the two ends of one band."""
+BOUNDS = (IcePop, Mis, K3)
+"""Corrections that keep no token, or no rollout, of a ratio far above 1. The others look at something else, or one way only."""
 GRADIENT_NORMS = ("min_variance", "min_variance_logits")
 Contradictions = Iterator[tuple[tuple[str, ...], str]]
 
@@ -27,6 +29,8 @@ def loss_contradictions(config: Config) -> Contradictions:
     train = config.train
     if train.objective == "dual_clip" and train.dual_clip <= 1 + train.clip_hi:
         yield ("train.dual_clip", "train.clip_hi"), "the second clip would cut into the first: dual_clip must be larger than 1 + clip_hi"
+    if train.objective == "one_forward":
+        yield from _one_forward(train, config.staleness)
     yield from _corrections(config)
     yield from _advantages(config)
 
@@ -40,6 +44,25 @@ def ratios_weigh(train: Train, staleness: Staleness) -> bool:
 def clips_nothing(train: Train, staleness: Staleness) -> bool:
     """Whether the objective has a ratio, and that ratio is always 1. (A step makes a version, so current and recomputed policy are one.)"""
     return staleness.proximal == "recompute" and train.objective != "reinforce"
+
+
+def bounded_above(staleness: Staleness) -> bool:
+    """Whether a correction bounds the ratio of what it keeps, which is that of current to behaviour policy where proximal is behaviour."""
+    return any(isinstance(entry, BOUNDS) for entry in staleness.correction)
+
+
+def _one_forward(train: Train, staleness: Staleness) -> Contradictions:
+    if staleness.proximal != "behaviour" and not clips_nothing(train, staleness):
+        yield (
+            ("train.objective", "staleness.proximal"),
+            "this objective does not bound its ratio, and corrections bound another one, of proximal to behaviour policy: set proximal to "
+            "behaviour, or objective to clip",
+        )
+    elif staleness.proximal == "behaviour" and not bounded_above(staleness):
+        yield (
+            ("train.objective", "staleness.correction"),
+            "this objective does not bound its ratio, and no correction here does: list icepop, mis or k3, or set objective to clip",
+        )
 
 
 def _corrections(config: Config) -> Contradictions:
