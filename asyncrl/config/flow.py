@@ -6,10 +6,11 @@ Every rule names the keys that contradict each other and what to do about it, as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from asyncrl.config.schema import Config
-from staleness.admission import most_live, worst_lag
+from staleness.admission import most_live
 
 FACTOR = 4
 """For one group that is needed at most so many are started, however few pass the filter."""
@@ -37,6 +38,17 @@ def flow_contradictions(config: Config) -> Contradictions:
             ("rollout.overprovision", "staleness.max_lag"),
             "what a step does not need would be too old for the next: set overprovision to 1, or raise max_lag",
         )
+    if staleness.max_lag == 0 and bounded and train.step_tokens:
+        yield (
+            ("train.step_tokens", "staleness.max_lag"),
+            "what a step does not need would be too old for the next: set step_tokens to 0, or raise max_lag",
+        )
+    if train.unit == "rollout" and rollout.sizing == "difficulty":
+        yield (
+            ("train.unit", "rollout.sizing"),
+            "what may be live is counted in groups of group_size, so lag would leave its bound with larger ones: set unit to group, "
+            "or sizing to fixed",
+        )
     if train.unit == "rollout" and staleness.on_stale == "recycle":
         yield (
             ("train.unit", "staleness.on_stale"),
@@ -51,9 +63,21 @@ def flow_contradictions(config: Config) -> Contradictions:
 
 def _widest(config: Config) -> int:
     """The widest window that keeps lag within max_lag; 0 where none does."""
-    staleness, batch = config.staleness, config.train.batch_groups
-    return max(0, (staleness.max_lag + 1) * batch - most_live(staleness.depth, batch, config.rollout.overprovision) + 1)
+    return max(0, (config.staleness.max_lag + 1) * _least(config) - _live(config) + 1)
 
 
 def _lag(config: Config, window: int) -> int:
-    return worst_lag(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision, window)
+    """As `staleness.admission.worst_lag`, whatever closes a step."""
+    live, least = _live(config), _least(config)
+    return 0 if least >= live else math.ceil((live + window - 1) / least) - 1
+
+
+def _live(config: Config) -> int:
+    return most_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)
+
+
+def _least(config: Config) -> int:
+    """Groups of the smallest step: where tokens close it, the longest there can be."""
+    rollout, train = config.rollout, config.train
+    members = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
+    return math.ceil(train.step_tokens / (members * rollout.max_new_tokens)) if train.step_tokens else train.batch_groups

@@ -1,0 +1,86 @@
+"""Settings of flow that contradict each other are refused with the keys and the remedy; the window's rule against the bound itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from asyncrl.config import Config
+from asyncrl.config.rules import contradictions
+from staleness.admission import worst_lag
+
+
+def refused(**sections: dict[str, object]) -> list[tuple[tuple[str, ...], str]]:
+    return list(contradictions(msgspec.convert(sections, Config)))
+
+
+ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "keys", "remedy"),
+    [
+        ({"staleness": {"depth": 3, "max_lag": 2}}, {"staleness.depth", "staleness.max_lag"}, "lower depth"),
+        (
+            {"staleness": {"depth": 0, "max_lag": 0}, "rollout": {"overprovision": 1.5}},
+            {"rollout.overprovision", "staleness.max_lag"},
+            "set overprovision to 1",
+        ),
+        (
+            {"staleness": {"depth": 0, "max_lag": 0}, "train": {"step_tokens": 100}},
+            {"train.step_tokens", "staleness.max_lag"},
+            "set step_tokens to 0",
+        ),
+        (
+            {"train": ALONE, "rollout": {"sizing": "difficulty"}},
+            {"train.unit", "rollout.sizing"},
+            "sizing to fixed",
+        ),
+        ({"train": ALONE, "staleness": {"on_stale": "recycle"}}, {"train.unit", "staleness.on_stale"}, "set unit to group"),
+        (
+            {"rollout": {"sizing": "difficulty", "group_size": 8, "group_size_max": 4}},
+            {"rollout.group_size_max", "rollout.group_size"},
+            "raise group_size_max",
+        ),
+    ],
+)
+def test_each_contradiction_names_its_keys_and_the_remedy(sections: dict[str, dict[str, object]], keys: set[str], remedy: str) -> None:
+    (found,) = refused(**sections)
+    assert set(found[0]) == keys and remedy in found[1]
+
+
+@pytest.mark.parametrize("overprovision", [1.0, 2.0])
+@pytest.mark.parametrize(("depth", "max_lag"), [(0, 2), (1, 1), (1, 2), (2, 4)])
+def test_a_window_whose_lag_would_be_dropped_is_refused_and_the_widest_that_is_not_is_named(
+    depth: int, max_lag: int, overprovision: float
+) -> None:
+    batch = 4
+
+    def of(window: int) -> list[str]:
+        staleness = {"depth": depth, "max_lag": max_lag, "window": window, "on_stale": "drop"}
+        return [
+            sentence
+            for keys, sentence in refused(train={"batch_groups": batch}, staleness=staleness, rollout={"overprovision": overprovision})
+            if "staleness.window" in keys
+        ]
+
+    for window in range(1, 20):
+        lag = worst_lag(depth, batch, overprovision, window)
+        assert bool(of(window)) == (lag > max_lag)
+        if said := of(window):
+            assert f"its lag is {lag}" in said[0] and f"set max_lag to {lag}" in said[0]
+            widest = sum(1 for _ in itertools.takewhile(lambda w: worst_lag(depth, batch, overprovision, w) <= max_lag, range(1, 99)))
+            assert (f"set window to {widest} or less" in said[0]) == (widest > 0)
+
+
+def test_where_tokens_close_a_step_the_smallest_step_counts() -> None:
+    """2 groups of 4 rollouts of 10 tokens make 80: so 4 may be live, one may wait behind all others, and steps take 2."""
+    rollout: dict[str, object] = {"group_size": 4, "max_new_tokens": 10}
+    train: dict[str, object] = {"batch_groups": 2}
+    for step_tokens, worst in ((80, 1), (41, 1), (40, 3), (1, 3), (160, 0), (1000, 0)):
+        for max_lag in range(1, 5):
+            staleness = {"depth": 1, "max_lag": max_lag, "window": 1, "on_stale": "drop"}
+            found = refused(rollout=rollout, train=train | {"step_tokens": step_tokens}, staleness=staleness)
+            assert bool(found) == (worst > max_lag), (step_tokens, max_lag)
