@@ -193,6 +193,7 @@ def accuracy(model_path: Path, config: Config) -> float:
 
 
 def evaluated(run: Run, config: Config) -> Result:
+    torch.set_num_threads(1)  # on a machine that others use too, several would wait for each other
     return Result(run, {step: accuracy(run.folder / f"step-{step:06d}", config) for step in run.seconds if step % EVERY == 0})
 
 
