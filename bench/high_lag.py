@@ -49,7 +49,7 @@ from asyncrl.training.models import load_model, parameters_for_publication
 from asyncrl.training.warmup import prepare_model
 
 RUN_TOML = Path(__file__).parent.parent / "run.toml"
-SETTINGS = ["train.steps=100", "staleness.max_lag=32", "staleness.depth=32"]
+SETTINGS = ["train.eval_every=40", "staleness.max_lag=32", "staleness.depth=32"]
 METHODS = {
     "default": [],
     "decoupled": ["staleness.proximal=snapshot", 'staleness.correction=[{kind = "token_tis", hi = 2.0}]'],
