@@ -231,18 +231,30 @@ class Training:
         return self._book.experience.groups[rollout.group].prompt_tokens + rollout.tokens
 
     def _anchor(self) -> None:
-        """Have the trainer score, while it holds the version, what was sampled under it, and late under those before. Engines may still
-        be at the version published last."""
+        """Have the trainer score, while it holds the version, what was sampled under it, and late under those before."""
         untaken = [rollout for rollout in self._book.experience.rollouts.values() if self._to_train(rollout)]
         self._anchored = {rollout.id: self._anchored.get(rollout.id, 0) for rollout in untaken}
         due = [rollout for rollout in untaken if self._scorable(rollout) > self._anchored[rollout.id]]
+        sampled = self._sampled
         live = [*self._anchored, *(member.rollout for kept in self._book.experience.shelf.kept.values() for member in kept.members)]
         batches = micro_batches(([rollout] for rollout in due), self._tokens, self._config.train.micro_tokens)
         for batch in batches or [[]]:
             ids = b"".join(self._book.experience.groups[rollout.group].prompt + rollout.ids for rollout in batch)
             samples = [self._sample(rollout) for rollout in batch]
-            self.trainer.send(Anchor(self._step, samples, live, self._book.experience.version or 0), ids)
+            self.trainer.send(Anchor(self._step, samples, live, sampled), ids)
             self._anchored |= {rollout.id: self._scorable(rollout) for rollout in batch}
+
+    @property
+    def _sampled(self) -> int:
+        """The oldest version that more tokens may come of: engines may still be at the one published last, and where rollouts end under
+        the one that they began with, at that of each."""
+        experience = self._book.experience
+        published = experience.version or 0
+        if self._config.staleness.finish_on == "mixed":
+            return published
+        going = [r for r in experience.rollouts.values() if r.status in (Status.WAITING, Status.LEASED) and self._to_train(r)]
+        began = [r.spans[0].version if r.spans else experience.groups[r.group].born for r in going]
+        return min([published, *began])
 
     def _scorable(self, rollout: Rollout) -> int:
         """Tokens that are of no later version than the open step begins from: after a crash there may be others, whose turn comes again."""
