@@ -86,6 +86,8 @@ def busy(clock: Clock, port: int) -> Iterator[int]:
     metrics.reported("trainer", 0, Report(1.0, {"micro_batch": 0.125}, {}, []))
     metrics.refused("key: from 10.0.0.1")
     metrics.restarted("rollout")
+    metrics.garbled("nan")
+    metrics.alarmed(["masked_icepop", "ess"])
     with metrics.serve(port):
         yield port
 
@@ -147,6 +149,9 @@ def test_what_happened_is_what_a_scrape_says(busy: int) -> None:
         ("asyncrl_waits", "rollout", "0"): 0,
         ("asyncrl_refused_connections_total", "key"): 1,
         ("asyncrl_restarts_total", "rollout"): 1,
+        ("asyncrl_bad_chunks_total", "nan"): 1,
+        ("asyncrl_alarm", "masked_icepop"): 1,
+        ("asyncrl_alarm", "ess"): 1,
         ("asyncrl_since_last_step_seconds",): 7,
         ("asyncrl_run_info", "spell_backward", "bundled"): 1,
     }
@@ -202,6 +207,46 @@ def test_leases_the_journal_and_the_loop_are_seen(clock: Clock) -> None:
     assert (value("asyncrl_lease_tail_seconds"), value("asyncrl_lease_deadline_seconds")) == (2.5, 30.0)
     assert (value("asyncrl_journal_bytes"), value("asyncrl_journal_pending_bytes")) == (4096, 17)
     assert value("asyncrl_pump_seconds") == 0.25
+
+
+def test_an_alarm_is_there_by_its_cause_until_a_step_is_well(port: int) -> None:
+    metrics = Metrics()
+
+    def scraped() -> set[str]:
+        found = {tuple(labels): value for (name, labels), value in samples(scrape(port)).items() if name == "asyncrl_alarm"}
+        assert set(found.values()) <= {1.0}
+        return {cause for (cause,) in found}
+
+    with metrics.serve(port):
+        assert scraped() == set()
+        metrics.alarmed(["staleness", "ess"])
+        assert scraped() == {"staleness", "ess"}
+        metrics.alarmed(["ess", "masked_k3"])
+        assert scraped() == {"ess", "masked_k3"}, "what the last step did not raise is over"
+        metrics.alarmed([])
+        assert scraped() == set()
+
+
+def test_how_far_training_is_from_generation_is_scraped(port: int) -> None:
+    """Of four complete rollouts of 1, 1, 2 and 2 tokens, the two short ones are trained."""
+    events: list[e.AnyEvent] = [e.Published(0), e.Admitted(0, 0, 2, "train", 0, array(3, "<i4"), 8)]
+    events.append(e.Admitted(1, 2, 2, "train", 1, array(3, "<i4"), 8))
+    for rollout, count in enumerate((1, 1, 2, 2)):
+        events += [e.Leased(rollout, "rollout-0", 1), extended(rollout, count), e.Sealed(rollout, 1, "stop")]
+        events.append(e.JudgedAs(rollout, Scored(float(rollout % 2))))
+    metrics = Metrics()
+    with metrics.serve(port):
+        metrics.observed(observe(fold(events), {}))
+        assert not [name for name, _ in samples(scrape(port)) if name == "asyncrl_bias"], "nothing is trained yet"
+        events += [e.Taken(0, [0, 1]), e.Trained(0, 1, {}), e.Trained(1, 1, {})]
+        metrics.observed(observe(fold(events), {}))
+        found = {label: value for (name, labels), value in samples(scrape(port)).items() if name == "asyncrl_bias" for label in labels}
+    assert found == {
+        "length": 0.5,
+        "length_mean": pytest.approx(1 / 1.5),
+        **dict.fromkeys(("age", "attempts", "version"), 0.0),
+        **{f"{name}_mean": 1.0 for name in ("age", "attempts", "version")},
+    }
 
 
 def test_an_observation_does_not_change_with_the_heart() -> None:

@@ -182,6 +182,21 @@ def test_a_live_run_says_which_side_is_idle() -> None:
     assert "generation is the slow side" in sentences[2] and len(sentences) == 3
 
 
+def test_what_the_last_step_raised_is_said_last() -> None:
+    alarms = ["Engine and trainer disagree about the same weights: k3 is 0.3.", "The sample is small."]
+    how: dict[str, Any] = {"lives": True, "age_s": 0.5, "stalled": False, "run": RUN}
+    plain, alarmed = answer(S, **how), answer(standing(alarms=alarms), **how)
+    assert alarmed == plain + alarms
+    over = standing(alarms=alarms, ok=True, phase="stop", reason="all 100 steps are done")
+    assert len(answer(over, **how)) == 1, "of a run that ended well the summary has them"
+
+
+def test_an_alarm_reaches_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_at(tmp_path / "run", standing(alarms=["The policy has moved away from what it trains on."]))
+    assert main(["why", str(run)]) == 0
+    assert capsys.readouterr().out.endswith("The policy has moved away from what it trains on.\n")
+
+
 def test_engines_without_a_lease_are_idle_whatever_they_have_reported() -> None:
     quiet = standing(idle={"trainer": {"command": 0.0}, "rollout": {}}, rollouts={"taken": 64}, groups=Groups(live=8, most=8))
     assert "rollout actors for 100%" in answer(quiet, lives=True, age_s=0.0, stalled=False, run=RUN)[1]

@@ -213,6 +213,7 @@ def test_what_does_nothing_or_bounds_nothing_is_said(sets: list[str], key: str, 
     "sets",
     [
         ["train.objective=gspo", "train.clip_lo=3e-4", "train.clip_hi=4e-4"],
+        ["train.objective=gspo", "train.clip_lo=3e-4"],
         ["train.objective=dual_clip", "train.dual_clip=2", "staleness.correction=none"],
         [*FIRST_K, "train.prior_visits=1"],
         ["train.clip_lo=0.1", "train.clip_hi=0.1"],

@@ -1,0 +1,100 @@
+"""What a run says of its steps and of what it trains on: alarms while they last and how many there were, and how fair its sample is."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+
+import pytest
+import trio.testing
+from actor_world import ScriptedLearner, ScriptedVerifiers, World, configured
+
+from actors.coordinator.survey import survey
+from asyncrl.experience import events as e
+from asyncrl.messages import NoVerdict, Scored
+from asyncrl.summary import Alarmed
+
+APART = 0.5
+"""A k3 over `alarm_k3`."""
+
+
+class Drifting(ScriptedLearner):
+    """A learner whose policy is far from the engines' in the steps that make versions 2, 3 and 5."""
+
+    async def step(self) -> dict[str, float]:
+        metrics = await super().step()
+        return metrics | {"k3": APART if self.version in (2, 3, 5) else 0.01}
+
+
+async def test_an_alarm_lasts_as_long_as_its_cause_and_is_counted(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(configured(train={"steps": 6, "eval_every": 0}, task={"eval_size": 0}))
+    world.learner = Drifting()
+    scraped: dict[int, float | None] = {}
+    told: dict[int, list[str]] = {}
+
+    async def watch() -> None:
+        for version in range(1, 6):
+            await world.until(lambda version=version: bool((t := world.coordinator.training) and t.version >= version))
+            scraped[version] = world.coordinator.metrics.registry.get_sample_value("asyncrl_alarm", {"cause": "divergence"})
+            told[version] = survey(world.coordinator).alarms
+
+    with caplog.at_level(logging.WARNING):
+        outcome = await world.run(watch)
+    summary = world.coordinator_summary(outcome)
+    assert outcome.ok and summary.steps == 6
+    assert scraped == {1: None, 2: 1.0, 3: 1.0, 4: None, 5: 1.0}
+    assert {version: len(alarms) for version, alarms in told.items()} == {1: 0, 2: 1, 3: 1, 4: 0, 5: 1}
+    [sentence] = told[2]
+    assert f"k3 is {APART:g} and may be 0.1" in sentence
+    assert summary.alarms == {"divergence": Alarmed(3, sentence)}
+    logged = [record.getMessage() for record in caplog.records if record.getMessage().startswith("alarm ")]
+    assert logged == [f"alarm divergence in the step that made version {version}: {sentence}" for version in (2, 5)], "once for each time"
+
+
+async def test_tokens_left_out_for_their_age_are_an_alarm(autojump_clock: trio.testing.MockClock) -> None:
+    """Groups of one rollout, so many at a time that short ones make several versions while a long one goes on."""
+    changes = {"train": {"steps": 40, "batch_groups": 1, "eval_every": 0}, "staleness": {"max_lag": 1, "alarm_masked": 0.5}}
+    world = World(configured(**changes, task={"eval_size": 0}, rollout={"group_size": 1, "k_min": 1, "overprovision": 7.0}))
+    world.learner = ScriptedLearner(seconds_per_token=0.0, step_s=0.001)
+    summary = world.coordinator_summary(await world.run())
+    masked = summary.tokens.discarded.get("stale", 0)
+    over = 0
+    for batch, mask in world.learner.batches:
+        assert len(batch.samples) == 1, "a step is one rollout"
+        over += mask.count(0) > 0.5 * len(mask)
+    assert masked and over, "or this shows nothing"
+    [(name, alarmed)] = summary.alarms.items()
+    assert name == "masked_stale" and alarmed.steps == over
+
+
+async def test_the_summary_has_the_distance_of_what_is_trained(autojump_clock: trio.testing.MockClock) -> None:
+    """Against distances worked out from the events alone."""
+    world = World(configured(train={"steps": 5, "batch_groups": 2}))
+    world.verifiers = ScriptedVerifiers(lambda purpose, item, ids: Scored(1.0) if len(ids) < 4 * 5 else NoVerdict("timeout"), 0.05)
+    summary = world.coordinator_summary(await world.run())
+    groups = [event for event in world.log.events if isinstance(event, e.Admitted) and event.purpose == "train"]
+    training = {rollout for group in groups for rollout in range(group.first, group.first + group.size)}
+    tokens: Counter[int] = Counter()
+    sealed: dict[int, int] = {}
+    trained: dict[int, float] = {}
+    for event in world.log.events:
+        if isinstance(event, e.Extended):
+            tokens[event.rollout] += len(event.ids) // 4
+        elif isinstance(event, e.Sealed) and event.rollout in training:
+            sealed[event.rollout] = tokens[event.rollout]
+        elif isinstance(event, e.Trained):
+            trained[event.rollout] = event.trained / tokens[event.rollout]
+    assert len(trained) < len(sealed), "what had no verdict is generated, and is not trained"
+    left = Counter(length.bit_length() for length in sealed.values())
+    right: defaultdict[int, float] = defaultdict(float)
+    for rollout, share in trained.items():
+        right[sealed[rollout].bit_length()] += share
+    whole = sum(right.values())
+    distance = sum(abs(left[at] / left.total() - right[at] / whole) for at in set(left) | set(right)) / 2
+    mean = sum(sealed[rollout] * share for rollout, share in trained.items()) / whole / (sum(sealed.values()) / left.total())
+    assert summary.bias["length"] == pytest.approx(distance) and summary.bias["length_mean"] == pytest.approx(mean)
+    assert summary.bias["length"] > 0 and summary.bias["length_mean"] < 1, "short ones are trained"
+    assert set(summary.bias) == {f"{axis}{end}" for axis in ("length", "age", "attempts", "version") for end in ("", "_mean")}
+    assert summary.bias["attempts"] == 0 and summary.bias["attempts_mean"] == pytest.approx(1), "nothing was leased twice"
