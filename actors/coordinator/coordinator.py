@@ -344,6 +344,7 @@ class Coordinator:
         self.metrics.published(self.publishing.seconds[-1], self.publishing.pauses[-1])
         if pinned:
             self.evaluation.start(version)
+        self.generation.let_go(self.evaluation.running)
 
     # ------------------------------------------------------------------------------------------------------ lost ones
 

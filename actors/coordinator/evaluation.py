@@ -15,7 +15,6 @@ from actors.coordinator.prompts import Prompts
 from actors.coordinator.seats import Seats
 from asyncrl.config import Config
 from asyncrl.experience.events import Dropped
-from asyncrl.messages import Unpin
 
 PERFECT = 1.0
 """The reward of a correct answer; verifiers may give less for a part of it."""
@@ -87,6 +86,5 @@ class Evaluation:
 
     def _end(self) -> None:
         assert self.running is not None
-        for seat in self._seats.unpin(self.running):
-            seat.peer.send(Unpin(self.running))
         self.running = None
+        self._generation.let_go(None)

@@ -7,12 +7,13 @@ defect, whatever it held: with the bad chunk its engine may have lost more than 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 
-from asyncrl.experience.rollout import Rollout
+from asyncrl.experience.rollout import Refused, Rollout
+from asyncrl.link import LinkError
 from asyncrl.messages import ChunkHead
 
 SUSPECT = 3
@@ -67,7 +68,27 @@ def refusal(head: ChunkHead, rollout: Rollout) -> Defect:
     return "over_budget" if head.count > rollout.remaining else "wrong_version"
 
 
-def named(seen: Counter[Defect]) -> str:
-    """What an engine sent, in words."""
-    kinds = ", ".join(f"{count} {defect}" for defect, count in seen.most_common())
-    return f"{seen.total()} bad chunks ({kinds})"
+class Suspects:
+    """The engines that have sent bad chunks."""
+
+    def __init__(self, heard: Callable[[Defect], None]) -> None:
+        """`heard` hears of each bad chunk."""
+        self._heard = heard
+        self.seen: dict[str, Counter[Defect]] = {}
+
+    def add(self, sender: str, found: Sequence[Defect], *, engine: bool) -> None:
+        """`sender`, who has an `engine` or has none, has sent these. Raises Refused where that makes `SUSPECT` of them, and LinkError where
+        there is no engine to be suspected."""
+        for defect in found:
+            self._heard(defect)
+        if not engine:
+            raise LinkError("malformed", f"{sender} has no engine, and sent bad chunks: {', '.join(found)}")
+        seen = self.seen.setdefault(sender, Counter())
+        seen.update(found)
+        if seen.total() >= SUSPECT:
+            kinds = ", ".join(f"{count} {defect}" for defect, count in seen.most_common())
+            raise Refused(f"{seen.total()} bad chunks ({kinds})")
+
+    def forget(self, sender: str) -> None:
+        """This engine is gone: its successor begins without a past."""
+        self.seen.pop(sender, None)

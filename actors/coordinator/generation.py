@@ -3,6 +3,8 @@
 admit   while admission allows: the next prompt becomes a group      (evaluation admits its own, actors/coordinator/evaluation.py)
 lease   waiting rollouts, recycled ones first → the engine with most room; a group stays together, so that its prompt is read once
 chunks  Extended, and Sealed at the end; Late if the rollout is no longer with the sender; Buried if it cannot be (garbage.py)
+own     where a rollout ends under the version that it began with, its leases name that one, and engines keep it until nobody needs it;
+        Buried where no engine has it any more
 back    interrupted, expired or its actor lost: Recycled with its tokens; Buried after `attempts` leases that brought no token, and where
         it would go on for more than `max_hops` times
 """
@@ -11,21 +13,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Collection
 
 import trio
 
 from actors.coordinator.book import Book
-from actors.coordinator.garbage import SUSPECT, Defect, defects, fits, named, refusal
+from actors.coordinator.garbage import Defect, Suspects, defects, fits, refusal
 from actors.coordinator.leases import Out
 from actors.coordinator.prompts import Prompts
 from actors.coordinator.seats import Seat, Seats
 from asyncrl.config import Config
 from asyncrl.experience.events import Admitted, Buried, Dropped, Extended, Late, Leased, Recycled, Sealed
 from asyncrl.experience.rollout import Refused, Rollout, Status
-from asyncrl.link import LinkError
-from asyncrl.messages import ChunkHead, Chunks, Interrupt, Lease, Leases, Purpose
+from asyncrl.messages import ChunkHead, Chunks, Interrupt, Lease, Leases, Purpose, Unpin
 from asyncrl.strategies.sizing import SIZINGS
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ class Generation:
         self._seats = seats
         self._prompts = prompts
         self._config = config
-        self._garbled = garbled
-        self.garbage: dict[str, Counter[Defect]] = {}  # bad chunks of each engine there is
+        self._own = config.staleness.finish_on == "own"
+        self.suspects = Suspects(garbled)
         self.out = Out(config.run.lease_s)  # what is leased, and since when
         self._left: dict[int, str] = {}  # rollouts whose lease ran out, and the engine they were with
         self.streamed: dict[str, float] = {}  # when each engine streamed last
@@ -117,11 +117,17 @@ class Generation:
         """
         given: dict[Seat, list[Rollout]] = {}
         group, seat = -1, None
-        for rollout in self._book.experience.to_lease(purpose, self._seats.room(purpose, version)):
+        for rollout in self._waiting(purpose, version):
             if self._hopped_out(rollout):
                 continue
+            asked = version
+            if self._own and purpose == "train":
+                asked = self._under(rollout)
+                if not self._seats.room(purpose, asked):
+                    self._gone(rollout, asked)
+                    continue
             if self._on_last_attempt(rollout):
-                if (chosen := self._apart(purpose, version)) is None:
+                if (chosen := self._apart(purpose, asked)) is None:
                     continue
                 group, seat = -1, None  # the next one is placed anew
                 self._left.pop(rollout.id, None)
@@ -129,12 +135,29 @@ class Generation:
                 given.setdefault(chosen, []).append(rollout)
                 continue
             left = self._left.pop(rollout.id, "")
-            if seat is None or rollout.group != group or left or not seat.room(purpose):
-                group, seat = rollout.group, self._seats.roomiest(purpose, version, but=left)
+            if seat is None or rollout.group != group or left or not seat.room(purpose) or (purpose, asked) not in seat.services:
+                group, seat = rollout.group, self._seats.roomiest(purpose, asked, but=left)
             self._seats.hold(seat, rollout.id, purpose)
             given.setdefault(seat, []).append(rollout)
         for seat, rollouts in given.items():
             self._hand_over(seat, rollouts, purpose, version)
+
+    def _waiting(self, purpose: Purpose, version: int | None) -> list[Rollout]:
+        """The rollouts to look for a place for: as many as there is room for, or where each may need another version, all."""
+        experience, room = self._book.experience, self._seats.room(purpose, version)
+        if self._own and purpose == "train" and room:
+            room = experience.statuses()[Status.WAITING]
+        return experience.to_lease(purpose, room)
+
+    def _under(self, rollout: Rollout) -> int | None:
+        """The version that a rollout has to be sampled under: the one it began with, or what is published, where it has not begun."""
+        return rollout.spans[0].version if rollout.spans else self._book.experience.version
+
+    def _gone(self, rollout: Rollout, version: int | None) -> None:
+        """There is no room for a rollout that began with `version`: it waits for some, unless no engine will have that version again. An
+        engine that comes is given the one that is published, or a later one."""
+        if not self._seats.serves("train", version) and version != self._book.experience.version:
+            self._give_up(rollout, "version_gone")
 
     def _on_last_attempt(self, rollout: Rollout) -> bool:
         """Whether it has failed, and once more is the end."""
@@ -154,6 +177,7 @@ class Generation:
         for rollout in rollouts:
             group = self._book.experience.groups[rollout.group]
             prompt, attempt = group.prompt, rollout.attempt + 1
+            pinned = self._under(rollout) if self._own and purpose == "train" else version
             leases.append(
                 Lease(
                     rollout=rollout.id,
@@ -164,13 +188,13 @@ class Generation:
                     prefix_tokens=rollout.tokens,
                     max_new_tokens=rollout.remaining,
                     temperature=self._config.rollout.temperature if purpose == "train" else 0.0,
-                    version=version,
+                    version=pinned,
                 )
             )
             ids += prompt
             ids += rollout.ids
             self._book.record(Leased(rollout.id, seat.name, attempt))
-            self.out.give(rollout.id, attempt, rollout.tokens, trio.current_time())
+            self.out.give(rollout.id, attempt, rollout.tokens, trio.current_time(), pinned)
         seat.peer.send(Leases(leases), bytes(ids))
 
     # --------------------------------------------------------------------------------------------------------- chunks
@@ -179,7 +203,9 @@ class Generation:
         """Book what an engine sampled. What it cannot have sampled is nobody's tokens: its rollout is buried by the defect's name. Raises
         Refused, with the rest of the frame booked, where that was the `SUSPECT`-th time, and LinkError where there is no engine."""
         if not fits(message.heads, ids, behaviour):
-            self._on_misfit(sender, message)
+            for head in message.heads:  # nobody can say which tokens are whose
+                self._bury(sender, head, "unequal")
+            self.suspects.add(sender, ["unequal"], engine=self._seats.get(sender) is not None)
             return
         bad = defects(message.heads, ids, behaviour, vocabulary=self._prompts.vocabulary, published=self._book.experience.version)
         at = 0
@@ -207,20 +233,16 @@ class Generation:
                 self._book.record(Sealed(head.rollout, head.attempt, head.finish))
             at = end
         if bad:
-            self._suspect(sender, list(bad.values()))
+            self.suspects.add(sender, list(bad.values()), engine=self._seats.get(sender) is not None)
 
     def _extend(self, rollout: Rollout, head: ChunkHead, ids: bytes, behaviour: bytes) -> bool:
+        if self._own and head.version != self.out.of(rollout.id).version:
+            return False
         try:
             self._book.record(Extended(head.rollout, head.attempt, head.version, head.start, ids, behaviour))
         except Refused:
             return False
         return True
-
-    def _on_misfit(self, sender: str, message: Chunks) -> None:
-        """Nobody can say which tokens are whose: none of those that the frame names goes on."""
-        for head in message.heads:
-            self._bury(sender, head, "unequal")
-        self._suspect(sender, ["unequal"])
 
     def _bury(self, sender: str, head: ChunkHead, defect: Defect) -> None:
         """A chunk is bad: its rollout is given up, where it is with the sender, and stopped there."""
@@ -229,16 +251,38 @@ class Generation:
             logger.warning("rollout %d is given up for what %s sent of it: %s", rollout.id, sender, defect)
             self._give_up(rollout, defect)
 
-    def _suspect(self, sender: str, found: list[Defect]) -> None:
-        """An engine has sent so many bad chunks more."""
-        for defect in found:
-            self._garbled(defect)
-        if self._seats.get(sender) is None:
-            raise LinkError("malformed", f"{sender} has no engine, and sent bad chunks: {', '.join(found)}")
-        seen = self.garbage.setdefault(sender, Counter())
-        seen.update(found)
-        if seen.total() >= SUSPECT:
-            raise Refused(named(seen))
+    # ------------------------------------------------------------------------------------------------------- versions
+
+    def let_go(self, evaluated: int | None) -> None:
+        """Have engines forget the versions that neither the evaluation under way nor any rollout needs; to be called where every engine
+        serves what is published, or an evaluation is over.
+
+        Where rollouts end under the version that they began with, engines keep each version with which one began that is not complete.
+        That are `max_lag` + 1 at most, the current one among them: what began earlier can be trained in no step to come, unless
+        `on_stale` says so, and is given up by name, and what has no token yet is leased anew. A commit and an evaluation make it two more.
+        """
+        needed = {evaluated}
+        if self._own:
+            needed |= self._seats.current
+            oldest = (self._book.experience.version or 0) - self._config.staleness.max_lag
+            for rollout in self._incomplete():
+                version = self.out.of(rollout.id).version if rollout.owner else self._under(rollout)
+                if version is None or version >= oldest:
+                    needed.add(version)
+                elif rollout.tokens:
+                    self._give_up(rollout, "version_gone")
+                else:
+                    self._stop(rollout)
+                    self._take_back(rollout, "version_gone")
+        for version in sorted(self._seats.kept - needed):
+            for seat in self._seats.unpin(version):
+                seat.peer.send(Unpin(version))
+
+    def _incomplete(self) -> list[Rollout]:
+        """The training rollouts of which more is to be sampled."""
+        experience = self._book.experience
+        held = [experience.rollouts[id] for seat in self._seats for id in sorted(seat.held["train"])]
+        return held + experience.to_lease("train", experience.statuses()[Status.WAITING])
 
     # ----------------------------------------------------------------------------------------------------------- back
 
@@ -269,7 +313,7 @@ class Generation:
     def lose(self, seat: Seat) -> None:
         """An engine is gone: what it held continues elsewhere, from its last streamed token."""
         queued = self._queued(seat)
-        self.garbage.pop(seat.name, None)
+        self.suspects.forget(seat.name)
         for held in seat.held.values():
             for id in sorted(held):
                 self._fail(self._book.experience.rollouts[id], "actor_lost", queued)
@@ -296,9 +340,12 @@ class Generation:
 
     def forget(self, rollout: Rollout) -> None:
         """A group was dropped while this rollout was with an engine: have it stopped there."""
+        self._stop(rollout)
+        self._release(rollout)
+
+    def _stop(self, rollout: Rollout) -> None:
         if (seat := self._seats.get(rollout.owner)) is not None:
             seat.peer.send(Interrupt([rollout.id]))
-        self._release(rollout)
 
     def _fail(self, rollout: Rollout, reason: str, queued: Collection[int]) -> None:
         """A lease ended badly. One that brought a token is no failed attempt: the response is longer now, and so it comes to an end. Nor is
@@ -332,8 +379,8 @@ class Generation:
 
     def _give_up(self, rollout: Rollout, reason: str) -> None:
         """Bury a rollout by name; who has it is told."""
-        if (seat := self._seats.get(rollout.owner)) is not None:
-            seat.peer.send(Interrupt([rollout.id]))
+        self._stop(rollout)
+        if rollout.owner:
             self._release(rollout)
         self._left.pop(rollout.id, None)
         self._book.record(Buried(rollout.id, reason))

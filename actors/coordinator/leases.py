@@ -53,14 +53,15 @@ class LeaseTimes:
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A lease: its `number` in the order of giving, the rollout's `attempt`, `since` when (trio's clock), until which `deadline`, and the
-    `tokens` that there were at its beginning."""
+    """A lease: its `number` in the order of giving, the rollout's `attempt`, `since` when (trio's clock), until which `deadline`, the
+    `tokens` that there were at its beginning, and the `version` that it is pinned to, None where it is to none."""
 
     number: int
     attempt: int
     since: float
     deadline: float
     tokens: int
+    version: int | None
 
 
 class Out:
@@ -72,11 +73,11 @@ class Out:
         self._given = 0
         self._order: list[tuple[float, int, int]] = []  # a heap of (deadline, rollout, attempt); those given back meanwhile are in it too
 
-    def give(self, rollout: int, attempt: int, tokens: int, now: float) -> None:
-        """A rollout that holds so many tokens is leased."""
+    def give(self, rollout: int, attempt: int, tokens: int, now: float, version: int | None = None) -> None:
+        """A rollout that holds so many tokens is leased, pinned to `version` where that is one."""
         deadline = now + self.times.deadline_s
         self._given += 1
-        self._held[rollout] = Held(self._given, attempt, now, deadline, tokens)
+        self._held[rollout] = Held(self._given, attempt, now, deadline, tokens, version)
         heapq.heappush(self._order, (deadline, rollout, attempt))
 
     def of(self, rollout: int) -> Held:

@@ -1,7 +1,8 @@
 """Weights to engines: the shell around one publication at a time. Invariant: what `published` names was committed, and is in the journal.
 
 A publication is due when an engine does not serve the trainer's version (a step was taken, or an engine came or came back), or when that
-version is to be pinned for evaluation. One that fails is tried again, in a new epoch; FAILURES in a row end the run.
+version is to be pinned for evaluation. Where a rollout ends under the version that it began with, every version is pinned, until nobody
+needs it. One that fails is tried again, in a new epoch; FAILURES in a row end the run.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Publishing:
         done: Callable[[int, bool], None],
     ) -> None:
         """`fence(actor, reason)` has an engine replaced, `give_up(reason)` ends the run, `done(version, pinned)` hears of what every
-        engine serves."""
+        engine serves, and whether it is to be evaluated."""
         self._book = book
         self._seats = seats
         self._fence = fence
@@ -62,6 +63,7 @@ class Publishing:
         self._done = done
         self._deadline_s = config.publication.deadline_s
         self._host = config.publication.host
+        self._own = config.staleness.finish_on == "own"
         self._membership = Membership()
         self._trainer: tuple[Peer, int] | None = None
         self._current: Publication | None = None
@@ -132,7 +134,7 @@ class Publishing:
             host=self._host,
             port=self._trainer[1],
             deadline_s=self._deadline_s,
-            pin=pin,
+            pin=pin or self._own,
         )
         self._carry_out(self._current.begin(self._began))
 
@@ -153,7 +155,7 @@ class Publishing:
         """An engine serves the version now."""
         if self._current is None or message.publication != self._number:
             return
-        self._seats.serve(name, message.version, pin=self._pin)
+        self._seats.serve(name, message.version, pin=self._pin or self._own)
         self._pauses[member] = message.pause_seconds
         self._carry_out(self._current.committed(member, message, trio.current_time()))
 

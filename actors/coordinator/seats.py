@@ -16,8 +16,9 @@ from asyncrl.messages import Purpose
 AHEAD = 4
 """A seat is given 1/AHEAD more rollouts than its engine has slots, so that a slot is refilled without asking."""
 
+PURPOSES: tuple[Purpose, Purpose] = ("train", "evaluation")
 Service = tuple[Purpose, int | None]
-"""What rollouts ask of a seat: to train, with whatever is current (None); to evaluate, with the weights of one version."""
+"""What rollouts ask of a seat: to train, with whatever is current (None); to train or to evaluate, with the weights of one version."""
 
 
 @dataclass(eq=False)
@@ -27,7 +28,7 @@ class Seat:
     peer: Peer
     slots: int
     version: int | None = None
-    pinned: int | None = None
+    kept: set[int] = field(default_factory=set)  # versions that it serves until it is told to forget them
     held: dict[Purpose, set[int]] = field(default_factory=lambda: {"train": set(), "evaluation": set()})
 
     @property
@@ -37,8 +38,9 @@ class Seat:
     @property
     def services(self) -> list[Service]:
         """None before it has weights."""
-        train: list[Service] = [] if self.version is None else [("train", None)]
-        return train if self.pinned is None else [*train, ("evaluation", self.pinned)]
+        if self.version is None:
+            return []
+        return [("train", None), *((purpose, version) for version in self.kept for purpose in PURPOSES)]
 
     def room(self, purpose: Purpose) -> int:
         """How many more rollouts of a purpose it may be given, once it serves it."""
@@ -77,28 +79,38 @@ class Seats:
     # ------------------------------------------------------------------------------------------------------- services
 
     def serve(self, name: str, version: int, *, pin: bool) -> None:
-        """The named seat decodes with `version`, and with `pin` keeps it for evaluation."""
+        """The named seat decodes with `version`, and with `pin` keeps it."""
         if (seat := self._seats.get(name)) is not None:
             self._leave(seat)
             self._count(seat, -1)
             seat.version = version
             self._count(seat, 1)
             if pin:
-                seat.pinned = version
+                seat.kept.add(version)
             self._enter(seat)
 
     def unpin(self, version: int) -> list[Seat]:
-        """Nobody keeps `version` for evaluation any more; those that did."""
+        """Nobody keeps `version` any more; those that did."""
         seats = [seat for seats in self._serving.get(("evaluation", version), {}).values() for seat in seats.values()]
         for seat in seats:
             self._leave(seat)
-            seat.pinned = None
+            seat.kept.remove(version)
             self._enter(seat)
         return seats
 
     def serves(self, purpose: Purpose, version: int | None) -> bool:
         """Whether any seat gives this service."""
         return (purpose, version) in self._serving
+
+    @property
+    def kept(self) -> set[int]:
+        """The versions that any seat keeps."""
+        return {version for _, version in self._serving if version is not None}
+
+    @property
+    def current(self) -> set[int]:
+        """The versions that seats decode with."""
+        return {version for version in self._versions if version is not None}
 
     def behind(self, version: int) -> bool:
         """Whether any seat does not decode with `version`."""

@@ -84,7 +84,8 @@ class Engine(Protocol):
 
     async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
         """Swap to `weights` (by parameter name; None for an engine without weights) between two decode steps, and return the
-        seconds decoding stood still. With `pin`, also keep them to serve requests of that version until `unpin`."""
+        seconds decoding stood still. With `pin`, also keep them to serve requests of that version until `unpin`; any number of versions
+        may be kept, and all are decoded side by side."""
         ...
 
     def unpin(self, version: int) -> None:

@@ -99,7 +99,7 @@ class ScriptedEngine:
     """An `Engine` (see `protocol`) that plays `script`.
 
     `context_tokens` and `vocab_size` bound what `submit` accepts. `idle` hears of waits named `weights` and `requests`, when they end.
-    A request for a version that is not kept ends at once as `interrupted`. One version is kept at a time.
+    A request for a version that is not kept ends at once as `interrupted`.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ScriptedEngine:
         self._script, self._slots, self._chunk_tokens = script, slots, chunk_tokens
         self._context_tokens, self._vocab_size, self._idle = context_tokens, vocab_size, idle
         self._version: int | None = None
-        self._pinned: int | None = None
+        self._kept: set[int] = set()
         self._waiting: deque[Request] = deque()
         self._decoding: list[_Slot] = []
         self._ready: list[Chunk] = []
@@ -148,15 +148,13 @@ class ScriptedEngine:
                 self._ready.append(slot.take(until, self._sampled_by(slot.request), ""))
         self._version = version
         if pin:
-            self._pinned, replaced = version, self._pinned
-            if replaced is not None and replaced != version:
-                self._end(lambda request: request.version == replaced)
+            self._kept.add(version)
         self._news.set()
         return 0.0
 
     def unpin(self, version: int) -> None:
-        if self._pinned == version:
-            self._pinned = None
+        if version in self._kept:
+            self._kept.remove(version)
             self._end(lambda request: request.version == version)
 
     async def run(self, emit: Emit) -> None:
@@ -194,7 +192,7 @@ class ScriptedEngine:
 
     def _refill(self) -> None:
         now = trio.current_time()
-        for request in [r for r in self._waiting if r.version is not None and r.version != self._pinned]:
+        for request in [r for r in self._waiting if r.version is not None and r.version not in self._kept]:
             self._waiting.remove(request)
             self._ready.append(self._unstarted(request))
         while self._version is not None and self._waiting and len(self._decoding) < self._slots:

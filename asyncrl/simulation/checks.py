@@ -81,6 +81,8 @@ def extended(w: Witness, event: e.Extended) -> None:
         seen.id, start, len(event.ids), len(event.behaviour), event.start,
     )  # fmt: skip
     w.hold("publication", event.version in w.here, "version {} sampled tokens before it was published", event.version)
+    own = w.config.staleness.finish_on == "mixed" or seen.versions[-1:] in ([], [event.version])
+    w.hold("version truth", own, "rollout {} began under {}, and goes on under {}", seen.id, seen.versions[:1], event.version)
     pinned = seen.group.event.version
     w.hold("version truth", pinned in (None, event.version), "rollout {} is pinned to {}, and {}", seen.id, pinned, event.version)
     weights = w.lineage.get(event.version)
@@ -138,6 +140,10 @@ def buried(w: Witness, event: e.Buried) -> None:
         w.hold(
             "blame", bool(seen.owner) and sent, "rollout {} was buried as {}, and {!r} sent no garbage", seen.id, event.reason, seen.owner
         )
+        return
+    if event.reason == "version_gone":
+        newer = bool(seen.versions) and seen.versions[0] < max(w.here)
+        w.hold("version truth", newer and w.config.staleness.finish_on == "own", "rollout {} was given up: {}", seen.id, seen.versions[:1])
         return
     if event.reason == "max_hops":
         spent = not seen.owner and 0 < rollout.max_hops < seen.hops and seen.group.event.purpose == "train"

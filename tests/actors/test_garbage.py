@@ -123,7 +123,7 @@ async def test_the_sentence_names_what_was_wrong(autojump_clock: trio.testing.Mo
     outcome = await world.run()
     world.check()
     assert outcome.ok and replaced(world) == ["it sent what cannot be: 3 bad chunks (2 nan, 1 vocabulary)"]
-    assert world.coordinator.generation.garbage == {}, "its successor begins without a past"
+    assert world.coordinator.generation.suspects.seen == {}, "its successor begins without a past"
 
 
 async def test_two_bad_chunks_cost_no_engine(autojump_clock: trio.testing.MockClock) -> None:

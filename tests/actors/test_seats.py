@@ -24,17 +24,17 @@ class Naive:
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}
         self.version: dict[str, int] = {}
-        self.pinned: dict[str, int] = {}
+        self.kept: dict[str, set[int]] = {}
         self.held: dict[tuple[str, Purpose], set[int]] = {}
 
     def forget(self, name: str) -> None:
-        for table in (self.slots, self.version, self.pinned):
+        for table in (self.slots, self.version, self.kept):
             table.pop(name, None)  # type: ignore[attr-defined]
         for purpose in PURPOSES:
             self.held.pop((name, purpose), None)
 
     def rooms(self, purpose: Purpose, version: int | None) -> dict[str, int]:
-        serving = self.version if version is None else {name for name, pinned in self.pinned.items() if pinned == version}
+        serving = self.version if version is None else {name for name, kept in self.kept.items() if version in kept}
         return {name: self.slots[name] + self.slots[name] // AHEAD - len(self.held.get((name, purpose), ())) for name in serving}
 
 
@@ -70,12 +70,13 @@ def test_seats_are_found_by_what_they_serve_and_have_room_for(operations: list[t
                 seats.serve(name, version, pin=pin)
                 if name in naive.slots:
                     naive.version[name] = version
-                    naive.pinned |= {name: version} if pin else {}
+                    naive.kept.setdefault(name, set()).update({version} if pin else ())
             case "unpin", version:
-                assert {seat.name for seat in seats.unpin(version)} == {n for n, v in naive.pinned.items() if v == version}
-                naive.pinned = {n: v for n, v in naive.pinned.items() if v != version}
+                assert {seat.name for seat in seats.unpin(version)} == {n for n, kept in naive.kept.items() if version in kept}
+                for kept in naive.kept.values():
+                    kept.discard(version)
             case "hold", purpose, version, rollout:
-                service = purpose, None if purpose == "train" else version
+                service = purpose, None if purpose == "train" and version else version
                 if any(rollout in held for held in naive.held.values()) or not any(naive.rooms(*service).values()):
                     continue
                 seat = seats.roomiest(*service)
@@ -93,7 +94,8 @@ def test_seats_are_found_by_what_they_serve_and_have_room_for(operations: list[t
         assert {seat.name: seat.slots for seat in seats} == naive.slots
         for version in range(3):
             assert seats.behind(version) == any(naive.version.get(name) != version for name in naive.slots)
-        for purpose, version in (("train", None), *(("evaluation", version) for version in range(3))):
+        assert seats.kept == set().union(*naive.kept.values()) and seats.current == set(naive.version.values())
+        for purpose, version in (("train", None), *((purpose, version) for version in range(3) for purpose in PURPOSES)):
             rooms = naive.rooms(purpose, version)  # type: ignore[arg-type]
             assert seats.serves(purpose, version) == bool(rooms)  # type: ignore[arg-type]
             assert seats.room(purpose, version) == sum(rooms.values())  # type: ignore[arg-type]

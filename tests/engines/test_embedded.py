@@ -257,7 +257,8 @@ def test_pins() -> None:
         assert seen.ids[r.rollout] == greedy(models[0], r.ids.tolist(), 12) and set(seen.versions[r.rollout]) == {0}
     assert all(seen.versions[r.rollout] == [0] * 5 + [1] * 7 for r in current)
 
-    load(batcher, 2, models[2], pin=True)  # takes the place of version 0
+    batcher.unpin(0)
+    load(batcher, 2, models[2], pin=True)
     seen = Answers()
     batcher.submit([request(20, [1], 12, version=0), request(21, [1], 12, version=2), request(22, [5], 12)])
     seen.add(batcher.advance(4))
@@ -270,16 +271,38 @@ def test_pins() -> None:
     assert seen.ids[21] == greedy(models[2], [1], 12)[:4]
 
 
-def test_pinning_again_interrupts_the_older_pin() -> None:
-    model = random_model("qwen3")
-    batcher = batcher_of(model, version=None)
-    load(batcher, 0, model, pin=True)
-    batcher.submit([request(0, [1], 12, version=0)])
+def test_several_versions_are_decoded_side_by_side() -> None:
+    """Each is answered by its own weights, and none waits for another: after n steps each has n tokens."""
+    models = [random_model("qwen3", seed) for seed in range(3)]
+    batcher = batcher_of(models[0], version=None, slots=3)
+    for version, model in enumerate(models):
+        load(batcher, version, model, pin=True)
+    requests = [request(10 * version + i, [i, 2, version], 12, version=version) for version in range(3) for i in range(5)]
+    batcher.submit(requests)
     seen = Answers()
-    seen.add(batcher.advance(3))
-    load(batcher, 1, model, pin=True)
+    seen.add(batcher.advance(5))
+    assert {rollout: len(seen.ids[rollout]) for rollout in (0, 1, 2, 10, 11, 12, 20, 21, 22)} == dict.fromkeys(
+        (0, 1, 2, 10, 11, 12, 20, 21, 22), 5
+    )
     seen.drain(batcher)
-    assert seen.finish[0] == "interrupted" and seen.versions[0] == [0] * 3
+    for r in requests:
+        assert seen.ids[r.rollout] == greedy(models[r.version], r.ids.tolist(), 12) and set(seen.versions[r.rollout]) == {r.version}
+
+
+def test_what_is_let_go_makes_room_for_the_next() -> None:
+    """A lane is memory: there are no more of them than versions were kept at a time."""
+    models = [random_model("qwen3", seed) for seed in range(4)]
+    batcher = batcher_of(models[0], version=None)
+    lanes = set()
+    for version, model in enumerate(models):
+        load(batcher, version, model, pin=True)
+        lanes |= {id(lane) for lane in batcher._lanes}
+        if version:
+            batcher.unpin(version - 1)
+        batcher.submit([request(version, [1], 6, version=version), request(10 + version, [1], 6, version=version - 1)])
+        seen = Answers().drain(batcher)
+        assert seen.ids[version] == greedy(model, [1], 6) and seen.finish[10 + version] == "interrupted"
+    assert len(lanes) == 3
 
 
 def test_nothing_is_sampled_before_the_first_load() -> None:

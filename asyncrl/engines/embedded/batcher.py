@@ -1,5 +1,6 @@
-"""Continuous batching over one or two lanes. Invariant: `load` and `advance` are called by one thread at a time, and what the other
-methods ask for, from any thread, happens between two decode steps, in the order it was asked.
+"""Continuous batching over lanes: one that follows each load, and one for each version that is kept; all are stepped in turn. Invariant:
+`load` and `advance` are called by one thread at a time, and what the other methods ask for, from any thread, happens between two decode
+steps, in the order it was asked.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Batcher:
             Lane, slots=slots, context_tokens=context_tokens, stops=stops, run_seed=run_seed, compile=compile
         )
         self._current = self._lane(model, packed_from=packed_from)
-        self._pinned: Lane | None = None
+        self._kept: dict[int, Lane] = {}
+        self._spare: list[Lane] = []  # of versions that were let go: a lane costs a copy of the model, its cache and its programs
         self._asked: deque[Callable[[], None]] = deque()
         self._ready: list[Chunk] = []
         self._pauses = 0
@@ -98,17 +100,17 @@ class Batcher:
             raise ValueError(f"the weights lack {missing[0]!r} and {len(missing) - 1} more; load all of the model's parameters")
 
     def load(self, version: int, weights: Mapping[str, torch.Tensor], *, pin: bool) -> None:
-        """Swap the current lane to `weights`, which were checked; with `pin`, also a second lane, replacing what was pinned."""
+        """Swap the current lane to `weights`, which were checked; with `pin`, also keep them in a lane of their own."""
         with computing():
             self._current.load(version, weights, recompute=self._recompute)
         if not pin:
             return
-        if self._pinned is None:
-            self._pinned = self._lane(copy.deepcopy(self._current.model), packed_from=self.packed_from)
-        elif self._pinned.version is not None:
-            self._forget(self._pinned.version)
+        while self._asked:  # what was let go gives its lane
+            self._asked.popleft()()
+        if version not in self._kept:
+            self._kept[version] = self._spare.pop() if self._spare else self._another()
         with computing():
-            self._pinned.load(version, weights, recompute=False)
+            self._kept[version].load(version, weights, recompute=False)
 
     def advance(self, steps: int) -> list[Chunk]:
         """Decode up to `steps` tokens a slot. Returns every token that was sampled, in one chunk a rollout or two where one ended."""
@@ -130,14 +132,17 @@ class Batcher:
 
     @property
     def _lanes(self) -> list[Lane]:
-        return [self._current] if self._pinned is None else [self._current, self._pinned]
+        return [self._current, *self._kept.values()]
+
+    def _another(self) -> Lane:
+        return self._lane(copy.deepcopy(self._current.model), packed_from=self.packed_from)
 
     def _queue(self, requests: Sequence[Request]) -> None:
         for request in requests:
             if request.version is None:
                 self._current.waiting.append(request)
-            elif self._pinned is not None and self._pinned.version == request.version:
-                self._pinned.waiting.append(request)
+            elif (kept := self._kept.get(request.version)) is not None:
+                kept.waiting.append(request)
             else:
                 self._ready.append(unstarted(request, request.version))
 
@@ -146,9 +151,10 @@ class Batcher:
             self._ready += lane.interrupt(chosen)
 
     def _forget(self, version: int) -> None:
-        if self._pinned is not None and self._pinned.version == version:
-            self._ready += self._pinned.interrupt(lambda _: True)
-            self._pinned.version = None
+        if (lane := self._kept.pop(version, None)) is not None:
+            self._ready += lane.interrupt(lambda _: True)
+            lane.version = None
+            self._spare.append(lane)
 
 
 def _refuse_model(model: PreTrainedModel, context_tokens: int, stop_ids: frozenset[int], vocab_size: int) -> None:

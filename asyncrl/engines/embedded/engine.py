@@ -20,12 +20,12 @@ class EmbeddedEngine:
     """An `Engine` (see `protocol`) for any transformers causal language model with full attention.
 
     The engine owns `model` from here on, and samples nothing before the first `load`. Memory: `slots * context_tokens` keys and values
-    a layer, twice while a version is pinned. `stop_ids` end a rollout and are part of it. Draws are keyed by `run_seed` and the
-    request (`sampler`). `kv` says whether unfinished rollouts keep their cache at a new version or have it recomputed; their recorded
-    log-probabilities stay what they were. `compile` compiles what the decode step does outside of linear layers
-    (5-12 s once a machine; without a C++ compiler a warning says that it has no effect). `packed_from` is the number of rows from which
-    on it multiplies with packed weights; None measures what is faster. The two round differently, so engines of one run should have one.
-    `idle` hears of waits named `weights` and `requests`, when they end.
+    a layer, and the weights; as much again for each version that is kept at a time, and not given back. `stop_ids` end a rollout and
+    are part of it. Draws are keyed by `run_seed` and the request (`sampler`). `kv` says whether unfinished rollouts keep their cache at
+    a new version or have it recomputed; their recorded log-probabilities stay what they were. `compile` compiles what the decode step
+    does outside of linear layers (5-12 s once a machine; without a C++ compiler a warning says that it has no effect). `packed_from` is
+    the number of rows from which on it multiplies with packed weights; None measures what is faster. The two round differently, so
+    engines of one run should have one. `idle` hears of waits named `weights` and `requests`, when they end.
 
     Threads: torch's current setting (`torch.set_num_threads`) is used and never changed.
     Raises ValueError for a model with attention other than full, or a context the model cannot hold.
