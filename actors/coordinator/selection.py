@@ -201,23 +201,24 @@ class Window:
     def of(self, waiting: list[tuple[Group, list[Rollout]]], can: Callable[[Group, list[Rollout]], bool]) -> Iterator[list[Rollout]]:
         """The units that wait, in this order, and `can` be trained; what the window keeps back comes when what keeps it is chosen."""
         while waiting:
-            kept = []
+            kept, end = [], self._end()
             for group, unit in waiting:
-                if not self._holds(group):
+                if group.ordinal >= end:
                     kept.append((group, unit))
-                elif can(group, unit):
+                    continue
+                if can(group, unit):
                     yield unit
                     leaving = group.unscored if group.complete else ()  # with what is taken of it
                     self._chosen.update(rollout.id for rollout in (*unit, *leaving))
+                end = self._end()
             if len(kept) == len(waiting):
                 return
             waiting = kept
 
-    def _holds(self, group: Group) -> bool:
-        if not self._groups:
-            return True
-        oldest = self._experience.oldest(self._chosen)
-        return oldest is None or group.ordinal < oldest.ordinal + self._groups
+    def _end(self) -> float:
+        """The first place in the order of admission that is out of it."""
+        oldest = self._experience.oldest(self._chosen) if self._groups else None
+        return math.inf if oldest is None else oldest.ordinal + self._groups
 
 
 class Selection:
@@ -234,7 +235,7 @@ class Selection:
     @property
     def full(self) -> bool:
         """Whether the step has what closes it. It is not waited for with more than may be live."""
-        return self._enough([]) or self._alone([])
+        return self._enough(0, 0) or self._alone([])
 
     @property
     def room(self) -> int:
@@ -260,20 +261,21 @@ class Selection:
             return self._all(step)
         if max_lag(self._config) == 0:
             return self._in_turn(step, size)
-        room, chosen = self._config.train.micro_tokens, list[list[Rollout]]()
+        room, tokens, chosen = self._config.train.micro_tokens, 0, list[list[Rollout]]()
         for unit in self.unit.offered(step):
             room -= sum(map(size, unit))
             if chosen and room < 0:
                 break
             chosen.append(unit)
-            if self._enough(chosen):
+            tokens += _tokens(unit)
+            if self._enough(len(chosen), tokens):
                 break
         return chosen
 
     def take(self, units: list[list[Rollout]]) -> None:
         """The open step has these."""
         self.units += len(units)
-        self.tokens += sum(rollout.tokens for unit in units for rollout in unit)
+        self.tokens += sum(map(_tokens, units))
         self.judge.filtered = 0
         verdicts = [rollout.verdict for unit in units for rollout in unit]
         self.judge.rewards += [verdict.reward for verdict in verdicts if isinstance(verdict, Scored)]
@@ -286,30 +288,33 @@ class Selection:
         """Groups in the order of admission, a whole piece of the step or nothing: sums of floats depend on what is added when, so this
         makes the weights a function of the seed, whoever is complete first and whatever is killed. Waiting for an older group costs nothing
         here: the step needs them all."""
-        room, chosen = self._config.train.micro_tokens, list[list[Rollout]]()
+        room, tokens, chosen = self._config.train.micro_tokens, 0, list[list[Rollout]]()
         piece = math.ceil(self.unit.per_step / PIECES)
         for unit in self.unit.in_turn(step):
             room -= sum(map(size, unit))
             if chosen and room < 0:
                 return chosen
             chosen.append(unit)
-            if len(chosen) == piece or self._enough(chosen):
+            tokens += _tokens(unit)
+            if len(chosen) == piece or self._enough(len(chosen), tokens):
                 return chosen
         return chosen if self._last(chosen) else []
 
     def _all(self, step: int) -> list[list[Rollout]]:
         """All of the step at once, or nothing yet."""
-        chosen = []
+        tokens, chosen = 0, list[list[Rollout]]()
         for unit in self.unit.in_turn(step) if max_lag(self._config) == 0 else self.unit.offered(step):
             chosen.append(unit)
-            if self._enough(chosen):
+            tokens += _tokens(unit)
+            if self._enough(len(chosen), tokens):
                 return chosen
         return chosen if self._last(chosen) else []
 
-    def _enough(self, chosen: list[list[Rollout]]) -> bool:
-        units, tokens = self.units + len(chosen), self.tokens + sum(rollout.tokens for unit in chosen for rollout in unit)
+    def _enough(self, units: int, tokens: int) -> bool:
+        """Whether the step has what it needs, with so many units more, of so many tokens."""
+        units += self.units
         if budget := self._config.train.step_tokens:
-            return tokens >= budget or units >= self._most
+            return self.tokens + tokens >= budget or units >= self._most
         return units >= self.unit.per_step
 
     def _last(self, chosen: list[list[Rollout]]) -> bool:
@@ -320,6 +325,10 @@ class Selection:
         """Whether the step has, with these, all there is, and what it has leaves no room for another group: siblings were left out."""
         units = self.units + len(chosen)
         return units > self._most - self.unit.per_group and len(chosen) == self.unit.untaken
+
+
+def _tokens(unit: list[Rollout]) -> int:
+    return sum(rollout.tokens for rollout in unit)
 
 
 def baseline(group: Group, rollout: Rollout, config: Config) -> float:
