@@ -71,7 +71,7 @@ def configured(engines: int, slots: int, longest: int, **sections: dict[str, obj
     Raises ValueError for what contradicts itself."""
     settings: dict[str, dict[str, object]] = {
         "task": {"eval_size": 0, "train_size": 10**6},
-        "engine": {"kind": "scripted", "slots": slots, "chunk_tokens": longest, "context_tokens": longest + 16},
+        "engine": {"kind": "scripted", "slots": slots, "chunk_tokens": max(1, longest // 20), "context_tokens": longest + 16},
         "rollout": {"actors": engines, "group_size": MEMBERS, "max_new_tokens": longest, "filter": "none"},
         "train": {"steps": 10**6, "batch_groups": GROUPS, "eval_every": 0, "checkpoint_every": 0, "micro_tokens": 6 * longest},
         "run": {"stall_s": 1e5, "lease_s": 1e5, "reward_concurrency": 10**5},
@@ -86,16 +86,20 @@ def configured(engines: int, slots: int, longest: int, **sections: dict[str, obj
 class Measured:
     """What came of a run, from one published version to another, `steps` later.
 
-    `arrived` counts the tokens that a step took by their lag, `heads` the rollouts by that of their oldest token. `discarded` are tokens by
-    reason; `live` those at the end that nothing has become of yet, from the run's start on.
+    `rollout_s` are the seconds in which a step had a published version to start from, and not yet all that it takes: the time of
+    generation, where that stands still otherwise. `arrived` counts the tokens that a step took by their lag, `heads` the rollouts by that
+    of their oldest token. `discarded` are tokens by reason, `discarded_before` those until the first version; `live` are those at the end
+    that nothing has become of yet.
     """
 
     steps: int
     seconds: float
     trainer_idle_s: float
+    rollout_s: float
     generated: int
     trained: int
     discarded: Mapping[str, int]
+    discarded_before: Mapping[str, int]
     live: int
     arrived: Mapping[int, int]
     heads: Mapping[int, int]
@@ -116,10 +120,6 @@ class Measured:
         """Share of the tokens that something became of which never reached a loss."""
         lost = sum(self.discarded.values())
         return lost / (lost + self.trained)
-
-    @property
-    def generated_per_s(self) -> float:
-        return self.generated / self.seconds
 
     @property
     def head_lag(self) -> float:
@@ -194,6 +194,7 @@ class _Mark(NamedTuple):
     version: int
     at: float
     idle_s: float
+    rollout_s: float
     generated: int
     trained: int
     discarded: Counter[str]
@@ -206,11 +207,18 @@ class _Meter(Ledger):
         super().__init__(seed, config, lambda cursor: None)
         self._first, self._last, self._idle_s = first, last, idle_s
         self.marks: list[_Mark] = []
+        self._rollout_s = self._published = self._taken = 0.0
         self.arrived: Counter[int] = Counter()
         self.heads: Counter[int] = Counter()
 
     def on_event(self, number: int, event: e.AnyEvent) -> None:
         super().on_event(number, event)
+        now = trio.current_time()
+        if isinstance(event, e.Taken):
+            self._taken = now
+        elif isinstance(event, e.Published):
+            self._rollout_s += max(0.0, self._taken - self._published)
+            self._published = now
         if isinstance(event, e.Taken) and self._first <= event.step < self._last:
             for id in event.rollouts:
                 spans = self.book.experience.rollouts[id].spans
@@ -218,7 +226,8 @@ class _Meter(Ledger):
                 self.heads[rollout_lag(spans, event.step)] += 1
         elif isinstance(event, e.Published) and (event.version == self._first if not self.marks else event.version == self._last):
             tokens = self.book.experience.ledger.tokens
-            mark = _Mark(event.version, trio.current_time(), self._idle_s(), tokens.total, tokens.trained, Counter(tokens.discarded))
+            before = now, self._idle_s(), self._rollout_s
+            mark = _Mark(event.version, *before, tokens.total, tokens.trained, Counter(tokens.discarded))
             self.marks.append(mark)
             if len(self.marks) == 2:
                 self.check()
@@ -298,9 +307,11 @@ async def _run(
         steps=end.version - begin.version,
         seconds=end.at - begin.at,
         trainer_idle_s=end.idle_s - begin.idle_s,
+        rollout_s=end.rollout_s - begin.rollout_s,
         generated=end.generated - begin.generated,
         trained=end.trained - begin.trained,
         discarded=end.discarded - begin.discarded,
+        discarded_before=begin.discarded,
         live=meter.book.experience.ledger.tokens.live,
         arrived=meter.arrived,
         heads=meter.heads,

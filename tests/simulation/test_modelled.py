@@ -188,10 +188,16 @@ def test_engines_that_limit_leave_the_trainer_idle() -> None:
     assert came.step_s == pytest.approx(20.0, abs=1.0) and came.idle == pytest.approx(0.75, abs=0.03)
 
 
-def test_what_is_too_old_is_counted_as_stale() -> None:
-    came = run(5, 30.0, depth=2, max_lag=1)
-    assert came.heads == {1: 4 * STEP} and came.trained == 4 * STEP * 5
-    assert came.discarded.keys() == {"stale"} and came.masked == came.discarded["stale"] / (came.discarded["stale"] + came.trained) > 0
+def test_where_lengths_have_a_tail_what_is_too_old_is_not_trained() -> None:
+    config = configured(2, STEP, 200, staleness={"depth": 1, "max_lag": 1})
+    speeds = Speeds(verdict_s=0.5, step_s=20.0, trained_token_s=0.0)
+    came = measure(config, lognormal(0, 20.0, 200), lambda busy: 1.0, speeds, first=3, last=8)
+    old = sum(tokens for lag, tokens in came.arrived.items() if lag > 1)
+    assert came.trained == sum(came.arrived.values()) - old
+    assert 0 < old <= came.discarded["stale"] and came.masked == pytest.approx(
+        1 - came.trained / (came.trained + sum(came.discarded.values()))
+    )
+    assert came.largest_lag == max(came.arrived) > 1
 
 
 def test_a_run_that_ends_before_is_no_measurement() -> None:
