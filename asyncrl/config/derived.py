@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.config.advice import advice
-from asyncrl.config.flow import FACTOR
+from asyncrl.config.flow import FACTOR, largest_lag
 from asyncrl.config.losses import clips_nothing, ratios_weigh
 from asyncrl.config.schema import Config, Train
 from asyncrl.process import divide_cores
-from staleness.admission import most_live, worst_lag
+from staleness.admission import most_live
 
 EVENT_BYTES = 40
 """About what an event takes in the journal beside its tokens."""
@@ -92,7 +92,6 @@ def derived(config: Config, available: int) -> list[Row]:
     total = config.run.cores or available
     share = divide_cores(range(total), 1, rollout.actors, config.run.trainer_cores)
     prompts = steps(config) * train.batch_groups
-    worst = "no bound" if staleness.on_stale == "train" else str(staleness.max_lag)
     params = ", ".join(f"{name}={value}" for name, value in task.params.items())
     return [
         Row("task", task.path or task.name, params or "its own defaults"),
@@ -105,7 +104,7 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("queue", f"≤ {size(queue_bytes(config))}", "token arrays of the live rollouts"),
         Row("journal", f"≤ {size(journal_bytes(config))}", _journal(config)),
         Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
-        Row("lag, worst", worst, _worst(config)),
+        _worst(config),
         Row("loss", train.objective, f"{_bounds(train)}; advantage {train.advantage}, by {train.unit}"),
         Row("correction", ", ".join(entry.kind for entry in staleness.correction) or "none", _weighs(config)),
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
@@ -174,13 +173,22 @@ def _more(config: Config) -> str:
     return f"; ≤ {more:,} groups where the filter leaves many out" if more > live_groups(config) else ""
 
 
-def _worst(config: Config) -> str:
-    staleness = config.staleness
-    older = f"older tokens: {staleness.on_stale}"
+def _worst(config: Config) -> Row:
+    """The largest lag of a trained token, and what becomes of older ones."""
+    name, staleness = "lag, worst", config.staleness
+    bounded = staleness.on_stale != "train"
+    older = {
+        "mask": "older tokens are left out of the loss",
+        "recycle": "the prompt of older tokens starts again",
+        "drop": "the group of older tokens is dropped",
+        "train": "old tokens are trained",
+    }[staleness.on_stale]
     if not staleness.window:
-        return f"{older}; no window: the oldest finished first"
-    lag = worst_lag(staleness.depth, config.train.batch_groups, config.rollout.overprovision, staleness.window)
-    return f"{older}; with this window none is older than {lag}"
+        return Row(name, str(staleness.max_lag) if bounded else "no bound", f"{older}; no window: the oldest finished first")
+    lag = largest_lag(config, most_groups(config))
+    if bounded and lag > staleness.max_lag:
+        return Row(name, str(staleness.max_lag), f"{older}; with this window some may be {lag} old")
+    return Row(name, str(lag), f"{older}; with this window none is older than {lag}")
 
 
 def _counts(parts: Sequence[tuple[int, ...]]) -> str:

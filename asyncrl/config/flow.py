@@ -26,7 +26,7 @@ def flow_contradictions(config: Config) -> Contradictions:
             ("staleness.depth", "staleness.max_lag"),
             "generation that far ahead is too old before it is trained: lower depth to max_lag, raise max_lag, or set on_stale to train",
         )
-    elif staleness.on_stale == "drop" and staleness.window and (lag := _lag(config, staleness.window)) > staleness.max_lag:
+    elif staleness.on_stale == "drop" and staleness.window and (lag := largest_lag(config, _live(config))) > staleness.max_lag:
         widest = _widest(config)
         remedy = f"set window to {widest} or less" if widest else "lower depth or overprovision"
         yield (
@@ -66,10 +66,11 @@ def _widest(config: Config) -> int:
     return max(0, (config.staleness.max_lag + 1) * _least(config) - _live(config) + 1)
 
 
-def _lag(config: Config, window: int) -> int:
-    """As `staleness.admission.worst_lag`, whatever closes a step."""
-    live, least = _live(config), _least(config)
-    return 0 if least >= live else math.ceil((live + window - 1) / least) - 1
+def largest_lag(config: Config, live: int) -> int:
+    """Of any token, in versions, with the window that is set and so many groups live: as `staleness.admission.worst_lag`, whatever closes
+    a step."""
+    least = _least(config)
+    return 0 if least >= live else math.ceil((live + config.staleness.window - 1) / least) - 1
 
 
 def _live(config: Config) -> int:

@@ -256,7 +256,21 @@ def test_check_shows_advice_below_what_follows_and_goes_on(capsys: pytest.Captur
         (["train.step_tokens=5000"], "response tokens per step", "≥ 5,000", "they close a step, and batch_groups does not"),
         (["rollout.sizing=difficulty"], "rollouts per step", "≤ 256", "16 groups of 8 to 16, more where prompts are harder"),
         (["rollout.sizing=difficulty"], "response tokens per step", "≤ 8,192", "32 a rollout"),
-        ([DROP, "staleness.window=49"], "lag, worst", "4", "older tokens: drop; with this window none is older than 4"),
+        ([], "lag, worst", "4", "older tokens are left out of the loss; no window: the oldest finished first"),
+        ([DROP, "staleness.window=49"], "lag, worst", "4", "group of older tokens is dropped; with this window none is older than 4"),
+        (["rollout.filter=none", "staleness.window=17"], "lag, worst", "2", "with this window none is older than 2"),
+        (["staleness.window=17"], "lag, worst", "4", "with this window none is older than 4"),  # where a filter has more groups started
+        (["staleness.window=50", "rollout.filter=none"], "lag, worst", "4", "with this window some may be 5 old"),
+        (["rollout.filter=none", "train.step_tokens=4096", "staleness.window=1"], "lag, worst", "1", "none is older than 1"),
+        (["rollout.filter=none", "train.step_tokens=2048", "staleness.window=1"], "lag, worst", "3", "none is older than 3"),
+        (["staleness.on_stale=train"], "lag, worst", "no bound", "old tokens are trained; no window"),
+        (
+            ["staleness.on_stale=train", "staleness.window=1", "rollout.filter=none"],
+            "lag, worst",
+            "1",
+            "with this window none is older than 1",
+        ),
+        (["staleness.on_stale=recycle"], "lag, worst", "4", "the prompt of older tokens starts again"),
     ],
 )
 def test_the_table_says_what_is_minimized_and_what_a_step_has(sets: list[str], name: str, value: str, meaning: str) -> None:
