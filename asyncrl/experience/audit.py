@@ -78,7 +78,7 @@ class Audit(msgspec.Struct):
             axis.generated_sum += value
 
     def trained(self, facts: Facts, share: float = 1.0) -> None:
-        """This share (0, 1] of a rollout's tokens entered a loss; so much it counts for. Once more for each time it is trained again."""
+        """This share (0, 1] of a rollout's tokens entered a loss; so much it counts for, once, also where it is trained again later."""
         for axis, place, value in self._axes(facts):
             at = axis.bin(place)
             axis.trained[at] += share
