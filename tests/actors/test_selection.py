@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from actor_world import STOP, VOCABULARY, World, configured
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
-from asyncrl.messages import NoVerdict, Purpose, Scored, Verdict
+from asyncrl.experience import events as e
+from asyncrl.messages import Anchor, NoVerdict, Purpose, Scored, Verdict
 
 B = 3
 GROUP = 4
@@ -109,3 +111,33 @@ async def test_the_last_step_at_lag_0_is_packed_alike_whoever_is_complete_first(
         return [(batch.step, [sample.rollout for sample in batch.samples]) for batch, _ in made.learner.batches]
 
     assert await packed(pace) == await packed(0)
+
+
+@pytest.mark.parametrize("finish_on", ["mixed", "own"])
+async def test_weights_are_held_while_more_tokens_of_them_may_come(finish_on: str, autojump_clock: trio.testing.MockClock) -> None:
+    """Where rollouts end under the version that they began with, that is older than what is published."""
+    made = world(staleness={"proximal": "boundary", "finish_on": finish_on}, train={"steps": 12})
+    held: list[tuple[int, int]] = []  # how many events there were, and the oldest version that is held from then on
+    anchor = made.learner.anchor
+
+    async def anchored(message: Anchor, buffers: Sequence[memoryview]) -> None:
+        assert message.oldest is not None
+        held.append((len(made.log.events), message.oldest))
+        await anchor(message, buffers)
+
+    made.learner.anchor = anchored  # type: ignore[method-assign]
+    await run(made)
+    assert max(oldest for _, oldest in held) > 2, "and are not held for good"
+    for number, oldest in held:
+        assert all(event.version >= oldest for event in made.log.events[number:] if isinstance(event, e.Extended))
+    lags = [max(span) - min(span) for span in spans(made).values()]
+    assert (max(lags) > 0) is (finish_on == "mixed")
+
+
+def spans(made: World) -> dict[int, set[int]]:
+    """The versions of each rollout."""
+    found: dict[int, set[int]] = {}
+    for event in made.log.events:
+        if isinstance(event, e.Extended):
+            found.setdefault(event.rollout, set()).add(event.version)
+    return found
