@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.config.advice import advice
-from asyncrl.config.flow import FACTOR, largest_lag
+from asyncrl.config.flow import FACTOR, largest_lag, smallest_step
 from asyncrl.config.losses import clips_nothing, ratios_weigh
 from asyncrl.config.schema import Config, Train
 from asyncrl.process import divide_cores
@@ -48,7 +48,7 @@ def most_groups(config: Config) -> int:
     live, staleness = live_groups(config), config.staleness
     if config.rollout.filter == "none" or config.train.unit == "rollout":
         return live
-    in_bound = (max_lag(config) + 1) * config.train.batch_groups - max(0, staleness.window - 1)
+    in_bound = (max_lag(config) + 1) * smallest_step(config) - max(0, staleness.window - 1)
     return max(live, min(FACTOR * live, in_bound))
 
 

@@ -63,13 +63,13 @@ def flow_contradictions(config: Config) -> Contradictions:
 
 def _widest(config: Config) -> int:
     """The widest window that keeps lag within max_lag; 0 where none does."""
-    return max(0, (config.staleness.max_lag + 1) * _least(config) - _live(config) + 1)
+    return max(0, (config.staleness.max_lag + 1) * smallest_step(config) - _live(config) + 1)
 
 
 def largest_lag(config: Config, live: int) -> int:
     """Of any token, in versions, with the window that is set and so many groups live: as `staleness.admission.worst_lag`, whatever closes
     a step."""
-    least = _least(config)
+    least = smallest_step(config)
     return 0 if least >= live else math.ceil((live + config.staleness.window - 1) / least) - 1
 
 
@@ -77,7 +77,7 @@ def _live(config: Config) -> int:
     return most_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)
 
 
-def _least(config: Config) -> int:
+def smallest_step(config: Config) -> int:
     """Groups of the smallest step: where tokens close it, the longest there can be."""
     rollout, train = config.rollout, config.train
     members = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max

@@ -12,7 +12,7 @@ import pytest
 from asyncrl.cli import main
 from asyncrl.config import VARIABLES, Config, load
 from asyncrl.config.advice import advice
-from asyncrl.config.derived import derived, group_size, live_groups
+from asyncrl.config.derived import derived, group_size, live_groups, most_groups
 from asyncrl.config.fields import FIELDS
 from staleness.admission import worst_lag
 
@@ -276,6 +276,12 @@ def test_check_shows_advice_below_what_follows_and_goes_on(capsys: pytest.Captur
 def test_the_table_says_what_is_minimized_and_what_a_step_has(sets: list[str], name: str, value: str, meaning: str) -> None:
     rows = {row.name: row for row in derived(load(None, sets, {}), available=2)}
     assert rows[name].value == value and meaning in rows[name].meaning
+
+
+@pytest.mark.parametrize(("step_tokens", "most"), [(0, 80), (4096, 80), (2048, 40), (1, 32)])
+def test_no_more_groups_are_started_for_filtered_ones_than_small_steps_train_in_time(step_tokens: int, most: int) -> None:
+    """Within a max_lag of 4: five steps, which have 16 groups, or as few as their tokens need of the longest (8 * 32 tokens)."""
+    assert most_groups(load(None, [f"train.step_tokens={step_tokens}"], {})) == most
 
 
 def test_rollouts_that_live_are_counted_at_their_most() -> None:
