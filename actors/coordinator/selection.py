@@ -222,7 +222,7 @@ class Window:
 
 
 class Selection:
-    """Fills one step after another. `units`, `tokens` and `groups` are what the open step has taken."""
+    """Fills one step after another. `units` of so many `tokens` are what the open step has taken."""
 
     def __init__(self, book: Book, config: Config, exhausted: Callable[[], bool]) -> None:
         """`exhausted` says whether no prompt is left."""

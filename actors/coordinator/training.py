@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -200,10 +199,12 @@ class Training:
         if not chosen:
             return
         self._book.record(Replayed(self._step, [kept.group for kept in chosen]))
-        groups = [list(map(partial(_again, kept), range(len(kept.members)))) for kept in chosen]
+        groups = [[_again(kept, place) for place in range(len(kept.members))] for kept in chosen]
         rewards = {kept.group: list(kept.rewards) for kept in chosen}
         parts = {kept.group: [member.parts for member in kept.members] for kept in chosen}
-        for batch in micro_batches(groups, lambda piece: len(piece.prompt + piece.ids) // 4, self._config.train.micro_tokens):
+        for batch in micro_batches(
+            groups, lambda piece: piece.sample.prompt_tokens + piece.sample.response_tokens, self._config.train.micro_tokens
+        ):
             named = rewards if self._config.train.advantage in WHOLE_STEP else {piece.sample.group for piece in batch}
             self._again.add((self._step, self._index))
             self._send(batch, {n: rewards[n] for n in named}, {n: parts[n] for n in named if any(parts[n])})
