@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import statistics
@@ -66,11 +65,11 @@ class Lengths:
     settings: Mapping[str, object]
 
 
-OWN = Lengths("own lengths", 120, 0.9, 1.7, {})
+OWN = Lengths("own lengths", 120, 0.8, 1.7, {})
 TAIL = Lengths(
     "heavy tail",
-    120,
-    0.8,
+    60,
+    0.6,
     3.0,
     {"rollout.max_new_tokens": 160, "engine.context_tokens": 320, "task.name": "jsonl", "train.micro_tokens": 8192},
 )
@@ -95,9 +94,27 @@ class Result(NamedTuple):
     run: Run
     accuracy: dict[int, float]
 
-    def seconds_to(self, accuracy: float) -> float:
-        """Seconds to the first weights that are at least so accurate; infinite where none are."""
-        return min((self.run.seconds[step] for step, found in self.accuracy.items() if found >= accuracy), default=math.inf)
+    def seconds_to(self, accuracy: float) -> float | None:
+        """Seconds to the first weights that are at least so accurate; None where none are."""
+        return min((self.run.seconds[step] for step, found in self.accuracy.items() if found >= accuracy), default=None)
+
+
+class Sooner(NamedTuple):
+    """How many times as soon asyncrl is as good: exactly, or at least, where TRL's run ended before."""
+
+    ratio: float
+    exact: bool
+
+    @classmethod
+    def of(cls, trl: Result, asyncrl: Result, accuracy: float) -> Sooner:
+        """0 where asyncrl is never as good."""
+        ours, theirs = asyncrl.seconds_to(accuracy), trl.seconds_to(accuracy)
+        if ours is None:
+            return cls(0.0, True)
+        return cls((theirs or max(trl.run.seconds.values())) / ours, theirs is not None)
+
+    def __str__(self) -> str:
+        return f"{'' if self.exact else '> '}{self.ratio:.2f}"
 
 
 def resolve(lengths: Lengths, seed: int, steps: int, folder: Path) -> Config:
@@ -200,7 +217,7 @@ def evaluated(run: Run, config: Config) -> Result:
 def compare(lengths: Lengths, args: argparse.Namespace) -> None:
     """Print the runs of each seed, and the medians of their ratios."""
     target = args.accuracy or lengths.accuracy
-    speed, sooner = list[float](), list[float]()
+    speed, sooner = list[float](), list[Sooner]()
     with tempfile.TemporaryDirectory() as name:
         for seed in range(args.seeds):
             folder = Path(name) / str(seed)
@@ -219,12 +236,17 @@ def compare(lengths: Lengths, args: argparse.Namespace) -> None:
             results = {side: evaluated(runs[side](), config) for side in order}
             for side, result in results.items():
                 end, seconds = result.accuracy[max(result.accuracy)], result.seconds_to(target)
-                print(f"{seed:>4} {side:>8} {result.run.step_s:>7.2f} {end:>20.2f} {seconds:>10.1f}", flush=True)
-                print(f"     {json.dumps({step: round(a, 3) for step, a in result.accuracy.items()})}" if args.curves else "", end="")
+                print(
+                    f"{seed:>4} {side:>8} {result.run.step_s:>7.2f} {end:>20.2f} {'never' if seconds is None else f'{seconds:.1f}':>10}",
+                    flush=True,
+                )
+                if args.curves:
+                    print("     ", ", ".join(f"{step}: {found:.2f}" for step, found in result.accuracy.items()), flush=True)
             speed.append(results["TRL"].run.step_s / results["asyncrl"].run.step_s)
-            sooner.append(results["TRL"].seconds_to(target) / results["asyncrl"].seconds_to(target))
-    print(f"{lengths.name}: asyncrl is {statistics.median(sooner):.2f} times as soon at {target}, aim {lengths.aim}", end="")
-    print(f" ({', '.join(f'{ratio:.2f}' for ratio in sooner)}); a step is {statistics.median(speed):.2f} times as fast\n", flush=True)
+            sooner.append(Sooner.of(results["TRL"], results["asyncrl"], target))
+    median = sorted(sooner)[len(sooner) // 2]
+    print(f"{lengths.name}: asyncrl is {median} times as soon at {target} ({', '.join(map(str, sooner))}), aim {lengths.aim}; ", end="")
+    print(f"a step is {statistics.median(speed):.2f} times as fast\n", flush=True)
 
 
 def main() -> None:
