@@ -85,12 +85,15 @@ def configured(seed: int) -> Config:
     exact = not max_lag and draw.random() < 0.8  # nothing but the seed has a say in the weights
     overprovision = draw.choice((1.0, 1.0, 1.5, 2.0)) if max_lag else 1.0
     free = max_lag and draw.random() < 0.5  # of the order of admission, for as many groups as max_lag allows
+    filtered = draw.choice(("none", "none", "zero_variance"))
+    more = random.Random(f"more/{seed}")
     most = depth * batch_groups + math.ceil(overprovision * batch_groups)
     window = max(0, (max_lag + 1) * batch_groups - most + 1) if free else 0
     settings: dict[str, dict[str, object]] = {
         "task": {
             "eval_size": draw.choice((0, 3)),
             "train_size": draw.choice((7, 1000)),
+            "epochs": more.choice((0, 0, 1)),
             "verdict_s": 2.0,
             "choice": "in_order" if exact else draw.choice(("in_order", "in_order", "unsolved", "difficulty")),
         },
@@ -102,9 +105,10 @@ def configured(seed: int) -> Config:
             "sizing": "fixed" if exact or unit == "rollout" else draw.choice(("fixed", "fixed", "difficulty")),
             "k_min": draw.choice((1, 2)) if unit == "rollout" else draw.choice((1, 2, 2)),
             "max_new_tokens": draw.choice((8, 20)),
-            "filter": draw.choice(("none", "none", "zero_variance")),
+            "filter": "none" if exact and more.random() < 0.7 else filtered,
             "mode": draw.choice(("in_flight", "in_flight", "batch")),
             "overprovision": overprovision,
+            "max_hops": 0 if exact else draw.choice((0, 0, 0, 1, 3)),
             "attempts": draw.choice((3, 20)),
         },
         "train": {
@@ -123,6 +127,7 @@ def configured(seed: int) -> Config:
             "depth": depth,
             "window": window,
             "proximal": draw.choice(("behaviour", "behaviour", "boundary")),
+            "finish_on": "own" if unit == "group" and more.random() < 0.2 else "mixed",
             "on_stale": draw.choice(("mask", "drop", "train") + ("recycle",) * (unit == "group")),
         },
         "publication": {"deadline_s": 4.0},
@@ -136,6 +141,8 @@ def configured(seed: int) -> Config:
             "journal_ms": draw.choice((0, 20, 100, 500)),
         },
     }
+    if settings["train"]["step_tokens"] and window and settings["staleness"]["on_stale"] == "drop":
+        settings["staleness"]["on_stale"] = "mask"  # such a step may be so small that no window bounds lag
     return msgspec.convert(settings, Config)
 
 

@@ -1,4 +1,4 @@
-"""The bound of a window (docs/lag.md) with the real coordinator: `depth + ceil((W - 1) / batch_groups)` is never exceeded, and is reached."""
+"""A window bounds lag in the real coordinator, too: `depth + ceil((W - 1) / batch_groups)` is reached, and never passed (docs/lag.md)."""
 
 from __future__ import annotations
 
