@@ -60,6 +60,10 @@ def _loss(config: Config) -> Iterator[Advice]:
     task, train, staleness = config.task, config.train, config.staleness
     if train.advantage == "gdpo" and (task.name != "jsonl" or ":" not in task.verifier):
         yield Advice("train.advantage", "is gdpo, and this task's verifier gives one reward: there are no others to compare by themselves")
+    elif train.advantage == "gdpo" and config.rollout.filter == "zero_variance":
+        yield Advice(
+            "rollout.filter", "is zero_variance, which looks at sums: groups whose rewards differ and whose sums do not are left out"
+        )
     nothing = clips_nothing(train, staleness)
     if train.objective == "gspo" and not nothing and min(train.clip_lo, train.clip_hi) > GSPO_BOUND:
         yield Advice(
