@@ -41,10 +41,10 @@ def defects(
         return {}
     tokens, scores = np.frombuffer(ids, np.uint32), np.frombuffer(behaviour, np.float32)  # a negative id is a large one
     newest = -1 if published is None else published
-    known = tokens < vocabulary
     finite = np.isfinite(scores)
-    if known.all() and finite.all() and all(head.version <= newest for head in heads if head.count):
+    if tokens.max() < vocabulary and finite.all() and max([head.version for head in heads]) <= newest:
         return {}
+    known = tokens < vocabulary
     found: dict[int, Defect] = {}
     at = 0
     for place, head in enumerate(heads):
