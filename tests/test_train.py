@@ -167,6 +167,41 @@ def test_pain_25_a_file_of_prompts_is_trained_without_a_gpu(model: Path, tmp_pat
     assert check(run).steps == 2
 
 
+SEVERAL = """
+def judge(answer, line):
+    return {"right": float(answer.strip() == line["answer"]), "brief": 1 / (1 + len(answer))}
+def forgetful(answer, line):
+    return {"right": 1.0}
+judge.rewards = forgetful.rewards = ("right", "brief")
+"""
+
+
+def test_a_verifier_of_several_rewards_trains_by_each_of_them(model: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
+    (tmp_path / "several_rewards.py").write_text(SEVERAL)
+    lines = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(40)]
+    for line in lines[::2]:
+        line["verifier"] = "several_rewards:forgetful"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    argv = command(
+        model,
+        run,
+        train__steps=3,
+        train__advantage="gdpo",
+        task__name="jsonl",
+        task__path=str(file),
+        task__verifier="several_rewards:judge",
+    )
+    done = train(argv, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = check(run)
+    assert found.steps == 3 and found.rollouts.trained == 3 * 2 * 4
+    assert found.rollouts.discarded.keys() == {"evaluation", "k_min"}, (
+        "groups of half the lines have no verdict, and no other group is lost"
+    )
+    assert "has no verdict: other rewards: without ['brief']" in "".join(path.read_text() for path in (run / "logs").iterdir())
+
+
 def test_bad_input_starts_nothing(model: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n{"prompt": "2 + 2 =", "answer": \n')
