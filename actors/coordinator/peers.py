@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
 import trio
@@ -36,6 +36,7 @@ class Peer:
         self.freed: Callable[[], None] = lambda: None
         self._wanted = False  # whether somebody has more for it
         self._outbox, self._frames = trio.open_memory_channel[Frame](OUTBOX)
+        self._later: deque[Frame] = deque()
 
     def send(self, message: Message, *buffers: object) -> None:
         """Queue a frame; frames leave in order. A peer that has not read its last OUTBOX frames is cut off."""
@@ -44,6 +45,11 @@ class Peer:
         except trio.WouldBlock:
             logger.error("%s has not read its last %d frames, and is cut off", self.name, OUTBOX)
             self.scope.cancel()
+
+    def queue(self, message: Message, *buffers: object) -> None:
+        """As `send`, for what is bounded elsewhere and may be more than an outbox holds: it waits its turn, in the order of queueing."""
+        self._later.append((message, buffers))
+        self._refill()
 
     def has_room(self) -> bool:
         """Whether it may be given more of what can wait, which has half of the outbox. Where not, `freed` is called as soon as it may."""
@@ -55,9 +61,15 @@ class Peer:
         """Write the outbox to the link until cancelled."""
         async for message, buffers in self._frames:
             await self.link.send(message, *buffers)  # type: ignore[arg-type]
+            self._refill()
             if self._wanted and not self._outbox.statistics().current_buffer_used:
                 self._wanted = False
                 self.freed()
+
+    def _refill(self) -> None:
+        """What is queued has half of the outbox, so that it keeps nobody from sending."""
+        while self._later and 2 * self._outbox.statistics().current_buffer_used < OUTBOX:
+            self._outbox.send_nowait(self._later.popleft())
 
 
 class Roster:

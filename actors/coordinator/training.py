@@ -188,7 +188,7 @@ class Training:
             lags.update({lag: n for lag, n in tokens_by_lag(piece.sample.spans, self._step).items() if lag <= most})
         self._outstanding[self._step, self._index] = lags
         message = MicroBatch(self._step, self._index, [piece.sample for piece in pieces], rewards, parts)
-        self.trainer.send(message, bytes(ids), bytes(behaviour), bytes(mask))
+        self.trainer.queue(message, bytes(ids), bytes(behaviour), bytes(mask))
         self._index += 1
 
     def _replay(self) -> None:
@@ -242,7 +242,7 @@ class Training:
         for batch in batches or [[]]:
             ids = b"".join(self._book.experience.groups[rollout.group].prompt + rollout.ids for rollout in batch)
             samples = [self._sample(rollout) for rollout in batch]
-            self.trainer.send(Anchor(self._step, samples, live, sampled), ids)
+            self.trainer.queue(Anchor(self._step, samples, live, sampled), ids)
             self._anchored |= {rollout.id: self._scorable(rollout) for rollout in batch}
 
     @property
@@ -270,7 +270,7 @@ class Training:
             self._replay()
         if self._config.staleness.proximal == "boundary":
             self._anchor()
-        self.trainer.send(CloseStep(self._step))
+        self.trainer.queue(CloseStep(self._step))
         self._step += 1
         self._index = 0
         self._selection.close()
@@ -342,7 +342,7 @@ class Training:
                 return False
             self._saving, self._unwritten = self.version, (self.version, "")
             self._book.keep(self.version)
-            self.trainer.send(Save(self._book.cursor))
+            self.trainer.queue(Save(self._book.cursor))
         self._due = False
         return True
 
