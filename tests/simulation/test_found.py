@@ -85,3 +85,18 @@ def test_a_step_of_which_rollouts_were_left_out_is_closed_with_what_there_is_and
         assert whole.ok and len(whole.lives) == 1, f"seed {seed}: {whole.violation}"
         killed = simulate(seed, config=config, faults=[Fault(0.5 + 0.3 * seed, "kill_everything", seed)])
         assert killed.ok and killed.lives[-1].ok, f"seed {seed}: {killed.violation}"
+
+
+@pytest.mark.parametrize(("seed", "at"), [(5, 2.0), (7, 1.4)])
+def test_a_published_step_that_was_closed_short_takes_nothing_more_when_a_crash_has_it_made_again(seed: int, at: float) -> None:
+    short = {"step_tokens": 1000, "batch_groups": 1}
+    config = plain(
+        seed,
+        train=ALONE | short,
+        rollout={"filter": "zero_variance", "max_new_tokens": 8},
+        staleness={"max_lag": 1, "depth": 0},
+        run={"journal_ms": 0},
+    )
+    report = simulate(seed, config=config, faults=[Fault(at, "kill_everything", seed)])
+    assert report.ok and len(report.lives) == 2, report.violation
+    assert report.checks["redo"]
