@@ -48,7 +48,7 @@ def most_groups(config: Config) -> int:
     live, staleness = live_groups(config), config.staleness
     if config.rollout.filter == "none" or config.train.unit == "rollout":
         return live
-    in_bound = (max_lag(config) + 1) * smallest_step(config) - max(0, staleness.window - 1)
+    in_bound = math.floor((max_lag(config) + 1) * smallest_step(config)) - max(0, staleness.window - 1)
     return max(live, min(FACTOR * live, in_bound))
 
 

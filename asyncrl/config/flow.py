@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 
 from asyncrl.config.schema import Config
 from staleness.admission import most_live
@@ -63,7 +64,7 @@ def flow_contradictions(config: Config) -> Contradictions:
 
 def _widest(config: Config) -> int:
     """The widest window that keeps lag within max_lag; 0 where none does."""
-    return max(0, (config.staleness.max_lag + 1) * smallest_step(config) - _live(config) + 1)
+    return max(0, math.floor((config.staleness.max_lag + 1) * smallest_step(config)) - _live(config) + 1)
 
 
 def largest_lag(config: Config, live: int) -> int:
@@ -77,8 +78,12 @@ def _live(config: Config) -> int:
     return most_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)
 
 
-def smallest_step(config: Config) -> int:
-    """Groups of the smallest step: where tokens close it, the longest there can be."""
+def smallest_step(config: Config) -> Fraction:
+    """Groups' worth of the smallest step: where tokens close it, of the longest rollouts there can be."""
     rollout, train = config.rollout, config.train
+    if not train.step_tokens:
+        return Fraction(train.batch_groups)
+    if train.unit == "rollout":
+        return Fraction(math.ceil(train.step_tokens / rollout.max_new_tokens), rollout.group_size)
     members = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
-    return math.ceil(train.step_tokens / (members * rollout.max_new_tokens)) if train.step_tokens else train.batch_groups
+    return Fraction(math.ceil(train.step_tokens / (members * rollout.max_new_tokens)))

@@ -84,3 +84,14 @@ def test_where_tokens_close_a_step_the_smallest_step_counts() -> None:
             staleness = {"depth": 1, "max_lag": max_lag, "window": 1, "on_stale": "drop"}
             found = refused(rollout=rollout, train=train | {"step_tokens": step_tokens}, staleness=staleness)
             assert bool(found) == (worst > max_lag), (step_tokens, max_lag)
+
+
+def test_where_tokens_close_a_step_of_single_rollouts_it_may_be_less_than_a_group() -> None:
+    """40 tokens are 4 rollouts of 10, half a group of 8: of 4 groups that may be live the last rollout is trained in the eighth step."""
+    for max_lag in range(1, 9):
+        found = refused(
+            rollout={"group_size": 8, "max_new_tokens": 10},
+            train=ALONE | {"batch_groups": 2, "step_tokens": 40},
+            staleness={"depth": 1, "max_lag": max_lag, "window": 1, "on_stale": "drop"},
+        )
+        assert bool(found) == (max_lag < 7)
