@@ -305,7 +305,7 @@ class Witness(Allowed):
         self.hold("once", again <= handed, "version {} was to be trained on {} again, and had {}", version, again, handed)
         self.trained_by[version] = handed - again
         filling = self.account.steps.get(version - 1, Filling())
-        resting = self.config.task.choice == "unsolved" and self.config.task.epochs  # what is left of the prompts may be passed over
+        resting = self.config.task.choice == "unsolved" and self.config.task.epochs > 0  # what is left of the prompts may be passed over
         over = (resting or self.train_item(self.account.cursor) is None) and not (self.account.again or self.account.rollouts_untaken)
         enough = self.closes(filling) or version <= self.closed or (filling.rollouts > 0 and over)
         self.hold("order", enough, "version {} was made from {} rollouts with {} tokens", version, filling.rollouts, filling.tokens)

@@ -298,7 +298,8 @@ async def test_a_long_run_holds_no_more_than_a_short_one(autojump_clock: trio.te
     """What a coordinator keeps is of what is live, of a while, and of each prompt: a run may last for weeks."""
     held = []
     for steps in (100, 200):
-        world = World(configured(task={"eval_size": 0, "train_size": 50}, train={"steps": steps, "batch_groups": 1, "checkpoint_every": 10}))
+        task, train = {"eval_size": 0, "train_size": 50}, {"steps": steps, "batch_groups": 1, "checkpoint_every": 10}
+        world = World(configured(task=task, train=train))
         assert (await world.run()).ok
         held.append(_held(world.coordinator))
         assert world.coordinator_summary(Outcome(True, "")).publication.count == steps + 1

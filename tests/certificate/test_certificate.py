@@ -78,7 +78,7 @@ SHAPES: dict[str, dict[str, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_at_lag_0_tokens_losses_and_weights_are_those_of_a_plain_loop(shape: str, plain: Outcome) -> None:
+async def test_pain_14_at_lag_0_tokens_losses_and_weights_are_those_of_a_plain_loop(shape: str, plain: Outcome) -> None:
     world = await run(short(**SHAPES[shape]))
     assert world.responses() == plain.responses and len(plain.responses) == 5 * 2 * 4
     assert world.learner.losses == pytest.approx(plain.losses, abs=ROUNDING) and max(map(abs, plain.losses)) > 0.1

@@ -303,7 +303,7 @@ def test_an_uncut_rollout_is_that_of_plain_passes(kv: KV) -> None:
 
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.__name__)
-async def test_cut_after_any_token_and_continued_it_is_the_uncut_rollout(cut: Cut, kv: KV) -> None:
+async def test_pain_17_cut_after_any_token_and_continued_it_is_the_uncut_rollout(cut: Cut, kv: KV) -> None:
     for after in range(1, TOKENS):
         story = await told(cut, after, kv, False)
         check(story, uncut(kv), [Span(0, 0, TOKENS)])

@@ -75,7 +75,7 @@ def test_a_snapshot_goes_on_as_what_it_was_taken_of(before: list[tuple[Facts, fl
     assert written == audited(before + after)
 
 
-def test_short_ones_first_shows_in_the_length_alone() -> None:
+def test_pain_10_short_ones_first_shows_in_the_length_alone() -> None:
     report = lengths({10: 1.0, 1000: 0.0}).report()
     assert report["length"] == 0.5, "half of what is trained should have been long"
     assert report["length_mean"] == pytest.approx(10 / 505)
