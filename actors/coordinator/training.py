@@ -102,7 +102,8 @@ class Training:
     @property
     def useful(self) -> bool:
         """Whether any step can still take anything."""
-        return self._config.train.steps - self._step > self._selection.full
+        left = self._config.train.steps - self._step
+        return left > 1 or (left == 1 and not self._selection.full)
 
     @property
     def wanted(self) -> int:
