@@ -68,8 +68,8 @@ class Lengths:
 OWN = Lengths("own lengths", 120, 0.8, 1.7, {})
 TAIL = Lengths(
     "heavy tail",
-    60,
-    0.6,
+    40,
+    0.8,
     3.0,
     {"rollout.max_new_tokens": 160, "engine.context_tokens": 320, "task.name": "jsonl", "train.micro_tokens": 8192},
 )
