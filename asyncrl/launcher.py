@@ -68,6 +68,7 @@ class _Launch:
         self._over = trio.Event()
         self._ending = False  # the run drains: who ends now is not missed
         self._finished: Finished | None = None
+        self._deaths: list[str] = []  # of actors that were not started again, before the run was over
         self._signalled: signal.Signals | None = None
 
     async def run(self) -> int:
@@ -148,6 +149,7 @@ class _Launch:
                 *_, last = self._children[name].tail().splitlines() or ["it said nothing"]
                 self._display.note(f"{name} {describe_exit(code)}{', and is started again' if restarting else ''}. Its last words: {last}")
                 self._tell(Exited(role, index, code, restarting))
+                self._deaths += [] if restarting else [f"{name} {describe_exit(code)}"]
 
         budget = RestartBudget(run.restarts, run.restart_window_s) if role in ("rollout", "reward") else NO_RESTART
         try:
@@ -243,7 +245,9 @@ class _Launch:
             print(f"asyncrl: {failure}", file=sys.stderr)
             return FAILED
         if self._finished is not None and not self._finished.ok:
-            print(f"asyncrl: the run failed: {self._finished.reason}. Its logs are in {self._run / 'logs'}.", file=sys.stderr)
+            # The coordinator may have seen a link end before anybody saw why.
+            why = "; ".join([self._finished.reason, *self._deaths[:1]])
+            print(f"asyncrl: the run failed: {why}. Its logs are in {self._run / 'logs'}.", file=sys.stderr)
             return FAILED
         if self._signalled is signal.SIGINT:
             return INTERRUPTED
