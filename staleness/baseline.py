@@ -21,16 +21,11 @@ WHOLE_STEP: frozenset[str] = frozenset({"gdpo", "reinforce_pp"})
 
 
 class Prior(NamedTuple):
-    """Mean of a prompt's rewards in earlier visits, and how many they are. A group is given the one there is when it is admitted, so that
+    """Mean of a prompt's rewards in earlier visits, and what they count for. A group is given the one there is when it is admitted, so that
     its own rewards can have no part in it."""
 
     mean: float = 0.0
     seen: float = 0.0
-
-    def after(self, rewards: Sequence[float]) -> Prior:
-        """With the rewards of one more visit."""
-        seen = self.seen + len(rewards)
-        return Prior((self.mean * self.seen + math.fsum(rewards)) / seen, seen) if seen else self
 
 
 def first_k(others: Sequence[float], k: int) -> float:

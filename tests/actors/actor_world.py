@@ -65,6 +65,34 @@ def configured(**sections: dict[str, object]) -> Config:
     return msgspec.convert(settings, Config)
 
 
+def heavy(request: Request) -> Script:
+    """One rollout in nine is eight times as long as the others."""
+    left = (48 if request.key % 9 == 0 else 6) - request.prefix_tokens
+    return Script(np.full(left, 5, np.int32), np.full(left, -1.0, np.float32), 0.02, "stop")
+
+
+def heavy_tailed(batch_groups: int, group_size: int, **settings: dict[str, object]) -> World:
+    """Eight steps of so many groups whose lengths have a heavy tail, and whose rewards tell the long from the short."""
+    base: dict[str, dict[str, object]] = {
+        "rollout": {"group_size": group_size, "max_new_tokens": 48, "filter": "none"},
+        "train": {"steps": 8, "batch_groups": batch_groups, "eval_every": 0},
+        "task": {"eval_size": 0},
+        "staleness": {"max_lag": 6, "depth": 1},
+    }
+    made = World(configured(**{section: base.get(section, {}) | settings.get(section, {}) for section in {*base, *settings}}))
+    made.script = heavy
+    made.verifiers._verdict = lambda purpose, item, ids: Scored(float(len(ids) > 40))
+    return made
+
+
+async def run_well(made: World) -> World:
+    """Run it to its good end, where everything holds that holds at every end."""
+    outcome = await made.run()
+    made.check()
+    assert outcome.ok, outcome.reason
+    return made
+
+
 class MemoryLog:
     """A journal that keeps its events."""
 

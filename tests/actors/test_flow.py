@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 import pytest
 import trio
-from actor_world import World, configured
+from actor_world import World, heavy_tailed, run_well
 
 from asyncrl.config import VARIABLES, load
-from asyncrl.engines.protocol import Request
-from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
 from asyncrl.experience.rollout import Status
 from asyncrl.messages import NoVerdict, Purpose, Scored, Verdict
@@ -23,31 +20,8 @@ B = 3
 GROUP = 4
 
 
-def heavy(request: Request) -> Script:
-    """One rollout in nine is eight times as long as the others."""
-    left = (48 if request.key % 9 == 0 else 6) - request.prefix_tokens
-    return Script(np.full(left, 5, np.int32), np.full(left, -1.0, np.float32), 0.02, "stop")
-
-
 def world(**settings: dict[str, object]) -> World:
-    """Eight steps of B groups of GROUP, with a heavy tail."""
-    base: dict[str, dict[str, object]] = {
-        "rollout": {"group_size": GROUP, "max_new_tokens": 48, "filter": "none"},
-        "train": {"steps": 8, "batch_groups": B, "eval_every": 0},
-        "task": {"eval_size": 0},
-        "staleness": {"max_lag": 6, "depth": 1},
-    }
-    made = World(configured(**{section: base.get(section, {}) | settings.get(section, {}) for section in {*base, *settings}}))
-    made.script = heavy
-    made.verifiers._verdict = lambda purpose, item, ids: Scored(float(len(ids) > 40))
-    return made
-
-
-async def run(made: World) -> World:
-    outcome = await made.run()
-    made.check()
-    assert outcome.ok, outcome.reason
-    return made
+    return heavy_tailed(B, GROUP, **settings)
 
 
 def live_over_time(made: World) -> list[int]:
@@ -77,7 +51,7 @@ def live_over_time(made: World) -> list[int]:
 async def test_overprovision_starts_so_many_groups_for_each_that_a_step_needs(
     overprovision: float, most: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    made = await run(world(rollout={"overprovision": overprovision}))
+    made = await run_well(world(rollout={"overprovision": overprovision}))
     assert max(live_over_time(made)) == most == most_live(1, B, overprovision)
 
 
@@ -86,7 +60,7 @@ async def test_batch_mode_interrupts_what_a_full_step_does_not_need_and_leases_i
 ) -> None:
     """APRIL: while a full step is trained and published nobody decodes; then what was interrupted goes on, the oldest first, and nothing
     that was generated is lost."""
-    made = await run(world(rollout={"mode": "batch", "overprovision": 2.0}, staleness={"depth": 0}))
+    made = await run_well(world(rollout={"mode": "batch", "overprovision": 2.0}, staleness={"depth": 0}))
     taken, rests, groups = Counter[int](), False, dict[int, int]()
     interrupted: list[int] = []
     again: list[int] = []
@@ -116,14 +90,14 @@ async def test_batch_mode_interrupts_what_a_full_step_does_not_need_and_leases_i
 
 
 async def test_in_flight_nobody_is_interrupted(autojump_clock: trio.testing.MockClock) -> None:
-    made = await run(world(rollout={"overprovision": 2.0}))
+    made = await run_well(world(rollout={"overprovision": 2.0}))
     recycled = [event for event in made.log.events if isinstance(event, e.Recycled)]
     assert all(made.book.experience.rollouts[event.rollout].status is Status.WAITING for event in recycled), "only when the run ends"
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 7])
 async def test_nothing_is_taken_beyond_the_window_and_lag_is_bounded_by_it(window: int, autojump_clock: trio.testing.MockClock) -> None:
-    made = await run(world(staleness={"window": window, "max_lag": 20}, train={"steps": 12}))
+    made = await run_well(world(staleness={"window": window, "max_lag": 20}, train={"steps": 12}))
     groups: dict[int, int] = {}
     open_groups: dict[int, set[int]] = {}
     for event in made.log.events:
@@ -139,8 +113,8 @@ async def test_nothing_is_taken_beyond_the_window_and_lag_is_bounded_by_it(windo
 
 
 async def test_without_a_window_no_finished_group_waits_for_an_unfinished_one(autojump_clock: trio.testing.MockClock) -> None:
-    strict = await run(world(staleness={"window": 1, "max_lag": 20}))
-    free = await run(world(staleness={"max_lag": 20}))
+    strict = await run_well(world(staleness={"window": 1, "max_lag": 20}))
+    free = await run_well(world(staleness={"max_lag": 20}))
     assert free.seconds < 0.9 * strict.seconds
 
 
@@ -148,7 +122,7 @@ async def test_a_rollout_is_trained_before_its_group_is_complete_by_a_baseline_o
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     made = world(train={"unit": "rollout", "advantage": "first_k", "prior_visits": 3.0}, rollout={"k_min": 2}, task={"train_size": 6})
-    await run(made)
+    await run_well(made)
     rewards: dict[int, float] = {}
     members: dict[int, range] = {}
     items: dict[int, int] = {}
@@ -189,14 +163,14 @@ async def test_of_single_rollouts_what_has_no_verdict_or_no_signal_leaves_by_nam
 
     made = world(train={"unit": "rollout", "advantage": "first_k", "prior_visits": 0.0, "steps": 4}, rollout={"filter": "zero_variance"})
     made.verifiers._verdict = verdict
-    await run(made)
+    await run_well(made)
     assert set(made.book.experience.ledger.rollouts.discarded) >= {"no_verdict", "zero_variance"}
     for batch, _ in made.learner.batches:
         assert all(sample.reward != sample.baseline for sample in batch.samples)
 
 
 async def test_a_budget_of_tokens_closes_a_step(autojump_clock: trio.testing.MockClock) -> None:
-    made = await run(world(train={"step_tokens": 80, "steps": 6, "micro_tokens": 64}, staleness={"depth": 2}))
+    made = await run_well(world(train={"step_tokens": 80, "steps": 6, "micro_tokens": 64}, staleness={"depth": 2}))
     tokens: Counter[int] = Counter()
     last: dict[int, int] = {}
     for batch, _ in made.learner.batches:
@@ -208,7 +182,7 @@ async def test_a_budget_of_tokens_closes_a_step(autojump_clock: trio.testing.Moc
 
 
 async def test_trained_groups_are_trained_once_more_with_the_versions_that_sampled_them(autojump_clock: trio.testing.MockClock) -> None:
-    made = await run(world(train={"replay_groups": 1}))
+    made = await run_well(world(train={"replay_groups": 1}))
     steps: dict[int, list[int]] = {}
     for batch, _ in made.learner.batches:
         for group in {sample.group for sample in batch.samples}:
@@ -226,7 +200,7 @@ async def test_trained_groups_are_trained_once_more_with_the_versions_that_sampl
 
 
 async def test_the_trainer_is_given_what_it_has_to_score_before_each_step_ends(autojump_clock: trio.testing.MockClock) -> None:
-    made = await run(world(staleness={"proximal": "boundary"}))
+    made = await run_well(world(staleness={"proximal": "boundary"}))
     scored: dict[int, dict[int, int]] = {}
     for message in made.learner.anchored:
         for sample in message.samples:
@@ -242,7 +216,7 @@ async def test_the_trainer_is_given_what_it_has_to_score_before_each_step_ends(a
 
 
 async def test_batch_relative_advantages_are_given_the_rewards_of_the_whole_step(autojump_clock: trio.testing.MockClock) -> None:
-    made = await run(world(train={"advantage": "reinforce_pp", "micro_tokens": 64}))
+    made = await run_well(world(train={"advantage": "reinforce_pp", "micro_tokens": 64}))
     by_step: dict[int, set[int]] = {}
     for batch, _ in made.learner.batches:
         by_step.setdefault(batch.step, set()).update(sample.group for sample in batch.samples)
@@ -257,7 +231,7 @@ async def test_more_groups_are_started_where_the_filter_leaves_many_out(autojump
 
     made = world(rollout={"filter": "zero_variance", "group_size": 9}, train={"steps": 10}, staleness={"max_lag": 6})
     made.verifiers._verdict = verdict
-    await run(made)
+    await run_well(made)
     assert most_live(1, B) < max(live_over_time(made)) <= min(4 * most_live(1, B), 7 * B)
 
 
@@ -296,4 +270,4 @@ async def test_a_variable_changes_the_run(
             value = getattr(getattr(load(None, (), environ), section), name)
             table = msgspec.structs.replace(getattr(made.config, section), **{name: value})
             made.config = msgspec.structs.replace(made.config, **{section: table})
-        assert changed(await run(made)) is due
+        assert changed(await run_well(made)) is due

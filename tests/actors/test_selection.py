@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import trio
-from actor_world import STOP, VOCABULARY, World, configured
+from actor_world import STOP, VOCABULARY, World, heavy_tailed, run_well
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
@@ -20,29 +19,8 @@ GROUP = 4
 
 
 def world(**settings: dict[str, object]) -> World:
-    """Six steps of B groups of GROUP; one rollout in nine is much longer than the others."""
-    base: dict[str, dict[str, object]] = {
-        "rollout": {"group_size": GROUP, "max_new_tokens": 48, "filter": "none"},
-        "train": {"steps": 6, "batch_groups": B, "eval_every": 0, "micro_tokens": 64},
-        "task": {"eval_size": 0},
-        "staleness": {"max_lag": 6, "depth": 1},
-    }
-    made = World(configured(**{section: base.get(section, {}) | settings.get(section, {}) for section in {*base, *settings}}))
-
-    def heavy(request: Request) -> Script:
-        left = (48 if request.key % 9 == 0 else 6) - request.prefix_tokens
-        return Script(np.full(left, 5, np.int32), np.full(left, -1.0, np.float32), 0.02, "stop")
-
-    made.script = heavy
-    made.verifiers._verdict = lambda purpose, item, ids: Scored(float(len(ids) > 40))
-    return made
-
-
-async def run(made: World) -> World:
-    outcome = await made.run()
-    made.check()
-    assert outcome.ok, outcome.reason
-    return made
+    """Six steps, in many micro-batches."""
+    return heavy_tailed(B, GROUP, **settings | {"train": {"steps": 6, "micro_tokens": 64} | settings.get("train", {})})
 
 
 def compared(made: World) -> tuple[dict[int, set[int]], list[tuple[int, set[int]]]]:
@@ -58,14 +36,14 @@ def compared(made: World) -> tuple[dict[int, set[int]], list[tuple[int, set[int]
 @pytest.mark.parametrize("prompts", [6 * B, 6 * B - 1])
 async def test_the_last_prompts_are_compared_with_all_of_their_step(prompts: int, autojump_clock: trio.testing.MockClock) -> None:
     """That no prompt is left to be admitted does not say that no group is left to be waited for."""
-    made = await run(world(train={"advantage": "reinforce_pp"}, task={"epochs": 1, "train_size": prompts}))
+    made = await run_well(world(train={"advantage": "reinforce_pp"}, task={"epochs": 1, "train_size": prompts}))
     took, batches = compared(made)
     assert [len(took[step]) for step in range(6)] == [B] * 5 + [B - (6 * B - prompts)]
     assert all(rewards == took[step] for step, rewards in batches)
 
 
 async def test_what_is_trained_again_is_compared_with_all_that_is_trained_again(autojump_clock: trio.testing.MockClock) -> None:
-    made = await run(world(train={"advantage": "reinforce_pp", "replay_groups": 2}))
+    made = await run_well(world(train={"advantage": "reinforce_pp", "replay_groups": 2}))
     took, batches = compared(made)
     again = [(step, rewards) for step, rewards in batches if not rewards & took[step]]
     assert any(len(rewards) == 2 for _, rewards in again)
@@ -85,7 +63,7 @@ async def test_a_window_does_not_wait_for_a_member_without_a_verdict(
 
     made = world(train={"advantage": advantage}, staleness={"window": window, "max_lag": 20}, rollout={"k_min": 1})
     made.verifiers._verdict = verdict
-    await run(made)
+    await run_well(made)
     assert made.book.experience.ledger.rollouts.discarded["no_verdict"]
 
 
@@ -107,7 +85,7 @@ async def test_the_last_step_at_lag_0_is_packed_alike_whoever_is_complete_first(
             return Script(tokens.ids, tokens.behaviour, draw.uniform(0.001, 0.1), tokens.ends)
 
         made.script = script
-        await run(made)
+        await run_well(made)
         return [(batch.step, [sample.rollout for sample in batch.samples]) for batch, _ in made.learner.batches]
 
     assert await packed(pace) == await packed(0)
@@ -126,7 +104,7 @@ async def test_weights_are_held_while_more_tokens_of_them_may_come(finish_on: st
         await anchor(message, buffers)
 
     made.learner.anchor = anchored  # type: ignore[method-assign]
-    await run(made)
+    await run_well(made)
     assert max(oldest for _, oldest in held) > 2, "and are not held for good"
     for number, oldest in held:
         assert all(event.version >= oldest for event in made.log.events[number:] if isinstance(event, e.Extended))

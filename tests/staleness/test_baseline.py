@@ -45,14 +45,6 @@ class TestArithmetic:
         assert shrunk([1.0, 0.0], 2, Prior(), visits=4) == 0.5
         assert shrunk([1.0, 0.0], 2, Prior(mean=1.0, seen=1), visits=4) == pytest.approx(2 / 3)
 
-    @given(st.lists(rewards, max_size=6))
-    def test_a_prior_is_the_mean_over_all_visits(self, visits: list[list[float]]) -> None:
-        prior = Prior()
-        for visit in visits:
-            prior = prior.after(visit)
-        flat = [reward for visit in visits for reward in visit]
-        assert prior == pytest.approx((np.mean(flat) if flat else 0.0, len(flat)), abs=1e-6)
-
 
 # ------------------------------------------------------------------------------------------------------------------ the toy
 
