@@ -1,0 +1,313 @@
+"""One SGLang server over HTTP. Invariant: whatever the server does, a call returns a typed answer or raises a named error in bounded time.
+
+Nothing is tried again here: who calls knows whether that is safe. Requests to a server that is paused wait for as long as it is paused, and
+an abort that meets one is lost, so the engine sends neither while it has its server paused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Literal, TypeVar
+
+import httpx2
+import msgspec
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from asyncrl.engines.sglang.wire import (
+    Answer,
+    Event,
+    Events,
+    Failure,
+    Garbled,
+    Increments,
+    Load,
+    Loads,
+    ModelInfo,
+    RankChecksums,
+    Scored,
+    ServerInfo,
+    decode,
+)
+
+Mode = Literal["retract", "in_place", "abort"]
+"""What a pause does with unfinished requests: put them back in the queue and recompute, freeze them with their cache, or end them."""
+
+READY_WITHIN_S = 5.0
+"""A server that is up says at once whether it is ready."""
+
+T = TypeVar("T")
+
+
+class SglangError(Exception):
+    """A server failed: one sentence with its address."""
+
+
+class ServerGone(SglangError):
+    """The connection was refused or broke, or the server was silent for too long: what it holds is lost."""
+
+
+class Refused(SglangError):
+    """The server said no, or that it cannot; `status` is the HTTP status it gave."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Misread(SglangError):
+    """The server sent what cannot be read, or what contradicts itself."""
+
+
+class Client:
+    """One server, through `open`. Every method raises SglangError: ServerGone, Refused or Misread."""
+
+    def __init__(self, http: httpx2.AsyncClient, url: str, deadline_s: float, silence_s: float) -> None:
+        self._http, self.url, self._deadline_s, self._silence_s = http, url, deadline_s, silence_s
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(
+        url: str,
+        *,
+        api_key: str = "",
+        deadline_s: float = 60.0,
+        silence_s: float = 600.0,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> AsyncIterator[Client]:
+        """The server at `url` (`http://host:port`), which need not be there yet.
+
+        `deadline_s` bounds each answer, and `silence_s` what may take long: the time between two pieces of a stream, a pause, and
+        whatever moves weights (seconds). `transport` stands for the network in tests.
+        """
+        address = url.rstrip("/")
+        async with httpx2.AsyncClient(
+            base_url=address,
+            headers={"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {}),
+            timeout=httpx2.Timeout(None, connect=deadline_s, read=silence_s),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            transport=transport,
+            trust_env=False,
+        ) as http:
+            yield Client(http, address, deadline_s, silence_s)
+
+    # ------------------------------------------------------------------------------------------------------------ what it is
+
+    async def ready(self) -> bool:
+        """Whether it takes requests now: it is there, healthy and not paused."""
+        try:
+            with self._within("/ready", READY_WITHIN_S):
+                return (await self._http.get("/ready")).status_code == 200
+        except ServerGone:
+            return False
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Wait until it is ready. Raises ServerGone after `seconds`."""
+        pause = 0.05
+        with trio.move_on_after(seconds):
+            while not await self.ready():
+                await trio.sleep(pause)
+                pause = min(2 * pause, 1.0)
+            return
+        raise ServerGone(f"{self.url} was not ready within {seconds:g} s; the server's log says why")
+
+    async def model_info(self) -> ModelInfo:
+        return await self._get("/model_info", ModelInfo)
+
+    async def server_info(self) -> ServerInfo:
+        return await self._get("/server_info", ServerInfo)
+
+    async def load(self) -> Load:
+        """How many requests it holds, as of its last report to itself."""
+        found = await self._get("/v1/loads?include=core", Loads)
+        return Load(sum(rank.num_running_reqs for rank in found.loads), sum(rank.num_waiting_reqs for rank in found.loads))
+
+    # ------------------------------------------------------------------------------------------------------------ generation
+
+    async def generate(
+        self,
+        rid: str,
+        ids: NDArray[np.int32],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        stream_interval: int = 1,
+        stop_ids: Sequence[int] = (),
+        extra_key: str = "",
+    ) -> AsyncGenerator[Event, None]:
+        """Stream one request; where you may stop early, do so inside `contextlib.aclosing`. Closing it closes the connection, which ends
+        the request on the server within seconds.
+
+        `ids` (int32) must lie in the vocabulary: another id kills the server. `rid` must be as long as all others: an abort matches
+        beginnings. An event comes at the first token and then about every `stream_interval` tokens; `extra_key` names the part of the
+        prefix cache that this request shares. The last event has an `ending`; a stream that breaks off without one raises ServerGone.
+        """
+        sampling = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "stream_interval": stream_interval,
+            "stop_token_ids": list(stop_ids),
+        }
+        body = {
+            "rid": rid,
+            "input_ids": ids.tolist(),
+            "sampling_params": sampling,
+            "return_logprob": True,
+            "stream": True,
+            "extra_key": extra_key or None,
+        }
+        events, increments = Events(), Increments()
+        with self._named("/generate"):
+            async with self._http.stream("POST", "/generate", content=msgspec.json.encode(body)) as response:
+                if response.status_code != 200:
+                    self._refuse("/generate", response.status_code, await response.aread())
+                async for data in response.aiter_bytes():
+                    for text in events.feed(data):
+                        event = increments.read(text)
+                        if isinstance(event, Failure):
+                            raise Refused(f"{self.url} refused request {rid}: {event.message}", event.code)
+                        if event.ending is not None and event.ending.status_code is not None and event.ending.status_code >= 400:
+                            raise Refused(f"{self.url} ended request {rid}: {event.ending.message}", event.ending.status_code)
+                        yield event
+                        if event.ending is not None:
+                            return
+        raise ServerGone(f"{self.url} broke off the stream of request {rid}")
+
+    async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
+        """The log-probability of each id given those before it, at temperature 1, from one prefill: `len(ids) - 1` numbers."""
+        body = {
+            "input_ids": ids.tolist(),
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "extra_key": extra_key or None,
+        }
+        entries = (await self._post("/generate", body, Scored)).meta_info.input_token_logprobs
+        if [entry[1] for entry in entries] != body["input_ids"]:
+            raise Misread(f"{self.url} scored other ids than the {len(ids)} it was given: {len(entries)} came back")
+        return [math.nan if entry[0] is None else entry[0] for entry in entries[1:]]
+
+    async def abort(self, rid: str) -> None:
+        """Ask that this request end; it has ended when its stream has. An abort that comes before its request reached the scheduler is
+        lost, and others of the same request are then ignored."""
+        await self._tell("/abort_request", {"rid": rid})
+
+    async def abort_all(self) -> None:
+        await self._tell("/abort_request", {"abort_all": True})
+
+    async def pause(self, mode: Mode) -> None:
+        """Stop decoding; new requests wait. With `abort` this returns when nothing is left on the server."""
+        await self._tell("/pause_generation", {"mode": mode}, slow=True)
+
+    async def resume(self) -> None:
+        await self._tell("/continue_generation", {})
+
+    async def flush(self) -> None:
+        """Forget the prefix cache. Refused while requests are running or frozen."""
+        await self._tell("/flush_cache", {})
+
+    # -------------------------------------------------------------------------------------------------------------- weights
+
+    async def init_group(self, address: str, port: int, world: int, name: str, backend: str) -> None:
+        """Join a group of `world` processes as its ranks from 1 on; rank 0 meets it at `address`:`port` at the same time."""
+        meeting = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": world}
+        await self._control("/init_weights_update_group", meeting | {"group_name": name, "backend": backend})
+
+    async def destroy_group(self, name: str) -> None:
+        await self._control("/destroy_weights_update_group", {"group_name": name})
+
+    async def begin_update(self) -> None:
+        await self._control("/begin_weight_update", {})
+
+    async def end_update(self) -> None:
+        await self._control("/end_weight_update", {})
+
+    async def update(
+        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], *, group: str, version: int, flush: bool
+    ) -> None:
+        """Take these parameters, in this order, from one broadcast of rank 0 (a flattened bucket of bytes), and call the weights
+        `version`. Unknown names are taken without a word, and a refusal may come after some or all was changed."""
+        body = {
+            "names": list(names),
+            "dtypes": list(dtypes),
+            "shapes": [list(shape) for shape in shapes],
+            "group_name": group,
+            "weight_version": str(version),
+            "flush_cache": flush,
+            "load_format": "flattened_bucket",
+        }
+        await self._control("/update_weights_from_distributed", body)
+
+    async def update_from_disk(self, path: str, version: int) -> None:
+        """Load a model directory that the server can see, and call the weights `version`."""
+        await self._control("/update_weights_from_disk", {"model_path": path, "weight_version": str(version)})
+
+    async def checksums(self) -> list[RankChecksums]:
+        """Of what each rank holds now, in the order of ranks."""
+        return (await self._control("/weights_checker", {"action": "checksum"})).ranks
+
+    # ---------------------------------------------------------------------------------------------------------------- below
+
+    async def _get(self, path: str, kind: type[T]) -> T:
+        with self._within(path, self._deadline_s):
+            response = await self._http.get(path)
+            self._refuse(path, response.status_code, response.content)
+            return decode(kind, response.content)
+
+    async def _send(self, path: str, body: Mapping[str, object], seconds: float) -> bytes:
+        with self._within(path, seconds):
+            response = await self._http.post(path, content=msgspec.json.encode(body))
+            self._refuse(path, response.status_code, response.content)
+            return response.content
+
+    async def _post(self, path: str, body: Mapping[str, object], kind: type[T]) -> T:
+        with self._named(path):
+            return decode(kind, await self._send(path, body, self._deadline_s))
+
+    async def _tell(self, path: str, body: Mapping[str, object], *, slow: bool = False) -> None:
+        await self._send(path, body, self._silence_s if slow else self._deadline_s)
+
+    async def _control(self, path: str, body: Mapping[str, object]) -> Answer:
+        """What concerns weights: slow, and answered with whether it went well."""
+        with self._named(path):
+            answer = decode(Answer, await self._send(path, body, self._silence_s))
+        if not answer.success:
+            raise Refused(f"{self.url}{path} was refused: {answer.said()}", 200)
+        return answer
+
+    def _refuse(self, path: str, status: int, body: bytes) -> None:
+        """Raise what the status asks for; 200 asks for nothing."""
+        if status == 200:
+            return
+        try:
+            said = decode(Answer, body).said()
+        except Garbled:
+            said = body[:300].decode(errors="replace")
+        raise Refused(f"{self.url}{path} was refused with {status}: {said.strip() or 'no reason was given'}", status)
+
+    @contextmanager
+    def _within(self, path: str, seconds: float) -> Iterator[None]:
+        """`_named`, for at most `seconds`."""
+        with self._named(path):
+            try:
+                with trio.fail_after(seconds):
+                    yield
+            except trio.TooSlowError as error:
+                raise ServerGone(f"{self.url}{path} did not answer within {seconds:g} s; the server hangs or is overloaded") from error
+
+    @contextmanager
+    def _named(self, path: str) -> Iterator[None]:
+        """Errors of the transport and of reading, under our names. No deadline of trio is open in here, so a generator may yield inside."""
+        try:
+            yield
+        except httpx2.TimeoutException as error:
+            silent = f"{self.url}{path} was silent for too long ({type(error).__name__})"
+            raise ServerGone(f"{silent}; the server hangs or is overloaded") from error
+        except httpx2.TransportError as error:
+            broken = f"{self.url}{path}: the connection failed ({error or type(error).__name__})"
+            raise ServerGone(f"{broken}; the server is not there or died") from error
+        except Garbled as error:
+            raise Misread(f"{self.url}{path} {error}") from error

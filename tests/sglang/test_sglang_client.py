@@ -1,0 +1,272 @@
+"""The client against servers that misbehave: every failure has a name, and every wait an end. (What a real server does is in
+`test_sglang_hazards`.)"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.engines.sglang.client import Client, Misread, Refused, ServerGone, SglangError
+from asyncrl.engines.sglang.wire import Event, Events, Garbled, Increments
+
+URL = "http://fake:1"
+RID = "0" * 32
+
+
+class Body(httpx2.AsyncByteStream):
+    def __init__(self, parts: Callable[[], AsyncIterator[bytes]]) -> None:
+        self._parts = parts
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._parts()
+
+
+def answering(status: int, body: bytes | Callable[[], AsyncIterator[bytes]], asked: list[Any] | None = None) -> httpx2.MockTransport:
+    async def handle(request: httpx2.Request) -> httpx2.Response:
+        if asked is not None:
+            asked.append((request.url.path, json.loads(await request.aread() or b"null")))
+        return httpx2.Response(status, stream=Body(body)) if callable(body) else httpx2.Response(status, content=body)
+
+    return httpx2.MockTransport(handle)
+
+
+def event(ids: list[int], done: int, *, finish: dict[str, Any] | None = None, **meta: Any) -> bytes:
+    entries = [[-float(i), i, None] for i in ids]
+    head = {"id": RID, "finish_reason": finish, "completion_tokens": done, "weight_version": "3", "output_token_logprobs": entries}
+    return b"data: " + json.dumps({"output_ids": ids, "meta_info": head | meta}).encode() + b"\n\n"
+
+
+async def stream(transport: httpx2.AsyncBaseTransport, **settings: Any) -> list[Event]:
+    async with Client.open(URL, transport=transport, **settings) as client:
+        return [e async for e in client.generate(RID, np.array([1, 2], np.int32), max_new_tokens=9, temperature=1.0)]
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.data(), st.booleans())
+def test_a_stream_comes_out_as_increments_however_it_is_sent_and_cut(ids: list[int], data: st.DataObject, cumulative: bool) -> None:
+    ends = sorted({*data.draw(st.lists(st.integers(1, len(ids)), max_size=5)), len(ids)})
+    starts = [0, *ends[:-1]]
+    sent = (
+        b"".join(event(ids[0 if cumulative else a : b], b) for a, b in zip(starts, ends, strict=True)) + b": a remark\n\ndata: [DONE]\n\n"
+    )
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=20)))
+    events, increments, got = Events(), Increments(), []
+    for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True):
+        got += [increments.read(text) for text in events.feed(sent[a:b]) if text != b"[DONE]"]
+    assert all(isinstance(e, Event) for e in got)
+    assert [e.start for e in got] == starts
+    assert np.concatenate([e.ids for e in got]).tolist() == ids
+    assert np.concatenate([e.behaviour for e in got]).tolist() == [-float(i) for i in ids]
+
+
+def test_the_last_event_of_an_aborted_request_repeats_and_adds_nothing() -> None:
+    increments = Increments()
+    first = increments.read(event([5, 6], 2)[6:])
+    for repeated in ([5, 6], [6]):  # as a server says it that sends all each time, and one that sends news
+        last = increments.read(event(repeated, 2, finish={"type": "abort", "message": "Abort in waiting queue"})[6:])
+        assert isinstance(first, Event) and isinstance(last, Event) and last.ending is not None
+        assert (last.start, len(last.ids), last.ending.type) == (2, 0, "abort")
+
+
+def test_a_log_probability_that_is_no_number_stays_none() -> None:
+    text = event([7], 1).replace(b"-7.0", b"null")
+    read = Increments().read(text[6:])
+    assert isinstance(read, Event) and math.isnan(read.behaviour[0])
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (event([5, 6], 2).replace(b"[-6.0, 6, null]", b"").replace(b"], ]", b"]]"), "1 log-probabilities where 2 are new"),
+        (event([5, 6], 3), "2 ids where 3 are new"),
+        (event([5], 1) + event([5], 0), "took back tokens: 0 after 1"),
+        (event([5], 1).replace(b"-5.0, 5", b"-5.0, 4"), "log-probabilities of other tokens"),
+        (event([2**31], 1), "an id that no vocabulary has: 2147483648"),
+        (b"data: {\n\n", "an event that cannot be read"),
+        (b"data: [1]\n\n", "an event that cannot be read"),
+        (b"data: {}\n\n", "without meta_info"),
+        (b"<html>\n\n", "no event of a stream"),
+        (b"data: " + b"[" * 100_000 + b"\n\n", "an event that cannot be read"),
+    ],
+)
+async def test_events_that_cannot_be_told_are_named(sent: bytes, why: str) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield sent
+
+    with pytest.raises(Misread, match=f"{URL}/generate .*{why}"):
+        await stream(answering(200, parts))
+
+
+def test_an_event_without_end_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.engines.sglang.wire.LARGEST_EVENT", 100)
+    events = Events()
+    with pytest.raises(Garbled, match="bytes without an end"):
+        for _ in range(3):
+            list(events.feed(b"x" * 50))
+
+
+async def test_a_stream_that_breaks_off_is_named_after_its_tokens() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield event([5], 1)
+
+    got = []
+    with pytest.raises(ServerGone, match="broke off the stream of request 0000"):
+        async with Client.open(URL, transport=answering(200, parts)) as client:
+            async for e in client.generate(RID, np.array([1], np.int32), max_new_tokens=9, temperature=1.0):
+                got.append(e)
+    assert [e.ids.tolist() for e in got] == [[5]]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b'data: {"error": {"message": "too long", "code": 400}}\n\n', 400),
+        (event([], 0, finish={"type": "abort", "message": "too long", "status_code": 400}), 400),
+        (event([], 0, finish={"type": "abort", "message": "too long", "status_code": 503}), 503),
+    ],
+)
+async def test_a_refusal_inside_a_stream_is_one(sent: bytes, status: int) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield sent + b"data: [DONE]\n\n"
+
+    with pytest.raises(Refused, match="too long") as caught:
+        await stream(answering(200, parts))
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"success": false, "message": "no session"}', "no session"),
+        (b'{"error": {"message": "no such thing"}}', "no such thing"),
+        (b'{"detail": [{"msg": "missing"}]}', "missing"),
+        (b"<html>gateway</html>", "gateway"),
+        (b"", "no reason was given"),
+    ],
+)
+@pytest.mark.parametrize("status", [400, 401, 422, 503])
+async def test_what_a_server_says_against_a_call_is_passed_on(body: bytes, said: str, status: int) -> None:
+    async with Client.open(URL, transport=answering(status, body)) as client:
+        with pytest.raises(Refused, match=f"{URL}/begin_weight_update was refused with {status}: .*{said}") as caught:
+            await client.begin_update()
+    assert caught.value.status == status
+
+
+async def test_a_failure_told_with_status_200_is_one() -> None:
+    async with Client.open(URL, transport=answering(200, b'{"success": false, "message": "shape"}')) as client:
+        with pytest.raises(Refused, match="shape"):
+            await client.update(["a"], ["float32"], [[1]], group="g", version=4, flush=True)
+
+
+async def test_answers_of_another_kind_are_named() -> None:
+    async with Client.open(URL, transport=answering(200, b'{"weight_version": 7}')) as client:
+        with pytest.raises(Misread, match="not ModelInfo"):
+            await client.model_info()
+    scored = b'{"meta_info": {"input_token_logprobs": [[null, 1, null]]}}'
+    async with Client.open(URL, transport=answering(200, scored)) as client:
+        with pytest.raises(Misread, match="scored other ids"):
+            await client.score(np.array([1, 2], np.int32))
+
+
+async def test_a_server_that_hangs_costs_a_bounded_time(autojump_clock: trio.abc.Clock) -> None:
+    async def hang(request: httpx2.Request) -> httpx2.Response:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with Client.open(URL, transport=httpx2.MockTransport(hang), deadline_s=7.0, silence_s=70.0) as client:
+        for call, seconds in ((client.model_info, 7.0), (client.end_update, 70.0), (lambda: client.pause("abort"), 70.0)):
+            begun = trio.current_time()
+            with pytest.raises(ServerGone, match=f"did not answer within {seconds:g} s"):
+                await call()
+            assert trio.current_time() - begun == pytest.approx(seconds)
+        assert not await client.ready()
+        begun = trio.current_time()
+        with pytest.raises(ServerGone, match="was not ready within 100 s"):
+            await client.wait_ready(100.0)
+        assert trio.current_time() - begun == pytest.approx(100.0)
+
+
+async def test_a_server_that_is_not_there_or_stops_speaking_is_gone() -> None:
+    """Over real sockets: nobody listens; one accepts and says nothing; one breaks off in the middle of an event."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    mute, answers = trio.Event(), iter([None, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\ndata:\r\n"])
+
+    async def serve(connection: trio.SocketStream) -> None:
+        async with connection:
+            await connection.receive_some()
+            text = next(answers)
+            if text is None:
+                await mute.wait()
+            else:
+                await connection.send_all(text)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        ids = np.array([1], np.int32)
+        async with Client.open(f"http://127.0.0.1:{port}/", silence_s=0.3) as client:
+            for why in ("was silent for too long", "the connection failed"):
+                with pytest.raises(ServerGone, match=f"127.0.0.1:{port}/generate.*{why}"):
+                    async for _ in client.generate(RID, ids, max_new_tokens=1, temperature=1.0):
+                        pass
+        mute.set()
+        nursery.cancel_scope.cancel()
+    async with Client.open(f"http://127.0.0.1:{port}") as client:
+        assert not await client.ready()
+        with pytest.raises(ServerGone, match="the server is not there or died"):
+            await client.model_info()
+
+
+async def test_requests_say_what_was_asked() -> None:
+    asked: list[Any] = []
+    transport = answering(200, b'{"success": true, "message": "", "ranks": [{"checksums": {"w": "ab"}, "per_gpu_checksum": "cd"}]}', asked)
+    async with Client.open(URL, transport=transport) as client:
+        await client.abort(RID)
+        await client.abort_all()
+        await client.pause("in_place")
+        await client.init_group("10.0.0.1", 5000, 3, "g", "gloo")
+        await client.update(["a", "b"], ["float32"] * 2, [(2, 3), ()], group="g", version=12, flush=False)
+        await client.update_from_disk("/m", 4)
+        assert [rank.checksums for rank in await client.checksums()] == [{"w": "ab"}]
+    assert asked == [
+        ("/abort_request", {"rid": RID}),
+        ("/abort_request", {"abort_all": True}),
+        ("/pause_generation", {"mode": "in_place"}),
+        (
+            "/init_weights_update_group",
+            {
+                "master_address": "10.0.0.1",
+                "master_port": 5000,
+                "rank_offset": 1,
+                "world_size": 3,
+                "group_name": "g",
+                "backend": "gloo",
+            },
+        ),
+        (
+            "/update_weights_from_distributed",
+            {
+                "names": ["a", "b"],
+                "dtypes": ["float32", "float32"],
+                "shapes": [[2, 3], []],
+                "group_name": "g",
+                "weight_version": "12",
+                "flush_cache": False,
+                "load_format": "flattened_bucket",
+            },
+        ),
+        ("/update_weights_from_disk", {"model_path": "/m", "weight_version": "4"}),
+        ("/weights_checker", {"action": "checksum"}),
+    ]
+
+
+def test_the_errors_are_of_one_family() -> None:
+    assert all(issubclass(kind, SglangError) for kind in (ServerGone, Refused, Misread))
