@@ -36,6 +36,7 @@ from actors.coordinator.survey import survey
 from actors.coordinator.ticking import tick
 from actors.coordinator.training import Training
 from asyncrl.config import Config
+from asyncrl.config.derived import keeps_versions
 from asyncrl.experience.rollout import Refused
 from asyncrl.link import Link, LinkError
 from asyncrl.messages import (
@@ -113,7 +114,8 @@ class Coordinator:
         self.pulse = Pulse()
         self.progress = progress
         self.roster = Roster(self.pulse.set)
-        self.seats = Seats()
+        self.keeps = keeps_versions(config)
+        self.seats = Seats(keeps=self.keeps)
         self.generation = Generation(book, self.seats, prompts, config, metrics.garbled)
         self.judgement = Judgement(book, self.roster, config)
         self.publishing = Publishing(book, self.seats, config, fence=self.replace, give_up=partial(self.end, False), done=self._published)
@@ -170,7 +172,8 @@ class Coordinator:
         last = training.finished or training.starved
         if training.starved and not training.unsaved:
             training.save()
-        if not (training.closing or training.redoing):
+        evaluated_first = self.evaluation.running is not None and not self.keeps
+        if not (training.closing or training.redoing or evaluated_first):
             self.publishing.pump(training.version, self.evaluation.wants(training.version, last))
 
     def _over(self) -> Outcome | None:

@@ -1,8 +1,8 @@
 """Held-out accuracy, beside training. Invariant: every answer of one evaluation was sampled under one version.
 
 The version is pinned in the engines when it is committed, and served to evaluation leases alone until every answer is judged; training
-and its publications go on meanwhile. If the last engine that had it is lost, the evaluation is given up by name, and the next version takes
-its place.
+and its publications go on meanwhile. Where an engine holds one version (`derived.keeps_versions`), the next publication waits for the last
+answer. If the last engine that had it is lost, the evaluation is given up by name, and the next version takes its place.
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ class Seat:
 class Seats:
     """Every seat, by its actor's name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = True) -> None:
+        """`keeps` says whether an engine keeps a version that is pinned beside later ones."""
+        self._keeps = keeps
         self._seats: dict[str, Seat] = {}
         self._serving: dict[Service, dict[int, dict[str, Seat]]] = {}  # by room, and by name; nothing in it is empty
         self._versions: Counter[int | None] = Counter()  # none of it is zero
@@ -85,6 +87,8 @@ class Seats:
             self._count(seat, -1)
             seat.version = version
             self._count(seat, 1)
+            if not self._keeps:
+                seat.kept.clear()
             if pin:
                 seat.kept.add(version)
             self._enter(seat)

@@ -37,6 +37,11 @@ def max_lag(config: Config) -> int:
     return sys.maxsize if config.staleness.on_stale == "train" else config.staleness.max_lag
 
 
+def keeps_versions(config: Config) -> bool:
+    """Whether an engine serves earlier versions beside the current one; an SGLang server holds one."""
+    return config.engine.kind != "sglang"
+
+
 def live_groups(config: Config) -> int:
     """Admission's bound: groups that are generated, judged, ready or taken at one time."""
     return most_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -13,6 +14,7 @@ from asyncrl.config.schema import Config, Section
 
 NONE = "none"
 """A list of no tables, where it is said in one word."""
+TEXTS = tuple[str, ...]
 
 
 class ConfigError(Exception):
@@ -23,7 +25,8 @@ class ConfigError(Exception):
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One setting: `key` is `section.name`, `kind` its Python type (or the Literal), `allowed` what it may be, in words."""
+    """One setting: `key` is `section.name` (a section may lie in another: `engine.sglang`), `kind` its Python type (or the Literal),
+    `allowed` what it may be, in words."""
 
     key: str
     hint: Any
@@ -33,11 +36,11 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def section(self) -> str:
-        return self.key.partition(".")[0]
+        return self.key.rpartition(".")[0]
 
     @property
     def name(self) -> str:
-        return self.key.partition(".")[2]
+        return self.key.rpartition(".")[2]
 
     @property
     def is_table(self) -> bool:
@@ -52,7 +55,7 @@ class Field(msgspec.Struct, frozen=True):
     @property
     def entries(self) -> dict[str, type[msgspec.Struct]]:
         """What a list of tables may hold, by the `kind` of the table, or {} where it is no such list."""
-        if get_origin(self.kind) is not tuple:
+        if get_origin(self.kind) is not tuple or self.kind == TEXTS:
             return {}
         union, _ = get_args(self.kind)
         return {str(cls.__struct_config__.tag): cls for cls in get_args(union)}
@@ -67,6 +70,8 @@ def _allowed(kind: Any, metas: list[msgspec.Meta]) -> str:
         return "one of " + ", ".join(get_args(kind))
     if get_origin(kind) is dict:
         return "a table"
+    if kind == TEXTS:
+        return "a list of strings"
     if get_origin(kind) is tuple:
         return "a list of tables with a kind each, or of kinds alone"
     noun = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[kind]
@@ -89,19 +94,28 @@ def _field(section: str, name: str, hint: Any) -> Field:
     return Field(f"{section}.{name}", hint, kind, description, _allowed(kind, metas))
 
 
-SECTIONS: dict[str, type[Section]] = get_type_hints(Config)
+def _sections(cls: type[Section], within: str = "") -> dict[str, type[Section]]:
+    """The sections in a section, each before those that lie in it."""
+    found: dict[str, type[Section]] = {}
+    for name, hint in get_type_hints(cls).items():
+        if isinstance(hint, type) and issubclass(hint, Section):
+            found |= {within + name: hint, **_sections(hint, f"{within}{name}.")}
+    return found
+
+
+SECTIONS: dict[str, type[Section]] = _sections(Config)
 FIELDS: dict[str, Field] = {
     f"{section}.{name}": _field(section, name, hint)
     for section, cls in SECTIONS.items()
     for name, hint in get_type_hints(cls, include_extras=True).items()
+    if f"{section}.{name}" not in SECTIONS
 }
 """Every setting by its key, in the schema's order."""
 
 
 def lookup(config: Config, key: str) -> Any:
     """The value of `section.name`."""
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
+    return attrgetter(key)(config)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -123,6 +137,8 @@ def checked(field: Field, value: Any, place: str) -> Any:
         return _listed(field, value, place)
     if field.is_table:
         problem = _unplain(value) if isinstance(value, dict) else "is not a table"
+    elif field.kind == TEXTS and isinstance(value, list) and not all(isinstance(item, str) and _is_text(item) for item in value):
+        problem = f"is {quoted(value)}"
     elif isinstance(value, str) and not _is_text(value):
         problem = f"is {quoted(value)}, which is not text"
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -18,7 +18,7 @@ import tomli_w
 
 from asyncrl.config.fields import FIELDS, SECTIONS, ConfigError, Field, checked, lookup, nearest, quoted, shortened
 from asyncrl.config.rules import contradictions
-from asyncrl.config.schema import VARIABLES, Config
+from asyncrl.config.schema import VARIABLES, Config, Section
 
 PREFIX = "ASYNCRL_"
 
@@ -100,10 +100,18 @@ def _from_file(path: Path) -> list[Setting]:
         raise ConfigError(f"{path}: this is not TOML that can be read: a number or a nesting in it has no end.") from None
     settings: list[Setting] = []
     for section, table in tree.items():
-        if isinstance(table, dict):
-            settings += [Setting((section, name), value, str(path)) for name, value in table.items()]
-        if not isinstance(table, dict) or not table:
-            settings.append(Setting((section,), table, str(path)))
+        settings += _from_table(section, table, str(path))
+    return settings
+
+
+def _from_table(section: str, table: Any, place: str) -> list[Setting]:
+    """What a section says, with the sections in it."""
+    if not isinstance(table, dict) or not table:
+        return [Setting((section,), table, place)]
+    settings = []
+    for name, value in table.items():
+        inner = f"{section}.{name}"
+        settings += _from_table(inner, value, place) if inner in SECTIONS else [Setting((section, name), value, place)]
     return settings
 
 
@@ -114,15 +122,18 @@ def _from_environment(environ: Mapping[str, str]) -> list[Setting]:
             continue
         if name not in VARIABLES:
             raise ConfigError(f"{name}: there is no such variable; the nearest is {nearest(name, VARIABLES)}.")
-        section, _, key = VARIABLES[name].partition(".")
-        settings.append(Setting((section, key), _parsed(FIELDS[VARIABLES[name]], text, name), name))
+        field = FIELDS[VARIABLES[name]]
+        settings.append(Setting((field.section, field.name), _parsed(field, text, name), name))
     return settings
 
 
 def _from_set(text: str) -> Setting:
     place = f"--set {shortened(text)}"
     key, equals, value = text.partition("=")
-    path = tuple(part.strip() for part in key.split("."))
+    first, *rest = (part.strip() for part in key.split("."))
+    while rest and f"{first}.{rest[0]}" in SECTIONS:
+        first = f"{first}.{rest.pop(0)}"
+    path = first, *rest
     if not equals:
         raise ConfigError(f"{place}: write --set section.key=value, for example --set train.steps=100.")
     field = _known(path, place)
@@ -204,11 +215,13 @@ def _merged(table: Mapping[str, Any], path: tuple[str, ...], value: Any, place: 
 
 
 def _build(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
-    sections = {
-        section: cls(**{name: values[key] for key in _keys(section) if key in values and (name := FIELDS[key].name)})
-        for section, cls in SECTIONS.items()
-    }
-    config = msgspec.structs.replace(Config(), **sections)
+    built: dict[str, Section] = {}
+    for section, cls in reversed(SECTIONS.items()):  # a section comes before those that lie in it
+        given: dict[str, Any] = {FIELDS[key].name: values[key] for key in _keys(section) if key in values}
+        given |= {name.rpartition(".")[2]: part for name, part in built.items() if name.rpartition(".")[0] == section}
+        built[section] = cls(**given)
+    sections: dict[str, Any] = {section: part for section, part in built.items() if "." not in section}
+    config = Config(**sections)
     for keys, remedy in contradictions(config):
         said = " and ".join(f"{key} is {quoted(lookup(config, key))} ({places.get(key, 'the default')})" for key in keys)
         raise ConfigError(f"{said}: {remedy}.")

@@ -6,6 +6,7 @@ What depends on the machine (cores, ports, directories) is `asyncrl.preflight`'s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.losses import loss_contradictions
@@ -42,6 +43,34 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from flow_contradictions(config)
     yield from loss_contradictions(config)
     yield from _task(config)
+    yield from _sglang(config)
+
+
+def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    engine, sglang = config.engine, config.engine.sglang
+    if engine.kind != "sglang":
+        return
+    if bool(sglang.launch) == bool(sglang.urls):
+        yield (
+            ("engine.kind", "engine.sglang.launch", "engine.sglang.urls"),
+            "say who runs the servers: launch for one that each rollout actor starts, or urls for those that run already",
+        )
+    if sglang.urls and len(sglang.urls) != config.rollout.actors:
+        yield ("engine.sglang.urls", "rollout.actors"), f"each server has one rollout actor: set rollout.actors to {len(sglang.urls)}"
+    if len(set(sglang.urls)) != len(sglang.urls):
+        yield ("engine.sglang.urls",), "a server is named twice: name each once"
+    for key, urls in (("engine.sglang.urls", sglang.urls), ("engine.sglang.router", (sglang.router,) if sglang.router else ())):
+        if any(urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname for url in urls):
+            yield (key,), "an address is http://host:port"
+    if sglang.router and not sglang.urls:
+        yield ("engine.sglang.router", "engine.sglang.urls"), "a router stands before servers that run already: name them in urls too"
+    if config.staleness.finish_on == "own":
+        yield (
+            ("staleness.finish_on", "engine.kind"),
+            "a server holds one version, so no rollout can end under an older one: set finish_on to mixed, or kind to embedded",
+        )
+    if sglang.backend == "nccl" and sglang.device == "cpu" and sglang.launch:
+        yield ("engine.sglang.backend", "engine.sglang.device"), "nccl is between GPUs: set backend to gloo, or device to cuda"
 
 
 def _task(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

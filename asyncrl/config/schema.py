@@ -55,15 +55,45 @@ class Model(Section, frozen=True):
     dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
 
 
+class Sglang(Section, frozen=True):
+    """Engines that are SGLang servers, one for each rollout actor (docs/sglang.md)."""
+
+    launch: Annotated[
+        tuple[str, ...],
+        Meta(description="command of a Python that has SGLang, with which each rollout actor starts a server of its own"),
+    ] = ()
+    urls: Annotated[tuple[str, ...], Meta(description="servers that somebody else runs, instead: one for each rollout actor")] = ()
+    router: Annotated[str, Meta(description="address of a router before them, which requests go through; empty: none")] = ""
+    api_key_file: Annotated[str, Meta(description="file with the key that servers ask for; empty: they ask for none")] = ""
+    device: Annotated[Literal["cpu", "cuda"], Meta(description="what servers that are started run on")] = "cpu"
+    tensor_parallel: Annotated[int, Meta(ge=1, description="devices of a server")] = 1
+    arguments: Annotated[tuple[str, ...], Meta(description="further arguments of a server that is started")] = ()
+    interrupt: Annotated[
+        Literal["retract", "in_place", "abort"],
+        Meta(description="unfinished rollouts at a new version: their cache is recomputed, or kept, or they are ended and sent again"),
+    ] = "retract"
+    transfer: Annotated[Literal["broadcast", "disk"], Meta(description="how a rollout actor gives weights to its server")] = "broadcast"
+    backend: Annotated[Literal["gloo", "nccl"], Meta(description="of that broadcast")] = "gloo"
+    host: Annotated[str, Meta(description="address of this machine at which servers join that broadcast")] = "127.0.0.1"
+    canary: Annotated[
+        float,
+        Meta(ge=0, description="largest difference of a log-probability under new weights, server against model; 0: by model.dtype"),
+    ] = 0.0
+
+
 class Engine(Section, frozen=True):
     """Who generates."""
 
-    kind: Annotated[Literal["embedded", "scripted"], Meta(description="embedded: transformers in the rollout process")] = "embedded"
+    kind: Annotated[
+        Literal["embedded", "scripted", "sglang"],
+        Meta(description="embedded: transformers in the rollout process; sglang: a server for each rollout actor"),
+    ] = "embedded"
     slots: Annotated[int, Meta(ge=1, description="rollouts decoded at a time, for each rollout actor")] = 64
     chunk_tokens: Annotated[int, Meta(ge=1, description="decode steps between two streamed chunks")] = 8
     context_tokens: Annotated[int, Meta(ge=8, description="prompt and response together, at most")] = 256
-    kv: Annotated[Literal["keep", "recompute"], Meta(description="the cache of unfinished rollouts at a new version")] = "keep"
-    compile: Annotated[bool, Meta(description="compiled decode kernels (needs a C++ compiler; 5-12 s, once a machine)")] = False
+    kv: Annotated[Literal["keep", "recompute"], Meta(description="embedded: the cache of unfinished rollouts at a new version")] = "keep"
+    compile: Annotated[bool, Meta(description="embedded: compiled decode kernels (needs a C++ compiler; 5-12 s, once a machine)")] = False
+    sglang: Sglang = Sglang()
 
 
 class Rollout(Section, frozen=True):

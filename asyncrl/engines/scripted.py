@@ -99,7 +99,8 @@ class ScriptedEngine:
     """An `Engine` (see `protocol`) that plays `script`.
 
     `context_tokens` and `vocab_size` bound what `submit` accepts. `idle` hears of waits named `weights` and `requests`, when they end.
-    A request for a version that is not kept ends at once as `interrupted`.
+    A request for a version that is not kept ends at once as `interrupted`. Without `keeps` it has one version at a time, as a server does:
+    a load ends what is pinned to another.
     """
 
     def __init__(
@@ -111,7 +112,9 @@ class ScriptedEngine:
         chunk_tokens: int,
         vocab_size: int,
         idle: Idle | None = None,
+        keeps: bool = True,
     ) -> None:
+        self._keeps = keeps
         self._script, self._slots, self._chunk_tokens = script, slots, chunk_tokens
         self._context_tokens, self._vocab_size, self._idle = context_tokens, vocab_size, idle
         self._version: int | None = None
@@ -147,6 +150,9 @@ class ScriptedEngine:
             if slot.request.version is None and until > slot.done:
                 self._ready.append(slot.take(until, self._sampled_by(slot.request), ""))
         self._version = version
+        if not self._keeps:
+            self._kept.clear()
+            self._end(lambda request: request.version not in (None, version))
         if pin:
             self._kept.add(version)
         self._news.set()

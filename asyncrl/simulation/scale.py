@@ -95,8 +95,14 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
         return Script(_IDS[:left], _BEHAVIOUR[:left], seconds_per_token)
 
     def engine(process: Process) -> ScriptedEngine:
-        sizes = {"slots": SLOTS, "context_tokens": config.engine.context_tokens, "chunk_tokens": config.engine.chunk_tokens}
-        return ScriptedEngine(script, vocab_size=policy.VOCABULARY, idle=process.waits.spent, **sizes)
+        return ScriptedEngine(
+            script,
+            slots=SLOTS,
+            context_tokens=config.engine.context_tokens,
+            chunk_tokens=config.engine.chunk_tokens,
+            vocab_size=policy.VOCABULARY,
+            idle=process.waits.spent,
+        )
 
     world.engine = engine
     in_flight: list[int] = []

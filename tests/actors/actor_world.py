@@ -22,6 +22,7 @@ from actors.rollout import rollout_actor
 from actors.trainer import trainer_actor
 from actors.verifier import Given
 from asyncrl.config import Config
+from asyncrl.config.derived import keeps_versions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine, hashed
 from asyncrl.experience import events as e
@@ -367,6 +368,7 @@ class World:
             chunk_tokens=engine.chunk_tokens,
             vocab_size=VOCABULARY,
             idle=waits.spent,
+            keeps=keeps_versions(self.config),
         )
 
     async def _receive(self, index: int, message: Prepare) -> Weights:
