@@ -1,0 +1,15 @@
+"""The platform. Invariant: nothing here promises a kernel, so SGLang takes the pure-torch path of each layer (`forward_native`)."""
+
+from sglang.srt.platforms.cpu import CpuSRTPlatform
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities
+
+
+class CpuNative(CpuSRTPlatform):
+    """A CPU without the AMX kernels that SGLang's own CPU platform builds upon."""
+
+    _enum = PlatformEnum.OOT  # out of tree: as CPU, SGLang would import those kernels
+    capabilities = PlatformCapabilities()
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"
