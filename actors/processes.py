@@ -105,7 +105,7 @@ async def coordinator(place: Place) -> None:
         )
         outcome = Outcome(False, "the coordinator failed; its log says why")
         try:
-            with metrics.serve(config.run.metrics_port):
+            with metrics.serve(config.run.metrics_port, config.run.metrics_host):
                 async with trio.open_nursery() as nursery:
                     address, key = UnixAddress(place.run / COORDINATOR), read_key(place.run / KEY)
                     await nursery.start(partial(serve, address, key, run.attend, refused=metrics.refused))
@@ -262,6 +262,7 @@ async def trainer(place: Place) -> None:
     torch.manual_seed(config.run.seed)
     checkpoint = latest(place.run) if place.resume else None
     model = load_model(checkpoint or place.initial, _dtype(config))
+    torch.nn.Module.to(model, config.train.device)
     learner = Learner(model, config.train, config.staleness, config.rollout.temperature)
     if checkpoint is not None:
         restore(checkpoint, learner)

@@ -22,7 +22,6 @@ from asyncrl.experience.ledger import Account
 from asyncrl.experience.state import Experience, Status
 from asyncrl.messages import Report, Role, Scored, Verdict
 
-HOST = "127.0.0.1"
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 REASONS = 32
@@ -192,12 +191,12 @@ class Metrics:
         self._restarts.labels(role).inc()
 
     @contextmanager
-    def serve(self, port: int) -> Iterator[None]:
-        """Answer scrapes on 127.0.0.1:`port` inside the block; not at all where `port` is 0. Raises OSError where the port is taken."""
+    def serve(self, port: int, host: str = "127.0.0.1") -> Iterator[None]:
+        """Answer scrapes on `host`:`port` inside the block; not at all where `port` is 0. Raises OSError where that cannot be had."""
         if not port:
             yield
             return
-        server, thread = start_http_server(port, addr=HOST, registry=self.registry)
+        server, thread = start_http_server(port, addr=host, registry=self.registry)
         try:
             yield
         finally:

@@ -4,6 +4,7 @@ directory belongs to one configuration and to one running process at a time.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import json
@@ -14,13 +15,16 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
+from asyncrl.config.schema import Sglang
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.places import JOURNAL
 from asyncrl.tasks import TaskError, open_task
@@ -32,7 +36,7 @@ LOCK = "lock"
 RESUMABLE = frozenset(
     key
     for key, field in FIELDS.items()
-    if field.section in ("run", "staleness", "publication")
+    if field.section in ("run", "staleness", "publication", "engine.sglang")
     or key in ("train.steps", "train.eval_every", "train.checkpoint_every", "rollout.actors", "rollout.attempts", "engine.slots")
     or key in ("engine.chunk_tokens", "engine.compile", "task.verdict_s")
 ) - {"run.seed"}
@@ -42,14 +46,18 @@ RESUMABLE = frozenset(
 def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
     """`config` with absolute paths and with a run directory: the one resumed, the one set, or `runs/<task>-<time>`."""
     run = resume or (Path(config.run.dir) if config.run.dir else _fresh(config.task.name, now))
-    absolute = {
-        section: {name: str(Path(value).absolute()) for name in names if (value := getattr(getattr(config, section), name))}
-        for section, names in (("task", ("path", "eval_path")), ("model", ("path",)))
+    absolute: dict[str, dict[str, Any]] = {
+        section: {name: str(Path(value).absolute()) for name in names if (value := lookup(config, f"{section}.{name}"))}
+        for section, names in (("task", ("path", "eval_path")), ("model", ("path",)), ("engine.sglang", ("api_key_file",)))
     }
+    if (launch := config.engine.sglang.launch) and "/" in launch[0]:
+        absolute["engine.sglang"]["launch"] = (str(Path(launch[0]).absolute()), *launch[1:])
+    sglang = msgspec.structs.replace(config.engine.sglang, **absolute["engine.sglang"])
     return msgspec.structs.replace(
         config,
         task=msgspec.structs.replace(config.task, **absolute["task"]),
         model=msgspec.structs.replace(config.model, **absolute["model"]),
+        engine=msgspec.structs.replace(config.engine, sglang=sglang),
         run=msgspec.structs.replace(config.run, dir=str(run.absolute())),
     )
 
@@ -68,7 +76,11 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     _directory(config, resume)
     if resume:
         _history(Path(config.run.dir))
-    _port(config.run.metrics_port)
+    _port(config.run.metrics_host, config.run.metrics_port)
+    if config.train.device == "cuda":
+        _gpu()
+    if config.engine.kind == "sglang":
+        _sglang(config.engine.sglang)
     if config.model.path:
         _model(Path(config.model.path))
     try:
@@ -172,16 +184,47 @@ def _unwritable(run: Path, error: OSError) -> str:
     return f"{run}: the run directory cannot be written ({error.strerror}); choose another run.dir."
 
 
-def _port(port: int) -> None:
+def _port(host: str, port: int) -> None:
     if not port:
         return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise ConfigError(f"run.metrics_host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 is each.") from None
             why = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
             raise ConfigError(f"run.metrics_port is {port}, and that port {why}; choose another, or 0 for no metrics.") from None
+
+
+def _gpu() -> None:
+    """A driver with a GPU, and a torch that can use it; asked without importing torch."""
+    count = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        found = not driver.cuInit(0) and not driver.cuDeviceGetCount(ctypes.byref(count)) and count.value > 0
+    except OSError:
+        found = False
+    if not found:
+        raise ConfigError("train.device is 'cuda', and this machine has no GPU that it may use; set it to cpu.")
+    if "+cpu" in version("torch"):
+        raise ConfigError(
+            f"train.device is 'cuda', and torch {version('torch')} is built for CPUs; install a CUDA build, or set it to cpu."
+        )
+
+
+def _sglang(sglang: Sglang) -> None:
+    if sglang.launch and shutil.which(sglang.launch[0]) is None:
+        raise ConfigError(
+            f"engine.sglang.launch begins with {quoted(sglang.launch[0])}, and there is no such program; give the Python of an environment "
+            f"with SGLang (`make sglang-cpu` builds one for a CPU)."
+        )
+    if sglang.api_key_file:
+        try:
+            Path(sglang.api_key_file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"engine.sglang.api_key_file is {quoted(sglang.api_key_file)}, which cannot be read ({error}).") from None
 
 
 def _model(path: Path) -> None:

@@ -114,7 +114,7 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("correction", ", ".join(entry.kind for entry in staleness.correction) or "none", _weighs(config)),
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
         Row("cores", f"{total} of {available}", f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}"),
-        Row("metrics", f"http://127.0.0.1:{port}/metrics" if (port := config.run.metrics_port) else "off", "Prometheus"),
+        Row("metrics", f"http://{config.run.metrics_host}:{port}/metrics" if (port := config.run.metrics_port) else "off", "Prometheus"),
         *(Row("note", key, text) for key, text in advice(config)),
     ]
 

@@ -129,6 +129,9 @@ class Train(Section, frozen=True):
     """How it learns."""
 
     steps: Annotated[int, Meta(ge=1, description="optimizer steps")] = 200
+    device: Annotated[Literal["cpu", "cuda"], Meta(description="where the model learns; cuda: the first GPU that the trainer may use")] = (
+        "cpu"
+    )
     batch_groups: Annotated[int, Meta(ge=1, description="groups in a step")] = 16
     step_tokens: Annotated[
         int, Meta(ge=0, description="response tokens that close a step, instead of batch_groups; 0: batch_groups do")
@@ -214,7 +217,8 @@ class Run(Section, frozen=True):
     trainer_cores: Annotated[int, Meta(ge=0, description="of those, the trainer's; 0: half")] = 0
     lease_s: Annotated[float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor, at most")] = 600.0
     journal_ms: Annotated[int, Meta(ge=0, description="milliseconds between commits of the journal; 0: each event at once")] = 100
-    metrics_port: Annotated[int, Meta(ge=0, le=65535, description="Prometheus on 127.0.0.1; 0: off")] = 0
+    metrics_port: Annotated[int, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")] = 0
+    metrics_host: Annotated[str, Meta(description="address of this machine that it is answered at; 0.0.0.0: each")] = "127.0.0.1"
     restarts: Annotated[int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")] = 5
     restart_window_s: Annotated[float, Meta(gt=0, description="seconds over which restarts are counted")] = 300.0
     start_s: Annotated[float, Meta(gt=0, description="seconds in which every actor must have come")] = 300.0
