@@ -234,7 +234,7 @@ async def test_requests_say_what_was_asked() -> None:
         await client.pause("in_place")
         await client.init_group("10.0.0.1", 5000, 3, "g", "gloo")
         await client.update(["a", "b"], ["float32"] * 2, [(2, 3), ()], group="g", version=12, flush=False)
-        await client.update_from_disk("/m", 4)
+        await client.update_from_disk("/m", 4, flush=True)
         assert [rank.checksums for rank in await client.checksums()] == [{"w": "ab"}]
     assert asked == [
         ("/abort_request", {"rid": RID}),
@@ -263,7 +263,7 @@ async def test_requests_say_what_was_asked() -> None:
                 "load_format": "flattened_bucket",
             },
         ),
-        ("/update_weights_from_disk", {"model_path": "/m", "weight_version": "4"}),
+        ("/update_weights_from_disk", {"model_path": "/m", "weight_version": "4", "flush_cache": True}),
         ("/weights_checker", {"action": "checksum"}),
     ]
 

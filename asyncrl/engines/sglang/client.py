@@ -226,24 +226,26 @@ class Client:
         await self._control("/end_weight_update", {})
 
     async def update(
-        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], *, group: str, version: int, flush: bool
+        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], *, group: str, version: int | None, flush: bool
     ) -> None:
         """Take these parameters, in this order, from one broadcast of rank 0 (a flattened bucket of bytes), and call the weights
-        `version`. Unknown names are taken without a word, and a refusal may come after some or all was changed."""
+        `version`, or as before where that is None. Unknown names are taken without a word, and a refusal may come after some or all
+        was changed."""
         body = {
             "names": list(names),
             "dtypes": list(dtypes),
             "shapes": [list(shape) for shape in shapes],
             "group_name": group,
-            "weight_version": str(version),
+            "weight_version": None if version is None else str(version),
             "flush_cache": flush,
             "load_format": "flattened_bucket",
         }
         await self._control("/update_weights_from_distributed", body)
 
-    async def update_from_disk(self, path: str, version: int) -> None:
+    async def update_from_disk(self, path: str, version: int, *, flush: bool) -> None:
         """Load a model directory that the server can see, and call the weights `version`."""
-        await self._control("/update_weights_from_disk", {"model_path": path, "weight_version": str(version)})
+        body = {"model_path": path, "weight_version": str(version), "flush_cache": flush}
+        await self._control("/update_weights_from_disk", body)
 
     async def checksums(self) -> list[RankChecksums]:
         """Of what each rank holds now, in the order of ranks."""

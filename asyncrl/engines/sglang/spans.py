@@ -1,0 +1,104 @@
+"""Which version sampled which token of one request. Invariant: what comes out is contiguous, each token once, each under the version that
+sampled it.
+
+A server says a version with each event, the newest of the event's tokens, and all versions token by token only when the request ends. The
+version says it of all tokens of the event where the event before had the same, and where there is one token. Otherwise the event may
+straddle a change of weights: it is held back, with everything after it, until the end tells.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.engines.sglang.wire import Event, Span
+
+
+class SpanError(Exception):
+    """What a server said of versions contradicts itself, or is missing; says how, as the end of a sentence that begins with the request."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Output tokens from index `start`, all sampled under `version`: `ids` int32 and `behaviour` float32, of equal length of at least 1."""
+
+    version: int
+    start: int
+    ids: NDArray[np.int32]
+    behaviour: NDArray[np.float32]
+
+
+class _Told(msgspec.Struct):
+    """The tokens up to `end`, and from the end of the one before, came out as `version`'s."""
+
+    version: int
+    end: int
+
+
+class Stream:
+    """The tokens of one request, sent while the server served `version`."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        """The newest version heard of."""
+        self._told: list[_Told] = []
+        self._held: list[Event] = []
+
+    @property
+    def held(self) -> int:
+        """Tokens that nobody knows the version of yet."""
+        return sum(len(event.ids) for event in self._held)
+
+    def feed(self, event: Event) -> list[Piece]:
+        """What can be told now; after the last event, all. Raises SpanError, and tells nothing then."""
+        before, self.version = self.version, _number(event.version)
+        if event.ending is not None and event.spans is not None:
+            return self._all(event, event.spans)
+        if self._held or (self.version != before and len(event.ids) > 1):
+            self._held.append(event)
+            if event.ending is not None and self.held:
+                raise SpanError(f"ended without saying which version sampled its last {self.held} tokens")
+            return []
+        return self._tell([Piece(self.version, event.start, event.ids, event.behaviour)] if len(event.ids) else [])
+
+    def _all(self, event: Event, spans: tuple[Span, ...]) -> list[Piece]:
+        """Everything that was not told, by spans that must tile what there is and agree with what was told."""
+        total = event.start + len(event.ids)
+        spans = tuple(span for span in spans if span.end > span.start)
+        ends = [0, *(span.end for span in spans)]
+        if [span.start for span in spans] != ends[:-1] or ends[-1] != total:
+            raise SpanError(f"ended with versions of tokens {[(span.start, span.end) for span in spans]}, which do not tile its {total}")
+        at = 0
+        for told in self._told:
+            for span in spans:
+                if span.start < told.end and at < span.end and _number(span.version) != told.version:
+                    raise SpanError(
+                        f"ended with version {span.version} for tokens {span.start} to {span.end}, of which it had said {told.version}"
+                    )
+            at = told.end
+        rest = [*self._held, event]
+        self._held = []
+        ids, behaviour = np.concatenate([e.ids for e in rest]), np.concatenate([e.behaviour for e in rest])
+        pieces = []
+        for span in spans:
+            if span.end > at:
+                start = max(span.start, at)
+                part = slice(start - at, span.end - at)
+                pieces.append(Piece(_number(span.version), start, ids[part], behaviour[part]))
+        return self._tell(pieces)
+
+    def _tell(self, pieces: list[Piece]) -> list[Piece]:
+        for piece in pieces:
+            end = piece.start + len(piece.ids)
+            if self._told and self._told[-1].version == piece.version:
+                self._told[-1].end = end
+            else:
+                self._told.append(_Told(piece.version, end))
+        return pieces
+
+
+def _number(version: str) -> int:
+    """Our versions are decimal; a server that was not given one yet calls its weights `default`."""
+    if not (version.isascii() and version.isdecimal() and len(version) < 19):
+        raise SpanError(f"was sampled with weights called {version!r}, which this run did not load")
+    return int(version)
