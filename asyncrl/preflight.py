@@ -217,14 +217,14 @@ def _gpu() -> None:
 def _sglang(sglang: Sglang) -> None:
     if sglang.launch and shutil.which(sglang.launch[0]) is None:
         raise ConfigError(
-            f"engine.sglang.launch begins with {quoted(sglang.launch[0])}, and there is no such program; give the Python of an environment "
+            f"engine.sglang.launch begins with {sglang.launch[0]!r}, and there is no such program; give the Python of an environment "
             f"with SGLang (`make sglang-cpu` builds one for a CPU)."
         )
     if sglang.api_key_file:
         try:
             Path(sglang.api_key_file).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"engine.sglang.api_key_file is {quoted(sglang.api_key_file)}, which cannot be read ({error}).") from None
+            raise ConfigError(f"engine.sglang.api_key_file is {sglang.api_key_file!r}, which cannot be read ({error}).") from None
 
 
 def _model(path: Path) -> None:
