@@ -14,19 +14,14 @@ The store and gloo's connections are plain TCP without a key, as torch.distribut
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 import torch
-import torch.distributed as dist
 import trio
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore, Work  # type: ignore[attr-defined]
@@ -34,6 +29,7 @@ from torch.distributed import PrefixStore, Store, TCPStore, Work  # type: ignore
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.checksum import checksum
 from weightsync.errors import TransferError
+from weightsync.group import Collective, Job, Worker, connect, own_address, serve
 
 T = TypeVar("T")
 
@@ -76,7 +72,7 @@ class Sender:
     @asynccontextmanager
     async def open(host: str, device: torch.device | str = "cpu") -> AsyncIterator[Sender]:
         """Host the store on an address of this machine, at a port the system chooses. Raises TransferError when that is not possible."""
-        store = await trio.to_thread.run_sync(_serve, host)  # served for as long as this refers to it
+        store = await trio.to_thread.run_sync(serve, host)  # served for as long as this refers to it
         sender = Sender(host, int(store.port), torch.device(device))
         try:
             yield sender
@@ -152,64 +148,28 @@ class _Seat(msgspec.Struct, frozen=True):
     port: int
 
 
-class _Job:
-    """One transfer: how long it may still take, and what it is doing. Shared by the worker thread and the task that waits for it."""
-
-    def __init__(self, deadline_s: float) -> None:
-        self._end = time.monotonic() + deadline_s
-        self.doing = "waiting for an earlier transfer to end"
-        self.abandoned = False
-
-    @property
-    def left(self) -> timedelta:
-        """What a call may take. Raises TransferError when nobody waits for this job any more."""
-        seconds = self._end - time.monotonic()
-        if self.abandoned or seconds <= 0:
-            raise TransferError(f"out of time while {self.doing}")
-        return timedelta(seconds=seconds)
-
-    @contextmanager
-    def step(self, doing: str) -> Iterator[timedelta]:
-        """Around a call of torch.distributed, whose errors are all RuntimeErrors, some of many lines."""
-        self.doing = doing
-        left = self.left
-        try:
-            yield left
-        except RuntimeError as error:
-            raise TransferError(f"failed while {doing}: {str(error).strip().splitlines()[0]}") from None
-
-
-class _Collective(Protocol):
-    """What is used of torch's process groups."""
-
-    def broadcast(self, tensor: Tensor, root: int, timeout: timedelta) -> Work: ...
-
-    def abort(self) -> None: ...
-
-
 class _Lane:
     """Runs one transfer at a time in a worker thread, and owns the group of the current epoch between transfers."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._turn = trio.Lock()
-        self._threads = trio.CapacityLimiter(2)  # one at work, one left behind
+        self._worker = Worker()
         self._epoch = -1
         self._group: _Group | None = None
 
-    async def run(self, seat: _Seat, plan: Plan, deadline_s: float, transfer: Callable[[_Group, _Job], T]) -> T:
-        job = _Job(deadline_s)
-        try:
-            with trio.fail_after(deadline_s):
-                async with self._turn:
-                    old, group = self._take(seat, plan)
-                    result = await trio.to_thread.run_sync(_work, job, old, group, transfer, abandon_on_cancel=True, limiter=self._threads)
-                    self._group = group
-                    return result
-        except trio.TooSlowError:
-            raise TransferError(f"not done within {deadline_s:g} s: was {job.doing}") from None
-        finally:
-            job.abandoned = True
+    async def run(self, seat: _Seat, plan: Plan, deadline_s: float, transfer: Callable[[_Group, Job], T]) -> T:
+        async with self._worker.turn(deadline_s) as job:
+            old, group = self._take(seat, plan)
+
+            def work() -> T:
+                if old is not None:
+                    old.close()
+                group.join(job)
+                return transfer(group, job)
+
+            result = await self._worker.run(work, group.close)
+            self._group = group
+            return result
 
     def _take(self, seat: _Seat, plan: Plan) -> tuple[_Group | None, _Group]:
         """The group to close and the group to use. Only success puts one back, so that a broken one has no way to be used again."""
@@ -232,20 +192,6 @@ class _Lane:
                 await trio.to_thread.run_sync(group.close)
 
 
-def _work(job: _Job, old: _Group | None, group: _Group, transfer: Callable[[_Group, _Job], T]) -> T:
-    try:
-        if old is not None:
-            old.close()
-        group.join(job)
-        return transfer(group, job)
-    except BaseException as error:
-        # Peers learn of a failure by the closing of connections, which what the traceback refers to would hold open.
-        error.__context__ = None
-        traceback.clear_frames(error.__traceback__)
-        group.close()
-        raise
-
-
 # ------------------------------------------------------------------------------------------- one group, in the worker thread
 
 
@@ -256,10 +202,10 @@ class _Group:
         self.seat = seat
         self.plan = plan
         self._device = device
-        self._group: _Collective | None = None
+        self._group: Collective | None = None
         self._buffers: list[Tensor] = []
 
-    def join(self, job: _Job) -> None:
+    def join(self, job: Job) -> None:
         """Agree on the plan with the others and connect to them; once."""
         if self._group is not None:
             return
@@ -271,9 +217,10 @@ class _Group:
         else:
             self._agree_with_trainer(job, store)
         with job.step("connecting to the other processes of the group") as left:
-            self._group = _connect(store, seat, self._device, left)
+            address = own_address(seat.host, seat.port)
+            self._group = connect(store, seat.rank, seat.world, address=address, device=self._device, timeout=left)
 
-    def send(self, job: _Job, tensors: Iterable[tuple[str, Tensor]]) -> SendResult:
+    def send(self, job: Job, tensors: Iterable[tuple[str, Tensor]]) -> SendResult:
         if not self._buffers:
             size = min(self.plan.bucket_bytes, self.plan.total_bytes)
             self._buffers = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2)]
@@ -295,7 +242,7 @@ class _Group:
                 self._wait(job, before, f"sending bucket {count} of {count}")
         return SendResult(checksums, clock["assemble"], clock["verify"], clock["wire"], clock.elapsed)
 
-    def receive(self, job: _Job, flat: Tensor) -> Staged:
+    def receive(self, job: Job, flat: Tensor) -> Staged:
         count = self.plan.bucket_count
         clock = _Clock()
         checksums: list[int] = []
@@ -327,7 +274,7 @@ class _Group:
         if group is not None and self._device.type == "cuda":
             group.abort()
 
-    def _agree_with_engines(self, job: _Job, store: Store) -> None:
+    def _agree_with_engines(self, job: Job, store: Store) -> None:
         engines = range(1, self.seat.world)
         with job.step("offering the plan to the engines"):
             store.set("plan", msgspec.json.encode(self.plan).decode())
@@ -344,7 +291,7 @@ class _Group:
         if refusals:
             raise TransferError(outcome)
 
-    def _agree_with_trainer(self, job: _Job, store: Store) -> None:
+    def _agree_with_trainer(self, job: Job, store: Store) -> None:
         with job.step(f"waiting for the trainer to open epoch {self.seat.epoch}") as left:
             store.wait(["plan"], left)
             trainers = msgspec.json.decode(bytes(store.get("plan")), type=Plan)
@@ -359,54 +306,17 @@ class _Group:
         if outcome != _AGREED:
             raise TransferError(outcome)
 
-    def _broadcast(self, job: _Job, bucket: Tensor, doing: str) -> Work:
+    def _broadcast(self, job: Job, bucket: Tensor, doing: str) -> Work:
         assert self._group is not None
         with job.step(doing) as left:
             return self._group.broadcast(bucket, 0, left)
 
-    def _wait(self, job: _Job, work: Work, doing: str) -> None:
+    def _wait(self, job: Job, work: Work, doing: str) -> None:
         with job.step(doing) as left:
             work.wait(left)
 
 
 _AGREED = "agreed"
-
-
-def _serve(host: str) -> TCPStore:
-    # The socket is ours, because the store's own would listen on every interface.
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address[:2], family=family)
-    except OSError as error:
-        raise TransferError(
-            f"the weight store cannot listen on {host} ({error}): set publication.host to an address of this machine"
-        ) from None
-    port = listening.getsockname()[1]
-    return TCPStore(host, port, None, True, timedelta(seconds=60), wait_for_workers=False, master_listen_fd=listening.detach())
-
-
-def _connect(store: Store, seat: _Seat, device: torch.device, timeout: timedelta) -> _Collective:
-    if device.type == "cuda":
-        # Without this NCCL's watchdog ends the process when a peer does: here the epoch ends, and the process goes on.
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-        torch.cuda.set_device(device)
-        nccl: Any = dist.ProcessGroupNCCL
-        options = nccl.Options()
-        options._timeout = timeout
-        return cast(_Collective, nccl(store, seat.rank, seat.world, options))
-    gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack its options
-    options = gloo._Options()
-    options._timeout = timeout
-    options._devices = [gloo.create_device(hostname=_own_address(seat.host, seat.port))]
-    return cast(_Collective, gloo(store, seat.rank, seat.world, options))
-
-
-def _own_address(host: str, port: int) -> str:
-    """The address by which this machine reaches `host`: the one that others on that network can connect to. Nothing is sent."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
 
 
 class _Clock:

@@ -21,6 +21,7 @@ from torch import Tensor
 from weightsync import collective
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.collective import Receiver, Sender, SendResult, Staged, TransferError
+from weightsync.group import Job
 
 HOST = "127.0.0.1"
 AMPLE = 30.0
@@ -117,7 +118,7 @@ async def test_equal_bytes_and_checksums_over_publications_and_epochs() -> None:
 async def test_pain_19_a_bit_flipped_on_the_way_shows_in_the_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = collective._Group._broadcast
 
-    def flip(self: collective._Group, job: collective._Job, bucket: Tensor, doing: str) -> object:
+    def flip(self: collective._Group, job: Job, bucket: Tensor, doing: str) -> object:
         if doing.startswith("sending bucket 3 "):
             bucket[100] ^= 4
         return honest(self, job, bucket, doing)

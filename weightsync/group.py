@@ -1,0 +1,139 @@
+"""What every group of processes stands on. Invariant: each call of torch.distributed runs in a worker thread, under a name and a deadline,
+and its failure is a `TransferError` of one sentence.
+
+A cancelled job leaves its thread behind, which ends when the call it is in does: at the latest at the job's deadline, sooner when a peer
+closes. The next job does not wait for it, unless two are left behind already.
+
+Stores and gloo's connections are plain TCP without a key, as torch.distributed has them: they must be on a network that is trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+import trio
+from torch import Tensor
+from torch.distributed import Store, TCPStore, Work  # type: ignore[attr-defined]
+
+from weightsync.errors import TransferError
+
+T = TypeVar("T")
+
+
+class Job:
+    """One transfer: how long it may still take, and what it is doing. Shared by the worker thread and the task that waits for it."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._end = time.monotonic() + deadline_s
+        self.doing = "waiting for an earlier transfer to end"
+        self.abandoned = False
+
+    @property
+    def left(self) -> timedelta:
+        """What a call may take. Raises TransferError when nobody waits for this job any more."""
+        seconds = self._end - time.monotonic()
+        if self.abandoned or seconds <= 0:
+            raise TransferError(f"out of time while {self.doing}")
+        return timedelta(seconds=seconds)
+
+    @contextmanager
+    def step(self, doing: str) -> Iterator[timedelta]:
+        """Around a call of torch.distributed, whose errors are all RuntimeErrors, some of many lines."""
+        self.doing = doing
+        left = self.left
+        try:
+            yield left
+        except RuntimeError as error:
+            raise TransferError(f"failed while {doing}: {str(error).strip().splitlines()[0]}") from None
+
+
+class Worker:
+    """Runs one job at a time in a thread."""
+
+    def __init__(self) -> None:
+        self._turn = trio.Lock()
+        self._threads = trio.CapacityLimiter(2)  # one at work, one left behind
+
+    @asynccontextmanager
+    async def turn(self, deadline_s: float) -> AsyncIterator[Job]:
+        """A job, when those before it have ended. Raises TransferError where the block is not done `deadline_s` seconds from now."""
+        job = Job(deadline_s)
+        try:
+            with trio.fail_after(deadline_s):
+                async with self._turn:
+                    yield job
+        except trio.TooSlowError:
+            raise TransferError(f"not done within {deadline_s:g} s: was {job.doing}") from None
+        finally:
+            job.abandoned = True
+
+    async def run(self, work: Callable[[], T], close: Callable[[], None]) -> T:
+        """Run `work` inside of a turn. Where it fails, the thread calls `close`: also when nobody waits for it any more."""
+
+        def closing() -> T:
+            try:
+                return work()
+            except BaseException as error:
+                # Peers learn of a failure by the closing of connections, which what the traceback refers to would hold open.
+                error.__context__ = None
+                traceback.clear_frames(error.__traceback__)
+                close()
+                raise
+
+        return await trio.to_thread.run_sync(closing, abandon_on_cancel=True, limiter=self._threads)
+
+
+class Collective(Protocol):
+    """What is used of torch's process groups."""
+
+    def broadcast(self, tensor: Tensor, root: int, timeout: timedelta) -> Work: ...
+
+    def abort(self) -> None: ...
+
+
+def serve(host: str) -> TCPStore:
+    """A store on `host` alone, at a port the system chooses, for as long as it is referred to. Raises TransferError."""
+    # The socket is ours, because the store's own would listen on every interface.
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise TransferError(
+            f"the weight store cannot listen on {host} ({error}): set publication.host to an address of this machine"
+        ) from None
+    port = listening.getsockname()[1]
+    return TCPStore(host, port, None, True, timedelta(seconds=60), wait_for_workers=False, master_listen_fd=listening.detach())
+
+
+def connect(store: Store, rank: int, world: int, *, address: str, device: torch.device, timeout: timedelta) -> Collective:
+    """The group of the `world` processes that meet in `store`; waits for all of them. On the CPU this one listens on `address`."""
+    if device.type == "cuda":
+        # Without this NCCL's watchdog ends the process when a peer does: here the group ends, and the process goes on.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        torch.cuda.set_device(device)
+        nccl: Any = dist.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = timeout
+        return cast(Collective, nccl(store, rank, world, options))
+    gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack its options
+    options = gloo._Options()
+    options._timeout = timeout
+    options._devices = [gloo.create_device(hostname=address)]
+    return cast(Collective, gloo(store, rank, world, options))
+
+
+def own_address(host: str, port: int) -> str:
+    """The address by which this machine reaches `host`: the one that others on that network can connect to. Nothing is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

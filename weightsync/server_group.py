@@ -1,0 +1,186 @@
+"""Rank 0 of a process group whose other ranks are those of one SGLang server. Invariant: the server gets the buckets that were cut, in
+their order, each as one broadcast of the bytes that its update call describes; after a failure the group is not used again.
+
+The server asks for everything by HTTP, which is not this file's business: whoever sends the request (`init_weights_update_group`, then one
+`update_weights_from_distributed` a bucket) calls `join` and `Transfer.send` at the same time. The two sides meet as torch.distributed's
+`init_process_group` would have it: in a store on our side, under a prefix of the group's name.
+
+gloo on the CPU, NCCL on a CUDA device (the latter unproven: written for, never run).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+import torch
+import trio
+from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from weightsync.group import Collective, Job, Worker, connect, own_address, serve
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """The tensors of one update call, one after the other without padding (SGLang's `flattened_bucket`); dtypes as torch names them."""
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    total_bytes: int
+
+
+def cut(weights: Mapping[str, Tensor], bucket_bytes: int) -> list[Bucket]:
+    """Buckets of at most `bucket_bytes` (positive), in the order of `weights`; a tensor that is larger has one of its own.
+
+    A tensor must begin at a multiple of its dtype's size, and there is no padding: where it would not, a new bucket begins.
+    """
+    buckets: list[Bucket] = []
+    open_: list[tuple[str, Tensor]] = []
+    filled = 0
+    for name, tensor in weights.items():
+        if open_ and (filled + tensor.nbytes > bucket_bytes or filled % tensor.itemsize):
+            buckets.append(_bucket(open_, filled))
+            open_, filled = [], 0
+        open_.append((name, tensor))
+        filled += tensor.nbytes
+    if open_:
+        buckets.append(_bucket(open_, filled))
+    return buckets
+
+
+def _bucket(tensors: Sequence[tuple[str, Tensor]], total_bytes: int) -> Bucket:
+    return Bucket(
+        tuple(name for name, _ in tensors),
+        tuple(str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors),
+        tuple(tuple(tensor.shape) for _, tensor in tensors),
+        total_bytes,
+    )
+
+
+class ServerGroup:
+    """Use `async with ServerGroup.open(host, ranks) as group`. It is joined once and used for many transfers."""
+
+    def __init__(self, host: str, port: int, ranks: int, device: torch.device, bucket_bytes: int) -> None:
+        self.host, self.port = host, port
+        """Where the server finds the store."""
+        self.world = 1 + ranks
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
+        self.name = _name()
+        """Of the group that is joined, or is to be. `leave` makes a new one: under a name one can meet but once."""
+        self._device = device
+        self._bucket_bytes = bucket_bytes
+        self._worker = Worker()
+        self._group: Collective | None = None
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(host: str, ranks: int, *, bucket_bytes: int, device: torch.device | str = "cpu") -> AsyncIterator[ServerGroup]:
+        """Host the store on `host` alone, an address of this machine, for a server of `ranks` ranks. Raises TransferError."""
+        store = await trio.to_thread.run_sync(serve, host)  # served for as long as this refers to it
+        group = ServerGroup(host, int(store.port), ranks, torch.device(device), bucket_bytes)
+        try:
+            yield group
+        finally:
+            group.leave()
+
+    @property
+    def joined(self) -> bool:
+        return self._group is not None
+
+    async def join(self, deadline_s: float) -> None:
+        """Meet the server's ranks, which were asked to join `name`. Raises TransferError where they do not come within `deadline_s`."""
+        async with self._worker.turn(deadline_s) as job:
+            self._group = await self._worker.run(lambda: self._connect(job, self.name), lambda: None)
+
+    def transfer(self, weights: Mapping[str, Tensor]) -> Transfer:
+        """The sending of `weights`, which must not change until all of it is sent."""
+        return Transfer(self, weights, cut(weights, self._bucket_bytes))
+
+    def leave(self) -> None:
+        """Let go of the group, so that the server's ranks notice; the next one has another name."""
+        group, self._group = self._group, None
+        self.name = _name()
+        if group is not None:
+            self._close(group)
+
+    def _close(self, group: Collective) -> None:
+        if self._device.type == "cuda":
+            group.abort()
+
+    def _connect(self, job: Job, name: str) -> Collective:
+        with job.step(f"looking for our own store at {self.host}:{self.port}") as left:
+            store = TCPStore(self.host, self.port, None, False, left)
+        device = "cuda" if self._device.type == "cuda" else "cpu"
+        meeting = PrefixStore(f"{device}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
+        with job.step(f"waiting for the {self.world - 1} ranks of the server to join {name}") as left:
+            address = own_address(self.host, self.port)
+            return connect(meeting, 0, self.world, address=address, device=self._device, timeout=left)
+
+    async def _broadcast(self, transfer: Transfer, doing: str, deadline_s: float) -> None:
+        async with self._worker.turn(deadline_s) as job:
+            group, self._group = self._group, None  # only success puts it back, so that a broken one has no way to be used again
+            if group is None:
+                raise ValueError("nothing can be sent in a group that is not joined")
+            used = group
+
+            def send() -> Collective:
+                with job.step(doing) as left:
+                    work = used.broadcast(transfer.take(), 0, left)
+                transfer.assemble()  # the next bucket, while this one is on the wire
+                with job.step(doing) as left:
+                    work.wait(left)
+                return used
+
+            self._group = await self._worker.run(send, lambda: self._close(used))
+
+
+class Transfer:
+    """Weights on their way into a server, bucket by bucket: call `send` once for each of `buckets`, in their order."""
+
+    def __init__(self, group: ServerGroup, weights: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
+        self.buckets = buckets
+        self._group = group
+        self._sent = 0
+        self._packed = _packed(weights, buckets, group._device)
+        self._next: Tensor | None = None
+
+    async def send(self, deadline_s: float) -> None:
+        """Broadcast the next bucket within `deadline_s` seconds, while the server was asked to take it.
+
+        Raises TransferError where a rank of the server dies or is late; the group is over then.
+        """
+        if self._sent == len(self.buckets):
+            raise ValueError(f"all {self._sent} buckets were sent")
+        self._sent += 1
+        await self._group._broadcast(self, f"sending bucket {self._sent} of {len(self.buckets)} to the server", deadline_s)
+
+    def assemble(self) -> None:
+        if self._next is None:
+            self._next = next(self._packed, None)
+
+    def take(self) -> Tensor:
+        self.assemble()
+        flat, self._next = self._next, None
+        assert flat is not None  # `send` counts
+        return flat
+
+
+def _packed(weights: Mapping[str, Tensor], buckets: Sequence[Bucket], device: torch.device) -> Iterator[Tensor]:
+    """The bytes of each bucket, `[total_bytes]` uint8. One is written again only when the iterator is advanced twice; the bytes of a
+    tensor alone in its bucket are not copied at all."""
+    size = max((bucket.total_bytes for bucket in buckets if len(bucket.names) > 1), default=0)
+    buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+    for i, bucket in enumerate(buckets):
+        parts = [weights[name].detach().contiguous().view(-1).view(torch.uint8) for name in bucket.names]
+        if len(parts) == 1:
+            yield parts[0].to(device)
+        else:
+            yield torch.cat(parts, out=buffers[i % 2][: bucket.total_bytes])
+
+
+def _name() -> str:
+    """Never used before, by whatever process: a server remembers the names of groups whose actor has died."""
+    return f"asyncrl-{uuid.uuid4().hex}"
