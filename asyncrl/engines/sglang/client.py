@@ -39,6 +39,9 @@ Mode = Literal["retract", "in_place", "abort"]
 READY_WITHIN_S = 5.0
 """A server that is up says at once whether it is ready."""
 
+WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+"""Said with each request, because a server may have been started with others, and its log-probabilities are not those of what is cut."""
+
 T = TypeVar("T")
 
 
@@ -150,7 +153,7 @@ class Client:
             "temperature": temperature,
             "stream_interval": stream_interval,
             "stop_token_ids": list(stop_ids),
-        }
+        } | WHOLE_DISTRIBUTION
         body = {
             "rid": rid,
             "input_ids": ids.tolist(),

@@ -1,0 +1,316 @@
+"""The engine `sglang`: the shell around one server. Invariant: what leaves was sampled under the version it carries, by weights whose load
+was verified, and every request that was submitted ends exactly once.
+
+    submit ─▶ waiting ─▶ live: one task and one stream each ─▶ chunks ─▶ emit, some for many streams
+
+While a load is under way the gate is shut: no request and no abort goes to the server, which loses those that meet a pause, and no chunk
+leaves. A request that the server ended unasked (a pause that ends them, somebody's abort) is sent again with what it has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
+from asyncrl.engines.requests import refuse_misfit
+from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
+from asyncrl.engines.sglang.spans import Piece, SpanError, Stream
+from asyncrl.engines.sglang.wire import Ending
+from asyncrl.messages import Finish
+from asyncrl.waits import Pulse
+
+if TYPE_CHECKING:
+    import torch
+
+Load = Callable[[int, "Mapping[str, torch.Tensor]"], Awaitable[None]]
+"""Brings these weights into the server as this version, pausing it as it must; returns when they are verified and it decodes again."""
+
+GATHER_S = 0.02
+"""How long a chunk may wait for others: streams bring news one by one, and a frame for each would cost more than what is in it."""
+
+ABORTS, ABORT_S = 3, 5.0
+"""So often a request is asked to end, and so long is waited for it each time (s), before its connection is closed."""
+
+PATIENCE_S = 30.0
+"""A server with requests that sends nothing for so long is asked whether it is ready."""
+
+SUSPECT = 3
+"""So many failed streams in a row, or tries of one request without a token, are no accident."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Live:
+    """A request that has a slot: `told` are the response tokens that came out here, `done` their number."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.told: list[NDArray[np.int32]] = []
+        self.done = 0
+        self.rid = ""
+        """Of its stream; empty between two."""
+        self.heard = False
+        """Whether the stream brought anything, so that the server's scheduler is known to have it."""
+        self.stopped = False
+        self.stream = trio.CancelScope()
+        self.ended = trio.Event()
+
+
+class SglangEngine:
+    """An `Engine` (see `protocol`) that is an SGLang server behind `client`, which must be ready to hold `slots` requests.
+
+    It samples nothing before the first `load`. It holds one version: `pin` is not honoured, and a request for another version than
+    the one served ends as `interrupted`, at the latest just before that is replaced. Nor can the draws be keyed by a request's `key`:
+    the server draws, so what is sampled at a temperature differs from run to run. `behaviour` is what the server gives: of the
+    temperature-scaled distribution, and where greedy of the unscaled one.
+
+    `stop_ids` end a rollout and are part of it. `idle` hears of waits named `weights` and `requests`, when they end.
+
+    `run` raises the server's SglangError where it is gone, or fails three streams in a row: it is to be replaced. A single stream that
+    fails, by a broken connection or by what cannot be told (fewer log-probabilities than ids, versions that contradict each other), ends
+    its rollout as `interrupted` with what was certain, because half of it would be a wrong chunk. An id outside the vocabulary or a
+    log-probability that is no number is passed on: whoever keeps tokens knows what to do with it.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        load: Load,
+        *,
+        slots: int,
+        context_tokens: int,
+        chunk_tokens: int,
+        vocab_size: int,
+        stop_ids: frozenset[int],
+        idle: Idle | None = None,
+    ) -> None:
+        self._client, self._load, self._slots = client, load, slots
+        self._context_tokens, self._chunk_tokens, self._vocab_size = context_tokens, chunk_tokens, vocab_size
+        self._stop_ids, self._idle = sorted(stop_ids), idle
+        self._version: int | None = None
+        self._waiting: deque[Request] = deque()
+        self._live: list[_Live] = []
+        self._stopping: list[_Live] = []
+        self._ready: list[Chunk] = []
+        self._work, self._news = Pulse(), Pulse()
+        self._loads, self._gate = trio.Lock(), trio.Event()
+        self._failures, self._heard = 0, 0.0
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def version(self) -> int | None:
+        return self._version
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            refuse_misfit(request, vocab_size=self._vocab_size, context_tokens=self._context_tokens)
+        self._waiting.extend(requests)
+        self._work.set()
+
+    def interrupt(self, rollouts: Sequence[int]) -> None:
+        chosen = set(rollouts)
+        self._stop(lambda request: request.rollout in chosen)
+
+    async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
+        """As the protocol says; `pin` is not honoured, and the seconds are those from shutting the gate until weights are verified.
+
+        Raises ValueError for None, and whatever the load raises: then nothing that was decoded since it began ever leaves, and the
+        server is to be replaced."""
+        if weights is None:
+            raise ValueError(f"version {version} came without weights; an SGLang server decodes with a model and needs them")
+        async with self._loads:
+            while old := [live for live in self._live if live.request.version not in (None, version)]:
+                self._stop(lambda request: request.version not in (None, version))
+                await old[0].ended.wait()
+            self._gate = trio.Event()
+            begun = trio.current_time()
+            await self._load(version, weights)
+            self._version, self._heard = version, trio.current_time()
+            self._gate.set()
+        self._work.set()
+        self._news.set()
+        return trio.current_time() - begun
+
+    def unpin(self, version: int) -> None:
+        self._stop(lambda request: request.version == version)
+
+    async def run(self, emit: Emit) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._deliver, emit)
+            nursery.start_soon(self._watch)
+            while True:
+                if self._gate.is_set():
+                    self._place(nursery)
+                idle, begun = "weights" if self._version is None else "requests", trio.current_time()
+                unused = not self._live
+                await self._work.wait()
+                if unused and self._idle is not None:
+                    self._idle(idle, trio.current_time() - begun)
+
+    def _place(self, nursery: trio.Nursery) -> None:
+        """Start what may be started: aborts that were asked for, and the oldest requests that there is room for."""
+        for live in self._stopping:
+            nursery.start_soon(self._abort, live)
+        self._stopping = []
+        while self._waiting and len(self._live) < self._slots:
+            request = self._waiting.popleft()
+            if request.version not in (None, self._version):
+                self._finish(request, 0, "interrupted")
+                continue
+            live = _Live(request)
+            self._live.append(live)
+            nursery.start_soon(self._decode, live)
+
+    async def _deliver(self, emit: Emit) -> None:
+        while True:
+            await self._news.wait()
+            await trio.sleep(GATHER_S)
+            if self._ready and (self._gate.is_set() or self._version is None):  # before the first load nothing was sampled
+                chunks, self._ready = self._ready, []
+                await emit(chunks)
+
+    async def _watch(self) -> None:
+        while True:
+            await trio.sleep(PATIENCE_S / 2)
+            gate, quiet = self._gate, trio.current_time() - self._heard
+            if not self._live or not gate.is_set() or quiet < PATIENCE_S or await self._client.ready():
+                continue
+            if gate is self._gate:
+                held = f"has sent nothing of {len(self._live)} requests for {quiet:.0f} s and is not ready"
+                raise ServerGone(f"{self._client.url} {held}: it hangs, or somebody else paused it")
+
+    # ---------------------------------------------------------------------------------------------------------- one request
+
+    async def _decode(self, live: _Live) -> None:
+        """Have it decoded to its end, in as many streams as the server makes of it."""
+        finish: Finish = ""
+        fruitless = 0
+        while not finish:
+            await self._gate.wait()
+            if live.stopped or fruitless == SUSPECT or live.request.version not in (None, self._version):
+                finish = "interrupted"
+            elif live.done == live.request.max_new_tokens:
+                finish = "length"
+            else:
+                before = live.done
+                finish = await self._attempt(live)
+                fruitless = 0 if live.done > before else fruitless + 1
+        self._live.remove(live)
+        live.ended.set()
+        self._finish(live.request, live.done, finish)
+        self._work.set()
+
+    async def _attempt(self, live: _Live) -> Finish:
+        """One stream, from what is known to its end. Empty where the server ended it unasked."""
+        assert self._version is not None, "nothing is sampled before the first load"
+        request, first = live.request, live.done
+        stream, ending = Stream(self._version), None
+        live.rid, live.heard, live.stream = uuid4().hex, False, trio.CancelScope()
+        self._heard = trio.current_time()
+        events = self._client.generate(
+            live.rid,
+            np.concatenate([request.ids, *live.told]),
+            max_new_tokens=request.max_new_tokens - first,
+            temperature=request.temperature,
+            stream_interval=self._chunk_tokens,
+            stop_ids=self._stop_ids,
+            extra_key=str(self._version),
+        )
+        try:
+            with live.stream:
+                async with aclosing(events):
+                    async for event in events:
+                        live.heard, self._heard = True, trio.current_time()
+                        self._tell(live, first, stream.feed(event))
+                        ending = event.ending
+        except (SglangError, SpanError) as error:
+            await self._failed(live, error)
+            return "interrupted"
+        finally:
+            live.rid = ""
+        return self._ended(live, ending)
+
+    def _ended(self, live: _Live, ending: Ending | None) -> Finish:
+        if ending is None:
+            return "interrupted"  # its connection was closed
+        self._failures = 0
+        if ending.type == "abort":
+            return "interrupted" if live.stopped else ""
+        return "stop" if ending.type == "stop" else "length"
+
+    async def _failed(self, live: _Live, error: Exception) -> None:
+        """A stream failed. Raise the error where that is more than an accident."""
+        self._failures += 1
+        _log.warning("rollout %d is given back after %d tokens: %s", live.request.rollout, live.done, error)
+        gone = isinstance(error, ServerGone) and self._gate.is_set() and not await self._client.ready()
+        if gone or self._failures >= SUSPECT:
+            raise error if isinstance(error, SglangError) else SglangError(f"{self._client.url}: a request {error}") from error
+
+    async def _abort(self, live: _Live) -> None:
+        """End a stream at the server. Its end is the proof; where that does not come, the connection is closed, which ends it, too.
+
+        An abort that reaches the server before its request has reached the scheduler is lost, and so is each later one: a stream that
+        brought nothing yet is closed at once."""
+        for _ in range(ABORTS):
+            await self._gate.wait()
+            if not live.rid:
+                return  # between two streams, or over
+            if not live.heard:
+                break
+            try:
+                await self._client.abort(live.rid)
+            except SglangError as error:
+                _log.warning("rollout %d could not be aborted: %s", live.request.rollout, error)
+                break
+            with trio.move_on_after(ABORT_S):
+                await live.ended.wait()
+        if live.rid and live.heard:
+            _log.warning("rollout %d did not end when it was aborted; its connection is closed", live.request.rollout)
+        live.stream.cancel()
+
+    # ---------------------------------------------------------------------------------------------------------- what leaves
+
+    def _tell(self, live: _Live, first: int, pieces: Sequence[Piece]) -> None:
+        request = live.request
+        for piece in pieces:
+            start = request.prefix_tokens + first + piece.start
+            self._ready.append(Chunk(request.rollout, request.attempt, piece.version, start, piece.ids, piece.behaviour))
+            live.told.append(piece.ids)
+            live.done += len(piece.ids)
+        if pieces:
+            self._news.set()
+
+    def _finish(self, request: Request, done: int, finish: Finish) -> None:
+        """The end, with the last tokens where they have not left yet."""
+        last = self._ready[-1] if self._ready else None
+        if last is not None and (last.rollout, last.attempt, last.finish) == (request.rollout, request.attempt, ""):
+            self._ready[-1] = Chunk(last.rollout, last.attempt, last.version, last.start, last.ids, last.behaviour, finish)
+        else:
+            nothing = np.zeros(0, np.int32)
+            version = self._version if request.version is None else request.version
+            start = request.prefix_tokens + done
+            self._ready.append(Chunk(request.rollout, request.attempt, version or 0, start, nothing, nothing.astype(np.float32), finish))
+        self._news.set()
+
+    def _stop(self, chosen: Callable[[Request], bool]) -> None:
+        """Interrupt the chosen requests: what waits at once, what is at the server when it has ended there."""
+        for request in [request for request in self._waiting if chosen(request)]:
+            self._finish(request, 0, "interrupted")
+        self._waiting = deque(request for request in self._waiting if not chosen(request))
+        for live in self._live:
+            if chosen(live.request) and not live.stopped:
+                live.stopped = True
+                self._stopping.append(live)
+        self._work.set()

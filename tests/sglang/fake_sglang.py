@@ -1,0 +1,158 @@
+"""A server that decodes in virtual time, for what a real one does not do on demand. Response token i (prefix included) has the id
+`token(first id of the prompt, i)`, and as log-probability minus the version that sampled it, so each chunk can be checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import trio
+
+URL = "http://fake:1"
+
+
+def token(prompt: int, index: int) -> int:
+    """Of 97 ids the last comes only where the prompt is 90 or more."""
+    return (prompt + index) % (90 if prompt < 90 else 97)
+
+
+class _Body(httpx2.AsyncByteStream):
+    def __init__(self, parts: AsyncIterator[bytes]) -> None:
+        self._parts = parts
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._parts
+
+    async def aclose(self) -> None:
+        await self._parts.aclose()  # type: ignore[attr-defined]
+
+
+class _Running:
+    """A request: the ids that it came with, and the version of each token sampled since."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.ids: list[int] = body["input_ids"]
+        self.budget: int = body["sampling_params"]["max_new_tokens"]
+        self.interval: int = body["sampling_params"]["stream_interval"]
+        self.stops = set(body["sampling_params"]["stop_token_ids"])
+        self.rid: str = body["rid"]
+        self.body = body
+        self.versions: list[str] = []
+        self.ending: dict[str, Any] | None = None
+
+
+class FakeServer(httpx2.AsyncBaseTransport):
+    """`faults` says by the first id of a prompt what becomes of it: (kind, after so many tokens). `asked` holds every call."""
+
+    def __init__(self, *, pace_s: float = 0.01) -> None:
+        self.version, self.pace_s = "0", pace_s
+        self.faults: dict[int, tuple[str, int]] = {}
+        self.asked: list[tuple[float, str, Any]] = []
+        self.running: dict[str, _Running] = {}
+        self.paused, self.dead, self.most = False, False, 0
+        self._changed = trio.Event()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        body = json.loads(await request.aread() or b"null")
+        path = request.url.path
+        if path != "/ready":
+            self.asked.append((trio.current_time(), path, body))
+        await trio.lowlevel.checkpoint()
+        if self.dead:
+            raise httpx2.ConnectError("refused")
+        if path == "/generate":
+            return httpx2.Response(200, stream=_Body(self._decode(_Running(body))))
+        if path == "/ready":
+            return httpx2.Response(503 if self.paused else 200)
+        if path == "/abort_request":
+            for rid, one in self.running.items():
+                fault = self.faults.get(one.ids[0], ("", 0))[0]
+                if (body.get("abort_all") or rid.startswith(body["rid"])) and fault != "deaf":
+                    one.ending = {"type": "abort", "message": "Aborted"}
+            self._wake()
+        return httpx2.Response(200, content=b'{"success": true}')
+
+    async def load(self, version: int, seconds: float, mode: str = "retract") -> None:
+        """What a publisher does."""
+        self.paused = True
+        if mode == "abort":
+            for one in self.running.values():
+                one.ending = {"type": "abort", "message": "Aborted"}
+        self._wake()
+        await trio.sleep(seconds)
+        self.version, self.paused = str(version), False
+        self._wake()
+
+    def die(self) -> None:
+        self.dead = True
+        self._wake()
+
+    def paths(self, path: str) -> list[Any]:
+        return [body for _, asked, body in self.asked if asked == path]
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _decode(self, one: _Running) -> AsyncIterator[bytes]:
+        kind, after = self.faults.get(one.ids[0], ("", -1))
+        self.running[one.rid] = one
+        self.most = max(self.most, len(self.running))
+        sent = 0
+        try:
+            while one.ending is None:
+                if self.dead:
+                    raise httpx2.ReadError("broken")
+                if self.paused or (kind == "hang" and len(one.versions) >= after):
+                    await self._changed.wait()
+                    continue
+                changed = self._changed
+                with trio.move_on_after(self.pace_s):
+                    await changed.wait()
+                    continue
+                one.versions.append(self.version)
+                count = len(one.versions)
+                if self._token(one, count - 1) in one.stops:
+                    one.ending = {"type": "stop", "matched": self._token(one, count - 1)}
+                elif count == one.budget:
+                    one.ending = {"type": "length", "length": count}
+                elif kind == "break" and count > after:
+                    raise httpx2.RemoteProtocolError("peer closed the connection")
+                elif count == 1 or count - sent >= one.interval:
+                    sent = count
+                    yield self._event(one, kind if count > after else "")
+            yield self._event(one, kind)
+            yield b"data: [DONE]\n\n"
+        finally:
+            del self.running[one.rid]
+
+    def _token(self, one: _Running, index: int) -> int:
+        return token(one.ids[0], len(one.ids) - 1 + index)
+
+    def _event(self, one: _Running, kind: str) -> bytes:
+        count = len(one.versions)
+        entries: list[Any] = [[-float(v), self._token(one, i), None] for i, v in enumerate(one.versions)]
+        meta = {"id": one.rid, "finish_reason": one.ending, "completion_tokens": count, "weight_version": self.version}
+        if one.ending is not None:
+            ends = [i for i in range(1, count) if one.versions[i] != one.versions[i - 1]]
+            cuts = zip([0, *ends], [*ends, count], strict=True)
+            meta["weight_versions"] = [{"version": one.versions[a], "start": a, "end": b} for a, b in cuts if b > a]
+        match kind:
+            case "fewer":
+                entries.pop()
+            case "lie" if one.ending is not None:
+                meta["weight_versions"] = [{"version": "77", "start": 0, "end": count}]
+            case "garbage":
+                return b"data: <html>\n\n"
+        return (
+            b"data: "
+            + json.dumps(
+                {
+                    "output_ids": [e[1] for e in entries] if kind != "fewer" else [self._token(one, i) for i in range(count)],
+                    "meta_info": meta | {"output_token_logprobs": entries},
+                }
+            ).encode()
+            + b"\n\n"
+        )

@@ -1,0 +1,451 @@
+"""The engine over a server that decodes in virtual time: what it promises whatever the server does. (Over a real server:
+`test_sglang_hazards`.)"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from fake_sglang import URL, FakeServer, token
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from asyncrl.engines.protocol import Chunk, Engine, Request
+from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
+from asyncrl.engines.sglang.engine import ABORT_S, ABORTS, PATIENCE_S, SglangEngine
+
+WEIGHTS: dict[str, Any] = {}
+
+
+class World:
+    """An engine over a fake server, and everything that it emitted."""
+
+    def __init__(self, server: FakeServer, engine: SglangEngine, idle: list[tuple[str, float]]) -> None:
+        self.server, self.engine, self.idle = server, engine, idle
+        self.frames: list[list[Chunk]] = []
+        self._more = trio.Event()
+
+    async def emit(self, chunks: Sequence[Chunk]) -> None:
+        assert chunks
+        self.frames.append(list(chunks))
+        self._more.set()
+        self._more = trio.Event()
+
+    def chunks(self, rollout: int | None = None) -> list[Chunk]:
+        return [chunk for frame in self.frames for chunk in frame if rollout in (None, chunk.rollout)]
+
+    def finishes(self) -> dict[int, str]:
+        ended = [chunk for chunk in self.chunks() if chunk.finish]
+        assert len({chunk.rollout for chunk in ended}) == len(ended)
+        return {chunk.rollout: chunk.finish for chunk in ended}
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            await self._more.wait()
+
+    async def ended(self, *rollouts: int) -> None:
+        await self.until(lambda: set(rollouts) <= set(self.finishes()))
+
+    def truth(self, request: Request) -> list[tuple[int, int, float]]:
+        """(version, id, log-probability) of the response from the prefix on, after looking at each chunk."""
+        found: list[tuple[int, int, float]] = []
+        for chunk in self.chunks(request.rollout):
+            assert chunk.start == request.prefix_tokens + len(found)
+            assert len(chunk.ids) == len(chunk.behaviour) and chunk.attempt == request.attempt
+            assert chunk.ids.dtype == np.int32 and chunk.behaviour.dtype == np.float32
+            found += [(chunk.version, i, b) for i, b in zip(chunk.ids.tolist(), chunk.behaviour.tolist(), strict=True)]
+        for index, (version, sampled, behaviour) in enumerate(found, request.prefix_tokens):
+            assert (sampled, behaviour) == (token(int(request.ids[0]), index), -version)
+        return found
+
+
+@asynccontextmanager
+async def world(*, mode: str = "retract", load_s: float = 0.5, slots: int = 4, running: bool = True, **server: Any) -> AsyncIterator[World]:
+    fake = FakeServer(**server)
+    idle: list[tuple[str, float]] = []
+    async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
+
+        async def load(version: int, weights: Any) -> None:
+            await fake.load(version, load_s, mode)
+
+        engine = SglangEngine(
+            client,
+            load,
+            slots=slots,
+            context_tokens=400,
+            chunk_tokens=8,
+            vocab_size=97,
+            stop_ids=frozenset({96}),
+            idle=lambda why, seconds: idle.append((why, seconds)),
+        )
+        found = World(fake, engine, idle)
+        if running:
+            nursery.start_soon(engine.run, found.emit)
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+def ask(rollout: int, *, prompt: int = 1, prefix: int = 0, budget: int = 20, version: int | None = None, attempt: int = 0) -> Request:
+    """`prompt` is the only id of the prompt, and of the response `prefix` tokens are known."""
+    ids = [prompt, *(token(prompt, i) for i in range(prefix))]
+    return Request(rollout, attempt, rollout, np.array(ids, np.int32), prefix, budget, 1.0, version)
+
+
+def test_it_is_an_engine() -> None:
+    engine: type[Engine] = SglangEngine
+    assert engine
+
+
+async def test_requests_wait_for_the_first_load_and_then_for_a_slot(autojump_clock: MockClock) -> None:
+    async with world(slots=3) as w:
+        requests = [ask(i, prompt=i) for i in range(8)]
+        w.engine.submit(requests)
+        await trio.sleep(5)
+        assert w.engine.version is None and not w.server.asked and not w.frames
+        await w.engine.load(0, WEIGHTS)
+        await w.ended(*range(8))
+        assert w.server.most == 3
+        sent = [body["input_ids"][0] for body in w.server.paths("/generate")]
+        assert [sorted(sent[a : a + 3]) for a in (0, 3, 6)] == [[0, 1, 2], [3, 4, 5], [6, 7]]  # first come, first served
+        assert set(w.finishes().values()) == {"length"}
+        assert all(len(w.truth(request)) == 20 for request in requests)
+        assert len({body["rid"] for body in w.server.paths("/generate")}) == 8
+        assert all(len(body["rid"]) == 32 for body in w.server.paths("/generate"))
+        assert ("weights", pytest.approx(5.5)) in w.idle
+
+
+async def test_what_is_sent_says_what_was_asked(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        await w.engine.load(7, WEIGHTS)
+        w.engine.submit([ask(1, prompt=5, prefix=3, budget=10)])
+        await w.ended(1)
+        (body,) = w.server.paths("/generate")
+        assert body["input_ids"] == [5, 5, 6, 7] and body["extra_key"] == "7" and body["return_logprob"] and body["stream"]
+        sampling = body["sampling_params"]
+        assert sampling["max_new_tokens"] == 10 and sampling["temperature"] == 1.0 and sampling["stop_token_ids"] == [96]
+        assert sampling["stream_interval"] == 8 and (sampling["top_p"], sampling["top_k"], sampling["min_p"]) == (1.0, -1, 0.0)
+
+
+async def test_the_stop_id_is_part_of_the_tokens(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        await w.engine.load(0, WEIGHTS)
+        w.engine.submit([ask(1, prompt=90)])
+        await w.ended(1)
+        assert w.finishes() == {1: "stop"}
+        assert [sampled for _, sampled, _ in w.truth(ask(1, prompt=90))] == list(range(90, 97))
+
+
+async def test_many_streams_leave_in_few_frames(autojump_clock: MockClock) -> None:
+    async with world(slots=64) as w:
+        await w.engine.load(0, WEIGHTS)
+        w.engine.submit([ask(i, prompt=i % 20, budget=64) for i in range(64)])
+        await w.ended(*range(64))
+        assert len(w.chunks()) > 64 * 8
+        assert len(w.frames) < 20  # nine events of each, all at the same times
+
+
+@pytest.mark.parametrize("mode", ["retract", "abort"])
+async def test_loads_amid_decoding_leave_every_token_under_its_version(mode: str, autojump_clock: MockClock) -> None:
+    async with world(mode=mode) as w:
+        await w.engine.load(0, WEIGHTS)
+        requests = [ask(i, prompt=i * 3, budget=60) for i in range(6)]
+        w.engine.submit(requests)
+        for version in (1, 2):
+            await trio.sleep(0.155)
+            pause = await w.engine.load(version, WEIGHTS)
+            assert pause == pytest.approx(0.5) and w.engine.version == version
+        await w.ended(*range(6))
+        assert set(w.finishes().values()) == {"length"}
+        truths = [w.truth(request) for request in requests]
+        assert [len(truth) for truth in truths] == [60] * 6
+        assert [version for version, _, _ in truths[0]] == [0] * 15 + [1] * 15 + [2] * 30
+        assert {body["extra_key"] for body in w.server.paths("/generate")} == ({"0", "1", "2"} if mode == "abort" else {"0", "2"})
+
+
+async def test_nothing_leaves_and_nothing_is_sent_while_a_load_is_under_way(autojump_clock: MockClock) -> None:
+    async with world(load_s=10.0, slots=4) as w:
+        await w.engine.load(0, WEIGHTS)
+        w.engine.submit([ask(1, budget=50), ask(2, budget=50)])
+        await trio.sleep(0.2)
+        begun = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(w.engine.load, 1, WEIGHTS)
+            await trio.sleep(1.0)
+            before, asked = len(w.frames), len(w.server.asked)
+            w.engine.interrupt([2])
+            w.engine.submit([ask(3)])
+            await trio.sleep(8.0)
+            assert len(w.frames) == before and len(w.server.asked) == asked
+        await w.ended(1, 2, 3)
+        assert all(at >= begun + 10.0 for at, _, _ in w.server.asked[asked:])
+        assert w.finishes() == {1: "length", 2: "interrupted", 3: "length"}
+
+
+async def test_what_a_failed_load_may_have_decoded_never_leaves(autojump_clock: MockClock) -> None:
+    class Unverified(Exception): ...
+
+    fake, frames = FakeServer(), []
+
+    async def load(version: int, weights: Any) -> None:
+        await fake.load(version, 0.5)
+        if version:
+            await trio.sleep(1.0)  # it decodes again, and only then it turns out that the weights are wrong
+            raise Unverified
+
+    async def emit(chunks: Sequence[Chunk]) -> None:
+        frames.append(chunks)
+
+    async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
+        engine = SglangEngine(client, load, slots=4, context_tokens=400, chunk_tokens=8, vocab_size=97, stop_ids=frozenset())
+        nursery.start_soon(engine.run, emit)
+        await engine.load(0, WEIGHTS)
+        engine.submit([ask(1, budget=300)])
+        await trio.sleep(0.3)
+        with pytest.raises(Unverified):
+            await engine.load(1, WEIGHTS)
+        await trio.sleep(10)
+        assert {chunk.version for frame in frames for chunk in frame} == {0} and engine.version == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_interrupt_ends_with_what_was_sampled_and_is_confirmed(autojump_clock: MockClock) -> None:
+    async with world(slots=2) as w:
+        await w.engine.load(0, WEIGHTS)
+        requests = [ask(i, prompt=i, budget=300) for i in range(4)]
+        w.engine.submit(requests)
+        await trio.sleep(0.505)
+        w.engine.interrupt([0, 3, 99])
+        await w.ended(0, 3)
+        assert w.finishes() == {0: "interrupted", 3: "interrupted"}
+        assert len(w.truth(requests[0])) == 50 and w.truth(requests[3]) == []
+        assert len(w.server.paths("/abort_request")) == 1
+        await trio.sleep(0.1)
+        assert len(w.server.running) == 2  # the third has the slot
+        w.engine.interrupt([1, 2])
+        await w.ended(1, 2)
+        assert not w.server.running
+
+
+async def test_an_abort_that_is_not_heeded_is_said_again_and_then_the_connection_is_closed(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world() as w:
+        w.server.faults[1] = ("deaf", 0)
+        await w.engine.load(0, WEIGHTS)
+        w.engine.submit([ask(1, budget=350)])
+        w.server.pace_s = 1.0
+        await trio.sleep(10)
+        begun = trio.current_time()
+        w.engine.interrupt([1])
+        await w.ended(1)
+        assert trio.current_time() - begun == pytest.approx(ABORTS * ABORT_S, abs=0.1)
+        assert len(w.server.paths("/abort_request")) == ABORTS and not w.server.running
+        assert w.finishes() == {1: "interrupted"} and "its connection is closed" in caplog.text
+
+
+async def test_a_request_that_was_not_heard_of_is_closed_rather_than_aborted(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        w.server.faults[1] = ("hang", 0)
+        await w.engine.load(0, WEIGHTS)
+        w.engine.submit([ask(1)])
+        await trio.sleep(1)
+        w.engine.interrupt([1])
+        await w.ended(1)
+        assert not w.server.paths("/abort_request") and not w.server.running and w.finishes() == {1: "interrupted"}
+
+
+async def test_what_the_server_ended_unasked_goes_on(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        await w.engine.load(0, WEIGHTS)
+        request = ask(1, prefix=4, budget=50)
+        w.engine.submit([request])
+        for _ in range(3):
+            await trio.sleep(0.1)
+            async with Client.open(URL, transport=w.server) as somebody:
+                await somebody.abort_all()
+        await w.ended(1)
+        assert w.finishes() == {1: "length"} and len(w.truth(request)) == 50
+        sent = w.server.paths("/generate")
+        assert len(sent) == 4
+        assert all(len(body["input_ids"]) + body["sampling_params"]["max_new_tokens"] == 55 for body in sent)
+
+
+async def test_a_request_that_gets_nowhere_is_given_back(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        await w.engine.load(0, WEIGHTS)
+        w.server.pace_s = 1.0
+        w.engine.submit([ask(1)])
+        async with Client.open(URL, transport=w.server) as somebody:
+            while not w.finishes():
+                await trio.sleep(0.1)
+                await somebody.abort_all()
+        assert w.finishes() == {1: "interrupted"} and len(w.server.paths("/generate")) == 3
+
+
+async def test_a_pinned_request_is_served_under_its_version_or_not_at_all(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        await w.engine.load(3, WEIGHTS, pin=True)
+        pinned = ask(1, budget=100, version=3)
+        w.engine.submit([pinned, ask(2, version=2), ask(4, budget=90, version=3), ask(5, budget=300, version=3)])
+        await w.ended(2, 4)
+        assert w.finishes() == {2: "interrupted", 4: "length"}
+        await w.engine.load(4, WEIGHTS)
+        await w.ended(5)
+        assert {version for version, _, _ in w.truth(pinned)} == {3} and {chunk.version for chunk in w.chunks(5)} == {3}
+        w.engine.submit([ask(6, version=3), ask(7, version=4, budget=300)])
+        await w.ended(6)
+        await trio.sleep(0.5)
+        w.engine.unpin(4)
+        await w.ended(7)
+        assert w.finishes()[6] == w.finishes()[7] == "interrupted" and len(w.chunks(7)) > 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "told"),
+    [
+        (("fewer", 9), "8 log-probabilities|log-probabilities where", 9),
+        (("garbage", 9), "no event of a stream|cannot be read", 9),
+        (("lie", 0), "version 77", 17),
+        (("break", 9), "the connection failed", 9),
+    ],
+)
+async def test_a_stream_that_cannot_be_told_is_given_back_with_what_was_certain(
+    fault: tuple[str, int], said: str, told: int, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world() as w:
+        w.server.faults[1] = fault
+        await w.engine.load(0, WEIGHTS)
+        bad, good = ask(1, prompt=1), ask(2, prompt=30)
+        w.engine.submit([bad, good])
+        await w.ended(1, 2)
+        assert w.finishes() == {1: "interrupted", 2: "length"}
+        assert len(w.truth(bad)) == told and len(w.truth(good)) == 20
+        assert not w.server.running and "rollout 1 is given back" in caplog.text
+        assert re.search(said, caplog.text)
+
+
+async def fails(w: World, kind: type[Exception], said: str) -> None:
+    """Run the engine until it fails like this."""
+    with pytest.RaisesGroup(pytest.RaisesExc(kind, match=said)):
+        await w.engine.run(w.emit)
+
+
+async def test_three_streams_that_fail_in_a_row_are_no_accident(autojump_clock: MockClock) -> None:
+    async with world(slots=1, running=False) as w, trio.open_nursery() as nursery:
+        w.server.faults = {1: ("garbage", 0), 3: ("fewer", 0), 5: ("lie", 0)}
+        nursery.start_soon(w.engine.load, 0, WEIGHTS)
+        w.engine.submit([ask(i, prompt=i) for i in (1, 3, 2, 1, 3, 5, 2)])
+        await fails(w, SglangError, f"{URL}.* version 77")
+        assert len(w.server.paths("/generate")) == 6
+
+
+async def test_a_server_that_died_ends_the_engine(autojump_clock: MockClock) -> None:
+    async with world(running=False) as w, trio.open_nursery() as nursery:
+
+        async def kill() -> None:
+            await w.engine.load(0, WEIGHTS)
+            w.engine.submit([ask(1, budget=300), ask(2, budget=300)])
+            await trio.sleep(1)
+            w.server.die()
+
+        nursery.start_soon(kill)
+        with pytest.RaisesGroup(pytest.RaisesExc(ServerGone, match="not there or died"), allow_unwrapped=False, flatten_subgroups=True):
+            await w.engine.run(w.emit)
+
+
+async def test_a_server_that_somebody_else_paused_is_no_endless_wait(autojump_clock: MockClock) -> None:
+    async with world(running=False) as w, trio.open_nursery() as nursery:
+
+        async def pause() -> None:
+            await w.engine.load(0, WEIGHTS)
+            w.engine.submit([ask(1, budget=300)])
+            await trio.sleep(1)
+            w.server.paused = True
+
+        nursery.start_soon(pause)
+        begun = trio.current_time()
+        await fails(w, ServerGone, "somebody else paused it")
+        assert trio.current_time() - begun < 2 * PATIENCE_S
+
+
+async def test_a_long_load_or_a_long_rest_is_not_taken_for_a_pause_by_somebody_else(autojump_clock: MockClock) -> None:
+    async with world(load_s=500.0) as w:
+        await w.engine.load(0, WEIGHTS)
+        w.engine.submit([ask(1, budget=100)])
+        await trio.sleep(0.5)
+        await w.engine.load(1, WEIGHTS)
+        await w.ended(1)
+        w.server.paused = True
+        await trio.sleep(500)
+        w.server.paused = False
+        assert w.finishes() == {1: "length"}
+        assert ("requests", pytest.approx(500, abs=2)) in w.idle or not w.idle[-1][1] > 500
+
+
+@pytest.mark.parametrize(
+    "request_", [ask(1, prompt=97), ask(1, prompt=-1), ask(1, budget=400), Request(1, 0, 0, np.zeros(0, np.int32), 0, 1, 1.0)]
+)
+async def test_what_the_server_could_not_take_never_reaches_it(request_: Request, autojump_clock: MockClock) -> None:
+    async with world() as w:
+        await w.engine.load(0, WEIGHTS)
+        with pytest.raises(ValueError, match="rollout 1"):
+            w.engine.submit([ask(0), request_])
+        await trio.sleep(5)
+        assert not w.server.asked
+
+
+async def test_a_load_without_weights_is_refused() -> None:
+    async with world() as w:
+        with pytest.raises(ValueError, match="needs them"):
+            await w.engine.load(0, None)
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[tuple[float, str, int]]:
+    """What happens to an engine, when: requests, interrupts, loads, and aborts by others."""
+    kinds = st.sampled_from(["submit", "submit", "submit", "interrupt", "load", "abort_all", "break"])
+    times = st.floats(0.0, 3.0).map(lambda at: round(at, 3))
+    return sorted(draw(st.lists(st.tuples(times, kinds, st.integers(0, 9)), max_size=25)))
+
+
+@given(lives(), st.sampled_from(["retract", "abort"]), st.integers(1, 4))
+@settings(max_examples=60)
+def test_whatever_happens_every_request_ends_once_and_every_token_is_the_truth(
+    events: list[tuple[float, str, int]], mode: str, slots: int
+) -> None:
+    async def live() -> None:
+        async with world(mode=mode, slots=slots, load_s=0.2) as w, Client.open(URL, transport=w.server) as somebody:
+            await w.engine.load(0, WEIGHTS)
+            requests: list[Request] = []
+            version, begun = 0, trio.current_time()
+            for at, kind, choice in events:
+                await trio.sleep_until(begun + at)
+                match kind:
+                    case "submit":
+                        requests.append(ask(len(requests), prompt=choice, prefix=choice % 3, budget=10 * choice + 1))
+                        w.engine.submit([requests[-1]])
+                    case "interrupt":
+                        w.engine.interrupt([choice])
+                    case "load":
+                        version += 1
+                        await w.engine.load(version, WEIGHTS)
+                    case "abort_all" if not w.server.paused:
+                        await somebody.abort_all()
+            with trio.fail_after(100):
+                await w.ended(*(request.rollout for request in requests))
+            for request in requests:
+                found = w.truth(request)
+                versions = [version for version, _, _ in found]
+                assert versions == sorted(versions)
+                finish = w.finishes()[request.rollout]
+                assert finish in ("length", "stop", "interrupted")
+                assert (len(found) == request.max_new_tokens) == (finish == "length") or finish == "interrupted"
+            assert w.server.most <= slots and not w.server.running
+
+    trio.run(live, clock=MockClock(autojump_threshold=0))
