@@ -1,0 +1,367 @@
+"""Staged weights into one server. Invariant: when `load` returns, the server decodes with exactly these weights, under their version;
+when it raises NotLoaded, it goes on with those it had; and when it raises HalfLoaded, it is not to decode any more.
+
+    prepare     names, shapes, dtypes and the server's own parameters compared; group joined or files written; canary's reference computed
+    pause       from here the server stands still
+    transfer    session begun → update calls, each beside its broadcast; the version with the last one → session ended
+    verify      the server's checksums
+    resume      from here it decodes with weights that are not trusted yet: who calls holds back what it says
+    canary      the server's log-probabilities of a fixed text against those of the weights
+
+The first update call is where NotLoaded becomes HalfLoaded. A server that fails from there to its checksums stays paused, so that nobody
+decodes with half of each.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from asyncrl.engines.sglang import canary
+from asyncrl.engines.sglang.checksums import Checks, Expected
+from asyncrl.engines.sglang.client import Client, Mode, Refused, SglangError
+from asyncrl.engines.sglang.wire import ModelInfo, ServerInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_MEND_S = 10.0
+"""A failed load waits no longer for the server to answer that it goes on."""
+
+
+class NotLoaded(SglangError):
+    """The weights did not reach the server, which goes on with those it had."""
+
+
+class HalfLoaded(SglangError):
+    """The server holds weights that are not known to be those it was sent: it must be replaced, or given all of them again."""
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A load in seconds: `pause_s` the server stood still, of which `transfer_s` for the transfer and `verify_s` for checksums; `canary_s`
+    after that. `difference` is the canary's, in nats; `exact` tensors of the server were compared byte by byte (0: none could be)."""
+
+    pause_s: float
+    transfer_s: float
+    verify_s: float
+    canary_s: float
+    difference: float
+    exact: int
+
+
+class Way(Protocol):
+    """How weights get into a server. Between `prepare` and `forget` lies one transfer at most."""
+
+    async def prepare(self, client: Client, version: int, weights: Mapping[str, Tensor]) -> None:
+        """What can be done while the server decodes. Changes nothing of its weights."""
+        ...
+
+    async def begin(self, client: Client) -> None:
+        """The last step that changes no weights, in a paused server."""
+        ...
+
+    async def transfer(self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool) -> None:
+        """All of the weights; the server gives itself the version with the last of them, and forgets its prefix cache where `flush`."""
+        ...
+
+    async def forget(self, client: Client, *, failed: bool) -> None:
+        """Clear up, after success and failure alike."""
+        ...
+
+
+# -------------------------------------------------------------------------------------------------------------- by broadcast
+
+
+class Bucket(Protocol):
+    """What one update call takes."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+    @property
+    def dtypes(self) -> Sequence[str]: ...
+    @property
+    def shapes(self) -> Sequence[Sequence[int]]: ...
+
+
+class Transfer(Protocol):
+    """Weights cut into buckets; `send` broadcasts the next one within `deadline_s` seconds."""
+
+    @property
+    def buckets(self) -> Sequence[Bucket]: ...
+    async def send(self, deadline_s: float) -> None: ...
+
+
+class Group(Protocol):
+    """Rank 0 of a group with the server's ranks: `weightsync.server_group.ServerGroup`."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def joined(self) -> bool: ...
+    async def join(self, deadline_s: float) -> None: ...
+    def transfer(self, weights: Mapping[str, Tensor]) -> Transfer: ...
+    def leave(self) -> None: ...
+
+
+class ByBroadcast:
+    """In a group that is joined once and renewed after a failure. `deadline_s` bounds the meeting, and each bucket.
+
+    A server that cannot reach the group's host stands still in the meeting for as long as torch.distributed waits: half an hour.
+    """
+
+    def __init__(self, group: Group, deadline_s: float) -> None:
+        self._group = group
+        self._deadline_s = deadline_s
+
+    async def prepare(self, client: Client, version: int, weights: Mapping[str, Tensor]) -> None:
+        group = self._group
+        if not group.joined:
+            invite = partial(client.init_group, group.host, group.port, group.world, group.name, group.backend)
+            await _together(invite, partial(group.join, self._deadline_s))
+
+    async def begin(self, client: Client) -> None:
+        try:
+            await client.begin_update()
+        except Refused:  # an actor that was killed may have left its session open; the second refusal is the answer
+            await client.end_update()
+            await client.begin_update()
+
+    async def transfer(self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool) -> None:
+        sending = self._group.transfer(weights)
+        for i, bucket in enumerate(sending.buckets, 1):
+            last = i == len(sending.buckets)
+            ask = partial(
+                client.update,
+                bucket.names,
+                bucket.dtypes,
+                bucket.shapes,
+                group=self._group.name,
+                version=version if last else None,
+                flush=flush and last,
+            )
+            await _together(ask, partial(sending.send, self._deadline_s))
+        await client.end_update()
+
+    async def forget(self, client: Client, *, failed: bool) -> None:
+        if failed:
+            name = self._group.name
+            self._group.leave()  # before the server is asked to: a rank that still waits for a broadcast answers when we are gone
+            await client.destroy_group(name)
+
+
+async def _together(ask: Callable[[], Awaitable[None]], do: Callable[[], Awaitable[None]]) -> None:
+    """A request and our part of it at the same time; the first of the two to fail ends the other, and is raised."""
+    failures: list[Exception] = []
+
+    async def run(one: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await one()
+        except Exception as error:  # noqa: BLE001 raised below, alone
+            failures.append(error)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run, ask)
+        nursery.start_soon(run, do)
+    if failures:
+        raise failures[0]
+
+
+# -------------------------------------------------------------------------------------------------------------------- by disk
+
+
+class ByDisk:
+    """By safetensors under `directory`, which the server sees under the same path; removed again when they are read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._written: Path | None = None
+
+    async def prepare(self, client: Client, version: int, weights: Mapping[str, Tensor]) -> None:
+        self._written = self._directory / f"version-{version}-{uuid.uuid4().hex}"
+        await trio.to_thread.run_sync(_write, self._written, weights)
+
+    async def begin(self, client: Client) -> None:
+        """A server takes files without a session."""
+
+    async def transfer(self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool) -> None:
+        await client.update_from_disk(str(self._written), version, flush=flush)
+
+    async def forget(self, client: Client, *, failed: bool) -> None:
+        if self._written is not None:
+            await trio.to_thread.run_sync(partial(shutil.rmtree, self._written, ignore_errors=True))
+
+
+def _write(directory: Path, weights: Mapping[str, Tensor]) -> None:
+    """All of it or nothing is at `directory`."""
+    from safetensors.torch import save_file
+
+    partial_ = directory.with_name(directory.name + ".partial")
+    partial_.mkdir(parents=True)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial_ / "model.safetensors", {"format": "pt"})
+        partial_.rename(directory)
+    except BaseException:
+        shutil.rmtree(partial_, ignore_errors=True)
+        raise
+
+
+# ------------------------------------------------------------------------------------------------------------------ publisher
+
+
+def refuse_other_model(model: ModelInfo, server: ServerInfo, *, architecture: str, dtype: str) -> None:
+    """Raise ValueError where the server says that it serves no model of `architecture` (a class's name) or computes not in `dtype`."""
+    if not model.is_generation:
+        raise ValueError(f"its model {model.model_path} does not generate text")
+    if model.architectures is not None and architecture not in model.architectures:
+        raise ValueError(f"it serves {', '.join(model.architectures)} ({model.model_path}), and the run's model is {architecture}")
+    if server.dtype not in ("", "auto", "half", dtype):
+        raise ValueError(f"it computes in {server.dtype}, and model.dtype is {dtype}: start it with --dtype {dtype}")
+
+
+class Publisher:
+    """Gives versions to one server, one at a time.
+
+    `model` is this process's own transformers model of what the server serves: its parameters' names, shapes and dtypes are what may be
+    sent, and it computes the canary's reference; its weights are not read. `text` is `canary.text`, `tolerance` in nats. `deadline_s`
+    bounds each of: what comes before the pause, the pause, the canary.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        way: Way,
+        model: nn.Module,
+        text: NDArray[np.int32],
+        *,
+        mode: Mode,
+        tolerance: float,
+        deadline_s: float,
+    ) -> None:
+        self._client, self._way, self._model = client, way, model
+        self._text, self._tolerance = text, tolerance
+        self._mode, self._deadline_s = mode, deadline_s
+        self._checks: Checks | None = None
+        self._begun = False
+
+    async def load(self, version: int, weights: Mapping[str, Tensor]) -> Loaded:
+        """Load `weights` (by parameter name, tied ones once; unchanged until this returns) as `version`, verified.
+
+        Raises NotLoaded and HalfLoaded, in one sentence. Cancelled before the first update call, it leaves the server as it was, and
+        later as after HalfLoaded.
+        """
+        url, client = self._client.url, self._client
+        self._begun = False
+        try:
+            async with self._way_cleared():
+                with trio.fail_after(self._deadline_s):
+                    expected, reference = await self._prepare(version, weights)
+                async with self._paused():
+                    start = trio.current_time()
+                    with trio.fail_after(self._deadline_s):
+                        await self._way.begin(client)
+                        self._begun = True
+                        await self._way.transfer(client, version, weights, flush=self._mode != "in_place")
+                        sent = trio.current_time()
+                        exact = await self._verify(expected, weights)
+                    verified = trio.current_time()
+                resumed = trio.current_time()
+                with trio.fail_after(self._deadline_s):
+                    scores = await client.score(self._text, extra_key=uuid.uuid4().hex)
+                difference = canary.compare(version, reference, scores, self._tolerance)
+        except Exception as error:
+            reason = str(error) or (f"not done within {self._deadline_s:g} s" if isinstance(error, trio.TooSlowError) else repr(error))
+            if self._begun:
+                raise HalfLoaded(f"{url} holds weights of which it is not known that they are version {version}: {reason}") from error
+            raise NotLoaded(f"{url} was not given version {version}, and goes on with what it had: {reason}") from error
+        return Loaded(
+            pause_s=resumed - start,
+            transfer_s=sent - start,
+            verify_s=verified - sent,
+            canary_s=trio.current_time() - resumed,
+            difference=difference,
+            exact=exact,
+        )
+
+    async def _prepare(self, version: int, weights: Mapping[str, Tensor]) -> tuple[Expected | None, list[float]]:
+        refuse_misfit(dict(self._model.named_parameters()), weights)
+        if self._checks is None:
+            self._checks = await self._acquainted(weights)
+        await self._way.prepare(self._client, version, weights)
+        expected = None if self._checks is None else await trio.to_thread.run_sync(self._checks.expect, weights)
+        return expected, await trio.to_thread.run_sync(canary.reference, self._model, weights, self._text)
+
+    async def _acquainted(self, weights: Mapping[str, Tensor]) -> Checks | None:
+        """What the server's model is made of; None where it has no checksums to tell."""
+        architecture, dtype = type(self._model).__name__, str(next(iter(weights.values())).dtype).removeprefix("torch.")
+        model, server = await self._client.model_info(), await self._client.server_info()
+        refuse_other_model(model, server, architecture=architecture, dtype=dtype)
+        try:
+            found = await self._client.checksums()
+        except Refused:
+            return None
+        return Checks(weights, [rank.checksums for rank in found])
+
+    async def _verify(self, expected: Expected | None, weights: Mapping[str, Tensor]) -> int:
+        if self._checks is None or expected is None:
+            return 0
+        found = [rank.checksums for rank in await self._client.checksums()]
+        await trio.to_thread.run_sync(self._checks.verify, expected, weights, found)
+        return self._checks.exact
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        """Paused in the block. Resumed after it, unless it failed when weights had begun to change."""
+        try:
+            await self._client.pause(self._mode)
+            yield
+        except BaseException:
+            if not self._begun:
+                with trio.CancelScope(deadline=trio.current_time() + _MEND_S, shield=True), suppress(SglangError):
+                    await self._client.resume()
+            raise
+        await self._client.resume()
+
+    @asynccontextmanager
+    async def _way_cleared(self) -> AsyncIterator[None]:
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            # Where it failed the server may be gone, or hold no such group: the failure itself is what is told.
+            with trio.CancelScope(deadline=trio.current_time() + _MEND_S, shield=True), suppress(SglangError):
+                await self._way.forget(self._client, failed=failed)
+
+
+def refuse_misfit(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+    """Raise ValueError where `weights` are not exactly tensors for `parameters`: a server takes an unknown name without a word, and of a
+    wrong shape it notices when others have changed."""
+    if unknown := weights.keys() - parameters.keys():
+        raise ValueError(f"the model has no parameter {min(unknown)}")
+    if missing := parameters.keys() - weights.keys():
+        raise ValueError(f"parameter {min(missing)} is missing")
+    for name, parameter in parameters.items():
+        tensor = weights[name]
+        if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
+            raise ValueError(
+                f"parameter {name} is {tensor.dtype} {list(tensor.shape)}, and the model's is {parameter.dtype} {list(parameter.shape)}"
+            )

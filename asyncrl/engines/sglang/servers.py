@@ -1,0 +1,153 @@
+"""A server as a child process. Invariant: it ends with the block that started it and with this process, whichever ends first, and all of
+its session with it; while the block lasts, its death is noticed at once.
+
+A container is the exception: its client ends so, and is asked to first (SIGTERM, which stops the container); but the container of a
+client that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import trio
+
+from asyncrl.engines.sglang.client import Client, ServerGone
+from asyncrl.process import Process, spawn
+
+HOST = "127.0.0.1"
+_TERM_S = 5.0
+"""What a server gets to end by itself; a container's client needs it, a server of ours holds nothing."""
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """How a server is started. `python` is the command of a Python that has SGLang: a path, or `docker run … python3`."""
+
+    python: tuple[str, ...]
+    model: str
+    dtype: str
+    device: str
+    slots: int
+    context_tokens: int
+    tensor_parallel: int = 1
+    seed: int = 0
+    arguments: tuple[str, ...] = ()
+
+
+def command(launch: Launch, port: int) -> list[str]:
+    """The command line of a server at `port` of this machine alone. `launch.arguments` come last, and so win."""
+    options = {
+        "model-path": launch.model,
+        "host": HOST,
+        "port": port,
+        "device": launch.device,
+        "dtype": launch.dtype,
+        "tp-size": launch.tensor_parallel,
+        "max-running-requests": launch.slots,
+        "context-length": launch.context_tokens,
+        "random-seed": launch.seed,
+    }
+    if launch.device == "cpu":
+        # Memory is not a device's here: the share is of the whole machine, and the room for tokens is what counts.
+        options |= {
+            "attention-backend": "torch_native",
+            "mem-fraction-static": 0.02,
+            "max-total-tokens": max(launch.slots * launch.context_tokens, _LEAST_TOKENS),
+        }
+    switches = ["--skip-tokenizer-init", "--sleep-on-idle", "--enable-metrics"]
+    pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [*launch.python, "-m", "sglang.launch_server", *pairs, *switches, *launch.arguments]
+
+
+_LEAST_TOKENS = 65_536
+
+
+def environment(launch: Launch) -> dict[str, str]:
+    """What a server's environment has beyond ours. Nothing is fetched from anywhere; on a CPU the plug-in of `make sglang-cpu` is used."""
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    # More threads than one make a small model's decoding eight times slower.
+    return offline | ({"SGLANG_PLATFORM": "cpu_native", "OMP_NUM_THREADS": "1"} if launch.device == "cpu" else {})
+
+
+class Server:
+    """A server that is up; `url` is its address."""
+
+    def __init__(self, url: str, process: Process) -> None:
+        self.url = url
+        self.process = process
+
+    async def watch(self) -> None:
+        """Wait for its death, which is ServerGone, with the end of its log. Of its leader's: SGLang ends that when any other part dies."""
+        code = await self.process.wait()
+        raise ServerGone(f"the server at {self.url} {_ended(code)}; the end of its log {self.process.log}:\n{self.process.tail()}")
+
+
+@asynccontextmanager
+async def managed(
+    launch: Launch,
+    *,
+    log: Path,
+    name: str = "server",
+    cores: Collection[int] | None = None,
+    ready_s: float = 600.0,
+    extra_environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Server]:
+    """A server for the length of the block, started and ready within `ready_s` seconds, on `cores` alone where given.
+
+    Its output goes to `log`. Use it in the main thread. Raises ServerGone where it dies before it is ready, or is not in time; then nothing
+    of it is left either. In the block, run `watch` beside everything else.
+    """
+    port = _free_port()
+    argv = [sys.executable, "-m", "asyncrl.engines.sglang.child", *command(launch, port)]
+    process = spawn(name, argv, log=log, cores=cores, env=environment(launch) | dict(extra_environment or {}))
+    server = Server(f"http://{HOST}:{port}", process)
+    try:
+        await _until_ready(server, ready_s)
+        yield server
+    finally:
+        await _end(process)
+
+
+async def _until_ready(server: Server, ready_s: float) -> None:
+    """Whichever comes first: ready, dead, or out of time."""
+    failures: list[ServerGone] = []
+
+    async def watch() -> None:
+        try:
+            await server.watch()
+        except ServerGone as error:
+            failures.append(error)
+            nursery.cancel_scope.cancel()
+
+    async with Client.open(server.url) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        try:
+            await client.wait_ready(ready_s)
+        except ServerGone as error:
+            failures.append(ServerGone(f"{error}: {server.process.log}\n{server.process.tail()}"))
+        nursery.cancel_scope.cancel()
+    if failures:
+        raise failures[0]
+
+
+async def _end(process: Process) -> None:
+    with trio.CancelScope(shield=True):
+        process.signal(signal.SIGTERM)
+        with trio.move_on_after(_TERM_S):
+            await process.wait()
+        await process.kill_group()
+
+
+def _ended(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def _free_port() -> int:
+    """A port that nobody listens on now. Somebody may take it before the server does, which then dies and says so."""
+    with socket.create_server((HOST, 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -1,0 +1,123 @@
+"""What is concluded from a server's checksums, over made-up servers that lay weights out as SGLang does, or in ways we do not know."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncrl.engines.sglang.checksums import Checks, UnknownName, WrongWeights, sources
+
+LAYER = "model.layers.0"
+Weights = dict[str, Tensor]
+Hash = Callable[[Tensor], str]
+
+
+def model(seed: int) -> Weights:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return {
+        "model.embed_tokens.weight": normal(100, 8),
+        f"{LAYER}.self_attn.q_proj.weight": normal(8, 8),
+        f"{LAYER}.self_attn.k_proj.weight": normal(4, 8),
+        f"{LAYER}.self_attn.v_proj.weight": normal(4, 8),
+        f"{LAYER}.self_attn.o_proj.weight": normal(8, 8),
+        f"{LAYER}.mlp.gate_proj.weight": normal(16, 8),
+        f"{LAYER}.mlp.up_proj.weight": normal(16, 8),
+        f"{LAYER}.mlp.down_proj.weight": normal(8, 16),
+        "model.norm.weight": normal(8),
+    }
+
+
+def sha(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+def foreign(tensor: Tensor) -> str:
+    """A hash of bytes that nobody here knows."""
+    return hashlib.blake2b(tensor.contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def held(weights: Weights, rank: int, ranks: int) -> Weights:
+    """What a rank of SGLang holds of a Qwen3, written down independently of the code under test."""
+
+    def rows(name: str) -> Tensor:
+        return weights[name].chunk(ranks)[rank]
+
+    vocabulary = torch.cat([weights["model.embed_tokens.weight"], torch.zeros(28, 8)])
+    return {
+        "model.embed_tokens.weight": vocabulary.chunk(ranks)[rank],
+        f"{LAYER}.self_attn.qkv_proj.weight": torch.cat([rows(f"{LAYER}.self_attn.{part}_proj.weight") for part in "qkv"]),
+        f"{LAYER}.self_attn.o_proj.weight": weights[f"{LAYER}.self_attn.o_proj.weight"].chunk(ranks, 1)[rank],
+        f"{LAYER}.mlp.gate_up_proj.weight": torch.cat([rows(f"{LAYER}.mlp.{part}_proj.weight") for part in ("gate", "up")]),
+        f"{LAYER}.mlp.down_proj.weight": weights[f"{LAYER}.mlp.down_proj.weight"].chunk(ranks, 1)[rank],
+        "model.norm.weight": weights["model.norm.weight"],
+    }
+
+
+def reports(server: Sequence[Weights], hashed: Hash = sha) -> list[dict[str, str]]:
+    return [{name: hashed(tensor) for name, tensor in rank.items()} for rank in server]
+
+
+def served(weights: Weights, ranks: int) -> list[Weights]:
+    return [{name: tensor.clone() for name, tensor in held(weights, rank, ranks).items()} for rank in range(ranks)]
+
+
+def publish(checks: Checks, weights: Weights, server: Sequence[Weights], hashed: Hash = sha) -> None:
+    checks.verify(checks.expect(weights), weights, reports(server, hashed))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_tensor_is_compared_byte_by_byte_once_its_layout_is_found(ranks: int) -> None:
+    checks = Checks(model(0), reports(served(model(9), ranks)))
+    publish(checks, model(0), served(model(0), ranks))
+    assert checks.exact == 6
+    publish(checks, model(1), served(model(1), ranks))
+    for rank in range(ranks):
+        for name in held(model(0), 0, ranks):
+            server = served(model(2), ranks)
+            server[rank][name].view(-1).view(torch.uint8)[0] ^= 1
+            with pytest.raises(WrongWeights, match=f"{name} holds other bytes than were sent"):
+                publish(checks, model(2), server)
+    publish(checks, model(2), served(model(2), ranks))
+
+
+def test_a_rank_that_missed_the_first_publication() -> None:
+    checks = Checks(model(0), reports(served(model(9), 2)))
+    with pytest.raises(WrongWeights, match="is right on rank 0 and not on rank 1, and so on: 6 tensors are wrong"):
+        publish(checks, model(0), [served(model(0), 2)[0], served(model(9), 2)[1]])
+
+
+def test_of_an_unknown_hash_it_is_known_what_must_change_and_what_must_not() -> None:
+    checks = Checks(model(0), reports(served(model(9), 1), foreign))
+    publish(checks, model(0), served(model(0), 1), foreign)
+    assert checks.exact == 0
+    publish(checks, model(0), served(model(0), 1), foreign)  # sent again
+    with pytest.raises(WrongWeights, match="was sent anew and did not change"):
+        publish(checks, model(1), served(model(0), 1), foreign)
+    publish(checks, model(0), served(model(0), 1), foreign)
+    with pytest.raises(WrongWeights, match="changed and was sent as it was"):
+        publish(checks, model(0), served(model(1), 1), foreign)
+
+
+def test_checksums_of_fewer_ranks_or_tensors_than_there_were() -> None:
+    checks = Checks(model(0), reports(served(model(9), 2)))
+    expected = checks.expect(model(0))
+    for found in (reports(served(model(0), 2))[:1], [{}, {}]):
+        with pytest.raises(WrongWeights, match=r"2 ranks had 6"):
+            checks.verify(expected, model(0), found)
+
+
+def test_a_name_that_the_server_has_no_place_for() -> None:
+    theirs = held(model(0), 0, 1).keys()
+    parts = tuple(f"{LAYER}.self_attn.{part}_proj.weight" for part in "qkv")
+    assert sources(model(0), theirs)[f"{LAYER}.self_attn.qkv_proj.weight"] == parts
+    for name in ("model.layers.1.mlp.up_proj.weight", f"{LAYER}.mlp.experts.0.gate_proj.weight", "lm_head.weight", "loose"):
+        with pytest.raises(UnknownName, match=f"no parameter for {name}"):
+            sources([*model(0), name], theirs)
