@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint fuzz soak clean
+.PHONY: run test lint fuzz soak sglang-cpu clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -29,6 +29,22 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary atheris atheris==3.0.0 || echo "no atheris for this machine: its fuzzers are skipped"
 	touch $@
 
+# The real SGLang server on a CPU, in an environment of its own (its pins differ): 0.6 GB to download, 2.4 GB on disk, a minute or two, once.
+# docs/sglang.md is about its use; without it the tests that need a server skip, and say so.
+SGLANG := .venv-sglang
+SGLANG_SOURCES := docker/sglang-cpu/requirements.txt docker/sglang-cpu/unresolved.txt docker/sglang-cpu/pyproject.toml \
+	$(wildcard docker/sglang-cpu/cpu_native/*.py)
+
+sglang-cpu: $(SGLANG)/.ready
+
+$(SGLANG)/.ready: $(SGLANG_SOURCES)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the pins of SGLang on a CPU are for Python 3.11: make sglang-cpu PYTHON=python3.11")'
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check -r docker/sglang-cpu/requirements.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r docker/sglang-cpu/unresolved.txt
+	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation docker/sglang-cpu
+	touch $@
+
 # Each fuzzer for so many seconds; what one finds is kept, and said.
 FUZZ_S ?= 20
 fuzz: $(READY)
@@ -40,4 +56,4 @@ soak: $(READY)
 	$(BIN)/asyncrl simulate --seeds 0:10000 --jobs $$(nproc)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-sglang .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,382 @@
+"""What can be known of docker/ without a Docker engine, a cluster or a GPU: each file is read by the tool that it is for, and says what the
+product and the other files say. docs/gpu.md lists what cannot be known here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import promql_parser
+import pytest
+import yaml
+from prometheus_client import Metric
+
+from asyncrl.config import Config, load
+from asyncrl.experience.ledger import Account
+from asyncrl.messages import NoVerdict, Report, Wait
+from asyncrl.metrics import Metrics, Observation
+
+ROOT = Path(__file__).parents[1]
+DOCKER = ROOT / "docker"
+SGLANG = ROOT / ".venv-sglang"
+PINNED = re.compile(r".+@sha256:[0-9a-f]{64}")
+IMAGE = f"example.org/sglang@sha256:{'5' * 64}"
+KUBERNETES = "1.34"
+SERVERS_SAY = {
+    "sglang:cache_hit_rate",
+    "sglang:gen_throughput",
+    "sglang:generation_tokens_total",
+    "sglang:num_aborted_requests_total",
+    "sglang:num_paused_reqs",
+    "sglang:num_queue_reqs",
+    "sglang:num_running_reqs",
+    "sglang:token_usage",
+    "sglang:weight_load_duration_seconds",
+}
+"""What a dashboard may ask of SGLang."""
+
+Document = dict[str, Any]
+
+
+def tool(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A tool of the development environment, as it came in its wheel."""
+    command = [str(Path(sys.executable).parent / name), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def composed() -> Document:
+    """docker/compose.yaml as Compose understands it."""
+    done = tool("docker-compose", "-f", "docker/compose.yaml", "config", SGLANG_IMAGE=IMAGE, MODEL="/models/m")
+    assert done.returncode == 0, done.stderr
+    return dict(yaml.safe_load(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, Document]:
+    """What `kubectl apply -k docker` sends, by kind and name; what was generated, without the hash in its name."""
+    done = tool("kubectl", "kustomize", "docker")
+    assert done.returncode == 0, done.stderr
+    found = [dict(each) for each in yaml.safe_load_all(done.stdout)]
+    named = {re.sub(r"-[0-9a-z]{10}$", "", f"{each['kind']}/{each['metadata']['name']}"): each for each in found}
+    assert len(named) == len(found)
+    return named
+
+
+@pytest.fixture(scope="module")
+def run() -> Config:
+    return load(DOCKER / "run.toml", (), {})
+
+
+# ------------------------------------------------------------------------------------------------------------- the image
+
+
+def copied() -> Iterator[str]:
+    """The paths of the checkout that the Dockerfile copies."""
+    for line in (DOCKER / "Dockerfile").read_text().splitlines():
+        if line.startswith("COPY ") and "--from=" not in line:
+            yield from [word for word in line.split()[1:-1] if not word.startswith("--")]
+
+
+def test_the_dockerfile_is_as_hadolint_would_have_it() -> None:
+    done = tool("hadolint", "docker/Dockerfile")
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_the_image_copies_is_there_and_gets_into_a_build() -> None:
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert set(copied()) == let_in
+    assert all((ROOT / path).exists() for path in let_in)
+
+
+def test_the_image_has_the_packages_and_the_data_of_the_project() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    packages = re.findall(r'"(\w+)\*"', project.partition("[tool.setuptools.packages.find]")[2])
+    assert {*packages, "README.md", "LICENSE", "pyproject.toml", "requirements.lock"} <= set(copied())
+
+
+def test_the_image_belongs_to_nobody_special() -> None:
+    assert re.findall(r"^USER (.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE) == ["10001:10001"]
+
+
+@pytest.mark.parametrize(
+    ("begun", "expected"),
+    [(False, "train --set run.dir=R run.toml --set a.b=c d"), (True, "train --resume R run.toml --set a.b=c d")],
+)
+def test_a_container_started_again_goes_on(tmp_path: Path, begun: bool, expected: str) -> None:
+    said = tmp_path / "asyncrl"
+    said.write_text('#!/bin/sh\necho "$#: $*"\n')
+    said.chmod(0o755)
+    directory = tmp_path / "R"
+    directory.mkdir()
+    if begun:
+        (directory / "run.toml").touch()
+    command = [str(DOCKER / "start-or-resume"), "R", "run.toml", "--set", "a.b=c d"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stdout == f"6: {expected}\n"
+
+
+def test_every_image_is_named_by_its_digest(composed: Document, objects: dict[str, Document]) -> None:
+    bases = re.findall(r"^FROM (\S+)", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    services = [each["image"] for name, each in composed["services"].items() if name != "trainer"]
+    pods = [container(objects, name)["image"] for name in ("Deployment/prometheus", "Deployment/grafana")]
+    assert len(bases) == 2 and all(map(PINNED.fullmatch, [*bases, *services, *pods]))
+    assert set(pods) == {composed["services"][name]["image"] for name in ("prometheus", "grafana")}
+
+
+# ------------------------------------------------------------------------------------------------------------- compose
+
+
+@pytest.mark.parametrize("variable", ["SGLANG_IMAGE", "MODEL"])
+def test_compose_says_what_it_was_not_told(variable: str) -> None:
+    told = {"SGLANG_IMAGE": IMAGE, "MODEL": "/models/m"} | {variable: ""}
+    done = tool("docker-compose", "-f", "docker/compose.yaml", "config", "--quiet", **told)
+    assert done.returncode and f"required variable {variable} is missing a value: Name the" in done.stderr
+
+
+def names(composed: Document, network: str) -> set[str]:
+    """The names that something can be reached by on a network of the composition."""
+    found = set()
+    for name, service in composed["services"].items():
+        if network in service["networks"]:
+            found |= {name, *((service["networks"][network] or {}).get("aliases", ()))}
+    return found
+
+
+def test_one_gpu_is_one_process_s(composed: Document) -> None:
+    reserved = [
+        tuple(device["device_ids"])
+        for service in composed["services"].values()
+        for device in service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", ())
+    ]
+    assert sorted(reserved) == [("0",), ("1",), ("2",)]
+
+
+def test_only_what_is_looked_at_is_published_and_only_here(composed: Document) -> None:
+    services = composed["services"]
+    published = {name: [port["host_ip"] for port in service["ports"]] for name, service in services.items() if "ports" in service}
+    assert published == {"prometheus": ["127.0.0.1"], "grafana": ["127.0.0.1"]}
+    assert composed["networks"]["engines"]["internal"] is True
+    assert all(list(service["networks"]) == ["engines"] for name, service in services.items() if name not in published)
+
+
+def test_every_file_that_is_mounted_is_there(composed: Document) -> None:
+    assert composed["configs"] and all(Path(config["file"]).is_file() for config in composed["configs"].values())
+
+
+# ------------------------------------------------------------------------------------------------------------ Kubernetes
+
+
+def container(objects: dict[str, Document], name: str) -> Document:
+    """The one container of a workload."""
+    (found,) = objects[name]["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def test_kubernetes_knows_every_field(objects: dict[str, Document]) -> None:
+    for each in objects.values():
+        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+def test_what_pods_refer_to_is_there(objects: dict[str, Document]) -> None:
+    secret = {"sglang"}  # made by hand, as docs/gpu.md says
+    for name in ("StatefulSet/sglang", "Job/trainer", "Deployment/prometheus", "Deployment/grafana"):
+        volumes = {volume["name"]: volume for volume in objects[name]["spec"]["template"]["spec"]["volumes"]}
+        assert {mount["name"] for mount in container(objects, name)["volumeMounts"]} == set(volumes)
+        for volume in volumes.values():
+            if claim := volume.get("persistentVolumeClaim"):
+                assert f"PersistentVolumeClaim/{claim['claimName']}" in objects
+            if config := volume.get("configMap"):
+                assert config["name"] in {each["metadata"]["name"] for each in objects.values() if each["kind"] == "ConfigMap"}
+            assert volume.get("secret", {}).get("secretName", "sglang") in secret
+    for mount in container(objects, "Deployment/grafana")["volumeMounts"]:
+        if "subPath" in mount:
+            assert mount["subPath"] in objects["ConfigMap/grafana"]["data"]
+
+
+def test_every_service_finds_its_pods_and_their_ports(objects: dict[str, Document]) -> None:
+    workloads = [objects[name]["spec"]["template"] for name in objects if name.startswith(("StatefulSet", "Deployment", "Job"))]
+    for service in (each for each in objects.values() if each["kind"] == "Service"):
+        (pod,) = (each for each in workloads if service["spec"]["selector"].items() <= each["metadata"]["labels"].items())
+        for port in service["spec"]["ports"]:
+            assert {"name": port["name"], "containerPort": port["port"]} in pod["spec"]["containers"][0]["ports"]
+
+
+def test_a_paused_server_is_neither_lost_nor_ended(objects: dict[str, Document], composed: Document) -> None:
+    server = container(objects, "StatefulSet/sglang")
+    assert objects["Service/sglang"]["spec"]["publishNotReadyAddresses"] is True
+    assert server["readinessProbe"]["httpGet"]["path"] == server["startupProbe"]["httpGet"]["path"] == "/ready"
+    assert "tcpSocket" in server["livenessProbe"]
+    assert "/ready" in composed["services"]["sglang-0"]["healthcheck"]["test"][-1]
+
+
+# ----------------------------------------------------------------------------------------------- one run, three descriptions
+
+
+def options(words: list[str]) -> dict[str, str]:
+    """`--name=value` and `--name` by name."""
+    return {name: value for name, _, value in (word.removeprefix("--").partition("=") for word in words)}
+
+
+def test_servers_are_those_that_the_run_expects(run: Config, composed: Document, objects: dict[str, Document]) -> None:
+    by_compose, other = (options(composed["services"][f"sglang-{n}"]["command"]) for n in range(2))
+    by_kubernetes = options(container(objects, "StatefulSet/sglang")["args"])
+    assert by_compose == other == {name: value for name, value in by_kubernetes.items() if name != "api-key"}
+    assert by_compose["model-path"] == run.model.path
+    assert by_compose["dtype"] == run.model.dtype
+    assert int(by_compose["context-length"]) == run.engine.context_tokens
+    assert int(by_compose["max-running-requests"]) == run.engine.slots
+    assert {"skip-tokenizer-init", "enable-metrics"} <= set(by_compose)
+
+
+def test_the_run_finds_its_servers_and_they_find_it(run: Config, composed: Document, objects: dict[str, Document]) -> None:
+    servers = objects["StatefulSet/sglang"]
+    pods = [f"http://sglang-{n}.{servers['spec']['serviceName']}:30000" for n in range(servers["spec"]["replicas"])]
+    assert list(run.engine.sglang.urls) == pods
+    assert {url.removeprefix("http://").removesuffix(":30000") for url in pods} < names(composed, "engines")
+    assert run.engine.sglang.host == "trainer" and "trainer" in composed["services"]
+    trainer = container(objects, "Job/trainer")
+    sets = [word for word in trainer["args"] if "=" in word]
+    assert sets == ["engine.sglang.host=$(POD_IP)", "engine.sglang.api_key_file=/etc/sglang/key"]
+    load(DOCKER / "run.toml", sets, {})
+    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in trainer["env"]
+
+
+def test_prometheus_scrapes_what_answers(run: Config, composed: Document, objects: dict[str, Document]) -> None:
+    scraped = yaml.safe_load((DOCKER / "prometheus.yaml").read_text())["scrape_configs"]
+    targets = {each["job_name"]: sorted(chain.from_iterable(group["targets"] for group in each["static_configs"])) for each in scraped}
+    servers = sorted(url.removeprefix("http://") for url in run.engine.sglang.urls)
+    assert targets == {"asyncrl": [f"trainer:{run.run.metrics_port}"], "sglang": servers}
+    assert run.run.metrics_host == "0.0.0.0"
+    assert {target.partition(":")[0] for target in chain.from_iterable(targets.values())} <= names(composed, "engines")
+    assert "prometheus" in names(composed, "engines") & names(composed, "watch")
+    assert objects["ConfigMap/prometheus"]["data"]["prometheus.yml"] == (DOCKER / "prometheus.yaml").read_text()
+
+
+# ------------------------------------------------------------------------------------------------------------- the dashboard
+
+
+def exported() -> Iterator[Metric]:
+    """Every instrument of a run in which everything happened that has labels."""
+    metrics = Metrics()
+    metrics.describe(task="t")
+    account = Account(3, 1, 1, {"stale": 1})
+    metrics.observed(Observation(account, account, {"leased": 1}, {"open": 1}, 1, 8, 2, {0: 1}, {"length": 0.0}))
+    metrics.stepped(1.0, {"reward": 1.0})
+    metrics.alarmed(["k3"])
+    metrics.published(1.0, {0: 0.5})
+    metrics.judged(NoVerdict("timed out"), 1.0)
+    metrics.reported("rollout", 0, Report(1.0, {"leases": 0.5}, {"tokens": 1}, [Wait("leases", "rollout-0", 0.1, 5.0)]))
+    metrics.refused("key")
+    metrics.garbled("nan")
+    metrics.restarted("rollout")
+    return iter(metrics.registry.collect())
+
+
+def targets() -> list[tuple[str, str]]:
+    """(expression, legend) of every line of every panel."""
+    dashboard = json.loads((DOCKER / "grafana" / "asyncrl.json").read_text())
+    return [(each["expr"], each["legendFormat"]) for panel in dashboard["panels"] for each in panel.get("targets", ())]
+
+
+def selectors(expression: str) -> list[Any]:
+    """What an expression asks Prometheus for."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, promql_parser.VectorSelector):
+            found.append(node)
+
+    promql_parser.walk(promql_parser.parse(expression), pre_visit=visit)
+    return found
+
+
+def test_the_dashboard_shows_what_there_is() -> None:
+    series = {sample.name: set(sample.labels) for family in exported() for sample in family.samples}
+    scraped = {"instance", "job"}
+    labels = series | {name: {"source"} for name in SERVERS_SAY} | {"up": set()}
+    assert len(targets()) > 20
+    for expression, legend in targets():
+        asked = selectors(expression)
+        assert asked, expression
+        for selector in asked:
+            assert selector.name in labels, f"nothing exports {selector.name}: {expression}"
+        known = scraped.union(*(labels[selector.name] for selector in asked))
+        assert set(re.findall(r"{{(\w+)}}", legend)) <= known, f"{expression} has no such label: {legend}"
+        for group in re.findall(r"\b(?:by|on) \(([\w, ]+)\)", expression):
+            assert set(group.split(", ")) <= known, expression
+    assert {name for expression, _ in targets() for name in re.findall(r"sglang:\w+", expression)} <= SERVERS_SAY
+
+
+def test_panels_do_not_lie_upon_each_other() -> None:
+    seen: set[tuple[int, int]] = set()
+    for panel in json.loads((DOCKER / "grafana" / "asyncrl.json").read_text())["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & seen and max(x for x, _ in cells) < 24
+        seen |= cells
+
+
+def test_grafana_finds_its_source_and_its_dashboard(composed: Document) -> None:
+    (source,) = yaml.safe_load((DOCKER / "grafana" / "datasource.yaml").read_text())["datasources"]
+    dashboard = json.loads((DOCKER / "grafana" / "asyncrl.json").read_text())
+    assert {panel["datasource"]["uid"] for panel in dashboard["panels"] if "datasource" in panel} == {source["uid"]}
+    assert source["url"] == "http://prometheus:9090" and "prometheus" in names(composed, "watch") and "grafana" in names(composed, "watch")
+    (provider,) = yaml.safe_load((DOCKER / "grafana" / "provider.yaml").read_text())["providers"]
+    (mounted,) = (each["target"] for each in composed["services"]["grafana"]["configs"] if each["source"] == "dashboard")
+    assert Path(mounted).parent == Path(provider["options"]["path"])
+    assert composed["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == mounted
+
+
+# --------------------------------------------------------------------------------------------------------- SGLang on a CPU
+
+
+def python_of_sglang() -> Path:
+    if not (SGLANG / "bin" / "python").exists():
+        pytest.skip("there is no SGLang here; make sglang-cpu builds its environment")
+    return SGLANG / "bin" / "python"
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "unresolved.txt"])
+def test_the_environment_of_sglang_is_pinned(name: str) -> None:
+    lines = [line for line in (DOCKER / "sglang-cpu" / name).read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in lines)
+    assert len({line.partition("==")[0] for line in lines}) == len(lines)
+
+
+def test_each_pin_that_is_not_resolved_says_why() -> None:
+    lines = (DOCKER / "sglang-cpu" / "unresolved.txt").read_text().splitlines()
+    assert all(lines[index - 1].startswith("# ") for index, line in enumerate(lines) if "==" in line)
+
+
+@pytest.mark.parametrize(("asked", "answer"), [(None, "None"), ("cuda", "None"), ("cpu_native", "cpu_native.platform:CpuNative")])
+def test_the_plug_in_is_inert_unless_asked_for(asked: str | None, answer: str) -> None:
+    code = "import sys, cpu_native; print(cpu_native.activate()); assert 'cpu_native.platform' not in sys.modules"
+    environment = {"PYTHONPATH": str(DOCKER / "sglang-cpu")} | ({"SGLANG_PLATFORM": asked} if asked else {})
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=20, check=False)
+    assert (done.stdout, done.stderr) == (f"{answer}\n", "")
+
+
+def test_sglang_takes_the_plug_in_where_it_is_asked_for() -> None:
+    code = "from sglang.srt.platforms import current_platform as p; print(type(p).__name__, p.get_default_attention_backend())"
+    environment = {**os.environ, "SGLANG_PLATFORM": "cpu_native", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [str(python_of_sglang()), "-c", code], env=environment, capture_output=True, text=True, timeout=200, check=False, cwd="/"
+    )
+    assert done.stdout == "CpuNative torch_native\n", done.stderr
+
+
+def test_sglang_exports_what_the_dashboard_asks_of_it() -> None:
+    (package,) = python_of_sglang().parents[1].glob("lib/python*/site-packages/sglang")
+    source = (package / "srt" / "observability" / "metrics_collector.py").read_text()
+    assert {name for name in SERVERS_SAY if f'name="{name}"' not in source} == set()
