@@ -21,7 +21,7 @@ from asyncrl import situation
 from asyncrl.config import Config
 from asyncrl.link import Link, UnixAddress, connect, read_key, serve
 from asyncrl.messages import Anchor, Hello, MicroBatch, Prepare, Publish, Role, TokenCount
-from asyncrl.places import BEFORE, COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, PACKED, SITUATION, STALL, SUMMARY
+from asyncrl.places import BEFORE, COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, SITUATION, STALL, SUMMARY
 from asyncrl.waits import Waits
 
 if TYPE_CHECKING:
@@ -163,8 +163,7 @@ def _keep(path: Path, found: situation.Situation) -> None:
 
 async def rollout(place: Place) -> None:
     """A rollout actor's process: an engine, and a receiver of weights."""
-    import torch
-
+    from actors.engines import open_engine
     from actors.rollout import rollout_actor
     from asyncrl.tasks.text import Tokenizer
     from asyncrl.training.models import empty_model, parameters_for_publication
@@ -172,66 +171,19 @@ async def rollout(place: Place) -> None:
     from weightsync.collective import Receiver
 
     config, waits = place.config, Waits()
-    model = empty_model(place.initial, _dtype(config))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.05)  # any finite numbers, for the engine to try its fast paths with before the first publication
+    model, tokenizer = empty_model(place.initial, _dtype(config)), Tokenizer(place.initial)
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
-    tokenizer = Tokenizer(place.initial)
-    if config.engine.kind == "scripted":
-        from asyncrl.engines.scripted import ScriptedEngine, hashed
-
-        vocabulary = tokenizer.vocabulary
-        engine: ScriptedEngine | EmbeddedEngine = ScriptedEngine(
-            hashed(vocab_size=vocabulary, stop_id=tokenizer.stop_ids[0], run_seed=config.run.seed),
-            slots=config.engine.slots,
-            context_tokens=config.engine.context_tokens,
-            chunk_tokens=config.engine.chunk_tokens,
-            vocab_size=vocabulary,
-            idle=waits.spent,
-        )
-    else:
-        from asyncrl.engines.embedded.engine import EmbeddedEngine
-
-        engine = EmbeddedEngine(
-            model,
-            slots=config.engine.slots,
-            context_tokens=config.engine.context_tokens,
-            chunk_tokens=config.engine.chunk_tokens,
-            stop_ids=frozenset(tokenizer.stop_ids),
-            run_seed=config.run.seed,
-            kv=config.engine.kv,
-            compile=config.engine.compile,
-            packed_from=_packed_from(place.run),
-            idle=waits.spent,
-        )
-        _remember(place.run, engine.packed_from)
-
-    async with Receiver.open() as receiver, await place.link() as link:
+    async with (
+        open_engine(config, place.run, place.initial, place.index, model, tokenizer, waits) as engine,
+        Receiver.open() as receiver,
+        await place.link() as link,
+    ):
 
         async def receive(message: Prepare) -> Staged:
             seat = message.host, message.port, message.epoch, message.rank, message.world
             return await receiver.receive(*seat, plan, config.publication.deadline_s)
 
         await rollout_actor(link, engine, receive, Reporter(waits, report_s(config)))
-
-
-def _packed_from(run: Path) -> int | None:
-    """What an engine of this run measured, None where none has yet."""
-    try:
-        return int((run / PACKED).read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _remember(run: Path, packed_from: int) -> None:
-    """Keep what an engine measured, whole or not at all; a disk without room leaves it to the next."""
-    partial = run / f"{PACKED}.{os.getpid()}"
-    try:
-        partial.write_text(f"{packed_from}\n")
-        partial.replace(run / PACKED)
-    except OSError as error:
-        logger.warning("what this engine measured is not kept: %s", error)
 
 
 async def reward(place: Place) -> None:

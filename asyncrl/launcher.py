@@ -26,11 +26,12 @@ from asyncrl.display import Display, show_summary
 from asyncrl.experience.rollout import Refused
 from asyncrl.journal import JournalError, fold
 from asyncrl.link import Link, LinkError, UnixAddress, new_key, read_key, serve, write_key
+from asyncrl.logs import FOLDER
 from asyncrl.logs import path as log_path
 from asyncrl.machine import available_cores
 from asyncrl.messages import Drain, Ending, Exited, Finished, Hello, Message, Replace, Role, Status
 from asyncrl.places import BEFORE, INITIAL, JOURNAL, KEY, LAUNCHER, SITUATION, STALL, SUMMARY
-from asyncrl.process import Process, divide_cores, spawn
+from asyncrl.process import Process, divide_cores, last_words, spawn
 from asyncrl.supervisor import NO_RESTART, ActorFailed, RestartBudget, describe_exit, supervise
 
 FAILED = 1
@@ -78,7 +79,7 @@ class _Launch:
             (self._run / SUMMARY).replace(self._run / BEFORE)
         for old in (SITUATION, STALL):  # of the run that this one resumes
             (self._run / old).unlink(missing_ok=True)
-        (self._run / "logs").mkdir(exist_ok=True)
+        (self._run / FOLDER).mkdir(exist_ok=True)
         failure: ActorFailed | None = None
         with self._display:
             try:
@@ -146,7 +147,7 @@ class _Launch:
 
         def on_exit(name: str, code: int, restarting: bool) -> None:
             if self._finished is None and code:
-                *_, last = self._children[name].tail().splitlines() or ["it said nothing"]
+                last = last_words(self._children[name].tail())
                 self._display.note(f"{name} {describe_exit(code)}{', and is started again' if restarting else ''}. Its last words: {last}")
                 self._tell(Exited(role, index, code, restarting))
                 self._deaths += [] if restarting else [f"{name} {describe_exit(code)}"]

@@ -16,9 +16,13 @@ from asyncrl.messages import Role
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
 
 
+FOLDER = "logs"
+"""Of a run's directory."""
+
+
 def path(run: Path, role: Role, index: int) -> Path:
     """Where an actor's log is. The same file over its restarts: it is only ever appended to."""
-    return run / "logs" / f"{role}-{index}.log"
+    return run / FOLDER / f"{role}-{index}.log"
 
 
 def start(run: Path, role: Role, index: int, level: str) -> Path:

@@ -27,6 +27,7 @@ _KILL_S = 10.0
 _TAIL_BYTES = 2**16
 _TAIL_LINES = 20
 _TRACEBACK = re.compile(r"^(  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error: ", re.MULTILINE)
+_EXCEPTION = re.compile(r"([a-z_]\w*\.)*[A-Z]\w*: \S")
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -186,6 +187,13 @@ def last_traceback(text: str) -> str:
     while len(starts) > 1 and text[: starts[-1]].rstrip().endswith(_CHAINED):
         starts.pop()
     return text[starts[-1] :].rstrip()
+
+
+def last_words(text: str) -> str:
+    """The line of `text` that says most: the last that is an exception, in a group of them too, or else the last with a word in it."""
+    lines = [line.strip(" |+-") for line in text.splitlines()]
+    said = [line for line in lines if _EXCEPTION.match(line)] or [line for line in lines if line]
+    return said[-1] if said else "it said nothing"
 
 
 # -------------------------------------------------------------------------------------------------------------- the cores

@@ -10,7 +10,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.process import Process, become_child, divide_cores, last_traceback, spawn
+from asyncrl.process import Process, become_child, divide_cores, last_traceback, last_words, spawn
 
 BECOME = "from asyncrl.process import become_child; become_child(); import os, sys, signal, subprocess, time\n"
 
@@ -196,6 +196,14 @@ def test_a_traceback_is_kept_with_what_led_to_it():
     assert last_traceback(text + group) == group
     assert last_traceback("".join(f"{i}\n" for i in range(100))).splitlines() == [str(i) for i in range(80, 100)]
     assert last_traceback("") == ""
+
+
+def test_last_words_are_an_exception_where_there_is_one() -> None:
+    group = "  + Exception Group Traceback (most recent call last):\n  |   File x\n    | a.b.ServerGone: the server is gone; its log:\n"
+    group += "    |   File y, line 1\n    | ValueError: no memory is left\n    | \n    | [12:00] somebody killed it\n    +-------------\n"
+    assert last_words(group) == "ValueError: no memory is left"
+    assert last_words("Traceback (most recent call last):\nzlib.Error: x\n") == "zlib.Error: x"
+    assert last_words("one\n two \n\n") == "two" and last_words(" \n") == "it said nothing"
 
 
 # -------------------------------------------------------------------------------------------------------------- the cores

@@ -1,0 +1,189 @@
+"""The engine of a rollout actor, put together. Invariant: it lasts as long as the block, and so does all that it started.
+
+Only this file knows every kind of engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from asyncrl.config import Config
+from asyncrl.config.schema import Sglang
+from asyncrl.engines.protocol import Engine
+from asyncrl.logs import FOLDER
+from asyncrl.places import PACKED
+from asyncrl.waits import Waits
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from asyncrl.engines.sglang.publishing import Way
+    from asyncrl.tasks.text import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_engine(
+    config: Config, run: Path, initial: Path, index: int, model: PreTrainedModel, tokenizer: Tokenizer, waits: Waits
+) -> AsyncIterator[Engine]:
+    """The engine of the rollout actor `index` of the run in directory `run`, which started from the model in `initial`; `model` is of the
+    same shape, and its weights mean nothing."""
+    match config.engine.kind:
+        case "scripted":
+            yield _scripted(config, tokenizer, waits)
+        case "embedded":
+            yield _embedded(config, run, model, tokenizer, waits)
+        case "sglang":
+            async with _sglang(config, run, initial, index, model, tokenizer, waits) as engine:
+                yield engine
+
+
+def _scripted(config: Config, tokenizer: Tokenizer, waits: Waits) -> Engine:
+    from asyncrl.engines.scripted import ScriptedEngine, hashed
+
+    return ScriptedEngine(
+        hashed(vocab_size=tokenizer.vocabulary, stop_id=tokenizer.stop_ids[0], run_seed=config.run.seed),
+        slots=config.engine.slots,
+        context_tokens=config.engine.context_tokens,
+        chunk_tokens=config.engine.chunk_tokens,
+        vocab_size=tokenizer.vocabulary,
+        idle=waits.spent,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------ embedded
+
+
+def _embedded(config: Config, run: Path, model: PreTrainedModel, tokenizer: Tokenizer, waits: Waits) -> Engine:
+    import torch
+
+    from asyncrl.engines.embedded.engine import EmbeddedEngine
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.05)  # any finite numbers, for the engine to try its fast paths with before the first publication
+    engine = EmbeddedEngine(
+        model,
+        slots=config.engine.slots,
+        context_tokens=config.engine.context_tokens,
+        chunk_tokens=config.engine.chunk_tokens,
+        stop_ids=frozenset(tokenizer.stop_ids),
+        run_seed=config.run.seed,
+        kv=config.engine.kv,
+        compile=config.engine.compile,
+        packed_from=_packed_from(run),
+        idle=waits.spent,
+    )
+    _remember(run, engine.packed_from)
+    return engine
+
+
+def _packed_from(run: Path) -> int | None:
+    """What an engine of this run measured, None where none has yet."""
+    try:
+        return int((run / PACKED).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _remember(run: Path, packed_from: int) -> None:
+    """Keep what an engine measured, whole or not at all; a disk without room leaves it to the next."""
+    partial = run / f"{PACKED}.{os.getpid()}"
+    try:
+        partial.write_text(f"{packed_from}\n")
+        partial.replace(run / PACKED)
+    except OSError as error:
+        logger.warning("what this engine measured is not kept: %s", error)
+
+
+# -------------------------------------------------------------------------------------------------------------------- sglang
+
+
+@asynccontextmanager
+async def _sglang(
+    config: Config, run: Path, initial: Path, index: int, model: PreTrainedModel, tokenizer: Tokenizer, waits: Waits
+) -> AsyncIterator[Engine]:
+    """A server of this actor's own, or one that somebody else runs. The server's death ends the block with its name."""
+    from asyncrl.engines.sglang import canary
+    from asyncrl.engines.sglang.client import Client
+    from asyncrl.engines.sglang.engine import SglangEngine
+    from asyncrl.engines.sglang.publishing import Publisher
+    from asyncrl.engines.sglang.servers import Launch, managed
+
+    sglang, publication = config.engine.sglang, config.publication
+    async with AsyncExitStack() as stack:
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        if sglang.launch:
+            launch = Launch(
+                python=sglang.launch,
+                model=str(initial),
+                dtype=config.model.dtype,
+                device=sglang.device,
+                slots=config.engine.slots,
+                context_tokens=config.engine.context_tokens,
+                tensor_parallel=sglang.tensor_parallel,
+                seed=config.run.seed,
+                arguments=sglang.arguments,
+            )
+            log = run / FOLDER / f"server-{index}.log"
+            server = await stack.enter_async_context(managed(launch, log=log, name=f"server-{index}", ready_s=config.run.start_s))
+            nursery.start_soon(server.watch)
+            url = server.url
+        else:
+            url = sglang.urls[index]
+        client = await stack.enter_async_context(Client.open(url, api_key=_key(sglang), deadline_s=publication.deadline_s))
+        with waits.on("server", owner=f"rollout-{index}", deadline_s=config.run.start_s):
+            await client.wait_ready(config.run.start_s)
+        publisher = Publisher(
+            client,
+            await stack.enter_async_context(_way(config, run, index)),
+            model,
+            canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
+            mode=sglang.interrupt,
+            tolerance=sglang.canary or canary.TOLERANCE[config.model.dtype],
+            deadline_s=publication.deadline_s,
+        )
+
+        async def load(version: int, weights: Mapping[str, torch.Tensor]) -> None:
+            await publisher.load(version, weights)
+
+        yield SglangEngine(
+            client,
+            load,
+            slots=config.engine.slots,
+            context_tokens=config.engine.context_tokens,
+            chunk_tokens=config.engine.chunk_tokens,
+            vocab_size=tokenizer.vocabulary,
+            stop_ids=frozenset(tokenizer.stop_ids),
+            idle=waits.spent,
+        )
+        nursery.cancel_scope.cancel()
+
+
+def _key(sglang: Sglang) -> str:
+    """What servers ask for; empty where they ask for nothing."""
+    return Path(sglang.api_key_file).read_text().strip() if sglang.api_key_file else ""
+
+
+@asynccontextmanager
+async def _way(config: Config, run: Path, index: int) -> AsyncIterator[Way]:
+    """How this actor's server is given weights."""
+    from asyncrl.engines.sglang.publishing import ByBroadcast, ByDisk
+    from weightsync.server_group import ServerGroup
+
+    sglang, publication = config.engine.sglang, config.publication
+    if sglang.transfer == "disk":
+        yield ByDisk(run / "weights" / f"rollout-{index}")
+        return
+    device = "cuda" if sglang.backend == "nccl" else "cpu"
+    async with ServerGroup.open(sglang.host, sglang.tensor_parallel, bucket_bytes=publication.bucket_bytes, device=device) as group:
+        yield ByBroadcast(group, publication.deadline_s)
