@@ -1,0 +1,202 @@
+"""The recorder of agents' sessions. Invariant: what was sampled for a session is in exactly one `Finished`, whatever ended it.
+
+A session is what one agent does from its first call to its reward. It opens with its first call; it ends by a reward, by giving up, by
+being idle for `idle_s`, or with the door. Calls still running then are waited for, and are part of it. The names of ended sessions are
+remembered (as many as sessions may be open), so that a late call is told why. Time is what the caller says, in seconds that only grow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+import msgspec
+
+from asyncrl.sessions.records import End, Finished, Sampled
+from asyncrl.sessions.texts import Texts
+from asyncrl.sessions.tree import ID, Place, Tree
+
+
+class Refused(Exception):
+    """The recorder does not take this, and is what it was before; the sentence says why and what to do."""
+
+
+class UnknownSession(Refused):
+    """No call was made under this name, or it was long ago."""
+
+
+class SessionEnded(Refused):
+    """The session has ended; the sentence says how."""
+
+
+class SessionFull(Refused):
+    """The session has as many calls or tokens as it may have."""
+
+
+class TooManySessions(Refused):
+    """As many sessions are open, or ended and not fetched, as may be."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """What is held at most: `sessions` open or not fetched yet; `calls` and `tokens` (given and sampled, shared ones once) of one session;
+    seconds that a session may be idle."""
+
+    sessions: int = 1024
+    calls: int = 256
+    tokens: int = 1 << 20
+    idle_s: float = 600.0
+
+
+class _Session:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tree, self.texts = Tree(), Texts()
+        self.calls = self.running = self.reserved = self.sampled = self.unused = 0
+        self.ending: tuple[End, float | None] | None = None
+
+
+class Call(msgspec.Struct, eq=False):
+    """A call that runs. It holds room for `tokens` until `finish`."""
+
+    session: _Session
+    context: bytes
+    tokens: int
+
+
+class Recorder:
+    """All sessions of one door. `finished` are the ended ones, oldest first: whoever takes one off has it."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._open: dict[str, _Session] = {}
+        self._idle: OrderedDict[str, float] = OrderedDict()
+        self._ended: OrderedDict[str, End] = OrderedDict()
+        self.finished: deque[Finished] = deque()
+
+    @property
+    def open(self) -> int:
+        """How many sessions have begun and are not finished."""
+        return len(self._open)
+
+    @property
+    def due(self) -> float | None:
+        """When the next session expires, if nothing is heard of it; None where nothing is idle."""
+        return next(iter(self._idle.values())) + self._bounds.idle_s if self._idle else None
+
+    def known(self, name: str, text: bytes) -> tuple[int, bytes]:
+        """As much of the start of a context's text (UTF-8) as the session's model has seen or said: its bytes, and their `int32` ids."""
+        session = self._open.get(name)
+        found = session.texts.longest(text) if session else None
+        if session is None or found is None:
+            return 0, b""
+        return found[0], session.tree.ids(found[1])
+
+    def begin(self, name: str, context: bytes, max_new_tokens: int) -> Call:
+        """A call of at most `max_new_tokens` after `context` (`int32` ids, at least one); it opens the session where there is none.
+
+        Raises SessionEnded, SessionFull or TooManySessions, and ValueError for a context that is not whole ids.
+        """
+        if not context or len(context) % ID:
+            raise ValueError(f"a call's context of {len(context)} bytes is not a positive number of int32")
+        session = self._session(name)
+        bounds = self._bounds
+        tokens = len(context) // ID - session.tree.known(context) + max_new_tokens
+        if session.calls >= bounds.calls:
+            raise SessionFull(
+                f"session {name} has had {session.calls} calls, which is as many as it may; give its reward, or start another"
+            )
+        held = session.tree.tokens + session.reserved
+        if held + tokens > bounds.tokens:
+            raise SessionFull(
+                f"session {name} holds {held} tokens, and {tokens} more would exceed {bounds.tokens}; lower max_tokens, or give its reward"
+            )
+        self._open[name] = session
+        self._idle.pop(name, None)
+        session.calls += 1
+        session.running += 1
+        session.reserved += tokens
+        return Call(session, context, tokens)
+
+    def finish(self, call: Call, sampled: Sampled, now: float, texts: Sequence[tuple[bytes, int]] = ()) -> None:
+        """The call has ended, with what it sampled, which may be nothing. `texts` are pairs of a text (UTF-8) and how many tokens of
+        context and reply together it is: what later contexts may start with. Raises ValueError as `Tree.add` does, with nothing changed."""
+        session = call.session
+        place = session.tree.add(call.context, sampled)
+        for text, tokens in texts:
+            session.texts.add(text, Place(place.strand, tokens - place.strand.base))
+        session.sampled += sampled.tokens
+        session.unused += sampled.unused
+        session.running -= 1
+        session.reserved -= call.tokens
+        if session.ending is not None:
+            self._finish(session)
+        elif not session.running:
+            self._idle[session.name] = now
+
+    def end(self, name: str, end: End, reward: float | None = None) -> None:
+        """The session takes no more calls, and is finished as soon as none runs. `reward` (finite) is given where `end` is `rewarded`.
+
+        Raises UnknownSession, SessionEnded, and ValueError for a reward that is not finite, or missing, or too much.
+        """
+        if (end == "rewarded") != (reward is not None) or not math.isfinite(reward or 0.0):
+            raise ValueError(f"a reward is a finite number and ends a session as rewarded; {end} came with {reward}")
+        session = self._open.get(name)
+        if session is None and name not in self._ended:
+            raise UnknownSession(f"no call was made in session {name}; a session opens with its first call")
+        if session is None or session.ending is not None:
+            raise SessionEnded(self._why(name))
+        session.ending = end, reward
+        self._finish(session)
+
+    def expire(self, now: float) -> None:
+        """End what has been idle for too long."""
+        while (due := self.due) is not None and due <= now:
+            self.end(next(iter(self._idle)), "expired")
+
+    def drain(self) -> None:
+        """End every open session; those with running calls when these have ended."""
+        for session in [session for session in self._open.values() if session.ending is None]:
+            self.end(session.name, "drained")
+
+    def refuse_ended(self, name: str) -> None:
+        """Raise SessionEnded if it has."""
+        session = self._open.get(name)
+        if name in self._ended or (session is not None and session.ending is not None):
+            raise SessionEnded(self._why(name))
+
+    def _session(self, name: str) -> _Session:
+        self.refuse_ended(name)
+        session = self._open.get(name)
+        if session is None and len(self._open) + len(self.finished) >= self._bounds.sessions:
+            raise TooManySessions(f"{self._bounds.sessions} sessions are open or not fetched, which is as many as may be; try again later")
+        return session or _Session(name)
+
+    def _why(self, name: str) -> str:
+        session = self._open.get(name)
+        end = session.ending[0] if session is not None and session.ending is not None else self._ended[name]
+        how = f"it was idle for {self._bounds.idle_s:g} s" if end == "expired" else f"it was {end.replace('_', ' ')}"
+        return f"session {name} has ended: {how}; use another name for another session"
+
+    def _finish(self, session: _Session) -> None:
+        if session.running or session.ending is None:
+            return
+        end, reward = session.ending
+        self._idle.pop(session.name, None)
+        del self._open[session.name]
+        self._ended[session.name] = end
+        if len(self._ended) > self._bounds.sessions:
+            self._ended.popitem(last=False)
+        tree = session.tree
+        self.finished.append(
+            Finished(
+                session=session.name,
+                end=end,
+                reward=reward,
+                calls=session.calls,
+                sampled=session.sampled,
+                unused=session.unused,
+                meetings=dict(tree.meetings),
+                leaves=tuple(tree.leaves()),
+            )
+        )

@@ -1,0 +1,196 @@
+"""The tree of a session's tokens. Invariant: every sampled token is in exactly one strand, and a strand has exactly one end, its leaf.
+
+A strand is a run of tokens that nobody left before its end: given and sampled ones by turns, as a conversation goes. A call that goes on
+where a strand ends makes it longer; any other call starts a strand of its own, which hangs from the last token that it shares. A strand is
+never split: what hangs from its middle knows the place.
+
+What is sampled twice is two samples, also where the tokens are equal (a greedy retry). So tokens are kept by sample and found by content:
+beside the strands there is a trie of contents, whose edges are pieces of strands. A context is compared with the trie once, at the speed of
+memory; all other work is proportional to what is new.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from asyncrl.messages import Span
+from asyncrl.sessions.records import Leaf, Meeting, Sampled
+
+ID = 4
+"""Bytes of a token id; of a log-probability, too."""
+_FIRST = 64 * ID
+
+
+class _Strand:
+    """Tokens of one path from where it hangs (`parent`'s token `at`) to a leaf; `base` tokens lie before them on the path."""
+
+    __slots__ = ("at", "base", "behaviour", "ids", "mask", "parent", "spans")
+
+    def __init__(self, parent: _Strand | None, at: int) -> None:
+        self.parent, self.at = parent, at
+        self.base: int = parent.base + at if parent is not None else 0
+        self.ids, self.behaviour, self.mask = bytearray(), bytearray(), bytearray()
+        self.spans: list[Span] = []
+
+    @property
+    def tokens(self) -> int:
+        return len(self.mask)
+
+    def extend(self, given: bytes, sampled: Sampled) -> None:
+        tokens = len(given) // ID
+        self.ids += given + sampled.ids
+        self.behaviour += bytes(len(given)) + sampled.behaviour
+        self.mask += bytes(tokens) + b"\x01" * sampled.tokens
+        start = self.base + self.tokens - sampled.tokens
+        self.spans += [Span(span.version, start + span.start, start + span.end) for span in sampled.spans]
+
+
+class Place(msgspec.Struct, frozen=True, eq=False):
+    """A place in the tree: after the first `tokens` tokens of a strand."""
+
+    strand: _Strand
+    tokens: int
+
+
+class Tree:
+    """All calls of one session. `tokens` is how many it holds, given ones once for each strand that does not share them."""
+
+    def __init__(self) -> None:
+        root = _Strand(None, 0)
+        self._root = Place(root, 0)
+        self._strands = [root]
+        self._branches: dict[tuple[int, int, bytes], Place] = {}
+        self._ends: dict[tuple[int, int], _Strand] = {}
+        self._asked: set[tuple[int, int]] = set()
+        self.tokens = 0
+        self.meetings: Counter[Meeting] = Counter()
+
+    def known(self, context: bytes) -> int:
+        """How many tokens of `context` (`int32`) the tree holds already, from its start."""
+        return self._walk(self._root, context)[1]
+
+    def add(self, context: bytes, sampled: Sampled) -> Place:
+        """One call: what it was given and what it sampled. Returns the place after its last token.
+
+        Raises ValueError, with nothing changed, where the arrays of `sampled` are not parallel, hold no whole tokens or are not tiled by
+        its spans, and where `context` is empty or no whole tokens.
+        """
+        _refuse(context, sampled)
+        place, known = self._walk(self._root, context)
+        given = context[known * ID :]
+        self.meetings[self._meeting(place, known, given)] += 1
+        new = given + sampled.ids
+        last, shared = (place, 0) if given else self._walk(place, sampled.ids)
+        strand = self._ending(place, shared) if new else place.strand
+        self._asked.add((id(strand), strand.tokens + len(given) // ID) if given else (id(place.strand), place.tokens))
+        if not new:
+            return place
+        if shared * ID == len(new):
+            self._ends[id(last.strand), last.tokens] = strand
+        elif last.strand is not strand:
+            first = new[shared * ID : (shared + 1) * ID]
+            self._branches[id(last.strand), last.tokens, first] = Place(strand, strand.tokens + shared)
+        strand.extend(given, sampled)
+        self.tokens += len(new) // ID
+        return Place(strand, strand.tokens)
+
+    def ids(self, place: Place) -> bytes:
+        """The path to a place: `int32` ids."""
+        pieces = []
+        strand, tokens = place.strand, place.tokens
+        while True:
+            pieces.append(bytes(strand.ids[: tokens * ID]))
+            if strand.parent is None:
+                break
+            strand, tokens = strand.parent, strand.at
+        return b"".join(reversed(pieces))
+
+    def leaves(self) -> Iterator[Leaf]:
+        """One sequence for each strand in which anything was sampled, in the order in which they began."""
+        for strand in self._strands:
+            if strand.spans:
+                before = bytes(strand.base)
+                yield Leaf(
+                    ids=self.ids(Place(strand, strand.tokens)),
+                    mask=before + strand.mask,
+                    behaviour=before * ID + strand.behaviour,
+                    spans=_merged(strand.spans),
+                )
+
+    def _walk(self, start: Place, content: bytes) -> tuple[Place, int]:
+        """Follow `content` from a place as far as the trie goes: where that is, and how many tokens of `content` lie before."""
+        strand, at, done = start.strand, start.tokens * ID, 0
+        while True:
+            same = _common(strand.ids, at, content, done)
+            at, done = at + same, done + same
+            if done == len(content):
+                break
+            onward = self._branches.get((id(strand), at // ID, content[done : done + ID]))
+            if onward is None:
+                break
+            strand, at = onward.strand, onward.tokens * ID
+        return Place(strand, at // ID), done // ID
+
+    def _ending(self, place: Place, shared: int) -> _Strand:
+        """The strand that ends at a place; a new one where none does, or where another has the `shared` tokens it would go on with."""
+        if place.tokens == place.strand.tokens and not shared:
+            return place.strand
+        found = self._ends.pop((id(place.strand), place.tokens), None)
+        if found is None:
+            found = _Strand(place.strand, place.tokens)
+            self._strands.append(found)
+        return found
+
+    def _meeting(self, place: Place, known: int, given: bytes) -> Meeting:
+        strand, at = place.strand, place.tokens
+        if not known:
+            return "opened"
+        if not given and (id(strand), at) in self._asked:
+            return "retried"
+        if at == strand.tokens or (id(strand), at) in self._ends:
+            return "continued"
+        return "rewritten" if strand.mask[at] else "forked"
+
+
+def _common(one: bytearray, a: int, other: bytes, b: int) -> int:
+    """How many bytes, in whole tokens, `one` from `a` on and `other` from `b` on have in common; compares little more than that."""
+    limit = min(len(one) - a, len(other) - b)
+    done, step = 0, _FIRST
+    while done < limit:
+        step = min(step, limit - done)
+        if one[a + done : a + done + step] != other[b + done : b + done + step]:
+            break
+        done, step = done + step, step * 2
+    else:
+        return limit
+    while step > ID:  # the first difference is in these `step` bytes
+        half = step // ID // 2 * ID
+        if one[a + done : a + done + half] == other[b + done : b + done + half]:
+            done, step = done + half, step - half
+        else:
+            step = half
+    return done
+
+
+def _merged(spans: list[Span]) -> tuple[Span, ...]:
+    """Adjacent spans of one version as one."""
+    found: list[Span] = []
+    for span in spans:
+        if found and found[-1].end == span.start and found[-1].version == span.version:
+            span = Span(span.version, found.pop().start, span.end)
+        found.append(span)
+    return tuple(found)
+
+
+def _refuse(context: bytes, sampled: Sampled) -> None:
+    if not context or len(context) % ID:
+        raise ValueError(f"a call's context of {len(context)} bytes is not a positive number of int32")
+    if len(sampled.ids) != len(sampled.behaviour) or len(sampled.ids) % ID:
+        raise ValueError(f"{len(sampled.ids)} bytes of ids and {len(sampled.behaviour)} of log-probabilities are not parallel")
+    starts = [0, *(span.end for span in sampled.spans)]
+    whole = all(span.start == start < span.end and span.version >= 0 for start, span in zip(starts, sampled.spans, strict=False))
+    if not whole or starts[-1] != sampled.tokens:
+        raise ValueError(f"the spans {sampled.spans} do not tile {sampled.tokens} tokens")
