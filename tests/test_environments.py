@@ -257,6 +257,7 @@ def test_prometheus_scrapes_what_answers(run: Config, composed: Document, object
     targets = {each["job_name"]: sorted(chain.from_iterable(group["targets"] for group in each["static_configs"])) for each in scraped}
     servers = sorted(url.removeprefix("http://") for url in run.engine.sglang.urls)
     assert targets == {"asyncrl": [f"trainer:{run.run.metrics_port}"], "sglang": servers}
+    assert {each["job_name"]: each.get("scrape_protocols") for each in scraped}["sglang"] == ["PrometheusText0.0.4"]
     assert run.run.metrics_host == "0.0.0.0"
     assert {target.partition(":")[0] for target in chain.from_iterable(targets.values())} <= names(composed, "engines")
     assert "prometheus" in names(composed, "engines") & names(composed, "watch")
