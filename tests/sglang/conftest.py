@@ -64,7 +64,7 @@ def running(model: Path, log: Path, *more: str) -> Iterator[Server]:
         "SGLANG_PLATFORM": "cpu_native",
     }
     command = [PYTHON, "-m", "sglang.launch_server", "--model-path", model, "--device", "cpu", "--host", "127.0.0.1", "--port", port]
-    command += ["--attention-backend", "torch_native", "--dtype", "float32", "--mem-fraction-static", "0.02", "--max-total-tokens", "65536"]
+    command += ["--attention-backend", "torch_native", "--dtype", "float32", "--mem-fraction-static", "0.5", "--max-total-tokens", "65536"]
     command += ["--skip-tokenizer-init", "--sleep-on-idle", "--enable-metrics", "--random-seed", "1", *more]
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
+from collected import Collected
 from fake_sglang import URL, FakeServer, token
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,34 +24,12 @@ from asyncrl.engines.sglang.engine import ABORT_S, ABORTS, PATIENCE_S, SglangEng
 WEIGHTS: dict[str, Any] = {}
 
 
-class World:
+class World(Collected):
     """An engine over a fake server, and everything that it emitted."""
 
     def __init__(self, server: FakeServer, engine: SglangEngine, idle: list[tuple[str, float]]) -> None:
+        super().__init__()
         self.server, self.engine, self.idle = server, engine, idle
-        self.frames: list[list[Chunk]] = []
-        self._more = trio.Event()
-
-    async def emit(self, chunks: Sequence[Chunk]) -> None:
-        assert chunks
-        self.frames.append(list(chunks))
-        self._more.set()
-        self._more = trio.Event()
-
-    def chunks(self, rollout: int | None = None) -> list[Chunk]:
-        return [chunk for frame in self.frames for chunk in frame if rollout in (None, chunk.rollout)]
-
-    def finishes(self) -> dict[int, str]:
-        ended = [chunk for chunk in self.chunks() if chunk.finish]
-        assert len({chunk.rollout for chunk in ended}) == len(ended)
-        return {chunk.rollout: chunk.finish for chunk in ended}
-
-    async def until(self, done: Callable[[], bool]) -> None:
-        while not done():
-            await self._more.wait()
-
-    async def ended(self, *rollouts: int) -> None:
-        await self.until(lambda: set(rollouts) <= set(self.finishes()))
 
     def truth(self, request: Request) -> list[tuple[int, int, float]]:
         """(version, id, log-probability) of the response from the prefix on, after looking at each chunk."""
