@@ -1,0 +1,198 @@
+"""A server as a child: its command, its start, and that nothing of it is left, however it or who started it ends. Most of it with programs
+that stand in for a server, the ends with the real one. Of the hazards of the protocol 14 is here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from asyncrl.engines.sglang.client import Client, ServerGone
+from asyncrl.engines.sglang.servers import Launch, command, environment, managed
+
+START_S = 240.0
+PYTHON = Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"
+
+
+def launch(*python: str, model: str = "/model", **settings: object) -> Launch:
+    return Launch(python, model, "float32", "cpu", 8, 128, **settings)  # type: ignore[arg-type]
+
+
+def script(code: str) -> tuple[str, ...]:
+    """What stands in for a Python with SGLang: it does this, whatever it is asked to run."""
+    return sys.executable, "-c", "import os, signal, subprocess, sys, time\n" + code
+
+
+# ------------------------------------------------------------------------------------------------------------ the command line
+
+
+def test_the_command_of_a_server() -> None:
+    python = "docker", "run", "--rm", "image", "python3"
+    cuda = Launch(python, "/m", "bfloat16", "cuda", 128, 4096, tensor_parallel=4, seed=7, arguments=("--mem-fraction-static", "0.8"))
+    words = command(cuda, 1234)
+    assert words[:7] == [*python, "-m", "sglang.launch_server"]
+    pairs = dict(pairwise(words))
+    expected = {"model-path": "/m", "host": "127.0.0.1", "port": "1234", "device": "cuda", "dtype": "bfloat16", "tp-size": "4"}
+    expected |= {"max-running-requests": "128", "context-length": "4096", "random-seed": "7"}
+    assert all(pairs[f"--{name}"] == value for name, value in expected.items())
+    assert "--skip-tokenizer-init" in words and "--attention-backend" not in words
+    assert words[-2:] == ["--mem-fraction-static", "0.8"], "what the user adds comes last, where it wins"
+    assert "SGLANG_PLATFORM" not in environment(cuda)
+
+    cpu = launch("/python")
+    pairs = dict(pairwise(command(cpu, 1)))
+    assert pairs["--attention-backend"] == "torch_native" and int(pairs["--max-total-tokens"]) >= 8 * 128
+    assert environment(cpu)["SGLANG_PLATFORM"] == "cpu_native" and environment(cpu)["OMP_NUM_THREADS"] == "1"
+
+
+# ------------------------------------------------------------------------------------------------------- what is not a server
+
+
+@pytest.mark.processes
+async def test_a_server_that_ends_at_once_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with trio.fail_after(30), pytest.raises(ServerGone, match=r"(?s)ended with status 3; .*log:\nno such model"):
+        async with managed(launch(*script("print('no such model'); sys.exit(3)")), log=tmp_path / "log"):
+            raise AssertionError("it is not ready")
+
+
+@pytest.mark.processes
+async def test_a_command_that_is_none(tmp_path: Path) -> None:
+    with (
+        trio.fail_after(30),
+        pytest.raises(ServerGone, match=r"(?s)status 1; .*/nowhere/python cannot be started: No such file"),
+    ):
+        async with managed(launch("/nowhere/python"), log=tmp_path / "log"):
+            raise AssertionError("it is not ready")
+
+
+@pytest.mark.processes
+async def test_a_server_that_is_never_ready_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    code = "p = subprocess.Popen(['sleep', '1000'], start_new_session=False); print(p.pid, flush=True); signal.pause()"
+    with trio.fail_after(60), pytest.raises(ServerGone, match=r"(?s)not ready within 3 s.*log\n\d+"):
+        async with managed(launch(*script(code)), log=tmp_path / "log", ready_s=3):
+            raise AssertionError("it is not ready")
+    assert not lives(int((tmp_path / "log").read_text()))
+
+
+@pytest.mark.processes
+async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+
+            async def start() -> None:
+                async with managed(launch(*script("print(os.getpid(), flush=True); signal.pause()")), log=log):
+                    raise AssertionError("it is not ready")
+
+            nursery.start_soon(start)
+            while not log.exists() or not log.read_text().strip():  # bounded by real time, because a real process writes it
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    assert not lives(int(log.read_text()))
+
+
+# ------------------------------------------------------------------------------------------------------------- a real server
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def session(leader: int) -> list[int]:
+    """The living processes of a session."""
+
+    def found() -> Iterator[int]:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and lives(int(entry.name)):
+                try:
+                    if os.getsid(int(entry.name)) == leader:
+                        yield int(entry.name)
+                except ProcessLookupError:
+                    pass
+
+    return list(found())
+
+
+@pytest.fixture
+def real(sglang_model: Path) -> Callable[..., Launch]:
+    if not PYTHON.exists():
+        pytest.skip("there is no environment for SGLang here; `make sglang-cpu` builds .venv-sglang")
+    return lambda: launch(str(PYTHON), model=str(sglang_model))
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(START_S + 120)
+async def test_a_server_that_is_killed_is_noticed_at_once_and_leaves_nothing(real: Callable[..., Launch], tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    async with managed(real(), log=log, ready_s=START_S) as server, Client.open(server.url) as client:
+        assert await client.ready()
+        assert (await client.server_info()).max_running_requests == 8
+        mine = session(server.process.pid)
+        assert len(mine) >= 3, "the server has a scheduler and a detokenizer of its own"
+        os.kill(server.process.pid, signal.SIGKILL)
+        with trio.fail_after(30), pytest.raises(ServerGone, match=r"was ended by SIGKILL; the end of its log"):
+            await server.watch()
+        assert not any(lives(pid) for pid in mine)
+    assert "server is fired up" in log.read_text()
+
+
+ACTOR = """
+import json, sys
+from pathlib import Path
+import msgspec, trio
+from asyncrl.engines.sglang.servers import Launch, managed
+
+async def main():
+    launch = msgspec.json.decode(sys.argv[1], type=Launch)
+    async with managed(launch, log=Path(sys.argv[2]), ready_s=float(sys.argv[3])) as server:
+        print(json.dumps({"url": server.url, "pid": server.process.pid}), flush=True)
+        await server.watch()
+
+trio.run(main)
+"""
+
+
+@pytest.fixture
+def actor(real: Callable[..., Launch], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that starts a server, says so, and watches it."""
+    wanted = msgspec.json.encode(real()).decode()
+    process = subprocess.Popen([sys.executable, "-c", ACTOR, wanted, tmp_path / "log", str(START_S)], stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(START_S + 120)
+async def test_an_actor_that_is_killed_takes_its_server_with_it(actor: subprocess.Popen[str]) -> None:
+    """Hazard 14, too: nothing of the server holds the actor's own output open, so reading it to its end does end."""
+    assert actor.stdout is not None
+    started = json.loads(await trio.to_thread.run_sync(actor.stdout.readline))
+    mine = session(started["pid"])
+    assert len(mine) >= 3
+    with ExitStack() as stack:
+        ends = []
+        for pid in mine:
+            ends.append(os.pidfd_open(pid))
+            stack.callback(os.close, ends[-1])
+        actor.kill()
+        with trio.fail_after(30):
+            for end in ends:
+                await trio.lowlevel.wait_readable(end)
+            assert await trio.to_thread.run_sync(actor.stdout.read, abandon_on_cancel=True) == ""
+    assert not any(lives(pid) for pid in mine)
