@@ -6,7 +6,7 @@ Only the `tokenizers` library is needed, so the coordinator and the reward actor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,28 @@ class Tokenizer:
     def encode(self, prompt: str) -> list[int]:
         """The ids of a prompt: with the special tokens the model starts a text with, or in its chat template, ready for the answer."""
         if self._chat is None:
-            return list(self._fast.encode(prompt).ids)
-        text = self._chat.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
-        return list(self._fast.encode(text, add_special_tokens=False).ids)
+            return self.ids(prompt, start=True)
+        return self.ids(self.render([{"role": "user", "content": prompt}]))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response, without special tokens."""
-        return str(self._fast.decode(list(ids), skip_special_tokens=True))
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """A conversation in the model's chat template, ready for the answer. Raises TaskError where this was made without `chat`, or the
+        template cannot render it."""
+        if self._chat is None:
+            raise TaskError("this model's chat template was not asked for, or it has none")
+        try:
+            text = self._chat.apply_chat_template(list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is code of the model's makers, and raises what it likes
+            raise TaskError(f"the model's chat template cannot render this: {str(error).strip().partition(chr(10))[0]}") from error
+        return str(text)
+
+    def ids(self, text: str, *, start: bool = False) -> list[int]:
+        """The ids of a piece of text, in which special tokens are known by their names; behind those that the model starts a text with,
+        where this is its `start`."""
+        return list(self._fast.encode(text, add_special_tokens=start).ids)
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ids; with the names of special tokens where `special`."""
+        return str(self._fast.decode(list(ids), skip_special_tokens=not special))
 
 
 def _chat_template(directory: str | Path) -> Any:
