@@ -153,8 +153,8 @@ async def _sglang(
             deadline_s=publication.deadline_s,
         )
 
-        async def load(version: int, weights: Mapping[str, torch.Tensor]) -> None:
-            await publisher.load(version, weights)
+        async def load(version: int, weights: Mapping[str, torch.Tensor]) -> float:
+            return (await publisher.load(version, weights)).pause_s
 
         yield SglangEngine(
             client,

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import NamedTuple
 
 import httpx2
 import pytest
-import trio
 
 from asyncrl.training.bundled import new_model, write_tokenizer
 
@@ -72,25 +72,26 @@ def running(model: Path, log: Path, *more: str) -> Iterator[Server]:
         )
     server = Server(f"http://127.0.0.1:{port}", model, log, process.pid)
     try:
-        trio.run(_wait, server, process)
+        _wait(server, process)
         yield server
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-async def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
-    async with httpx2.AsyncClient(trust_env=False) as http:
-        with trio.fail_after(START_S):
-            while True:
-                if process.poll() is not None:
-                    raise RuntimeError(f"the server ended with {process.returncode}:\n{server.log.read_text()[-4000:]}")
-                try:
-                    if (await http.get(f"{server.url}/ready", timeout=5.0)).status_code == 200:
-                        return
-                except httpx2.TransportError:
-                    pass
-                await trio.sleep(0.2)
+def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_S
+    with httpx2.Client(trust_env=False, timeout=5.0) as http:
+        while time.monotonic() < end:
+            if process.poll() is not None:
+                raise RuntimeError(f"the server ended with {process.returncode}:\n{server.log.read_text()[-4000:]}")
+            try:
+                if http.get(f"{server.url}/ready").status_code == 200:
+                    return
+            except httpx2.TransportError:
+                pass
+            time.sleep(0.2)
+    raise RuntimeError(f"the server was not ready within {START_S:g} s:\n{server.log.read_text()[-4000:]}")
 
 
 @pytest.fixture(scope="session")

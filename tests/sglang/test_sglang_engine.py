@@ -50,8 +50,9 @@ async def world(*, mode: str = "retract", load_s: float = 0.5, slots: int = 4, r
     idle: list[tuple[str, float]] = []
     async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
 
-        async def load(version: int, weights: Any) -> None:
+        async def load(version: int, weights: Any) -> float:
             await fake.load(version, load_s, mode)
+            return load_s
 
         engine = SglangEngine(
             client,
@@ -138,7 +139,7 @@ async def test_loads_amid_decoding_leave_every_token_under_its_version(mode: str
         for version in (1, 2):
             await trio.sleep(0.155)
             pause = await w.engine.load(version, WEIGHTS)
-            assert pause == pytest.approx(0.5) and w.engine.version == version
+            assert pause == 0.5 and w.engine.version == version
         await w.ended(*range(6))
         assert set(w.finishes().values()) == {"length"}
         truths = [w.truth(request) for request in requests]
@@ -171,11 +172,12 @@ async def test_what_a_failed_load_may_have_decoded_never_leaves(autojump_clock: 
 
     fake, frames = FakeServer(), []
 
-    async def load(version: int, weights: Any) -> None:
+    async def load(version: int, weights: Any) -> float:
         await fake.load(version, 0.5)
         if version:
             await trio.sleep(1.0)  # it decodes again, and only then it turns out that the weights are wrong
             raise Unverified
+        return 0.5
 
     async def emit(chunks: Sequence[Chunk]) -> None:
         frames.append(chunks)

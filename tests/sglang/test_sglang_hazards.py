@@ -1,6 +1,6 @@
 """What is known of the real server, and what of it is dangerous: each hazard is provoked, and the engine shown to be safe from it.
 
-Numbers are those of the list in docs/sglang.md. Hazards 4 to 7, 12 and 14 concern weights and processes: `test_sglang_publication` and
+Numbers are those of issue 5's list. Hazards 4 to 7, 12 and 14 concern weights and processes: `test_sglang_publication` and
 `test_sglang_servers`.
 """
 
@@ -118,10 +118,11 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Loads are by disk."""
 
-    async def load(version: int, weights: Mapping[str, torch.Tensor]) -> None:
+    async def load(version: int, weights: Mapping[str, torch.Tensor]) -> float:
         await client.pause(mode)
         await client.update_from_disk(str(policies[version]), version, flush=flush)
         await client.resume()
+        return 0.0
 
     async with trio.open_nursery() as nursery:
         stops = frozenset({END_ID})
@@ -282,13 +283,14 @@ async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_ha
 ) -> None:
     paused, go = trio.Event(), trio.Event()
 
-    async def load(version: int, weights: Mapping[str, torch.Tensor]) -> None:
+    async def load(version: int, weights: Mapping[str, torch.Tensor]) -> float:
         await client.pause("retract")
         if version:
             paused.set()
             await go.wait()
         await client.update_from_disk(str(policies[version]), version, flush=True)
         await client.resume()
+        return 0.0
 
     await slow(client, 0.005)
     async with trio.open_nursery() as nursery:

@@ -31,8 +31,9 @@ from asyncrl.waits import Pulse
 if TYPE_CHECKING:
     import torch
 
-Load = Callable[[int, "Mapping[str, torch.Tensor]"], Awaitable[None]]
-"""Brings these weights into the server as this version, pausing it as it must; returns when they are verified and it decodes again."""
+Load = Callable[[int, "Mapping[str, torch.Tensor]"], Awaitable[float]]
+"""Brings these weights into the server as this version, pausing it as it must; returns when they are verified and it decodes again, and says
+how many seconds it was paused."""
 
 GATHER_S = 0.02
 """How long a chunk may wait for others: streams bring news one by one, and a frame for each would cost more than what is in it."""
@@ -124,7 +125,7 @@ class SglangEngine:
         self._stop(lambda request: request.rollout in chosen)
 
     async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
-        """As the protocol says; `pin` is not honoured, and the seconds are those from shutting the gate until weights are verified.
+        """As the protocol says; `pin` is not honoured.
 
         Raises ValueError for None, and whatever the load raises: then nothing that was decoded since it began ever leaves, and the
         server is to be replaced."""
@@ -135,13 +136,12 @@ class SglangEngine:
                 self._stop(lambda request: request.version not in (None, version))
                 await old[0].ended.wait()
             self._gate = trio.Event()
-            begun = trio.current_time()
-            await self._load(version, weights)
+            pause = await self._load(version, weights)
             self._version, self._heard = version, trio.current_time()
             self._gate.set()
         self._work.set()
         self._news.set()
-        return trio.current_time() - begun
+        return pause
 
     def unpin(self, version: int) -> None:
         self._stop(lambda request: request.version == version)
