@@ -452,6 +452,13 @@ async def test_a_server_that_dies_during_a_load_is_named_at_once(sglang_start: C
     assert "version 1" in str(failure.value)
 
 
+async def test_a_group_for_another_number_of_ranks_is_refused_before_the_server_waits_for_it(sglang_server: Server) -> None:
+    async with connected(sglang_server, ranks=2) as (client, group):
+        with pytest.raises(NotLoaded, match=r"it has 1 tensor-parallel and 1 data-parallel ranks, and engine.sglang.tensor_parallel is 2"):
+            await publisher(client, by_broadcast(group)).load(1, weights(1))
+        assert await client.ready()
+
+
 @pytest.mark.slow
 async def test_two_tensor_parallel_ranks_get_the_same_weights(sglang_start: Callable[..., Server]) -> None:
     server = await trio.to_thread.run_sync(sglang_start, "--tp-size", "2")

@@ -43,7 +43,7 @@ def test_the_command_of_a_server() -> None:
     assert words[:7] == [*python, "-m", "sglang.launch_server"]
     pairs = dict(pairwise(words))
     expected = {"model-path": "/m", "host": "127.0.0.1", "port": "1234", "device": "cuda", "dtype": "bfloat16", "tp-size": "4"}
-    expected |= {"max-running-requests": "128", "context-length": "4096", "random-seed": "7"}
+    expected |= {"max-running-requests": "129", "context-length": "4096", "random-seed": "7"}
     assert all(pairs[f"--{name}"] == value for name, value in expected.items())
     assert "--skip-tokenizer-init" in words and "--attention-backend" not in words
     assert words[-2:] == ["--mem-fraction-static", "0.8"], "what the user adds comes last, where it wins"
@@ -51,7 +51,7 @@ def test_the_command_of_a_server() -> None:
 
     cpu = launch("/python")
     pairs = dict(pairwise(command(cpu, 1)))
-    assert pairs["--attention-backend"] == "torch_native" and int(pairs["--max-total-tokens"]) >= 8 * 128
+    assert pairs["--attention-backend"] == "torch_native" and int(pairs["--max-total-tokens"]) >= 9 * 128
     assert environment(cpu)["SGLANG_PLATFORM"] == "cpu_native" and environment(cpu)["OMP_NUM_THREADS"] == "1"
 
 
@@ -140,7 +140,7 @@ async def test_a_server_that_is_killed_is_noticed_at_once_and_leaves_nothing(rea
     log = tmp_path / "server.log"
     async with managed(real(), log=log, ready_s=START_S) as server, Client.open(server.url) as client:
         assert await client.ready()
-        assert (await client.server_info()).max_running_requests == 8
+        assert (await client.server_info()).max_running_requests == 9
         mine = session(server.process.pid)
         assert len(mine) >= 3, "the server has a scheduler and a detokenizer of its own"
         os.kill(server.process.pid, signal.SIGKILL)

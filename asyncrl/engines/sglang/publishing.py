@@ -134,6 +134,12 @@ class ByBroadcast:
     async def prepare(self, client: Client, version: int, weights: Mapping[str, Tensor]) -> None:
         group = self._group
         if not group.joined:
+            server = await client.server_info()
+            if (server.tp_size, server.dp_size) != (group.world - 1, 1):
+                found = f"{server.tp_size} tensor-parallel and {server.dp_size} data-parallel ranks"
+                raise ValueError(
+                    f"it has {found}, and engine.sglang.tensor_parallel is {group.world - 1}; data-parallel ones cannot be updated"
+                )
             invite = partial(client.init_group, group.host, group.port, group.world, group.name, group.backend)
             await _together(invite, partial(group.join, self._deadline_s))
 
@@ -274,10 +280,11 @@ class Publisher:
             async with self._way_cleared():
                 with trio.fail_after(self._deadline_s):
                     expected, reference = await self._prepare(version, weights)
+                start = trio.current_time()
                 async with self._paused():
-                    start = trio.current_time()
                     with trio.fail_after(self._deadline_s):
                         await self._way.begin(client)
+                        begun = trio.current_time()
                         self._begun = True
                         await self._way.transfer(client, version, weights, flush=self._mode != "in_place")
                         sent = trio.current_time()
@@ -294,7 +301,7 @@ class Publisher:
             raise NotLoaded(f"{url} was not given version {version}, and goes on with what it had: {reason}") from error
         return Loaded(
             pause_s=resumed - start,
-            transfer_s=sent - start,
+            transfer_s=sent - begun,
             verify_s=verified - sent,
             canary_s=trio.current_time() - resumed,
             difference=difference,

@@ -26,7 +26,8 @@ _TERM_S = 5.0
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """How a server is started. `python` is the command of a Python that has SGLang: a path, or `docker run … python3`."""
+    """How a server is started. `python` is the command of a Python that has SGLang: a path, or `docker run … python3`. It decodes `slots`
+    rollouts of at most `context_tokens` tokens at a time, and the canary."""
 
     python: tuple[str, ...]
     model: str
@@ -48,7 +49,7 @@ def command(launch: Launch, port: int) -> list[str]:
         "device": launch.device,
         "dtype": launch.dtype,
         "tp-size": launch.tensor_parallel,
-        "max-running-requests": launch.slots,
+        "max-running-requests": launch.slots + 1,  # the canary's, which must not wait for a rollout to end
         "context-length": launch.context_tokens,
         "random-seed": launch.seed,
     }
@@ -56,8 +57,8 @@ def command(launch: Launch, port: int) -> list[str]:
         # Memory is not a device's here: the share is of the whole machine, and the room for tokens is what counts.
         options |= {
             "attention-backend": "torch_native",
-            "mem-fraction-static": 0.02,
-            "max-total-tokens": max(launch.slots * launch.context_tokens, _LEAST_TOKENS),
+            "mem-fraction-static": 0.5,
+            "max-total-tokens": max((launch.slots + 1) * launch.context_tokens, _LEAST_TOKENS),
         }
     switches = ["--skip-tokenizer-init", "--sleep-on-idle", "--enable-metrics"]
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
