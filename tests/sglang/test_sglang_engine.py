@@ -148,6 +148,23 @@ async def test_loads_amid_decoding_leave_every_token_under_its_version(mode: str
         assert {body["extra_key"] for body in w.server.paths("/generate")} == ({"0", "1", "2"} if mode == "abort" else {"0", "2"})
 
 
+async def test_what_is_held_back_for_long_is_told_by_a_cut(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.engines.sglang.engine.HELD", 30)
+    async with world() as w:
+        await w.engine.load(0, WEIGHTS)
+        long, short = ask(1, budget=300), ask(2, budget=35)
+        w.engine.submit([long, short])
+        await trio.sleep(0.123)
+        await w.engine.load(1, WEIGHTS)
+        await trio.sleep(0.5)
+        assert w.finishes() == {2: "length"}
+        assert 12 + 30 < len(w.truth(long)) < 12 + 50 + 1  # without it, 9 until the end
+        await w.ended(1)
+        assert len(w.truth(long)) == 300 and len(w.truth(short)) == 35
+        assert len(w.server.paths("/abort_request")) == 1
+        assert [body["extra_key"] for body in w.server.paths("/generate")] == ["0", "0", "1"]
+
+
 async def test_nothing_leaves_and_nothing_is_sent_while_a_load_is_under_way(autojump_clock: MockClock) -> None:
     async with world(load_s=10.0, slots=4) as w:
         await w.engine.load(0, WEIGHTS)

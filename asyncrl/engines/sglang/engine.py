@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import torch
 
 Load = Callable[[int, "Mapping[str, torch.Tensor]"], Awaitable[float]]
-"""Brings these weights into the server as this version, pausing it as it must; returns when they are verified and it decodes again, and says
-how many seconds it was paused."""
+"""Brings these weights into the server as this version, pausing it as it must; returns when they are verified and it decodes again, with
+the seconds that it was paused."""
 
 GATHER_S = 0.02
 """How long a chunk may wait for others: streams bring news one by one, and a frame for each would cost more than what is in it."""
@@ -43,6 +43,10 @@ ABORTS, ABORT_S = 3, 5.0
 
 PATIENCE_S = 30.0
 """A server with requests that sends nothing for so long is asked whether it is ready."""
+
+HELD = 256
+"""So many tokens of a request may wait to be told whose they are, because weights changed amid an event. With more its stream is cut, which
+tells, and the request is sent again: a prefill, where otherwise a crash or a lapsed lease would lose all of them."""
 
 SUSPECT = 3
 """So many failed streams in a row, or tries of one request without a token, are no accident."""
@@ -62,7 +66,8 @@ class _Live:
         self.heard = False
         """Whether the stream brought anything, so that the server's scheduler is known to have it."""
         self.stopped = False
-        self.stream = trio.CancelScope()
+        self.stream, self.over = trio.CancelScope(), trio.Event()
+        """What its stream runs in, and when that is over."""
         self.ended = trio.Event()
 
 
@@ -216,8 +221,8 @@ class SglangEngine:
         """One stream, from what is known to its end. Empty where the server ended it unasked."""
         assert self._version is not None, "nothing is sampled before the first load"
         request, first = live.request, live.done
-        stream, ending = Stream(self._version), None
-        live.rid, live.heard, live.stream = uuid4().hex, False, trio.CancelScope()
+        stream, ending, cut = Stream(self._version), None, False
+        live.rid, live.heard, live.stream, live.over = uuid4().hex, False, trio.CancelScope(), trio.Event()
         self._heard = trio.current_time()
         events = self._client.generate(
             live.rid,
@@ -235,11 +240,16 @@ class SglangEngine:
                         live.heard, self._heard = True, trio.current_time()
                         self._tell(live, first, stream.feed(event))
                         ending = event.ending
+                        if stream.held > HELD and not cut:
+                            cut = True
+                            self._stopping.append(live)
+                            self._work.set()
         except (SglangError, SpanError) as error:
             await self._failed(live, error)
             return "interrupted"
         finally:
             live.rid = ""
+            live.over.set()
         return self._ended(live, ending)
 
     def _ended(self, live: _Live, ending: Ending | None) -> Finish:
@@ -263,22 +273,23 @@ class SglangEngine:
 
         An abort that reaches the server before its request has reached the scheduler is lost, and so is each later one: a stream that
         brought nothing yet is closed at once."""
+        rid, stream, over = live.rid, live.stream, live.over
         for _ in range(ABORTS):
             await self._gate.wait()
-            if not live.rid:
-                return  # between two streams, or over
+            if not rid or over.is_set():
+                return  # it was between two streams, or this one has ended
             if not live.heard:
                 break
             try:
-                await self._client.abort(live.rid)
+                await self._client.abort(rid)
             except SglangError as error:
                 _log.warning("rollout %d could not be aborted: %s", live.request.rollout, error)
                 break
             with trio.move_on_after(ABORT_S):
-                await live.ended.wait()
-        if live.rid and live.heard:
+                await over.wait()
+        if live.heard and not over.is_set():
             _log.warning("rollout %d did not end when it was aborted; its connection is closed", live.request.rollout)
-        live.stream.cancel()
+        stream.cancel()
 
     # ---------------------------------------------------------------------------------------------------------- what leaves
 
