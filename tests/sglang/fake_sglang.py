@@ -144,6 +144,8 @@ class FakeServer(httpx2.AsyncBaseTransport):
                 entries.pop()
             case "lie" if one.ending is not None:
                 meta["weight_versions"] = [{"version": "77", "start": 0, "end": count}]
+            case "refuse":
+                return b'data: {"error": {"message": "too long", "code": 400}}\n\n'
             case "garbage":
                 return b"data: <html>\n\n"
         return (

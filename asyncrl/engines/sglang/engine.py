@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.requests import refuse_misfit
-from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
+from asyncrl.engines.sglang.client import Client, Refused, ServerGone, SglangError
 from asyncrl.engines.sglang.spans import Piece, SpanError, Stream
 from asyncrl.engines.sglang.wire import Ending
 from asyncrl.messages import Finish
@@ -82,9 +82,9 @@ class SglangEngine:
     `stop_ids` end a rollout and are part of it. `idle` hears of waits named `weights` and `requests`, when they end.
 
     `run` raises the server's SglangError where it is gone, or fails three streams in a row: it is to be replaced. A single stream that
-    fails, by a broken connection or by what cannot be told (fewer log-probabilities than ids, versions that contradict each other), ends
-    its rollout as `interrupted` with what was certain, because half of it would be a wrong chunk. An id outside the vocabulary or a
-    log-probability that is no number is passed on: whoever keeps tokens knows what to do with it.
+    fails, by a broken connection, a refusal or what cannot be told (fewer log-probabilities than ids, versions that contradict each
+    other), ends its rollout as `interrupted` with what was certain, because half of it would be a wrong chunk. An id outside the
+    vocabulary or a log-probability that is no number is passed on: whoever keeps tokens knows what to do with it.
     """
 
     def __init__(
@@ -261,9 +261,11 @@ class SglangEngine:
         return "stop" if ending.type == "stop" else "length"
 
     async def _failed(self, live: _Live, error: Exception) -> None:
-        """A stream failed. Raise the error where that is more than an accident."""
-        self._failures += 1
+        """A stream failed. Raise the error where that is more than an accident; a 400 is about the request, not about the server."""
         _log.warning("rollout %d is given back after %d tokens: %s", live.request.rollout, live.done, error)
+        if isinstance(error, Refused) and error.status == 400:
+            return
+        self._failures += 1
         gone = isinstance(error, ServerGone) and self._gate.is_set() and not await self._client.ready()
         if gone or self._failures >= SUSPECT:
             raise error if isinstance(error, SglangError) else SglangError(f"{self._client.url}: a request {error}") from error
