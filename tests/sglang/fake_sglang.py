@@ -133,7 +133,8 @@ class FakeServer(httpx2.AsyncBaseTransport):
 
     def _event(self, one: _Running, kind: str) -> bytes:
         count = len(one.versions)
-        entries: list[Any] = [[-float(v), self._token(one, i), None] for i, v in enumerate(one.versions)]
+        ids = [self._token(one, i) for i in range(count)]
+        entries: list[Any] = [[-float(v), i, None] for v, i in zip(one.versions, ids, strict=True)]
         meta = {"id": one.rid, "finish_reason": one.ending, "completion_tokens": count, "weight_version": self.version}
         if one.ending is not None:
             ends = [i for i in range(1, count) if one.versions[i] != one.versions[i - 1]]
@@ -144,17 +145,12 @@ class FakeServer(httpx2.AsyncBaseTransport):
                 entries.pop()
             case "lie" if one.ending is not None:
                 meta["weight_versions"] = [{"version": "77", "start": 0, "end": count}]
+            case "nan":
+                entries[-1][0] = None
+            case "foreign":
+                ids[-1] = entries[-1][1] = 5000
             case "refuse":
                 return b'data: {"error": {"message": "too long", "code": 400}}\n\n'
             case "garbage":
                 return b"data: <html>\n\n"
-        return (
-            b"data: "
-            + json.dumps(
-                {
-                    "output_ids": [e[1] for e in entries] if kind != "fewer" else [self._token(one, i) for i in range(count)],
-                    "meta_info": meta | {"output_token_logprobs": entries},
-                }
-            ).encode()
-            + b"\n\n"
-        )
+        return b"data: " + json.dumps({"output_ids": ids, "meta_info": meta | {"output_token_logprobs": entries}}).encode() + b"\n\n"

@@ -328,6 +328,18 @@ async def test_a_stream_that_cannot_be_told_is_given_back_with_what_was_certain(
         assert re.search(said, caplog.text)
 
 
+@pytest.mark.parametrize("fault", ["nan", "foreign"])
+async def test_what_no_engine_can_have_sampled_is_passed_on_for_the_coordinator_to_name(fault: str, autojump_clock: MockClock) -> None:
+    async with world() as w:
+        w.server.faults[1] = (fault, 19)
+        await w.engine.load(0, WEIGHTS)
+        w.engine.submit([ask(1)])
+        await w.ended(1)
+        assert w.finishes() == {1: "length"}
+        last = w.chunks(1)[-1]
+        assert np.isnan(last.behaviour[-1]) if fault == "nan" else last.ids[-1] == 5000
+
+
 async def fails(w: World, kind: type[Exception], said: str) -> None:
     """Run the engine until it fails like this."""
     with pytest.RaisesGroup(pytest.RaisesExc(kind, match=said)):
