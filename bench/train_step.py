@@ -3,9 +3,10 @@
 All train the same rollouts, other ones every step, with the same loss (GRPO advantages, IcePop band, clip, AdamW) from the same
 weights, and must report the same loss value. They take turns; the table has medians and ratios of medians. `padded` is what a plain
 training loop does: one rectangle, an attention mask, float32 log-softmax. `padded, oneDNN` is the same with asyncrl's linear layers, so
-that what comes from packing alone can be seen. Two shapes of lengths: `task` (mean 37 tokens, longest 54, as in the default task) and
-`tail` (4 of the 128 rollouts up to four times as long). `--large` measures a 12 x 512 model on 32 rollouts (1 of them long) instead of
-4 x 128 on 128; `--threads` sets torch's threads.
+that what comes from packing alone can be seen; `apart` is asyncrl without sharing: each rollout has its group's prompt computed for itself.
+Three shapes of lengths, in groups of 8 with one prompt: `task` (mean 37 tokens, longest 54, 18 of them the prompt's), `tail` (4 of the 128
+rollouts up to four times as long) and `prompt` (32 rollouts of about 100 tokens after prompts of 200). `--large` measures a 12 x 512 model
+on 32 rollouts (1 of them long) instead of 4 x 128 on 128; `--threads` sets torch's threads.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -63,22 +65,25 @@ def build(large: bool) -> PreTrainedModel:
     return model
 
 
-def lengths(count: int, tail: bool, rng: np.random.Generator) -> list[int]:
-    """Tokens of each of `count` rollouts, prompt included."""
-    drawn = np.clip(np.rint(rng.normal(37, 7, count)), 18, 54).astype(int)
+def lengths(shape: str, count: int, rng: np.random.Generator) -> tuple[int, list[int]]:
+    """Tokens of a prompt, and of each of `count` rollouts with it."""
+    if shape == "prompt":
+        return 200, np.rint(rng.normal(300, 15, count)).astype(int).tolist()
+    drawn = np.clip(np.rint(rng.normal(37, 7, count)), 20, 54).astype(int)
     drawn[0] = 54
-    if tail:
+    if shape == "tail":
         drawn[: count // 32] = (220, 180, 150, 120)[: count // 32]
-    return [int(n) for n in drawn]
+    return 18, drawn.tolist()
 
 
-def rollouts(model: PreTrainedModel, sizes: Sequence[int], rng: np.random.Generator) -> Step:
-    """Random rollouts whose behaviour is close to the model's own policy (most ratios within the clip, a few outside of the band)."""
+def rollouts(model: PreTrainedModel, prompt: int, sizes: Sequence[int], rng: np.random.Generator) -> Step:
+    """Random rollouts of `sizes` tokens, the prompt's among them. Behaviour is close to the model's own policy (most ratios within the
+    clip, a few outside of the band)."""
     samples, ids = [], []
     for index, size in enumerate(sizes):
-        prompt = 10 + index // SIZE % 4
         samples.append(Sample(index, index // SIZE, prompt, size - prompt, float(rng.integers(0, 2)), [Span(0, 0, size - prompt)]))
         ids.append(rng.integers(0, VOCABULARY, size).astype(np.int32))
+        ids[-1][:prompt] = ids[index - index % SIZE][:prompt]
     behaviour = []
     with torch.no_grad():
         for sample, row in zip(samples, ids, strict=True):
@@ -145,18 +150,27 @@ class Packed:
         return self.learner.step()["loss"]
 
 
-def measure(name: str, tail: bool, large: bool, warm_up: int, rounds: int) -> None:
+class Apart(Packed):
+    """What asyncrl did if no two prompts were alike."""
+
+    def step(self, step: Step) -> float:
+        with patch("asyncrl.training.learner.shares", lambda _: False):
+            return super().step(step)
+
+
+def measure(shape: str, large: bool, warm_up: int, rounds: int) -> None:
     """`warm_up` steps before the first that counts: every step has other rollouts, but kernels are compiled when a shape is new."""
     rng = np.random.default_rng(0)
-    count = 32 if large else 128
+    count = 32 if large or shape == "prompt" else 128
     train, staleness = Train(lr=1e-5, lr_warmup_steps=0), Staleness()
     model = build(large)
-    steps = [rollouts(model, lengths(count, tail, rng), rng) for _ in range(warm_up + rounds)]
+    steps = [rollouts(model, *lengths(shape, count, rng), rng) for _ in range(warm_up + rounds)]
     faster = build(large)
     accelerate(faster)
     contestants = {
         "padded": Padded(build(large), train),
         "padded, oneDNN": Padded(faster, train),
+        "apart": Apart(build(large), train, staleness),
         "packed": Packed(build(large), train, staleness),
     }
     seconds: dict[str, list[float]] = {key: [] for key in contestants}
@@ -170,8 +184,8 @@ def measure(name: str, tail: bool, large: bool, warm_up: int, rounds: int) -> No
         assert max(losses.values()) - min(losses.values()) < 1e-4, f"the losses differ: {losses}"
     medians = {key: statistics.median(values) for key, values in seconds.items()}
     rates = "".join(f"{1 / value:16,.0f}" for value in medians.values())
-    ratios = "".join(f"{medians[key] / medians['packed']:9.2f}" for key in ("padded", "padded, oneDNN"))
-    print(f"{name:<6}{steps[0].tokens:7,}{rates}{ratios}", flush=True)
+    ratios = "".join(f"{medians[key] / medians['packed']:9.2f}" for key in ("padded", "padded, oneDNN", "apart"))
+    print(f"{shape:<6}{steps[0].tokens:7,}{rates}{ratios}", flush=True)
 
 
 def main() -> None:
@@ -182,9 +196,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     warm_up, rounds = (1, 1) if arguments.large else (3, 7)
     print(f"{'12 x 512' if arguments.large else '4 x 128'}, vocabulary {VOCABULARY}, {arguments.threads} thread(s)")
-    print(f"{'':6}{'tokens':>7}{'padded':>16}{'padded, oneDNN':>16}{'packed':>16}   packed / padded, and with oneDNN (real tokens/s)")
-    measure("task", False, arguments.large, warm_up, rounds)
-    measure("tail", True, arguments.large, warm_up, rounds)
+    print(f"{'':6}{'tokens':>7}{'padded':>16}{'padded, oneDNN':>16}{'apart':>16}{'packed':>16}   packed / each (real tokens/s)")
+    for shape in ("task", "tail", "prompt"):
+        measure(shape, arguments.large, warm_up, rounds)
 
 
 if __name__ == "__main__":

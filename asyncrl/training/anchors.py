@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 
 from asyncrl.messages import Anchor, Sample
 from asyncrl.training.batch import texts, versions
-from asyncrl.training.rows import Rectangle, log_probabilities, part_of
+from asyncrl.training.forward import log_probabilities, shares
+from asyncrl.training.rows import Bundle, part_of
 from asyncrl.training.snapshots import Snapshots
 
 _ROLLOUTS, _LENGTHS, _SCORES, _WEIGHTS = "rollouts", "lengths", "scores", "weights/"
@@ -46,16 +47,16 @@ class Past:
         if len(buffers) != 1:
             raise ValueError(f"texts to be scored come with 1 buffer, not {len(buffers)}")
         if message.samples:
-            rectangles = texts(message.samples, np.frombuffer(buffers[0], "<i4"))
+            bundles = texts(message.samples, np.frombuffer(buffers[0], "<i4"), shared=shares(self._model))
             of_token, scores = torch.from_numpy(versions(message.samples)), self.known(message.samples)
-            for rectangle in rectangles:
-                now = torch.isnan(scores[rectangle.tokens]) & (of_token[rectangle.tokens] == version)
+            for bundle in bundles:
+                now = torch.isnan(scores[bundle.tokens]) & (of_token[bundle.tokens] == version)
                 if now.any():
-                    part = part_of(rectangle, now)
+                    part = part_of(bundle, now)
                     with torch.no_grad():
                         scores[part.tokens] = log_probabilities(self._model, part, self._temperature).cpu()
                 late = torch.ones_like(now)
-                scores[rectangle.tokens] = self.completed(scores[rectangle.tokens], rectangle, of_token[rectangle.tokens], late)
+                scores[bundle.tokens] = self.completed(scores[bundle.tokens], bundle, of_token[bundle.tokens], late)
             self._keep(message.samples, scores)
         live = self._trained.union(message.live)
         self._oldest = version if message.oldest is None else min(version, message.oldest)
@@ -78,14 +79,14 @@ class Past:
         kept = self._scores.get(rollout, np.zeros(0, np.float32))[:tokens]
         return np.concatenate([kept, np.full(tokens - len(kept), np.nan, np.float32)])
 
-    def completed(self, scores: Tensor, rectangle: Rectangle, version: Tensor, asked: Tensor) -> Tensor:
-        """`scores` of a rectangle's response tokens, with those that are NaN and `asked` for (bool) scored where the weights of their
+    def completed(self, scores: Tensor, bundle: Bundle, version: Tensor, asked: Tensor) -> Tensor:
+        """`scores` of a bundle's response tokens, with those that are NaN and `asked` for (bool) scored where the weights of their
         `version` (int64) are held. All are [tokens]."""
         scores = scores.clone()
         for held in self.snapshots.versions:
             wanted = asked & torch.isnan(scores) & (version == held)
             if wanted.any():
-                scores[wanted] = self.snapshots.score(held, part_of(rectangle, wanted), self._temperature).to(scores)
+                scores[wanted] = self.snapshots.score(held, part_of(bundle, wanted), self._temperature).to(scores)
         return scores
 
     def close(self, version: int) -> None:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.messages import MicroBatch, Sample
-from asyncrl.training.rows import Rectangle, pack
+from asyncrl.training.rows import Bundle, pack
 
 
 class Batch(NamedTuple):
-    """The rectangles, and for each response token its behaviour log-probability (float32), whether it may enter the loss (bool), the place
+    """The bundles, and for each response token its behaviour log-probability (float32), whether it may enter the loss (bool), the place
     of its sample in the batch (int64), and the version that sampled it and its lag (int64 >= 0)."""
 
-    rectangles: list[Rectangle]
+    bundles: list[Bundle]
     behaviour: Tensor
     mask: Tensor
     owner: Tensor
@@ -29,9 +29,9 @@ class Batch(NamedTuple):
     lag: Tensor
 
 
-def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes]) -> Batch:
-    """The tensors of a micro-batch with at least one sample. Raises ValueError where the buffers or the spans do not fit it, or a token is
-    newer than the policy that the step starts from."""
+def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bool) -> Batch:
+    """The tensors of a micro-batch with at least one sample, whose equal prompts are `shared` or not (`pack`). Raises ValueError where the
+    buffers or the spans do not fit it, or a token is newer than the policy that the step starts from."""
     if len(buffers) != 3:
         raise ValueError(f"a micro-batch comes with 3 buffers, not {len(buffers)}")
     ids, behaviour, mask = (np.frombuffer(b, dtype) for b, dtype in zip(buffers, ("<i4", "<f4", "u1"), strict=True))
@@ -45,7 +45,7 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes]) -> Batch:
     if len(lag) and int(lag.min()) < 0:
         raise ValueError(f"a token of version {int(version.max())} is newer than the policy that step {batch.step} starts from")
     return Batch(
-        texts(batch.samples, ids),
+        texts(batch.samples, ids, shared=shared),
         torch.from_numpy(behaviour.copy()),
         torch.from_numpy(mask.copy()) != 0,
         torch.repeat_interleave(torch.tensor(responses)),
@@ -54,9 +54,9 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes]) -> Batch:
     )
 
 
-def texts(samples: Sequence[Sample], ids: NDArray[np.int32]) -> list[Rectangle]:
-    """Prompts and responses laid out for forward passes. Raises ValueError where they are not of the samples."""
-    return pack(ids, [s.prompt_tokens for s in samples], [s.response_tokens for s in samples])
+def texts(samples: Sequence[Sample], ids: NDArray[np.int32], *, shared: bool) -> list[Bundle]:
+    """Prompts and responses laid out for forward passes as `pack` does. Raises ValueError where they are not of the samples."""
+    return pack(ids, [s.prompt_tokens for s in samples], [s.response_tokens for s in samples], shared=shared)
 
 
 def versions(samples: Sequence[Sample]) -> NDArray[np.int64]:

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from asyncrl.messages import MicroBatch
 from asyncrl.training.batch import Batch
-from asyncrl.training.rows import log_probabilities, part_of, response_logits
+from asyncrl.training.forward import log_probabilities, response_logits
+from asyncrl.training.rows import part_of
 from staleness.advantages import Advantages, Kind, advantages
 from staleness.ratios import log_ratio, ratio
 from staleness.vcpo import logit_norm, minimum_variance, minimum_variance_logits
@@ -46,10 +47,10 @@ def _alone(batch: Batch, samples: int, model: PreTrainedModel, temperature: floa
     is not either then, and is not taken."""
     weight, norm_squared = torch.ones(samples, dtype=torch.float64), torch.zeros(samples, dtype=torch.float64)
     parameters = list(model.parameters())
-    for rectangle in batch.rectangles:
-        owner, arrived = batch.owner[rectangle.tokens], batch.mask[rectangle.tokens]
+    for bundle in batch.bundles:
+        owner, arrived = batch.owner[bundle.tokens], batch.mask[bundle.tokens]
         for sample in torch.unique(owner[arrived]).tolist():
-            part = part_of(rectangle, arrived & (owner == sample))
+            part = part_of(bundle, arrived & (owner == sample))
             current = log_probabilities(model, part, temperature)
             log, finite = log_ratio(current.detach(), batch.behaviour[part.tokens].to(current.device))
             if finite.any():
@@ -62,16 +63,16 @@ def _alone(batch: Batch, samples: int, model: PreTrainedModel, temperature: floa
 
 def _together(batch: Batch, samples: int, model: PreTrainedModel, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """The ratio of each sample as in `_alone`, and of each response token `vcpo.logit_norm` (float32) and whether it is finite and arrived
-    (bool). From forward passes of whole rectangles."""
+    (bool). From forward passes of whole bundles."""
     log, token_norm = torch.zeros_like(batch.behaviour), torch.zeros_like(batch.behaviour)
     usable = torch.zeros_like(batch.mask)
-    for rectangle in batch.rectangles:
+    for bundle in batch.bundles:
         with torch.no_grad():
-            logits = response_logits(model, rectangle, temperature)
-        targets, tokens = rectangle.targets.to(logits.device), rectangle.tokens
+            logits = response_logits(model, bundle, temperature)
+        targets, tokens = bundle.targets.to(logits.device), bundle.tokens
         current = -F.cross_entropy(logits, targets, reduction="none")
-        of_rectangle, finite = log_ratio(current, batch.behaviour[tokens].to(current.device))
-        log[tokens], usable[tokens] = of_rectangle.cpu(), batch.mask[tokens] & finite.cpu()
+        of_bundle, finite = log_ratio(current, batch.behaviour[tokens].to(current.device))
+        log[tokens], usable[tokens] = of_bundle.cpu(), batch.mask[tokens] & finite.cpu()
         token_norm[tokens] = logit_norm(logits, targets).nan_to_num(0.0).cpu()
     total = torch.zeros(samples, dtype=torch.float64).index_add(0, batch.owner, torch.where(usable, log, 0.0).double())
     return ratio(total), token_norm, usable

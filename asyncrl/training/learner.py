@@ -2,7 +2,7 @@
 
 The loss of a step is the sum over its trained tokens divided by their number. Each micro-batch adds the gradient of its own sum, and
 the division happens once, when the step is closed and the number is known. What is said of a whole rollout is computed where all of it is:
-a rollout is never split over rectangles.
+a rollout is never split over bundles.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from asyncrl.config.schema import Staleness, Train
 from asyncrl.messages import Anchor, MicroBatch, TokenCount
 from asyncrl.training.anchors import Past
 from asyncrl.training.batch import Batch, read
+from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.gradients import advantages_of
 from asyncrl.training.linear import accelerate
-from asyncrl.training.rows import Rectangle, log_probabilities
+from asyncrl.training.rows import Bundle
 from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
 from staleness import correction, proximal
@@ -79,12 +80,12 @@ class Learner:
             raise ValueError(f"a micro-batch of step {batch.step} came while step {self.version} was being accumulated")
         if not batch.samples:
             return []
-        tensors = read(batch, buffers)
+        tensors = read(batch, buffers, shared=shares(self.model))
         advantage, trainable = advantages_of(batch, tensors, self.model, self._train.advantage, self._temperature)
         scores = self.past.known(batch.samples) if self.past else None
         fates = torch.empty_like(tensors.owner)
-        for rectangle in tensors.rectangles:
-            fates[rectangle.tokens] = self._add(tensors, rectangle, advantage, trainable, scores).cpu()
+        for bundle in tensors.bundles:
+            fates[bundle.tokens] = self._add(tensors, bundle, advantage, trainable, scores).cpu()
         if self.past and scores is not None and self._train.replay_groups and self._staleness.proximal == "boundary":
             self.past.remember(batch.samples, scores)
         table = torch.zeros(len(batch.samples), len(self._reasons), dtype=torch.int64)
@@ -94,19 +95,19 @@ class Learner:
             for sample, row in zip(batch.samples, table.tolist(), strict=True)
         ]
 
-    def _add(self, batch: Batch, rectangle: Rectangle, advantage: Tensor, trainable: Tensor, scores: Tensor | None) -> Tensor:
-        """Add the gradient of the sum of a rectangle's losses; returns what became of each of its response tokens, int64 [tokens].
+    def _add(self, batch: Batch, bundle: Bundle, advantage: Tensor, trainable: Tensor, scores: Tensor | None) -> Tensor:
+        """Add the gradient of the sum of a bundle's losses; returns what became of each of its response tokens, int64 [tokens].
         `advantage` (float32) and `trainable` (bool) are [samples], `scores` float32 [tokens of the batch]."""
         behaviour, fresh, owner, lag = (
-            of_batch[rectangle.tokens].to(self.model.device) for of_batch in (batch.behaviour, batch.mask, batch.owner, batch.lag)
+            of_batch[bundle.tokens].to(self.model.device) for of_batch in (batch.behaviour, batch.mask, batch.owner, batch.lag)
         )
         trained = trainable.to(owner.device)[owner]
         arrived = fresh & trained
         fate = torch.where(fresh & ~trained, MEDIAN, STALE)
         if not arrived.any():
             return fate
-        current = log_probabilities(self.model, rectangle, self._temperature)
-        prox, unanchored = self._proximal(batch, rectangle, current, behaviour, lag, arrived, scores)
+        current = log_probabilities(self.model, bundle, self._temperature)
+        prox, unanchored = self._proximal(batch, bundle, current, behaviour, lag, arrived, scores)
         ratios = proximal.log_ratios(current, behaviour, prox)
         usable = arrived & ratios.finite
         tokens = correction.Tokens(ratios.correction, usable, owner, advantage.to(owner.device)[owner], behaviour, current.detach(), lag)
@@ -134,7 +135,7 @@ class Learner:
         return fate
 
     def _proximal(
-        self, batch: Batch, rectangle: Rectangle, current: Tensor, behaviour: Tensor, lag: Tensor, arrived: Tensor, scores: Tensor | None
+        self, batch: Batch, bundle: Bundle, current: Tensor, behaviour: Tensor, lag: Tensor, arrived: Tensor, scores: Tensor | None
     ) -> tuple[Tensor | None, int]:
         """Log-probabilities under the proximal policy, float32 [tokens], or None where that is the behaviour policy; and of how many tokens
         that arrived their own version's are not known, so that they have the current ones."""
@@ -147,9 +148,9 @@ class Learner:
                 return proximal.loglinear(behaviour, current, lag), 0
             case "boundary" | "snapshot":
                 assert self.past is not None and scores is not None
-                found = self.past.completed(scores[rectangle.tokens], rectangle, batch.version[rectangle.tokens], arrived.cpu())
+                found = self.past.completed(scores[bundle.tokens], bundle, batch.version[bundle.tokens], arrived.cpu())
                 found = proximal.scored(found.to(current.device), current, lag)
-                scores[rectangle.tokens] = found.cpu()
+                scores[bundle.tokens] = found.cpu()
                 unknown = torch.isnan(found)
                 return torch.where(unknown, current.detach(), found), int((unknown & arrived).sum())
 

@@ -1,125 +1,198 @@
-"""Rollouts laid out for forward passes. Invariant: a rollout's log-probabilities are those it has alone, whatever shares its pass.
+"""Rollouts laid out for forward passes. Invariant: a token stands after its own past and nothing else, whatever shares its pass.
 
-Samples are sorted by length and cut into rectangles of rows nearly as long as each other, one forward pass each, so that hardly any padding
-is paid for. Padding is on the right, where causal attention never looks: no mask is built, and any causal language model will do.
+The samples of a forward pass are a bundle. In it a prompt that several samples have stands once, and each response once but for its last
+token, which predicts nothing; one after another, without padding. That is what a model computes token by token. Attention alone needs
+samples whole: for it they are rows of rectangles, each of rows nearly as long as each other, so that hardly any padding is paid for. That
+is on the right, where causal attention never looks: no mask is built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
-RECTANGLE_TOKENS = 2048
-"""A rectangle of more than one row has at most these, padding included: what stays in the caches of a CPU core while it is worked on."""
-PASS_TOKENS = 128
-"""What one more forward and backward pass costs, in tokens of padding, measured on small models."""
+BUNDLE_TOKENS = 3072
+"""A bundle costs at most these, rows counted with ROW_SHARE: what stays in the caches of a CPU core while it is worked on. Or twice what
+the longest sample of the micro-batch costs alone, where that is more: its prompt is worth sharing, and memory has to do for it anyway."""
+ROW_SHARE = 0.25
+"""What a token costs in a row of a rectangle, beside what it costs in the bundle: query, key, value and attention, of all in a layer."""
+RECTANGLE_TOKENS = 128
+"""What one more rectangle costs, in tokens of padding, measured on small models."""
 
 
-class Rectangle(NamedTuple):
-    """Some samples of a micro-batch, one a row.
+class Bundle(NamedTuple):
+    """Some samples of a micro-batch, for one forward pass.
 
-    `ids`: int64 [rows, width], right-padded. `predictors`: int64 [tokens], the place in `ids`, flattened, of the token before each
-    response token. `targets`: int64 [tokens], the response ids. `tokens`: int64 [tokens], their places among the micro-batch's
-    response tokens.
+    `ids`, `positions`: int64 [places], each token once, and where it stands in its sample; at the end a few that are of no sample, so that
+    there are few sizes: oneDNN compiles its kernels for each. `rectangles`: int64 [rows, width] each, the places of one sample a row,
+    right-padded. `home`: int64 [places], where a place is in the rectangles, flattened and joined (a shared prompt: in the first of its
+    rows). Of the response tokens, int64 [tokens] each: `predictors`, the place of the token before; `rows`, which row the sample is of all
+    rectangles'; `targets`, the ids; `tokens`, their places among the micro-batch's response tokens.
     """
 
     ids: Tensor
+    positions: Tensor
+    rectangles: tuple[Tensor, ...]
+    home: Tensor
     predictors: Tensor
+    rows: Tensor
     targets: Tensor
     tokens: Tensor
 
 
-def pack(ids: NDArray[np.int32], prompt_tokens: Sequence[int], response_tokens: Sequence[int]) -> list[Rectangle]:
-    """Lay out samples: `ids` has, for each, its prompt (at least one token) and then its response. Raises ValueError where lengths and
-    ids disagree or a prompt is empty."""
+class _Samples(NamedTuple):
+    """Of each sample of a micro-batch, int64 [samples]: its first id, the tokens of its prompt and of its response, and its first response
+    token among those of all."""
+
+    start: NDArray[np.int64]
+    prompt: NDArray[np.int64]
+    response: NDArray[np.int64]
+    answer: NDArray[np.int64]
+
+    @property
+    def seen(self) -> NDArray[np.int64]:
+        """The tokens that something is predicted from."""
+        return self.prompt + self.response - 1
+
+
+def pack(ids: NDArray[np.int32], prompt_tokens: Sequence[int], response_tokens: Sequence[int], *, shared: bool) -> list[Bundle]:
+    """Lay out samples: `ids` has, for each, its prompt (at least one token) and then its response. Samples with the same prompt share it
+    where that is `shared`. Raises ValueError where lengths and ids disagree or a prompt is empty."""
     prompts, responses = np.asarray(prompt_tokens, dtype=np.int64), np.asarray(response_tokens, dtype=np.int64)
     lengths = prompts + responses
     if len(ids) != lengths.sum():
         raise ValueError(f"{len(ids)} token ids came for samples of {lengths.sum()} tokens in all")
     if (prompts < 1).any():
         raise ValueError("a sample has an empty prompt: its first response token would have nothing to be predicted from")
-    starts, answers = np.cumsum(lengths) - lengths, np.cumsum(responses) - responses
-    order = np.argsort(lengths, kind="stable")
-    rectangles = []
-    for first, end in _cuts(lengths[order]):
-        members = order[first:end]
-        column = np.arange(lengths[members[-1]])
-        inside = column < lengths[members, None]
-        answered = inside & (column >= prompts[members, None])
-        table = np.where(inside, ids[np.where(inside, starts[members, None] + column, 0)], 0).astype(np.int64)
-        tokens = (answers - prompts)[members, None] + column
-        rectangles.append(
-            Rectangle(
-                torch.from_numpy(table),
-                torch.from_numpy(np.flatnonzero(answered) - 1),
-                torch.from_numpy(table[answered]),
-                torch.from_numpy(tokens[answered]),
-            )
-        )
-    return rectangles
+    of = _Samples(np.cumsum(lengths) - lengths, prompts, responses, np.cumsum(responses) - responses)
+    alike: dict[bytes | int, list[int]] = {}
+    for sample in np.argsort(lengths, kind="stable").tolist():
+        start = of.start[sample]
+        if responses[sample]:
+            alike.setdefault(ids[start : start + prompts[sample]].tobytes() if shared else sample, []).append(sample)
+    return [_laid_out(ids, of, bundle) for bundle in _bundles(alike.values(), of)]
+
+
+def _bundles(alike: Iterable[list[int]], of: _Samples) -> list[list[list[int]]]:
+    """Bundles of samples, from lists of samples with one prompt each; such a list is divided only where it is too much for one bundle."""
+    row = of.response - 1 + ROW_SHARE * of.seen
+    most = max(BUNDLE_TOKENS, 2 * float((of.prompt + row).max(initial=0)))
+    bundles: list[list[list[int]]] = []
+    room = 0.0
+    for samples in alike:
+        prompt, whole = float(of.prompt[samples[0]]), float(row[samples].sum())
+        if not bundles or prompt + whole > room:
+            bundles.append([])
+            room = most
+        room -= prompt
+        bundles[-1].append([])
+        for sample in samples:
+            if row[sample] > room:
+                bundles.append([[]])
+                room = most - prompt
+            bundles[-1][-1].append(sample)
+            room -= float(row[sample])
+    return bundles
+
+
+def _laid_out(ids: NDArray[np.int32], of: _Samples, sharing: list[list[int]]) -> Bundle:
+    """The bundle of these samples, those of each inner list with one prompt."""
+    first, counts = np.array([samples[0] for samples in sharing]), [len(samples) for samples in sharing]
+    samples = np.concatenate([np.array(samples) for samples in sharing])
+    sizes = np.concatenate([of.prompt[first], of.response[samples] - 1])
+    places = np.cumsum(sizes) - sizes
+    sources = _ranges(np.concatenate([of.start[first], of.start[samples] + of.prompt[samples]]), sizes)
+    positions = _ranges(np.concatenate([np.zeros_like(first), of.prompt[samples]]), sizes)
+    head, body = np.repeat(places[: len(first)], counts), places[len(first) :]
+
+    order = np.argsort(of.seen[samples], kind="stable")
+    rectangles, predictors, rows, tokens = [], [], [], []
+    for begin, end in _cuts(of.seen[samples[order]]):
+        chosen = order[begin:end, None]
+        members = samples[chosen]
+        column = np.arange(of.seen[members[-1, 0]])
+        prompt = of.prompt[members]
+        inside = column < of.seen[members]
+        table = np.where(inside, np.where(column < prompt, head[chosen], body[chosen] - prompt) + column, head[chosen])
+        predicts = inside & (column >= prompt - 1)
+        rectangles.append(table)
+        predictors.append(table[predicts])
+        rows.append(begin + np.nonzero(predicts)[0])
+        tokens.append((of.answer[members] + column - (prompt - 1))[predicts])
+    token = np.concatenate(tokens)
+    answers = _ranges(of.start + of.prompt, of.response)
+    of_tokens = np.concatenate(predictors), np.concatenate(rows), ids[answers[token]].astype(np.int64), token
+    return _bundle(ids[sources].astype(np.int64), positions, rectangles, *of_tokens)
+
+
+def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`sizes[i]` numbers counted up from `starts[i]`, for each i, joined."""
+    return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
+
+
+def _bundle(
+    ids: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    rectangles: Sequence[NDArray[np.int64]],
+    *of_tokens: NDArray[np.int64],
+) -> Bundle:
+    """A bundle, filled up to one of sixteen sizes between two powers of two. `of_tokens`: predictors, rows, targets and tokens."""
+    grain = max(8, 1 << len(ids).bit_length() >> 5)
+    missing = -len(ids) % grain
+    home = np.zeros(len(ids) + missing, dtype=np.int64)
+    joined = np.concatenate([rectangle.ravel() for rectangle in rectangles])
+    home[joined[::-1]] = np.arange(len(joined))[::-1]  # of several, the first is written last
+    return Bundle(
+        torch.from_numpy(np.pad(ids, (0, missing))),
+        torch.from_numpy(np.pad(positions, (0, missing))),
+        tuple(map(torch.from_numpy, rectangles)),
+        torch.from_numpy(home),
+        *map(torch.from_numpy, of_tokens),
+    )
 
 
 def _cuts(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Cut samples of ascending length into `[first, end)`, so that all rectangles' tokens plus PASS_TOKENS for each are least, and none of
-    several rows exceeds RECTANGLE_TOKENS (dynamic programming over the end of the last rectangle).
-
-    Rows are a power of two: oneDNN compiles its kernels for each shape, and so they meet few shapes."""
-    best = np.zeros(len(lengths) + 1)
-    first = np.zeros(len(lengths) + 1, dtype=np.int64)
-    for end in range(1, len(lengths) + 1):
-        rows = np.arange(end, 0, -1)
-        area = rows * lengths[end - 1]
-        allowed = (area <= RECTANGLE_TOKENS) & (rows & (rows - 1) == 0)
-        allowed[-1] = True
-        first[end] = np.argmin(np.where(allowed, best[:end] + area, np.inf))
-        best[end] = best[first[end]] + area[first[end]] + PASS_TOKENS
-    ends = [len(lengths)]
+    """Cut samples of ascending length into rectangles `[first, end)`, so that all their tokens plus RECTANGLE_TOKENS for each are least
+    (dynamic programming over the end of the last rectangle; those as long as each other stay together)."""
+    width, first_of = np.unique(lengths, return_index=True)
+    starts = np.append(first_of, len(lengths))
+    best, before = np.zeros(len(starts)), np.zeros(len(starts), dtype=np.int64)
+    for end in range(1, len(starts)):
+        cost = best[:end] + (starts[end] - starts[:end]) * width[end - 1]
+        before[end] = np.argmin(cost)
+        best[end] = cost[before[end]] + RECTANGLE_TOKENS
+    ends = [len(starts) - 1]
     while ends[-1]:
-        ends.append(int(first[ends[-1]]))
-    return [(start, end) for end, start in pairwise(ends)][::-1]
+        ends.append(int(before[ends[-1]]))
+    return [(int(starts[first]), int(starts[end])) for end, first in pairwise(ends)][::-1]
 
 
-def part_of(rectangle: Rectangle, wanted: Tensor) -> Rectangle:
-    """The rectangle of the wanted response tokens alone (bool [tokens], at least one of them), without rows that have none of them; a few
-    of those stay where the rows would not be a power of two (see `_cuts`)."""
-    width = rectangle.ids.shape[1]
-    predictors = rectangle.predictors[wanted]
-    needed = torch.zeros(len(rectangle.ids), dtype=torch.bool).index_fill(0, predictors // width, True)
-    count = 1 << (int(needed.sum()) - 1).bit_length()
-    rows = torch.argsort(~needed, stable=True)[:count].sort().values
-    row = torch.searchsorted(rows, predictors // width)
-    return Rectangle(rectangle.ids[rows], row * width + predictors % width, rectangle.targets[wanted], rectangle.tokens[wanted])
-
-
-def log_probabilities(model: PreTrainedModel, rectangle: Rectangle, temperature: float) -> Tensor:
-    """Log-probability of each response token of a rectangle under the temperature-scaled distribution, float32 [tokens], with gradient."""
-    logits = response_logits(model, rectangle, temperature)
-    return -F.cross_entropy(logits, rectangle.targets.to(model.device), reduction="none")
-
-
-def response_logits(model: PreTrainedModel, rectangle: Rectangle, temperature: float) -> Tensor:
-    """What each response token of a rectangle is drawn from: logits over the temperature, float32 [tokens, vocabulary], with gradient.
-
-    The output layer runs at the positions that predict response tokens only, and what follows is float32 whatever the model's type.
-    """
-    predictors = rectangle.predictors.to(model.device)
-
-    def select(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0].flatten(0, 1)[predictors].unsqueeze(0), *inputs[1:])
-
-    # By a hook on the output layer, so that whatever the model does to its logits afterwards (scale, soft cap) is done to these too.
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    hook = head.register_forward_pre_hook(select)
-    try:
-        logits: Tensor = model(input_ids=rectangle.ids.to(model.device), use_cache=False).logits
-    finally:
-        hook.remove()
-    return logits[0].float() / temperature
+def part_of(bundle: Bundle, wanted: Tensor) -> Bundle:
+    """The bundle of the wanted response tokens alone (bool [tokens], at least one of them), without samples that have none of them."""
+    chosen = wanted.numpy()
+    needed, rows = np.unique(bundle.rows.numpy()[chosen], return_inverse=True)
+    rectangles: list[NDArray[np.int64]] = []
+    before = 0
+    for rectangle in bundle.rectangles:
+        here = needed[(needed >= before) & (needed < before + len(rectangle))] - before
+        before += len(rectangle)
+        if len(here):
+            rectangles.append(rectangle.numpy()[here])
+    kept = np.zeros(len(bundle.ids), dtype=bool)
+    kept[np.concatenate([rectangle.ravel() for rectangle in rectangles])] = True
+    place = np.cumsum(kept) - 1
+    return _bundle(
+        bundle.ids.numpy()[kept],
+        bundle.positions.numpy()[kept],
+        [place[rectangle] for rectangle in rectangles],
+        place[bundle.predictors.numpy()[chosen]],
+        rows,
+        bundle.targets.numpy()[chosen],
+        bundle.tokens.numpy()[chosen],
+    )

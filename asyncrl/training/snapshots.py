@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from asyncrl.training.rows import Rectangle, log_probabilities
+from asyncrl.training.forward import log_probabilities
+from asyncrl.training.rows import Bundle
 
 
 class Snapshots:
@@ -41,14 +42,14 @@ class Snapshots:
         """Forget `version` and what is older."""
         self._held = {held: weights for held, weights in self._held.items() if held > version}
 
-    def score(self, version: int, rectangle: Rectangle, temperature: float) -> Tensor:
-        """Log-probability of each response token of a rectangle under `version`, float32 [tokens], without gradient. Raises KeyError for
+    def score(self, version: int, bundle: Bundle, temperature: float) -> Tensor:
+        """Log-probability of each response token of a bundle under `version`, float32 [tokens], without gradient. Raises KeyError for
         a version that is not held."""
         weights = self._held[version]
         for name, parameter in self._scorer.named_parameters():
             parameter.data = weights[name]
         with torch.no_grad():
-            return log_probabilities(self._scorer, rectangle, temperature)
+            return log_probabilities(self._scorer, bundle, temperature)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps: each weight as `<version>/<parameter>`."""

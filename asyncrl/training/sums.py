@@ -1,4 +1,4 @@
-"""What a step adds up over its rectangles. Invariant: only sums, so that the metrics do not depend on how the step was split."""
+"""What a step adds up over its bundles. Invariant: only sums, so that the metrics do not depend on how the step was split."""
 
 from __future__ import annotations
 

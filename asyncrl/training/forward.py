@@ -1,0 +1,116 @@
+"""Bundles through a model. Invariant: a rollout's log-probabilities are those it has alone, up to rounding, whatever shares its pass.
+
+A model computes each token by itself but for attention, and transformers' models leave that to a function of one's choice. Ours puts the
+samples together, row by row, and has their attention computed as ever. So a prompt that several samples share is computed once, and
+autograd adds up what each of them says of it. A model that looks at other tokens in another way gets the rows as they are, each with its
+prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from asyncrl.training.rows import Bundle
+
+NAME, PLAIN = "asyncrl_bundle", "sdpa"
+"""Our attention function among those of transformers, and the one that it stands for."""
+
+
+def shares(model: PreTrainedModel) -> bool:
+    """Whether a model may be given each token once: all its layers have full attention, computed by torch's own function through the
+    interface that ours is registered with, and nothing else of it looks at other tokens."""
+    config: Any = model.config
+    return (
+        bool(model._supports_attention_backend)
+        and not model._is_stateful
+        and config._attn_implementation == PLAIN
+        and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+        and getattr(config, "sliding_window", None) is None
+    )
+
+
+def log_probabilities(model: PreTrainedModel, bundle: Bundle, temperature: float) -> Tensor:
+    """Log-probability of each response token of a bundle under the temperature-scaled distribution, float32 [tokens], with gradient."""
+    logits = response_logits(model, bundle, temperature)
+    return -F.cross_entropy(logits, bundle.targets.to(model.device), reduction="none")
+
+
+def response_logits(model: PreTrainedModel, bundle: Bundle, temperature: float) -> Tensor:
+    """What each response token of a bundle is drawn from: logits over the temperature, float32 [tokens, vocabulary], with gradient.
+
+    The output layer runs at the positions that predict response tokens only, and what follows is float32 whatever the model's type.
+    """
+    device = model.device
+    ids, predictors = bundle.ids.to(device), bundle.predictors.to(device)
+    if shares(model):
+        rectangles = tuple(rectangle.to(device) for rectangle in bundle.rectangles)
+        positions = bundle.positions.to(device)[None]
+        with _attention(model), _output_at(model, predictors):
+            found: Tensor = model(
+                input_ids=ids[None], position_ids=positions, use_cache=False, rectangles=rectangles, home=bundle.home.to(device)
+            ).logits
+        return found[0].float() / temperature
+    at = bundle.home.to(device)[predictors]
+    pieces, places, before = [], [], 0
+    for rectangle in bundle.rectangles:
+        here = torch.nonzero((at >= before) & (at < before + rectangle.numel()))[:, 0]
+        if len(here):
+            with _output_at(model, at[here] - before):
+                pieces.append(model(input_ids=ids[rectangle.to(device)], use_cache=False).logits[0])
+            places.append(here)
+        before += rectangle.numel()
+    return torch.cat(pieces)[torch.argsort(torch.cat(places))].float() / temperature
+
+
+@contextmanager
+def _output_at(model: PreTrainedModel, places: Tensor) -> Iterator[None]:
+    """Meanwhile the output layer runs at these places of its input, flattened. By a hook, so that whatever the model does to its logits
+    afterwards (scale, soft cap) is done to these too."""
+
+    def select(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].flatten(0, 1).index_select(0, places).unsqueeze(0), *inputs[1:])
+
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    hook = head.register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _attention(model: PreTrainedModel) -> Iterator[None]:
+    """Meanwhile the model's attention is ours."""
+    config: Any = model.config
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = PLAIN
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: None, *, rectangles: tuple[Tensor, ...], home: Tensor, **rest: Any
+) -> tuple[Tensor, None]:
+    """Attention of a bundle: `query`, `key`, `value` are [1, heads, places, size]; gives [1, places, heads, size]."""
+    flat = [of_all[0].transpose(0, 1).flatten(1) for of_all in (query, key, value)]
+    outputs = []
+    for rectangle in rectangles:
+        rows = [
+            places.index_select(0, rectangle.flatten()).view(*rectangle.shape, -1, of_all.shape[-1]).transpose(1, 2)
+            for places, of_all in zip(flat, (query, key, value), strict=True)
+        ]
+        output, _ = sdpa_attention_forward(module, rows[0], rows[1], rows[2], None, **rest)
+        outputs.append(output.flatten(0, 1))
+    return torch.cat(outputs).index_select(0, home).unsqueeze(0), None
+
+
+AttentionInterface.register(NAME, _attend)

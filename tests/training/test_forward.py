@@ -1,0 +1,174 @@
+"""Log-probabilities of a bundle are those of each rollout alone, and so are their gradients, whatever is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from training_world import CONFIGS, SIZES, Rollout, alone, build, rollouts
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GemmaConfig,
+    GPTNeoXConfig,
+    GraniteConfig,
+    MambaConfig,
+    MistralConfig,
+    MptConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+from asyncrl.training.forward import log_probabilities, shares
+from asyncrl.training.rows import Bundle, pack, part_of
+
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "initializer_range": 0.3,
+    "vocab_size": SIZES["vocab_size"],
+}
+LOGITS: dict[str, PretrainedConfig] = {
+    # What these do to logits after the output layer a layout of one's own would get wrong.
+    "logits scaled": GraniteConfig(logits_scaling=3.0, **{k: v for k, v in SMALL.items() if k != "head_dim"}),
+    "large vocabulary": GemmaConfig(**(SMALL | {"vocab_size": 500})),
+    "rotary in part": GPTNeoXConfig(**{k: v for k, v in SMALL.items() if k not in ("head_dim", "num_key_value_heads")}),
+}
+APART: dict[str, PretrainedConfig] = {
+    # And these see of the past what depends on more than its tokens and positions, or by another way than attention.
+    "logits capped": Gemma2Config(final_logit_softcapping=2.0, sliding_window=4, **SMALL),
+    "sliding window": MistralConfig(sliding_window=4, **SMALL),
+    "sliding layers": Qwen3Config(use_sliding_window=True, sliding_window=4, max_window_layers=1, **SMALL),
+    "eager": Qwen3Config(attn_implementation="eager", **SMALL),
+    "slopes": MptConfig(d_model=16, n_heads=2, n_layers=2, max_seq_len=64, vocab_size=SIZES["vocab_size"]),
+    "no attention": MambaConfig(hidden_size=16, num_hidden_layers=2, state_size=4, **SIZES),
+}
+
+
+def make(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = build(name) if name in CONFIGS else AutoModelForCausalLM.from_config((LOGITS | APART)[name])
+    return model.eval()
+
+
+def groups(model: PreTrainedModel, seed: int = 4, count: int = 9) -> list[Rollout]:
+    """Rollouts of three prompts, of uneven lengths."""
+    made = rollouts(model, seed, count)
+    for rollout in made:
+        rollout.prompt = made[rollout.number % 3].prompt
+    return made
+
+
+def bundles(every: Sequence[Rollout], shared: bool) -> list[Bundle]:
+    ids = np.array([i for r in every for i in r.prompt + r.response], dtype=np.int32)
+    return pack(ids, [len(r.prompt) for r in every], [len(r.response) for r in every], shared=shared)
+
+
+def scored(model: PreTrainedModel, every: Sequence[Rollout], shared: bool) -> Tensor:
+    found = torch.full((sum(len(r.response) for r in every),), torch.nan)
+    for bundle in bundles(every, shared):
+        found = found.index_copy(0, bundle.tokens, log_probabilities(model, bundle, 0.7))
+    return found
+
+
+@contextmanager
+def widths(model: PreTrainedModel) -> Iterator[list[torch.Size]]:
+    """The shapes of what the model is given meanwhile."""
+    seen: list[torch.Size] = []
+    embedding = model.get_input_embeddings()
+    hook = embedding.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape))
+    yield seen
+    hook.remove()
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *LOGITS, *APART])
+@pytest.mark.parametrize("shared", [True, False])
+def test_log_probabilities_are_those_of_the_rollout_alone(name: str, shared: bool) -> None:
+    model = make(name)
+    every = groups(model)
+    expected = torch.cat([alone(model, r, 0.7).detach() for r in every])
+    assert float((scored(model, every, shared).detach() - expected).abs().max()) < 5e-5
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *LOGITS, *APART])
+def test_a_model_is_given_each_token_once_where_nothing_but_full_attention_looks_at_others(name: str) -> None:
+    model = make(name)
+    assert shares(model) == (name not in APART)
+    (bundle,) = bundles(groups(model), True)
+    with widths(model) as seen:
+        log_probabilities(model, bundle, 1.0)
+    assert seen == ([torch.Size([1, len(bundle.ids)])] if shares(model) else [rectangle.shape for rectangle in bundle.rectangles])
+
+
+def gradients(model: PreTrainedModel, of: Tensor) -> Mapping[str, Tensor]:
+    model.zero_grad()
+    (of.double() * torch.linspace(-1, 2, len(of))).sum().backward()  # type: ignore[no-untyped-call]
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *LOGITS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_are_those_of_the_rollouts_alone(name: str, dtype: torch.dtype) -> None:
+    """Up to rounding of float32, which logits have whatever the model has."""
+    model = make(name).to(dtype)
+    every = groups(model)
+    exact = make(name).double()
+    expected = gradients(exact, torch.cat([alone(exact, r, 0.7) for r in every]))
+    found = gradients(model, scored(model, every, True))
+    assert found.keys() == expected.keys()
+    size = max(float(gradient.abs().max()) for gradient in expected.values())
+    for key, gradient in expected.items():
+        assert float((found[key].double() - gradient).abs().max()) < (1e-5 if dtype == torch.float32 else 1e-6) * size
+
+
+def test_what_else_is_in_the_bundle_makes_no_difference_but_rounding() -> None:
+    model = make("qwen3")
+    every = groups(model, count=12)
+    together = torch.split(scored(model, every, True).detach(), [len(r.response) for r in every])
+    for rollout, found in zip(every, together, strict=True):
+        torch.testing.assert_close(scored(model, [rollout], True).detach(), found, rtol=0, atol=1e-5)
+
+
+def test_a_part_scores_as_the_whole() -> None:
+    for name in ("qwen3", "sliding window"):
+        model = make(name)
+        (bundle,) = bundles(groups(model), True)
+        wanted = torch.rand(len(bundle.tokens), generator=torch.Generator().manual_seed(1)) < 0.2
+        part = log_probabilities(model, part_of(bundle, wanted), 0.7)
+        torch.testing.assert_close(part, log_probabilities(model, bundle, 0.7)[wanted], rtol=0, atol=1e-5)
+
+
+def test_the_same_twice_to_the_bit() -> None:
+    model = make("qwen3")
+    every = groups(model)
+    first, second = (gradients(model, scored(model, every, True)) for _ in range(2))
+    assert all(torch.equal(gradient, second[key]) for key, gradient in first.items())
+
+
+@pytest.mark.parametrize("name", ["llama", "sliding window"])
+def test_the_output_layer_sees_only_what_predicts_responses(name: str) -> None:
+    model = make(name)
+    (bundle,) = pack(np.arange(12, dtype=np.int32), [5, 4], [1, 2], shared=True)
+    seen: list[torch.Size] = []
+    hook = model.get_output_embeddings().register_forward_hook(lambda _m, _i, output: seen.append(output.shape))
+    log_probabilities(model, bundle, 1.0)
+    hook.remove()
+    assert sum(shape[1] for shape in seen) == 3
+    assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+def test_nothing_of_it_stays_with_the_model_after_an_error() -> None:
+    model = make("qwen3")
+    (bundle,) = pack(np.array([1, 10_000, 2], dtype=np.int32), [2], [1], shared=True)
+    with pytest.raises(IndexError):
+        log_probabilities(model, bundle, 1.0)
+    assert model.config._attn_implementation == "sdpa" and not model.get_output_embeddings()._forward_pre_hooks
