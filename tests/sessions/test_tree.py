@@ -134,6 +134,15 @@ def test_a_reply_that_came_back_otherwise_stays_a_leaf_of_its_own() -> None:
     assert tree.tokens == 5 + 3
 
 
+def test_what_is_sampled_again_hides_nothing() -> None:
+    """The second reply goes on beyond the first; the third call begins where the first ended, and samples what the second had there."""
+    tree, samples = Tree(), Samples()
+    for context, sampled in (([1], [2]), ([1], [2, 3, 4]), ([1, 2], [3, 9])):
+        tree.add(ids(context), samples(context, sampled, 0))
+    assert tree.known(ids([1, 2, 3, 4])) == tree.known(ids([1, 2, 3, 9])) == 4
+    check(list(tree.leaves()), samples.made)
+
+
 @pytest.mark.parametrize(
     ("context", "sampled", "message"),
     [

@@ -78,6 +78,18 @@ def test_a_chat_template_gives_the_form_where_asked(tmp_path: Path) -> None:
     assert Tokenizer(tmp_path).encode("hi") == list(b"hi")
 
 
+def test_a_piece_of_text_and_a_conversation(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    plain = Tokenizer(tmp_path)
+    assert plain.ids(f"a{END}") == [ord("a"), END_ID] and plain.decode([ord("a"), END_ID], special=True) == f"a{END}"
+    with pytest.raises(TaskError, match="was not asked for"):
+        plain.render([{"role": "user", "content": "hi"}])
+    (tmp_path / "chat_template.jinja").write_text("{{ tools[0].name if tools else '-' }}{{ messages[0].content.no.such.thing }}")
+    chat = Tokenizer(tmp_path, chat=True)
+    with pytest.raises(TaskError, match="cannot render this"):
+        chat.render([{"role": "user", "content": "hi"}])
+
+
 def test_a_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"has no tokenizer\.json"):
         Tokenizer(tmp_path)
