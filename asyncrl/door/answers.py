@@ -31,6 +31,7 @@ class Envelope:
     def __init__(self, *, number: str, model: str, created: int, scored: bool) -> None:
         self._number, self._model, self._created, self._scored = number, model, created, scored
         self._calls = 0
+        self._begun = False
 
     def whole(self, parts: Sequence[Read], finish: str, usage: dict[str, int]) -> bytes:
         """The answer in one."""
@@ -70,7 +71,10 @@ class Chat(Envelope):
     def part(self, read: Read) -> bytes:
         text = "".join(delta for delta in read.deltas if isinstance(delta, str))
         calls = [delta for delta in read.deltas if isinstance(delta, ToolCall)]
-        delta: dict[str, Any] = {"role": "assistant", "content": text} if text else {"role": "assistant"}
+        delta: dict[str, Any] = {} if self._begun else {"role": "assistant"}
+        self._begun = True
+        if text:
+            delta["content"] = text
         if calls:
             delta["tool_calls"] = [{"index": self._calls, **self._called(call)} for call in calls]
         return event(self._chunk(delta, None, self._scores(read.tokens)))

@@ -25,7 +25,7 @@ from asyncrl.messages import Finish, Span
 from asyncrl.sessions.recorder import Bounds, Recorder, Refused, SessionEnded, SessionFull, TooManySessions, UnknownSession
 from asyncrl.sessions.records import Finished, Sampled
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.waits import Pulse, Waits
+from asyncrl.waits import Pulse, WaitExpired, Waits
 
 _GRACE_S = 60.0
 """Seconds that an engine may take to hear of an interrupt."""
@@ -225,6 +225,8 @@ class Door:
                         if read.deltas or read.tokens:
                             await write(read)
                     nursery.cancel_scope.cancel()
+        except WaitExpired as error:
+            raise DoorError(504, "engine_silent", f"the engine did not end the answer: {error}") from error
         finally:
             self._recorder.finish(call, record.sampled(), trio.current_time(), self._texts(prompt, record))
             self._touched.set()

@@ -23,7 +23,9 @@ from asyncrl.door.engine import EngineGenerator
 from asyncrl.door.generator import Generation, Generator
 from asyncrl.door.serve import serve
 from asyncrl.engines.embedded import EmbeddedEngine
-from asyncrl.sessions.records import Finished
+from asyncrl.engines.protocol import Request
+from asyncrl.engines.scripted import Script
+from asyncrl.sessions.recorder import Bounds
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import VOCABULARY, new_model
 from asyncrl.waits import Waits
@@ -54,9 +56,12 @@ class ByTurn:
 
 
 @asynccontextmanager
-async def served(generator: Generator, tokenizer: Tokenizer, *runs: Any) -> AsyncIterator[tuple[Door, str, trio.Event]]:
+async def served(
+    generator: Generator, tokenizer: Tokenizer, *runs: Any, idle_s: float = 600.0
+) -> AsyncIterator[tuple[Door, str, trio.Event]]:
     """A door on a socket: itself, its URL, and what closes it."""
-    door = Door(generator, tokenizer, Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY), Waits())
+    settings = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY, bounds=Bounds(idle_s=idle_s))
+    door = Door(generator, tokenizer, settings, Waits())
     close = trio.Event()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
@@ -137,50 +142,65 @@ async def test_a_tool_using_agent_during_a_publication(tokenizer: Tokenizer) -> 
     assert "".join(replied) == tokenizer.decode(context[before.start :]), "what the agent read is what was sampled"
 
 
+class Begins(Says):
+    """Says when it was asked for the first time."""
+
+    def __init__(self, *scripts: Script) -> None:
+        super().__init__(*scripts)
+        self.asked_first = trio.Event()
+
+    def __call__(self, request: Request) -> Script:
+        self.asked_first.set()
+        return super().__call__(request)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_goes_away_interrupts_its_call(tokenizer: Tokenizer, stream: bool) -> None:
-    engine = scripted(Says(say("x" * 1500, pace=0.01)))
+    says = Begins(say("x" * 1900, pace=0.02))
+    engine = scripted(says)
     await engine.load(0, None)
     generator = EngineGenerator(engine)
     asked = {"model": MODEL, "prompt": "hi", "stream": stream}
+    headers = {"authorization": f"Bearer {KEY}"}
 
-    async with served(generator, tokenizer, generator.run) as (door, url, _), httpx2.AsyncClient() as client:
-        headers = {"authorization": f"Bearer {KEY}"}
-        with trio.move_on_after(0.3):
+    async with served(generator, tokenizer, generator.run, idle_s=0.1) as (door, url, _), httpx2.AsyncClient() as client:
+
+        async def call() -> None:
             async with client.stream("POST", f"{url}/sessions/s/v1/completions", json=asked, headers=headers) as response:
                 async for _ in response.aiter_bytes():
                     break
-        await trio.sleep(0.3)
-        assert not door.waits.table(), "nothing runs for it any more"
-        await client.post(f"{url}/v1/sessions/s/reward", json={"reward": 0.0}, headers=headers)
-        finished = await door.fetch()
-    assert 0 < finished.sampled < 300 and finished.calls == 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await says.asked_first.wait()
+            await trio.sleep(0.2)
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(20):  # the script takes longer
+            finished = await door.fetch()
+    assert finished.end == "expired" and finished.calls == 1 and 0 < finished.sampled < 1900
 
 
 async def test_closing_lets_a_call_end(tokenizer: Tokenizer) -> None:
-    engine = scripted(Says(say("x" * 50, pace=0.01)))
+    says = Begins(say("x" * 50, pace=0.01))
+    engine = scripted(says)
     await engine.load(0, None)
     generator = EngineGenerator(engine)
-    ends: list[Finished] = []
+    replies: list[str] = []
 
-    def agent(url: str) -> str:
+    def agent(url: str) -> None:
         with openai.OpenAI(base_url=f"{url}/sessions/s/v1", api_key=KEY, max_retries=0) as client:
             reply = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
-            return reply.choices[0].message.content or ""
+            replies.append(reply.choices[0].message.content or "")
 
-    async with served(generator, tokenizer, generator.run) as (door, url, close):
-
-        async def closing() -> None:
-            await trio.sleep(0.2)
-            close.set()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(closing)
-            assert await trio.to_thread.run_sync(agent, url) == "x" * 50
-        ends.append(await door.fetch())
-        with pytest.raises(httpx2.ConnectError):
-            await trio.to_thread.run_sync(httpx2.get, f"{url}/ready")
-    assert (ends[0].end, ends[0].sampled) == ("drained", 51)
+    async with served(generator, tokenizer, generator.run) as (door, url, close), trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, agent, url)
+        await says.asked_first.wait()
+        close.set()
+        finished = await door.fetch()
+    assert replies == ["x" * 50]
+    assert (finished.end, finished.sampled) == ("drained", 51)
+    with pytest.raises(httpx2.ConnectError):
+        await trio.to_thread.run_sync(httpx2.get, f"{url}/ready")
 
 
 async def test_the_official_client_reads_refusals(tokenizer: Tokenizer) -> None:
@@ -201,6 +221,27 @@ async def test_the_official_client_reads_refusals(tokenizer: Tokenizer) -> None:
             with pytest.raises(openai.BadRequestError, match="top_p must be 1"):
                 client.chat.completions.create(**ask, top_p=0.5, extra_headers={"x-session": "s"})
             assert client.completions.create(model=MODEL, prompt="hi", extra_headers={"x-session": "s"}).choices[0].text == "x"
+
+    async with served(generator, tokenizer, generator.run) as (_, url, _):
+        await trio.to_thread.run_sync(agent, url)
+
+
+async def test_the_official_client_puts_a_stream_together(tokenizer: Tokenizer) -> None:
+    engine = scripted(Says(say(f"I add.\n{CALL}{CALL}")), chunk_tokens=1)
+    await engine.load(0, None)
+    generator = EngineGenerator(engine)
+
+    def agent(url: str) -> None:
+        ask: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": [ADD]}
+        with openai.OpenAI(base_url=f"{url}/sessions/s/v1", api_key=KEY, max_retries=0) as client:
+            whole = client.chat.completions.create(**ask).choices[0]
+            with client.chat.completions.stream(**ask) as stream:
+                streamed = stream.get_final_completion().choices[0]
+        assert (streamed.message.role, streamed.message.content) == (whole.message.role, whole.message.content) == ("assistant", "I add.")
+        for choice in (streamed, whole):
+            calls = choice.message.tool_calls or []
+            assert [call.function.arguments for call in calls if call.type == "function"] == ['{"a": 1, "b": 2}'] * 2
+            assert choice.finish_reason == "tool_calls"
 
     async with served(generator, tokenizer, generator.run) as (_, url, _):
         await trio.to_thread.run_sync(agent, url)

@@ -293,6 +293,16 @@ async def test_a_call_that_takes_too_long_is_interrupted(tokenizer: Tokenizer, v
         assert (await door.fetch()).sampled == 3
 
 
+async def test_an_engine_that_does_not_hear_is_said(tokenizer: Tokenizer, virtual: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scripted(Says(say("0123", pace=1.0, ends="hang")))
+    monkeypatch.setattr(engine, "interrupt", lambda _: None)
+    async with opened(engine, tokenizer, call_s=10.0) as (door, client):
+        await engine.load(0, None)
+        assert "waited 70 s for tokens" in refused(await client.post(CHAT, json=chat("hi")), 504, "engine_silent")
+        await reward(client)
+        assert (await door.fetch()).sampled == 4
+
+
 async def test_as_many_calls_as_may_be(tokenizer: Tokenizer, virtual: MockClock) -> None:
     engine = scripted(Says(say("x", pace=1.0)))
     async with opened(engine, tokenizer, calls=2) as (_, client):
