@@ -162,7 +162,7 @@ async def _sglang(
             slots=config.engine.slots,
             context_tokens=config.engine.context_tokens,
             chunk_tokens=config.engine.chunk_tokens,
-            vocab_size=tokenizer.vocabulary,
+            vocab_size=tokenizer.sampled,
             stop_ids=frozenset(tokenizer.stop_ids),
             idle=waits.spent,
         )

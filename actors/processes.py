@@ -183,7 +183,14 @@ async def rollout(place: Place) -> None:
             seat = message.host, message.port, message.epoch, message.rank, message.world
             return await receiver.receive(*seat, plan, config.publication.deadline_s)
 
-        await rollout_actor(link, engine, receive, Reporter(waits, report_s(config)))
+        reporter = Reporter(waits, report_s(config))
+        if not config.door.port:
+            await rollout_actor(link, engine, receive, reporter)
+            return
+        from actors.agents import open_agents
+
+        async with open_agents(config, place.run, place.initial, place.index, engine, waits) as agents:
+            await rollout_actor(link, engine, receive, reporter, agents)
 
 
 async def reward(place: Place) -> None:

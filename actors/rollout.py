@@ -111,11 +111,23 @@ def requests(message: Leases, ids: memoryview) -> list[Request]:
     return found
 
 
-async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: Reporter) -> None:
+class Agents(Protocol):
+    """Whoever else the engine samples for."""
+
+    def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Takes its own, and gives those of leases back."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: Reporter, agents: Agents | None = None) -> None:
     """Serve the coordinator until it drains this actor. A lost link ends it with the link's error."""
     staging = _Staging(receive)
 
     async def emit(chunks: Sequence[Chunk]) -> None:
+        if agents is not None and not (chunks := agents.take(chunks)):
+            return
         heads = [ChunkHead(c.rollout, c.attempt, c.version, c.start, len(c.ids), c.finish) for c in chunks]
         ids = np.concatenate([c.ids for c in chunks])
         behaviour = np.concatenate([c.behaviour for c in chunks])
@@ -155,5 +167,7 @@ async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: 
                     raise ValueError(f"a rollout actor does not understand {type(message).__name__}")
         else:
             raise CoordinatorLost("a rollout actor")
+        if agents is not None:
+            await agents.close()
         nursery.cancel_scope.cancel()
     await link.send(Drained())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from asyncrl.logs import FOLDER
 from asyncrl.logs import path as log_path
 from asyncrl.machine import available_cores
 from asyncrl.messages import Drain, Ending, Exited, Finished, Hello, Message, Replace, Role, Status
-from asyncrl.places import BEFORE, INITIAL, JOURNAL, KEY, LAUNCHER, SITUATION, STALL, SUMMARY
+from asyncrl.places import BEFORE, DOOR_KEY, INITIAL, JOURNAL, KEY, LAUNCHER, SITUATION, STALL, SUMMARY
 from asyncrl.process import Process, divide_cores, last_words, spawn
 from asyncrl.supervisor import NO_RESTART, ActorFailed, RestartBudget, describe_exit, supervise
 
@@ -75,6 +76,8 @@ class _Launch:
     async def run(self) -> int:
         """The whole life of a run."""
         write_key(self._run / KEY, new_key())
+        if self._config.door.port:
+            write_key(self._run / DOOR_KEY, secrets.token_urlsafe().encode())
         if (self._run / SUMMARY).exists():
             (self._run / SUMMARY).replace(self._run / BEFORE)
         for old in (SITUATION, STALL):  # of the run that this one resumes

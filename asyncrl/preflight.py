@@ -36,7 +36,7 @@ LOCK = "lock"
 RESUMABLE = frozenset(
     key
     for key, field in FIELDS.items()
-    if field.section in ("run", "staleness", "publication", "engine.sglang")
+    if field.section in ("run", "staleness", "publication", "engine.sglang", "door")
     or key in ("train.steps", "train.eval_every", "train.checkpoint_every", "rollout.actors", "rollout.attempts", "engine.slots")
     or key in ("engine.chunk_tokens", "engine.compile", "task.verdict_s")
 ) - {"run.seed"}
@@ -77,6 +77,8 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     if resume:
         _history(Path(config.run.dir))
     _port(config.run.metrics_host, config.run.metrics_port)
+    for index in range(config.rollout.actors if config.door.port else 0):
+        _door(config.door.port + index)
     if config.train.device == "cuda":
         _gpu()
     if config.engine.kind == "sglang":
@@ -196,6 +198,17 @@ def _port(host: str, port: int) -> None:
                 raise ConfigError(f"run.metrics_host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 is each.") from None
             why = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
             raise ConfigError(f"run.metrics_port is {port}, and that port {why}; choose another, or 0 for no metrics.") from None
+
+
+def _door(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"door.port gives a rollout actor port {port}, which cannot be used ({error.strerror}); choose another, or 0 for no door."
+            ) from None
 
 
 def _gpu() -> None:

@@ -115,6 +115,7 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
         Row("cores", f"{total} of {available}", f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}"),
         Row("metrics", f"http://{config.run.metrics_host}:{port}/metrics" if (port := config.run.metrics_port) else "off", "Prometheus"),
+        *([Row("agents", f"http://127.0.0.1:{config.door.port}", _agents(config))] if config.door.port else []),
         *(Row("note", key, text) for key, text in advice(config)),
     ]
 
@@ -194,6 +195,12 @@ def _worst(config: Config) -> Row:
     if bounded and lag > staleness.max_lag:
         return Row(name, str(staleness.max_lag), f"{older}; with this window some may be {lag} old")
     return Row(name, str(lag), f"{older}; with this window none is older than {lag}")
+
+
+def _agents(config: Config) -> str:
+    last = config.door.port + config.rollout.actors - 1
+    others = f", and the next ones up to {last}" if config.rollout.actors > 1 else ""
+    return f"OpenAI's API{others}; the key is in door.key, what they do in sessions"
 
 
 def _counts(parts: Sequence[tuple[int, ...]]) -> str:

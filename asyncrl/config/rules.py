@@ -40,6 +40,8 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("run.stall_s", "task.verdict_s"),
             "a slow verifier would be taken for a stalled run: stall_s must be larger than verdict_s",
         )
+    if c.door.port and c.door.port + rollout.actors > 2**16:
+        yield ("door.port", "rollout.actors"), "each rollout actor's door has a port of its own, and there are not so many: lower port"
     yield from flow_contradictions(config)
     yield from loss_contradictions(config)
     yield from _task(config)

@@ -96,6 +96,12 @@ class Engine(Section, frozen=True):
     sglang: Sglang = Sglang()
 
 
+class Door(Section, frozen=True):
+    """OpenAI's API for agents, in front of each rollout actor's engine (docs/agents.md)."""
+
+    port: Annotated[int, Meta(ge=0, le=65535, description="on loopback, of the first rollout actor; the next has the next one; 0: off")] = 0
+
+
 class Rollout(Section, frozen=True):
     """How experience is generated."""
 
@@ -233,6 +239,7 @@ class Config(Section, frozen=True):
     task: Task = Task()
     model: Model = Model()
     engine: Engine = Engine()
+    door: Door = Door()
     rollout: Rollout = Rollout()
     train: Train = Train()
     staleness: Staleness = Staleness()

@@ -1,0 +1,87 @@
+"""Agents beside a real run: the same engine serves leases and calls, and what agents did is kept apart from what is trained."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import openai
+import pytest
+from train_support import command, end, started, steps_done, tiny_model, wait_for
+
+from asyncrl import summary
+from asyncrl.sessions.records import Finished
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def ready(port: int) -> bool:
+    try:
+        return bool(urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).status == 200)
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def test_an_agent_talks_to_the_policy_while_it_is_trained(tmp_path: Path) -> None:
+    """Its calls go on where the one before ended, over several publications; its session is one sequence, and in no ledger of the run."""
+    run, port = tmp_path / "run", free_port()
+    argv = command(tiny_model(tmp_path / "model"), run, train__steps=40, train__eval_every=0, door__port=port)
+    with started(argv) as process:
+        wait_for("door", lambda: ready(port))
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/sessions/one/v1", api_key=(run / "door.key").read_text(), max_retries=0)
+        text, calls = "hello", 0
+        for calls in itertools.count(1):
+            reply = client.completions.create(model="policy", prompt=text, max_tokens=4, temperature=1.0)
+            text += reply.choices[0].text
+            if (calls >= 3 and steps_done(run) >= 5) or len(text) > 150:
+                break
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=client.base_url, api_key="other").completions.create(model="policy", prompt="x", max_tokens=1)
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/sessions/one/reward",
+                data=b'{"reward": 1.5}',
+                headers={"authorization": f"Bearer {client.api_key}", "content-type": "application/json"},
+            ),
+            timeout=10,
+        )
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/sessions/two/v1", api_key=client.api_key).completions.create(
+            model="policy", prompt="bye", max_tokens=2
+        )  # is open when the run ends
+        code, out, err = end(process)
+    assert code == 0, out + err
+    found = summary.read(run / "summary.json")
+    assert found.ok and found.steps == 40 and found.balances()
+    lines = (run / "sessions/rollout-0.jsonl").read_bytes().splitlines()
+    one, two = (msgspec.json.decode(line, type=Finished) for line in lines)
+    assert (one.session, one.end, one.reward, one.calls) == ("one", "rewarded", 1.5, calls)
+    assert (two.session, two.end, two.reward, two.calls) == ("two", "drained", None, 1)
+    for session in (one, two):
+        for leaf in session.leaves:
+            ids, mask = np.frombuffer(leaf.ids, np.int32), np.frombuffer(leaf.mask, np.uint8)
+            behaviour = np.frombuffer(leaf.behaviour, np.float32)
+            assert len(ids) == len(mask) == len(behaviour) and sum(span.end - span.start for span in leaf.spans) == mask.sum()
+            assert (behaviour[mask == 1] < 0).all() and (behaviour[mask == 0] == 0).all()
+        assert sum(leaf.trained for leaf in session.leaves) == session.sampled
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        argv = command(tiny_model(tmp_path / "model"), tmp_path / "run", door__port=other.getsockname()[1])
+        with started(argv) as process:
+            code, _, err = end(process)
+    assert code == 2 and "door.port" in err and not (tmp_path / "run").exists()
