@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
 from asyncrl.config import Config
-from asyncrl.config.schema import Sglang
 from asyncrl.engines.protocol import Engine
 from asyncrl.logs import FOLDER
 from asyncrl.places import PACKED
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from asyncrl.engines.sglang.publishing import Way
+    from asyncrl.engines.sglang.client import Client
+    from asyncrl.engines.sglang.publishing import Publisher
     from asyncrl.tasks.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -112,52 +113,33 @@ def _remember(run: Path, packed_from: int) -> None:
 async def _sglang(
     config: Config, run: Path, initial: Path, index: int, model: PreTrainedModel, tokenizer: Tokenizer, waits: Waits
 ) -> AsyncIterator[Engine]:
-    """A server of this actor's own, or one that somebody else runs. The server's death ends the block with its name."""
-    from asyncrl.engines.sglang import canary
-    from asyncrl.engines.sglang.client import Client
+    """One server, or all that are behind a router. A server's death ends the block with its name."""
     from asyncrl.engines.sglang.engine import SglangEngine
-    from asyncrl.engines.sglang.publishing import Publisher
-    from asyncrl.engines.sglang.servers import Launch, managed
+    from asyncrl.engines.sglang.routed import Routed, Served
+    from asyncrl.engines.sglang.together import together
 
-    sglang, publication = config.engine.sglang, config.publication
+    sglang = config.engine.sglang
     async with AsyncExitStack() as stack:
-        nursery = await stack.enter_async_context(trio.open_nursery())
         if sglang.launch:
-            launch = Launch(
-                python=sglang.launch,
-                model=str(initial),
-                dtype=config.model.dtype,
-                device=sglang.device,
-                slots=config.engine.slots,
-                context_tokens=config.engine.context_tokens,
-                tensor_parallel=sglang.tensor_parallel,
-                seed=config.run.seed,
-                arguments=sglang.arguments,
-            )
-            log = run / FOLDER / f"server-{index}.log"
-            server = await stack.enter_async_context(managed(launch, log=log, name=f"server-{index}", ready_s=config.run.start_s))
-            nursery.start_soon(server.watch)
-            url = server.url
+            urls = [await stack.enter_async_context(_launched(config, run, initial, index))]
         else:
-            url = sglang.urls[index]
-        client = await stack.enter_async_context(Client.open(url, api_key=_key(sglang), deadline_s=publication.deadline_s))
-        with waits.on("server", owner=f"rollout-{index}", deadline_s=config.run.start_s):
-            await client.wait_ready(config.run.start_s)
-        publisher = Publisher(
-            client,
-            await stack.enter_async_context(_way(config, run, index)),
-            model,
-            canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
-            mode=sglang.interrupt,
-            tolerance=sglang.canary or canary.TOLERANCE[config.model.dtype],
-            deadline_s=publication.deadline_s,
-        )
+            urls = list(sglang.urls) if sglang.router else [sglang.urls[index]]
+        clients = [await stack.enter_async_context(_client(config, url)) for url in urls]
+        for client in clients:
+            with waits.on("server", owner=f"rollout-{index}", deadline_s=2 * config.run.start_s):
+                await client.wait_ready(config.run.start_s)
+        publishers = [await stack.enter_async_context(_publisher(config, run, index, client, model, tokenizer)) for client in clients]
+        served: Served = clients[0]
+        if sglang.router:
+            served = Routed(await stack.enter_async_context(_client(config, sglang.router)), clients)
 
         async def load(version: int, weights: Mapping[str, torch.Tensor]) -> float:
-            return (await publisher.load(version, weights)).pause_s
+            """The longest pause of any."""
+            loaded = await together(*(partial(publisher.load, version, weights) for publisher in publishers))
+            return max(one.pause_s for one in loaded)
 
         yield SglangEngine(
-            client,
+            served,
             load,
             slots=config.engine.slots,
             context_tokens=config.engine.context_tokens,
@@ -166,24 +148,61 @@ async def _sglang(
             stop_ids=frozenset(tokenizer.stop_ids),
             idle=waits.spent,
         )
-        nursery.cancel_scope.cancel()
-
-
-def _key(sglang: Sglang) -> str:
-    """What servers ask for; empty where they ask for nothing."""
-    return Path(sglang.api_key_file).read_text().strip() if sglang.api_key_file else ""
 
 
 @asynccontextmanager
-async def _way(config: Config, run: Path, index: int) -> AsyncIterator[Way]:
-    """How this actor's server is given weights."""
-    from asyncrl.engines.sglang.publishing import ByBroadcast, ByDisk
+async def _launched(config: Config, run: Path, initial: Path, index: int) -> AsyncIterator[str]:
+    """The address of a server of this actor's own, for the length of the block."""
+    from asyncrl.engines.sglang.servers import Launch, managed
+
+    sglang = config.engine.sglang
+    launch = Launch(
+        python=sglang.launch,
+        model=str(initial),
+        dtype=config.model.dtype,
+        device=sglang.device,
+        slots=config.engine.slots,
+        context_tokens=config.engine.context_tokens,
+        tensor_parallel=sglang.tensor_parallel,
+        seed=config.run.seed,
+        arguments=sglang.arguments,
+    )
+    log = run / FOLDER / f"server-{index}.log"
+    async with managed(launch, log=log, name=f"server-{index}", ready_s=config.run.start_s) as server, trio.open_nursery() as nursery:
+        nursery.start_soon(server.watch)
+        yield server.url
+        nursery.cancel_scope.cancel()
+
+
+def _client(config: Config, url: str) -> AbstractAsyncContextManager[Client]:
+    from asyncrl.engines.sglang.client import Client
+
+    path = config.engine.sglang.api_key_file
+    return Client.open(url, api_key=Path(path).read_text().strip() if path else "", deadline_s=config.publication.deadline_s)
+
+
+@asynccontextmanager
+async def _publisher(
+    config: Config, run: Path, index: int, client: Client, model: PreTrainedModel, tokenizer: Tokenizer
+) -> AsyncIterator[Publisher]:
+    """What gives one server its weights."""
+    from asyncrl.engines.sglang import canary
+    from asyncrl.engines.sglang.publishing import ByBroadcast, ByDisk, Publisher, Way
     from weightsync.server_group import ServerGroup
 
     sglang, publication = config.engine.sglang, config.publication
-    if sglang.transfer == "disk":
-        yield ByDisk(run / "weights" / f"rollout-{index}")
-        return
-    device = "cuda" if sglang.backend == "nccl" else "cpu"
-    async with ServerGroup.open(sglang.host, sglang.tensor_parallel, bucket_bytes=publication.bucket_bytes, device=device) as group:
-        yield ByBroadcast(group, publication.deadline_s)
+    async with AsyncExitStack() as stack:
+        way: Way = ByDisk(run / "weights" / f"rollout-{index}")
+        if sglang.transfer == "broadcast":
+            device, size = "cuda" if sglang.backend == "nccl" else "cpu", publication.bucket_bytes
+            opened = ServerGroup.open(sglang.host, sglang.tensor_parallel, bucket_bytes=size, device=device)
+            way = ByBroadcast(await stack.enter_async_context(opened), publication.deadline_s)
+        yield Publisher(
+            client,
+            way,
+            model,
+            canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
+            mode=sglang.interrupt,
+            tolerance=sglang.canary or canary.TOLERANCE[config.model.dtype],
+            deadline_s=publication.deadline_s,
+        )

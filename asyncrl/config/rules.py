@@ -57,8 +57,10 @@ def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("engine.kind", "engine.sglang.launch", "engine.sglang.urls"),
             "say who runs the servers: launch for one that each rollout actor starts, or urls for those that run already",
         )
-    if sglang.urls and len(sglang.urls) != config.rollout.actors:
+    if sglang.urls and not sglang.router and len(sglang.urls) != config.rollout.actors:
         yield ("engine.sglang.urls", "rollout.actors"), f"each server has one rollout actor: set rollout.actors to {len(sglang.urls)}"
+    if sglang.router and config.rollout.actors != 1:
+        yield ("engine.sglang.router", "rollout.actors"), "all servers behind a router have one rollout actor: set rollout.actors to 1"
     if len(set(sglang.urls)) != len(sglang.urls):
         yield ("engine.sglang.urls",), "a server is named twice: name each once"
     for key, urls in (("engine.sglang.urls", sglang.urls), ("engine.sglang.router", (sglang.router,) if sglang.router else ())):

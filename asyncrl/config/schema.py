@@ -62,8 +62,11 @@ class Sglang(Section, frozen=True):
         tuple[str, ...],
         Meta(description="command of a Python that has SGLang, with which each rollout actor starts a server of its own"),
     ] = ()
-    urls: Annotated[tuple[str, ...], Meta(description="servers that somebody else runs, instead: one for each rollout actor")] = ()
-    router: Annotated[str, Meta(description="address of a router before them, which requests go through; empty: none")] = ""
+    urls: Annotated[
+        tuple[str, ...],
+        Meta(description="servers that somebody else runs, instead: one for each rollout actor, or all that are behind the router"),
+    ] = ()
+    router: Annotated[str, Meta(description="address of a router that requests to them go through; empty: none")] = ""
     api_key_file: Annotated[str, Meta(description="file with the key that servers ask for; empty: they ask for none")] = ""
     device: Annotated[Literal["cpu", "cuda"], Meta(description="what servers that are started run on")] = "cpu"
     tensor_parallel: Annotated[int, Meta(ge=1, description="devices of a server")] = 1

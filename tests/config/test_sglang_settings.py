@@ -30,7 +30,7 @@ def test_a_section_in_a_section_is_read_from_a_file_and_from_set(tmp_path: Path)
     assert read(path) == config
 
 
-@pytest.mark.parametrize("sets", [(SGLANG, LAUNCH), (SGLANG, URLS, TWO), (SGLANG, URLS, TWO, "engine.sglang.router=http://r:1"), (URLS,)])
+@pytest.mark.parametrize("sets", [(SGLANG, LAUNCH), (SGLANG, URLS, TWO), (SGLANG, URLS, "engine.sglang.router=http://r:1"), (URLS,)])
 def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
     load(None, sets, {})
 
@@ -43,7 +43,8 @@ def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
         ((SGLANG, URLS), ("set rollout.actors to 2",)),
         ((SGLANG, TWO, 'engine.sglang.urls=["http://a:1", "http://a:1"]'), ("twice",)),
         ((SGLANG, 'engine.sglang.urls=["a:30000"]'), ("http://host:port",)),
-        ((SGLANG, URLS, TWO, "engine.sglang.router=r:1"), ("engine.sglang.router", "http://host:port")),
+        ((SGLANG, URLS, "engine.sglang.router=r:1"), ("engine.sglang.router", "http://host:port")),
+        ((SGLANG, URLS, TWO, "engine.sglang.router=http://r:1"), ("engine.sglang.router", "set rollout.actors to 1")),
         ((SGLANG, LAUNCH, "engine.sglang.router=http://r:1"), ("engine.sglang.router", "urls")),
         ((SGLANG, LAUNCH, "staleness.finish_on=own"), ("finish_on", "mixed")),
         ((SGLANG, LAUNCH, "engine.sglang.backend=nccl"), ("engine.sglang.device", "gloo")),

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.requests import refuse_misfit
-from asyncrl.engines.sglang.client import Client, Refused, ServerGone, SglangError
+from asyncrl.engines.sglang.client import Refused, ServerGone, SglangError
+from asyncrl.engines.sglang.routed import Served
 from asyncrl.engines.sglang.spans import Piece, SpanError, Stream
 from asyncrl.engines.sglang.wire import Ending
 from asyncrl.messages import Finish
@@ -89,7 +90,7 @@ class SglangEngine:
 
     def __init__(
         self,
-        client: Client,
+        client: Served,
         load: Load,
         *,
         slots: int,
@@ -122,7 +123,9 @@ class SglangEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
             refuse_misfit(request, vocab_size=self._vocab_size, context_tokens=self._context_tokens)
-        self._waiting.extend(requests)
+        pinned = [request for request in requests if request.version is not None]
+        self._waiting.extendleft(reversed(pinned))  # the next version waits until they are answered
+        self._waiting.extend(request for request in requests if request.version is None)
         self._work.set()
 
     def interrupt(self, rollouts: Sequence[int]) -> None:

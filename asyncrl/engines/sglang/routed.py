@@ -1,0 +1,59 @@
+"""Servers behind a router, as if they were one. Invariant: a request goes to the router, and whatever must reach a server goes to each of
+them itself: a router need not pass it on.
+
+The router shares requests out, by load and by the prefixes that servers have cached. An abort names a request that one server has, and
+the others do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.engines.sglang.client import Client
+from asyncrl.engines.sglang.together import together
+from asyncrl.engines.sglang.wire import Event
+
+
+class Served(Protocol):
+    """What an engine asks of who serves it: a `Client`, or `Routed`."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def ready(self) -> bool: ...
+
+    def generate(
+        self,
+        rid: str,
+        ids: NDArray[np.int32],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        stream_interval: int = ...,
+        stop_ids: Sequence[int] = ...,
+        extra_key: str = ...,
+    ) -> AsyncGenerator[Event, None]: ...
+
+    async def abort(self, rid: str) -> None: ...
+
+
+class Routed:
+    """`servers` (at least one) behind `router`."""
+
+    def __init__(self, router: Client, servers: Sequence[Client]) -> None:
+        self._router, self._servers = router, servers
+        self.url = router.url
+        self.generate = router.generate
+
+    async def ready(self) -> bool:
+        """Whether each server takes requests."""
+        return all(await together(*(server.ready for server in self._servers)))
+
+    async def abort(self, rid: str) -> None:
+        """As of a client; raises the error of a server that does not answer."""
+        await together(*(partial(server.abort, rid) for server in self._servers))
