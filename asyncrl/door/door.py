@@ -68,24 +68,28 @@ class Answer(msgspec.Struct, frozen=True):
 class _Record:
     """What is sampled for one call, as it comes."""
 
-    def __init__(self, reading: Reading, tokenizer: Tokenizer, scored: bool) -> None:
-        self._reading, self._tokenizer, self._scored = reading, tokenizer, scored
+    def __init__(self, reading: Reading, tokenizer: Tokenizer, vocabulary: int, *, scored: bool) -> None:
+        self._reading, self._tokenizer, self._vocabulary, self._scored = reading, tokenizer, vocabulary, scored
         self.ids: list[int] = []
         self._behaviour: list[float] = []
         self._spans: list[Span] = []
         self._unused = 0
         self.finish: Finish = "interrupted"
         self.called = False
+        self.broken = ""
+        """What was wrong with what the engine gave, in words."""
 
     @property
-    def stopped(self) -> bool:
-        return self._reading.stopped
+    def closed(self) -> bool:
+        """Whether nothing more is to be had of this answer: a stop string is complete, or the engine is not to be believed."""
+        return self._reading.stopped or bool(self.broken)
 
     def take(self, piece: Piece) -> Read:
-        """Read a piece; what follows a stop string is counted and left out."""
+        """Read a piece; what comes when it is closed is counted and left out."""
         read, start = Read(), len(self.ids)
+        self.broken = self.broken or self._wrong(piece)
         for token, behaviour in zip(piece.ids.tolist(), piece.behaviour.tolist(), strict=True):
-            if self.stopped:
+            if self.closed:
                 self._unused += 1
                 continue
             self.ids.append(token)
@@ -97,9 +101,15 @@ class _Record:
             self._spans.append(Span(piece.version, start, len(self.ids)))
         if piece.finish:
             read.deltas += self._reading.end()
-            self.finish = "stop" if self.stopped else piece.finish
+            self.finish = "interrupted" if self.broken else "stop" if self.closed else piece.finish
         self.called |= any(isinstance(delta, ToolCall) for delta in read.deltas)
         return read
+
+    def _wrong(self, piece: Piece) -> str:
+        """What no engine may give, in words."""
+        if len(piece.ids) and not 0 <= int(piece.ids.min()) <= int(piece.ids.max()) < self._vocabulary:
+            return f"the engine sampled an id outside of the vocabulary of {self._vocabulary}"
+        return "" if np.isfinite(piece.behaviour).all() else "the engine gave a log-probability that is no number"
 
     def sampled(self) -> Sampled:
         behaviour = np.array(self._behaviour, np.float32).tobytes()
@@ -196,7 +206,7 @@ class Door:
         call is interrupted, and None is returned. Raises DoorError where there is no answer, or not all of one."""
         context = np.array(prompt.ids, np.int32).tobytes()
         tokens = self._budget(prompt.ids, budget)
-        record = _Record(Reading(self._tokenizer, stops, parser), self._tokenizer, scored)
+        record = _Record(Reading(self._tokenizer, stops, parser), self._tokenizer, self.settings.vocabulary, scored=scored)
         ended: list[str] = []
 
         async def watch(generation: Generation) -> None:
@@ -220,7 +230,7 @@ class Door:
                     nursery.start_soon(watch, generation)
                     async for piece in generation:
                         read = record.take(piece)
-                        if record.stopped and not piece.finish:
+                        if record.closed and not piece.finish:
                             generation.interrupt()
                         if read.deltas or read.tokens:
                             await write(read)
@@ -232,6 +242,8 @@ class Door:
             self._touched.set()
         if "gone" in ended:
             return None
+        if record.broken:
+            raise DoorError(502, "bad_engine", f"{record.broken}; the run's logs say which engine")
         if record.finish == "interrupted":
             raise self._interrupted(session, bool(ended))
         finish: Literal["stop", "length", "tool_calls"] = (

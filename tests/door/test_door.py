@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from asyncrl.messages import Span
 from asyncrl.sessions.recorder import Bounds
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.bundled import END_ID, write_tokenizer
+from asyncrl.training.bundled import END_ID, VOCABULARY, write_tokenizer
 
 CHAT, TEXT = "/sessions/s1/v1/chat/completions", "/sessions/s1/v1/completions"
 ADD = {"type": "function", "function": {"name": "add", "description": "a + b", "parameters": {"type": "object"}}}
@@ -301,6 +301,20 @@ async def test_an_engine_that_does_not_hear_is_said(tokenizer: Tokenizer, virtua
         assert "waited 70 s for tokens" in refused(await client.post(CHAT, json=chat("hi")), 504, "engine_silent")
         await reward(client)
         assert (await door.fetch()).sampled == 4
+
+
+@pytest.mark.parametrize(("token", "behaviour"), [(-1, -1.0), (VOCABULARY, -1.0), (65, np.nan), (65, -np.inf)])
+async def test_an_engine_that_cannot_be_believed_is_said(tokenizer: Tokenizer, virtual: MockClock, token: int, behaviour: float) -> None:
+    whole = say("0123456789")
+    whole.ids[5], whole.behaviour[5] = token, behaviour
+    engine = scripted(Says(whole))
+    async with opened(engine, tokenizer) as (door, client):
+        await engine.load(0, None)
+        refused(await client.post(CHAT, json=chat("hi")), 502, "bad_engine")
+        await reward(client)
+        finished = await door.fetch()
+    (leaf,) = finished.leaves
+    assert finished.sampled == leaf.trained == 4 and tokens(leaf.ids)[-4:] == ids("0123"), "the chunk before is good"
 
 
 async def test_as_many_calls_as_may_be(tokenizer: Tokenizer, virtual: MockClock) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from asyncrl.door.reading import Detokenizer, Reading, Stops
@@ -26,6 +26,7 @@ BYTES = st.one_of(
 
 
 @given(ids=BYTES)
+@example(ids=[0x80] * 6 + [*"😀".encode()])
 def test_the_parts_are_the_text(tokenizer: Tokenizer, ids: list[int]) -> None:
     detokenizer = Detokenizer(tokenizer)
     parts = [detokenizer.push(token) for token in ids]
