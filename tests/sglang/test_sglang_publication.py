@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +56,16 @@ def one_thread() -> Any:
 def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights end a response at random: here each goes on to its length."""
     monkeypatch.setitem(client_module.WHOLE_DISTRIBUTION, "ignore_eos", True)
+
+
+@pytest.fixture
+async def server(sglang_server: Server) -> AsyncIterator[Server]:
+    """The one that all tests share, going on afterwards whatever a failed one left."""
+    yield sglang_server
+    async with Client.open(sglang_server.url) as client:
+        with suppress(Refused):
+            await client.end_update()
+        await client.resume()
 
 
 def weights(seed: int) -> dict[str, Tensor]:
@@ -128,8 +138,8 @@ def assert_sampled_under(decoding: Decoding, seeds: Mapping[str, int]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "disk"])
-async def test_version_after_version_is_served_to_the_bit(sglang_server: Server, tmp_path: Path, kind: str) -> None:
-    async with connected(sglang_server) as (client, group):
+async def test_version_after_version_is_served_to_the_bit(server: Server, tmp_path: Path, kind: str) -> None:
+    async with connected(server) as (client, group):
         way = by_broadcast(group) if kind == "broadcast" else ByDisk(tmp_path / "weights")
         publish = publisher(client, way)
         for version in (3, 4):
@@ -142,8 +152,8 @@ async def test_version_after_version_is_served_to_the_bit(sglang_server: Server,
         assert kind == "broadcast" or list((tmp_path / "weights").iterdir()) == []
 
 
-async def test_tokens_of_a_version_change_in_mid_stream_are_each_under_their_own_weights(sglang_server: Server) -> None:
-    async with connected(sglang_server) as (client, group):
+async def test_tokens_of_a_version_change_in_mid_stream_are_each_under_their_own_weights(server: Server) -> None:
+    async with connected(server) as (client, group):
         publish = publisher(client, by_broadcast(group))
         await publish.load(1, weights(1))
         streams = [Decoding(PROMPT + i) for i in range(3)]
@@ -160,9 +170,9 @@ async def test_tokens_of_a_version_change_in_mid_stream_are_each_under_their_own
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_hazard_8_a_shared_prompt_over_two_versions_never_sees_old_keys_and_values(sglang_server: Server, mode: Mode) -> None:
+async def test_hazard_8_a_shared_prompt_over_two_versions_never_sees_old_keys_and_values(server: Server, mode: Mode) -> None:
     """The engine keys the prefix cache by version; with `retract` it is emptied, too, so that a request without a key is right as well."""
-    async with connected(sglang_server) as (client, group):
+    async with connected(server) as (client, group):
         publish = publisher(client, by_broadcast(group), mode=mode)
         for version in (5, 6):
             await publish.load(version, weights(version))
@@ -177,8 +187,8 @@ async def test_hazard_8_a_shared_prompt_over_two_versions_never_sees_old_keys_an
 # -------------------------------------------------------------------------------------------------------------- the server's traps
 
 
-async def test_hazard_4_a_flush_refused_for_frozen_requests_comes_when_the_weights_have_changed(sglang_server: Server) -> None:
-    async with connected(sglang_server) as (client, group):
+async def test_hazard_4_a_flush_refused_for_frozen_requests_comes_when_the_weights_have_changed(server: Server) -> None:
+    async with connected(server) as (client, group):
         publish = publisher(client, by_broadcast(group), mode="in_place")
         await publish.load(1, weights(1))
         async with trio.open_nursery() as nursery:
@@ -216,8 +226,8 @@ async def test_hazard_4_a_flush_refused_for_frozen_requests_comes_when_the_weigh
         assert [span.version for span in stream.events[-1].spans or ()] == ["1", "2", "3"]
 
 
-async def test_hazard_5_an_unknown_name_is_taken_by_the_server_and_refused_by_us(sglang_server: Server) -> None:
-    async with connected(sglang_server) as (client, group):
+async def test_hazard_5_an_unknown_name_is_taken_by_the_server_and_refused_by_us(server: Server) -> None:
+    async with connected(server) as (client, group):
         publish = publisher(client, by_broadcast(group))
         await publish.load(1, weights(1))
         before = (await client.checksums())[0].per_gpu_checksum
@@ -246,12 +256,12 @@ def test_hazards_6_and_7_what_crashes_a_server_or_ends_all_its_requests_is_never
         assert endpoint not in source
 
 
-async def test_hazard_7_naming_a_version_by_itself_would_end_all_requests(sglang_server: Server) -> None:
-    async with Client.open(sglang_server.url) as client, httpx2.AsyncClient(trust_env=False) as http, trio.open_nursery() as nursery:
+async def test_hazard_7_naming_a_version_by_itself_would_end_all_requests(server: Server) -> None:
+    async with Client.open(server.url) as client, httpx2.AsyncClient(trust_env=False) as http, trio.open_nursery() as nursery:
         stream = Decoding(tokens=2000)
         nursery.start_soon(stream.run, client)
         await stream.has(5)
-        await http.post(f"{sglang_server.url}/update_weight_version", json={"new_version": "9"})
+        await http.post(f"{server.url}/update_weight_version", json={"new_version": "9"})
         with trio.fail_after(DEADLINE_S):
             while not stream.events[-1].ending:
                 await stream.news.wait()
@@ -290,36 +300,36 @@ class _Meddling:
         await self._transfer.send(deadline_s)
 
 
-async def test_a_load_that_fails_half_way_is_named_leaves_the_server_paused_and_is_mended_by_a_whole_one(sglang_server: Server) -> None:
+async def test_a_load_that_fails_half_way_is_named_leaves_the_server_paused_and_is_mended_by_a_whole_one(server: Server) -> None:
     narrower = Qwen3ForCausalLM(_config(head_dim=16))
-    async with connected(sglang_server) as (client, group):
+    async with connected(server) as (client, group):
         await publisher(client, by_broadcast(group)).load(1, weights(1))
         with pytest.raises(HalfLoaded, match=r"not known that they are version 2: .*partially updated"):
             await publisher(client, by_broadcast(group), model=narrower).load(2, dict(narrower.named_parameters()))
         assert not await client.ready()
         assert (await client.model_info()).weight_version == "1"
-    async with connected(sglang_server) as (client, group):  # who comes next finds it paused, in an open session
+    async with connected(server) as (client, group):  # who comes next finds it paused, in an open session
         loaded = await publisher(client, by_broadcast(group)).load(3, weights(3))
         assert loaded.difference <= EXACT and await client.ready()
         assert await client.score(PROMPT) == pytest.approx(scores(3, PROMPT), abs=EXACT)
 
 
-async def test_our_side_failing_in_mid_transfer_is_told_to_the_server_at_once(sglang_server: Server) -> None:
+async def test_our_side_failing_in_mid_transfer_is_told_to_the_server_at_once(server: Server) -> None:
     async def fail() -> None:
         raise OSError("the network is down")
 
-    async with connected(sglang_server) as (client, group):
+    async with connected(server) as (client, group):
         publish = publisher(client, ByBroadcast(Meddler(group, 2, fail), DEADLINE_S))
         with trio.fail_after(DEADLINE_S / 2), pytest.raises(HalfLoaded, match="the network is down"):
             await publish.load(2, weights(2))
-    async with connected(sglang_server) as (client, group):
+    async with connected(server) as (client, group):
         with trio.fail_after(DEADLINE_S / 2):
             await publisher(client, by_broadcast(group)).load(3, weights(3))
 
 
-async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(sglang_server: Server, tmp_path: Path) -> None:
+async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    async with connected(sglang_server) as (client, group):
+    async with connected(server) as (client, group):
         await publisher(client, by_broadcast(group)).load(1, weights(1))
         stream = Decoding(tokens=100)
         async with trio.open_nursery() as nursery:
@@ -331,7 +341,7 @@ async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(
             async def never() -> None:
                 raise Refused("no session today", 400)
 
-            async with Client.open(sglang_server.url) as other:
+            async with Client.open(server.url) as other:
                 other.begin_update = never  # type: ignore[method-assign]
                 other.end_update = never  # type: ignore[method-assign]
                 with pytest.raises(NotLoaded, match="no session today"):
@@ -340,8 +350,8 @@ async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(
         assert_sampled_under(stream, {"1": 1})
 
 
-async def test_a_load_cancelled_before_the_first_byte_leaves_nothing_behind(sglang_server: Server) -> None:
-    async with connected(sglang_server) as (client, group):
+async def test_a_load_cancelled_before_the_first_byte_leaves_nothing_behind(server: Server) -> None:
+    async with connected(server) as (client, group):
         publish = publisher(client, by_broadcast(group))
         await publish.load(1, weights(1))
         with trio.CancelScope() as scope:
@@ -359,9 +369,9 @@ async def test_a_load_cancelled_before_the_first_byte_leaves_nothing_behind(sgla
         assert await client.score(PROMPT) == pytest.approx(scores(3, PROMPT), abs=EXACT)
 
 
-async def test_one_changed_bit_is_found_by_the_checksums_though_no_canary_would_notice(sglang_server: Server) -> None:
+async def test_one_changed_bit_is_found_by_the_checksums_though_no_canary_would_notice(server: Server) -> None:
     """The bit is changed on the way: in what is sent, not in what was to be sent."""
-    async with connected(sglang_server) as (client, group):
+    async with connected(server) as (client, group):
         publish = publisher(client, by_broadcast(group))
         await publish.load(1, weights(1))
         for name in ("model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"):
@@ -371,13 +381,13 @@ async def test_one_changed_bit_is_found_by_the_checksums_though_no_canary_would_
             await publish.load(3, weights(3))
 
 
-async def test_a_wrong_weight_that_nothing_else_notices_is_found_by_the_canary(sglang_server: Server) -> None:
+async def test_a_wrong_weight_that_nothing_else_notices_is_found_by_the_canary(server: Server) -> None:
     """A server without checksums takes a weight that is not the trainer's."""
 
     async def none_offered() -> Any:
         raise Refused("there is no such endpoint", 404)
 
-    async with connected(sglang_server) as (client, group):
+    async with connected(server) as (client, group):
         client.checksums = none_offered  # type: ignore[method-assign]
         publish = publisher(client, by_broadcast(group))
         assert (await publish.load(1, weights(1))).exact == 0
@@ -452,8 +462,8 @@ async def test_a_server_that_dies_during_a_load_is_named_at_once(sglang_start: C
     assert "version 1" in str(failure.value)
 
 
-async def test_a_group_for_another_number_of_ranks_is_refused_before_the_server_waits_for_it(sglang_server: Server) -> None:
-    async with connected(sglang_server, ranks=2) as (client, group):
+async def test_a_group_for_another_number_of_ranks_is_refused_before_the_server_waits_for_it(server: Server) -> None:
+    async with connected(server, ranks=2) as (client, group):
         with pytest.raises(NotLoaded, match=r"it has 1 tensor-parallel and 1 data-parallel ranks, and engine.sglang.tensor_parallel is 2"):
             await publisher(client, by_broadcast(group)).load(1, weights(1))
         assert await client.ready()

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from uuid import uuid4
 
 import msgspec
+import numpy as np
 import pytest
 import trio
 
+from asyncrl.engines.sglang import client as client_module
 from asyncrl.engines.sglang.client import Client, ServerGone
 from asyncrl.engines.sglang.servers import Launch, command, environment, managed
 
@@ -43,7 +46,7 @@ def test_the_command_of_a_server() -> None:
     assert words[:7] == [*python, "-m", "sglang.launch_server"]
     pairs = dict(pairwise(words))
     expected = {"model-path": "/m", "host": "127.0.0.1", "port": "1234", "device": "cuda", "dtype": "bfloat16", "tp-size": "4"}
-    expected |= {"max-running-requests": "129", "context-length": "4096", "random-seed": "7"}
+    expected |= {"max-running-requests": "129", "context-length": "4104", "random-seed": "7"}
     assert all(pairs[f"--{name}"] == value for name, value in expected.items())
     assert "--skip-tokenizer-init" in words and "--attention-backend" not in words
     assert words[-2:] == ["--mem-fraction-static", "0.8"], "what the user adds comes last, where it wins"
@@ -51,7 +54,7 @@ def test_the_command_of_a_server() -> None:
 
     cpu = launch("/python")
     pairs = dict(pairwise(command(cpu, 1)))
-    assert pairs["--attention-backend"] == "torch_native" and int(pairs["--max-total-tokens"]) >= 9 * 128
+    assert pairs["--attention-backend"] == "torch_native" and int(pairs["--max-total-tokens"]) >= 9 * 136
     assert environment(cpu)["SGLANG_PLATFORM"] == "cpu_native" and environment(cpu)["OMP_NUM_THREADS"] == "1"
 
 
@@ -136,11 +139,17 @@ def real(sglang_model: Path) -> Callable[..., Launch]:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(START_S + 120)
-async def test_a_server_that_is_killed_is_noticed_at_once_and_leaves_nothing(real: Callable[..., Launch], tmp_path: Path) -> None:
+async def test_a_server_has_its_whole_context_and_is_noticed_when_it_is_killed_and_leaves_nothing(
+    real: Callable[..., Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(client_module.WHOLE_DISTRIBUTION, "ignore_eos", True)
     log = tmp_path / "server.log"
     async with managed(real(), log=log, ready_s=START_S) as server, Client.open(server.url) as client:
         assert await client.ready()
         assert (await client.server_info()).max_running_requests == 9
+        for known in (1, 64, 127):  # of 128
+            asked = client.generate(uuid4().hex, np.full(known, 65, np.int32), max_new_tokens=128 - known, temperature=1.0)
+            assert sum([len(event.ids) async for event in asked]) == 128 - known
         mine = session(server.process.pid)
         assert len(mine) >= 3, "the server has a scheduler and a detokenizer of its own"
         os.kill(server.process.pid, signal.SIGKILL)

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client, ServerGone
 from asyncrl.process import Process, spawn
 
@@ -42,6 +43,7 @@ class Launch(msgspec.Struct, frozen=True):
 
 def command(launch: Launch, port: int) -> list[str]:
     """The command line of a server at `port` of this machine alone. `launch.arguments` come last, and so win."""
+    context = max(launch.context_tokens, canary.TOKENS) + _UNUSABLE
     options = {
         "model-path": launch.model,
         "host": HOST,
@@ -50,7 +52,7 @@ def command(launch: Launch, port: int) -> list[str]:
         "dtype": launch.dtype,
         "tp-size": launch.tensor_parallel,
         "max-running-requests": launch.slots + 1,  # the canary's, which must not wait for a rollout to end
-        "context-length": launch.context_tokens,
+        "context-length": context,
         "random-seed": launch.seed,
     }
     if launch.device == "cpu":
@@ -58,21 +60,26 @@ def command(launch: Launch, port: int) -> list[str]:
         options |= {
             "attention-backend": "torch_native",
             "mem-fraction-static": 0.5,
-            "max-total-tokens": max((launch.slots + 1) * launch.context_tokens, _LEAST_TOKENS),
+            "max-total-tokens": max((launch.slots + 1) * context, _LEAST_TOKENS),
         }
     switches = ["--skip-tokenizer-init", "--sleep-on-idle", "--enable-metrics"]
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [*launch.python, "-m", "sglang.launch_server", *pairs, *switches, *launch.arguments]
 
 
-_LEAST_TOKENS = 65_536
+_UNUSABLE = 8
+"""SGLang takes no input that ends in the last six positions of its context, and without a word ends a response two before the last."""
+
+_LEAST_TOKENS = 16_384
+"""Room for prompts that several rollouts share."""
 
 
 def environment(launch: Launch) -> dict[str, str]:
     """What a server's environment has beyond ours. Nothing is fetched from anywhere; on a CPU the plug-in of `make sglang-cpu` is used."""
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    always = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    always["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # than the model's, for what is unusable of it
     # More threads than one make a small model's decoding eight times slower.
-    return offline | ({"SGLANG_PLATFORM": "cpu_native", "OMP_NUM_THREADS": "1"} if launch.device == "cpu" else {})
+    return always | ({"SGLANG_PLATFORM": "cpu_native", "OMP_NUM_THREADS": "1"} if launch.device == "cpu" else {})
 
 
 class Server:
