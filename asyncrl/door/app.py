@@ -44,11 +44,6 @@ _JSON = "application/json"
 Handler = Callable[[Request, Send], Awaitable[None]]
 
 
-def new_key() -> str:
-    """A fresh key for agents: 43 characters of 256 random bits."""
-    return secrets.token_urlsafe(32)
-
-
 def application(door: Door, key: str) -> Starlette:
     """The routes above, for agents that have `key`."""
     app = _App(door, key.encode())
