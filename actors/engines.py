@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -133,9 +133,9 @@ async def _sglang(
         if sglang.router:
             served = Routed(await stack.enter_async_context(_client(config, sglang.router)), clients)
 
-        async def load(version: int, weights: Mapping[str, torch.Tensor]) -> float:
+        async def load(version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]) -> float:
             """The longest pause of any."""
-            loaded = await together(*(partial(publisher.load, version, weights) for publisher in publishers))
+            loaded = await together(*(partial(publisher.load, version, weights, stop) for publisher in publishers))
             return max(one.pause_s for one in loaded)
 
         yield SglangEngine(

@@ -15,7 +15,7 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -118,8 +118,8 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
         text = canary.text(VOCABULARY, (END_ID,))
         publisher = Publisher(client, ByDisk(folder / "weights"), model, text, mode="retract", tolerance=1e-3, deadline_s=60)
 
-        async def load(version: int, weights: object) -> float:
-            return (await publisher.load(version, dict(parameters_for_publication(model)))).pause_s
+        async def load(version: int, weights: object, stop: Callable[[], None]) -> float:
+            return (await publisher.load(version, dict(parameters_for_publication(model)), stop)).pause_s
 
         engine = SglangEngine(
             client, load, slots=concurrent, context_tokens=CONTEXT, chunk_tokens=CHUNK, vocab_size=VOCABULARY, stop_ids=frozenset()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import cycle
@@ -61,7 +61,8 @@ async def world() -> AsyncIterator[World]:
         trio.open_nursery() as nursery,
     ):
 
-        async def load(version: int, weights: Any) -> float:
+        async def load(version: int, weights: Any, stop: Callable[[], None]) -> float:
+            stop()
             await together(*(partial(server.load, version, 0.5) for server in servers))
             return 0.5
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -50,7 +50,8 @@ async def world(*, mode: str = "retract", load_s: float = 0.5, slots: int = 4, r
     idle: list[tuple[str, float]] = []
     async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
 
-        async def load(version: int, weights: Any) -> float:
+        async def load(version: int, weights: Any, stop: Callable[[], None]) -> float:
+            stop()
             await fake.load(version, load_s, mode)
             return load_s
 
@@ -80,6 +81,30 @@ def ask(rollout: int, *, prompt: int = 1, prefix: int = 0, budget: int = 20, ver
 def test_it_is_an_engine() -> None:
     engine: type[Engine] = SglangEngine
     assert engine
+
+
+async def test_it_goes_on_while_a_load_is_prepared_and_stops_when_weights_change(autojump_clock: MockClock) -> None:
+    """Of several servers behind one engine each says when it stops."""
+    async with world() as w:
+        await w.engine.load(0, WEIGHTS)
+        prepared, left = trio.Event(), list[int]()
+
+        async def load(version: int, weights: Any, stop: Callable[[], None]) -> float:
+            await trio.sleep(1.0)
+            left.append(len(w.chunks(0)))
+            prepared.set()
+            stop()
+            stop()
+            await w.server.load(version, 1.0)
+            left.append(len(w.chunks(0)))
+            return 1.0
+
+        w.engine._load = load
+        w.engine.submit([ask(0, budget=300)])
+        await w.engine.load(1, WEIGHTS)
+        assert prepared.is_set() and left[0] > 5 and left[1] <= left[0] + 1, left
+        await w.ended(0)
+        assert {version for version, *_ in w.truth(ask(0, budget=300))} == {0, 1}
 
 
 async def test_requests_wait_for_the_first_load_and_then_for_a_slot(autojump_clock: MockClock) -> None:
@@ -189,7 +214,8 @@ async def test_what_a_failed_load_may_have_decoded_never_leaves(autojump_clock: 
 
     fake, frames = FakeServer(), []
 
-    async def load(version: int, weights: Any) -> float:
+    async def load(version: int, weights: Any, stop: Callable[[], None]) -> float:
+        stop()
         await fake.load(version, 0.5)
         if version:
             await trio.sleep(1.0)  # it decodes again, and only then it turns out that the weights are wrong

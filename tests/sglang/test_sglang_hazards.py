@@ -118,7 +118,8 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Loads are by disk."""
 
-    async def load(version: int, weights: Mapping[str, torch.Tensor]) -> float:
+    async def load(version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]) -> float:
+        stop()
         await client.pause(mode)
         await client.update_from_disk(str(policies[version]), version, flush=flush)
         await client.resume()
@@ -283,7 +284,8 @@ async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_ha
 ) -> None:
     paused, go = trio.Event(), trio.Event()
 
-    async def load(version: int, weights: Mapping[str, torch.Tensor]) -> float:
+    async def load(version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]) -> float:
+        stop()
         await client.pause("retract")
         if version:
             paused.set()

@@ -3,7 +3,7 @@ was verified, and every request that was submitted ends exactly once.
 
     submit ─▶ waiting ─▶ live: one task and one stream each ─▶ chunks ─▶ emit, some for many streams
 
-While a load is under way the gate is shut: no request and no abort goes to the server, which loses those that meet a pause, and no chunk
+While weights change the gate is shut: no request and no abort goes to the server, which loses those that meet a pause, and no chunk
 leaves. A request that the server ended unasked (a pause that ends them, somebody's abort) is sent again with what it has.
 """
 
@@ -32,9 +32,9 @@ from asyncrl.waits import Pulse
 if TYPE_CHECKING:
     import torch
 
-Load = Callable[[int, "Mapping[str, torch.Tensor]"], Awaitable[float]]
-"""Brings these weights into the server as this version, pausing it as it must; returns when they are verified and it decodes again, with
-the seconds that it was paused."""
+Load = Callable[[int, "Mapping[str, torch.Tensor]", Callable[[], None]], Awaitable[float]]
+"""Brings these weights into the server as this version, pausing it as it must, and calls the function that it is given just before that;
+returns when they are verified and it decodes again, with the seconds that it was paused."""
 
 GATHER_S = 0.02
 """How long a chunk may wait for others: streams bring news one by one, and a frame for each would cost more than what is in it."""
@@ -143,13 +143,16 @@ class SglangEngine:
             while old := [live for live in self._live if live.request.version not in (None, version)]:
                 self._stop(lambda request: request.version not in (None, version))
                 await old[0].ended.wait()
-            self._gate = trio.Event()
-            pause = await self._load(version, weights)
+            pause = await self._load(version, weights, self._shut)
             self._version, self._heard = version, trio.current_time()
             self._gate.set()
         self._work.set()
         self._news.set()
         return pause
+
+    def _shut(self) -> None:
+        if self._gate.is_set():  # else somebody waits for it already
+            self._gate = trio.Event()
 
     def unpin(self, version: int) -> None:
         self._stop(lambda request: request.version == version)
@@ -174,8 +177,8 @@ class SglangEngine:
         self._stopping = []
         while self._waiting and len(self._live) < self._slots:
             request = self._waiting.popleft()
-            if request.version not in (None, self._version):
-                self._finish(request, 0, "interrupted")
+            if request.version is not None and (request.version != self._version or self._loads.locked()):
+                self._finish(request, 0, "interrupted")  # also where its version is about to be replaced
                 continue
             live = _Live(request)
             self._live.append(live)

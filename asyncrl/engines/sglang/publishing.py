@@ -268,8 +268,9 @@ class Publisher:
         self._checks: Checks | None = None
         self._begun = False
 
-    async def load(self, version: int, weights: Mapping[str, Tensor]) -> Loaded:
-        """Load `weights` (by parameter name, tied ones once; unchanged until this returns) as `version`, verified.
+    async def load(self, version: int, weights: Mapping[str, Tensor], stop: Callable[[], None] = lambda: None) -> Loaded:
+        """Load `weights` (by parameter name, tied ones once; unchanged until this returns) as `version`, verified. `stop` is called just
+        before the server is paused: from then on nothing may be sent to it.
 
         Raises NotLoaded and HalfLoaded, in one sentence. Cancelled before the first update call, it leaves the server as it was, and
         later as after HalfLoaded.
@@ -281,6 +282,7 @@ class Publisher:
                 with trio.fail_after(self._deadline_s):
                     expected, reference = await self._prepare(version, weights)
                 start = trio.current_time()
+                stop()
                 async with self._paused():
                     with trio.fail_after(self._deadline_s):
                         await self._way.begin(client)
