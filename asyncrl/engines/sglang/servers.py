@@ -62,7 +62,8 @@ def command(launch: Launch, port: int) -> list[str]:
             "mem-fraction-static": 0.5,
             "max-total-tokens": max((launch.slots + 1) * context, _LEAST_TOKENS),
         }
-    switches = ["--skip-tokenizer-init", "--sleep-on-idle", "--enable-metrics"]
+    # Incremental events hold what is new; others hold all so far, whose cost grows with the square of a response.
+    switches = ["--skip-tokenizer-init", "--incremental-streaming-output", "--sleep-on-idle", "--enable-metrics"]
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [*launch.python, "-m", "sglang.launch_server", *pairs, *switches, *launch.arguments]
 
