@@ -234,8 +234,8 @@ def test_servers_are_those_that_the_run_expects(run: Config, composed: Document,
     assert by_compose == other == {name: value for name, value in by_kubernetes.items() if name != "api-key"}
     assert by_compose["model-path"] == run.model.path
     assert by_compose["dtype"] == run.model.dtype
-    assert int(by_compose["context-length"]) == run.engine.context_tokens
-    assert int(by_compose["max-running-requests"]) == run.engine.slots
+    assert int(by_compose["context-length"]) == run.engine.context_tokens + 8  # the last positions are the server's own
+    assert int(by_compose["max-running-requests"]) == run.engine.slots + 1  # and the canary
     assert {"skip-tokenizer-init", "enable-metrics"} <= set(by_compose)
 
 

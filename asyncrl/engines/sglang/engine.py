@@ -109,6 +109,8 @@ class SglangEngine:
         self._stopping: list[_Live] = []
         self._ready: list[Chunk] = []
         self._work, self._news = Pulse(), Pulse()
+        self._nonce = uuid4().hex
+        """Others before us may have left a prefix cache of versions with the same numbers."""
         self._loads, self._gate = trio.Lock(), trio.Event()
         self._failures, self._heard = 0, 0.0
 
@@ -237,7 +239,7 @@ class SglangEngine:
             temperature=request.temperature,
             stream_interval=self._chunk_tokens,
             stop_ids=self._stop_ids,
-            extra_key=str(self._version),
+            extra_key=f"{self._nonce}/{self._version}",
         )
         try:
             with live.stream:
