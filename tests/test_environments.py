@@ -368,7 +368,7 @@ def test_the_plug_in_is_inert_unless_asked_for(asked: str | None, answer: str) -
     assert (done.stdout, done.stderr) == (f"{answer}\n", "")
 
 
-def test_sglang_takes_the_plug_in_where_it_is_asked_for() -> None:
+def test_pain_25_sglang_runs_on_a_cpu_in_an_environment_of_its_own() -> None:
     code = "from sglang.srt.platforms import current_platform as p; print(type(p).__name__, p.get_default_attention_backend())"
     environment = {**os.environ, "SGLANG_PLATFORM": "cpu_native", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -112,7 +112,7 @@ async def test_two_turns_with_a_tool_are_one_leaf(tokenizer: Tokenizer, virtual:
     assert leaf.trained == len(CALL) + 1 + len("3") + 1
 
 
-async def test_what_was_sampled_is_the_context_and_no_second_tokenization(tmp_path: Path, virtual: MockClock) -> None:
+async def test_pain_18_what_was_sampled_is_the_context_and_no_second_tokenization(tmp_path: Path, virtual: MockClock) -> None:
     """The tokenizer knows `ab` as one id, and the model sampled it as two."""
     write_tokenizer(tmp_path, ["ab"])
     tokenizer = Tokenizer(tmp_path)

@@ -381,7 +381,7 @@ async def test_one_changed_bit_is_found_by_the_checksums_though_no_canary_would_
             await publish.load(3, weights(3))
 
 
-async def test_a_wrong_weight_that_nothing_else_notices_is_found_by_the_canary(server: Server) -> None:
+async def test_pain_19_a_wrong_weight_that_nothing_else_notices_is_found_by_the_canary(server: Server) -> None:
     """A server without checksums takes a weight that is not the trainer's."""
 
     async def none_offered() -> Any:

@@ -146,7 +146,7 @@ def test_out_of_its_band_each_is_said_whatever_is_known_by_lag(k3: float, masked
     ("offset", "drift", "named"),
     [(0.0, 0.0, []), (1.5, 0.0, ["mismatch"]), (0.0, 0.5, ["staleness"])],
 )
-def test_on_the_numbers_that_a_trainer_sends(offset: float, drift: float, named: list[str]) -> None:
+def test_pain_15_a_mismatch_of_engine_and_trainer_is_named(offset: float, drift: float, named: list[str]) -> None:
     """Log-ratios of 64 rollouts, each of one lag: an engine that is off by the same amount at every lag, and a policy that drifts."""
     generator = torch.Generator().manual_seed(0)
     owner = torch.arange(64).repeat_interleave(20)
