@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import trio
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
@@ -31,6 +32,10 @@ from asyncrl.tasks import TaskError, open_task
 from asyncrl.training.checkpoints import complete
 
 FREE_BYTES = 100 * 2**20
+SERVER_S = 10.0
+"""What a server gets to say what it is."""
+BUNDLED = "Qwen3ForCausalLM"
+"""The class of the bundled model."""
 RUN_TOML = "run.toml"
 LOCK = "lock"
 RESUMABLE = frozenset(
@@ -82,7 +87,9 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     if config.train.device == "cuda":
         _gpu()
     if config.engine.kind == "sglang":
-        _sglang(config.engine.sglang)
+        key = _sglang(config.engine.sglang)
+        for url in config.engine.sglang.urls:
+            trio.run(_fits, url, key, config)
     if config.model.path:
         _model(Path(config.model.path))
     try:
@@ -227,17 +234,49 @@ def _gpu() -> None:
         )
 
 
-def _sglang(sglang: Sglang) -> None:
+def _sglang(sglang: Sglang) -> str:
+    """The key of servers, empty where they ask for none."""
     if sglang.launch and shutil.which(sglang.launch[0]) is None:
         raise ConfigError(
             f"engine.sglang.launch begins with {sglang.launch[0]!r}, and there is no such program; give the Python of an environment "
             f"with SGLang (`make sglang-cpu` builds one for a CPU)."
         )
-    if sglang.api_key_file:
-        try:
-            Path(sglang.api_key_file).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"engine.sglang.api_key_file is {sglang.api_key_file!r}, which cannot be read ({error}).") from None
+    if not sglang.api_key_file:
+        return ""
+    try:
+        return Path(sglang.api_key_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"engine.sglang.api_key_file is {sglang.api_key_file!r}, which cannot be read ({error}).") from None
+
+
+async def _fits(url: str, key: str, config: Config) -> None:
+    """What a server says of itself that is there already. One that is not may come yet: its rollout actor waits for it."""
+    from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
+    from asyncrl.engines.sglang.fitness import refuse_other_model, refuse_other_start
+
+    try:
+        async with Client.open(url, api_key=key, deadline_s=SERVER_S) as client:
+            model, server = await client.model_info(), await client.server_info()
+    except ServerGone:
+        return
+    except SglangError as error:
+        raise ConfigError(f"engine.sglang.urls has {url}, which is no server to use: {error}.") from None
+    try:
+        refuse_other_model(model, server, architecture=_architecture(config), dtype=config.model.dtype)
+        refuse_other_start(server, context_tokens=config.engine.context_tokens, slots=config.engine.slots)
+    except ValueError as error:
+        raise ConfigError(f"engine.sglang.urls has {url}, which does not fit this run: {error}.") from None
+
+
+def _architecture(config: Config) -> str:
+    """The class of the run's model; of the bundled one where none is given."""
+    if not config.model.path:
+        return BUNDLED
+    try:
+        found = json.loads((Path(config.model.path) / "config.json").read_bytes())["architectures"][0]
+    except (OSError, ValueError, LookupError, TypeError):
+        raise ConfigError(f"model.path is {config.model.path!r}, and config.json in it does not say its architecture.") from None
+    return str(found)
 
 
 def _model(path: Path) -> None:

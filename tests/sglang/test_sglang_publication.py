@@ -23,7 +23,7 @@ from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang import client as client_module
 from asyncrl.engines.sglang.client import Client, Mode, Refused, ServerGone
 from asyncrl.engines.sglang.publishing import ByBroadcast, ByDisk, HalfLoaded, NotLoaded, Publisher, Way
-from asyncrl.engines.sglang.wire import Event, ModelInfo, ServerInfo
+from asyncrl.engines.sglang.wire import Event
 from asyncrl.training.bundled import model_config, new_model
 from weightsync.server_group import ServerGroup, Transfer
 
@@ -425,20 +425,6 @@ def _config(**changes: Any) -> Any:
         setattr(config, name, value)
     config.layer_types = ["full_attention"] * config.num_hidden_layers
     return config
-
-
-def test_a_server_of_another_model_is_refused() -> None:
-    from asyncrl.engines.sglang.publishing import refuse_other_model
-
-    model, server = ModelInfo("/m", "default", architectures=["Qwen3ForCausalLM"]), ServerInfo("0.5.23", dtype="float32")
-    refuse_other_model(model, server, architecture="Qwen3ForCausalLM", dtype="float32")
-    refuse_other_model(ModelInfo("/m", "1"), ServerInfo("0.5.23", dtype="auto"), architecture="Qwen3ForCausalLM", dtype="float32")
-    with pytest.raises(ValueError, match=r"it serves Qwen3ForCausalLM \(/m\), and the run's model is GPT2LMHeadModel"):
-        refuse_other_model(model, server, architecture="GPT2LMHeadModel", dtype="float32")
-    with pytest.raises(ValueError, match=r"computes in float32, and model.dtype is bfloat16: start it with --dtype bfloat16"):
-        refuse_other_model(model, server, architecture="Qwen3ForCausalLM", dtype="bfloat16")
-    with pytest.raises(ValueError, match="does not generate text"):
-        refuse_other_model(ModelInfo("/m", "1", is_generation=False), server, architecture="Qwen3ForCausalLM", dtype="float32")
 
 
 # ----------------------------------------------------------------------------------------------------- servers of one's own

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.checksums import Checks, Expected
 from asyncrl.engines.sglang.client import Client, Mode, Refused, SglangError
-from asyncrl.engines.sglang.wire import ModelInfo, ServerInfo
+from asyncrl.engines.sglang.fitness import refuse_other_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -231,16 +231,6 @@ def _write(directory: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ publisher
-
-
-def refuse_other_model(model: ModelInfo, server: ServerInfo, *, architecture: str, dtype: str) -> None:
-    """Raise ValueError where the server says that it serves no model of `architecture` (a class's name) or computes not in `dtype`."""
-    if not model.is_generation:
-        raise ValueError(f"its model {model.model_path} does not generate text")
-    if model.architectures is not None and architecture not in model.architectures:
-        raise ValueError(f"it serves {', '.join(model.architectures)} ({model.model_path}), and the run's model is {architecture}")
-    if server.dtype not in ("", "auto", "half", dtype):
-        raise ValueError(f"it computes in {server.dtype}, and model.dtype is {dtype}: start it with --dtype {dtype}")
 
 
 class Publisher:
