@@ -125,9 +125,10 @@ async def _sglang(
         else:
             urls = list(sglang.urls) if sglang.router else [sglang.urls[index]]
         clients = [await stack.enter_async_context(_client(config, url)) for url in urls]
-        for client in clients:
+        for client in () if sglang.launch else clients:
             with waits.on("server", owner=f"rollout-{index}", deadline_s=2 * config.run.start_s):
-                await client.wait_ready(config.run.start_s)
+                await client.wait_there(config.run.start_s)
+            await client.abort_all()  # what an actor that died has left there
         publishers = [await stack.enter_async_context(_publisher(config, run, index, client, model, tokenizer)) for client in clients]
         served: Served = clients[0]
         if sglang.router:

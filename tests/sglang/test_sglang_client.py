@@ -194,6 +194,25 @@ async def test_a_server_that_hangs_costs_a_bounded_time(autojump_clock: trio.abc
         assert trio.current_time() - begun == pytest.approx(100.0)
 
 
+async def test_a_server_that_was_left_paused_is_there_and_not_ready(autojump_clock: trio.abc.Clock) -> None:
+    """Or refuses to say what it is, while it starts."""
+    paused, starting = {"/ready": 503, "/model_info": 200}, {"/ready": 503, "/model_info": 503}
+
+    def serve(status: dict[str, int]) -> httpx2.MockTransport:
+        body = b'{"model_path": "/m", "weight_version": "3"}'
+        return httpx2.MockTransport(lambda request: httpx2.Response(status[request.url.path], content=body))
+
+    async with Client.open("http://s:1", transport=serve(paused)) as client:
+        assert not await client.ready() and await client.answers()
+        await client.wait_there(10.0)
+        with pytest.raises(ServerGone, match="was not ready within 10 s"):
+            await client.wait_ready(10.0)
+    async with Client.open("http://s:1", transport=serve(starting)) as client:
+        assert not await client.answers()
+        with pytest.raises(ServerGone, match="did not answer within 10 s"):
+            await client.wait_there(10.0)
+
+
 async def test_a_server_that_is_not_there_or_stops_speaking_is_gone() -> None:
     """Over real sockets: nobody listens; one accepts and says nothing; one breaks off in the middle of an event."""
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")

@@ -7,7 +7,7 @@ an abort that meets one is lost, so the engine sends neither while it has its se
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Literal, TypeVar
 
@@ -107,15 +107,30 @@ class Client:
         except ServerGone:
             return False
 
+    async def answers(self) -> bool:
+        """Whether it says what it serves: it is there, and may be paused."""
+        try:
+            await self.model_info()
+        except (ServerGone, Refused):
+            return False
+        return True
+
     async def wait_ready(self, seconds: float) -> None:
         """Wait until it is ready. Raises ServerGone after `seconds`."""
+        await self._until(self.ready, "was not ready", seconds)
+
+    async def wait_there(self, seconds: float) -> None:
+        """Wait until it answers: one that was paused by somebody who died would never be ready. Raises ServerGone after `seconds`."""
+        await self._until(self.answers, "did not answer", seconds)
+
+    async def _until(self, reached: Callable[[], Awaitable[bool]], failed: str, seconds: float) -> None:
         pause = 0.05
         with trio.move_on_after(seconds):
-            while not await self.ready():
+            while not await reached():
                 await trio.sleep(pause)
                 pause = min(2 * pause, 1.0)
             return
-        raise ServerGone(f"{self.url} was not ready within {seconds:g} s; the server's log says why")
+        raise ServerGone(f"{self.url} {failed} within {seconds:g} s; the server's log says why")
 
     async def model_info(self) -> ModelInfo:
         return await self._get("/model_info", ModelInfo)
