@@ -62,6 +62,7 @@ def running(model: Path, log: Path, *more: str) -> Iterator[Server]:
         "TRANSFORMERS_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "SGLANG_PLATFORM": "cpu_native",
+        "SGLANG_CPU_OMP_THREADS_BIND": "0|0",  # a core for each of two ranks at most
     }
     command = [PYTHON, "-m", "sglang.launch_server", "--model-path", model, "--device", "cpu", "--host", "127.0.0.1", "--port", port]
     command += ["--attention-backend", "torch_native", "--dtype", "float32", "--mem-fraction-static", "0.5", "--max-total-tokens", "65536"]

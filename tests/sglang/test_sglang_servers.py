@@ -50,12 +50,14 @@ def test_the_command_of_a_server() -> None:
     assert all(pairs[f"--{name}"] == value for name, value in expected.items())
     assert "--skip-tokenizer-init" in words and "--attention-backend" not in words
     assert words[-2:] == ["--mem-fraction-static", "0.8"], "what the user adds comes last, where it wins"
-    assert "SGLANG_PLATFORM" not in environment(cuda)
+    assert not {"SGLANG_PLATFORM", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND"} & environment(cuda, [0]).keys()
 
     cpu = launch("/python")
     pairs = dict(pairwise(command(cpu, 1)))
     assert pairs["--attention-backend"] == "torch_native" and int(pairs["--max-total-tokens"]) >= 9 * 136
-    assert environment(cpu)["SGLANG_PLATFORM"] == "cpu_native" and environment(cpu)["OMP_NUM_THREADS"] == "1"
+    found = environment(cpu, [3, 5])
+    assert (found["SGLANG_PLATFORM"], found["OMP_NUM_THREADS"], found["SGLANG_CPU_OMP_THREADS_BIND"]) == ("cpu_native", "1", "3")
+    assert environment(msgspec.structs.replace(cpu, tensor_parallel=3), [3, 5])["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5|3"
 
 
 # ------------------------------------------------------------------------------------------------------- what is not a server

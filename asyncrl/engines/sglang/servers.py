@@ -7,10 +7,11 @@ client that was killed goes on.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -75,12 +76,16 @@ _LEAST_TOKENS = 16_384
 """Room for prompts that several rollouts share."""
 
 
-def environment(launch: Launch) -> dict[str, str]:
-    """What a server's environment has beyond ours. Nothing is fetched from anywhere; on a CPU the plug-in of `make sglang-cpu` is used."""
+def environment(launch: Launch, cores: Sequence[int]) -> dict[str, str]:
+    """What a server's environment has beyond ours. Nothing is fetched from anywhere; on a CPU the plug-in of `make sglang-cpu` is used, and
+    each rank has one of `cores` (at least one), in turn."""
     always = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     always["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # than the model's, for what is unusable of it
+    if launch.device != "cpu":
+        return always
+    ranks = "|".join(str(cores[rank % len(cores)]) for rank in range(launch.tensor_parallel))
     # More threads than one make a small model's decoding eight times slower.
-    return always | ({"SGLANG_PLATFORM": "cpu_native", "OMP_NUM_THREADS": "1"} if launch.device == "cpu" else {})
+    return always | {"SGLANG_PLATFORM": "cpu_native", "OMP_NUM_THREADS": "1", "SGLANG_CPU_OMP_THREADS_BIND": ranks}
 
 
 class Server:
@@ -113,7 +118,8 @@ async def managed(
     """
     port = _free_port()
     argv = [sys.executable, "-m", "asyncrl.engines.sglang.child", *command(launch, port)]
-    process = spawn(name, argv, log=log, cores=cores, env=environment(launch) | dict(extra_environment or {}))
+    env = environment(launch, sorted(cores or os.sched_getaffinity(0))) | dict(extra_environment or {})
+    process = spawn(name, argv, log=log, cores=cores, env=env)
     server = Server(f"http://{HOST}:{port}", process)
     try:
         await _until_ready(server, ready_s)
