@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.experience.rollout import Group, Refused
+from asyncrl.experience.rollout import Group, Refused, Status
 from asyncrl.messages import Scored, Span
 
 
@@ -60,9 +60,12 @@ class Shelf(msgspec.Struct):
 
     def keep(self, group: Group, until: int) -> None:
         """Keep the members with a reward of a group that a step has taken. Call it before their tokens are released, which copies nothing
-        and leaves these what they are. Raises Refused for a group that no step has taken, or that is kept already."""
+        and leaves these what they are. Raises Refused for a group that no step has taken, of which any member was trained already, or that
+        is kept already."""
         if group.id in self.kept:
             raise Refused(f"group {group.id} is kept already")
+        if any(member.step is not None and member.status is not Status.TAKEN for member in group.members):
+            raise Refused(f"group {group.id} was trained before it was kept, in part at least: its tokens are released")
         members = [
             Member(m.id, m.ids, m.behaviour, m.spans, m.verdict.reward, m.verdict.parts)
             for m in group.members

@@ -272,7 +272,8 @@ class World(RuleBasedStateMachine):
     def train(self, how_many: int, masked: bool) -> None:
         for rollout in self.experience.taken()[:how_many]:
             group = self.experience.groups[rollout.group]
-            if how_many % 2 == 0 and group.id not in self.experience.shelf.kept:
+            whole = all(member.step is None or member.status is Status.TAKEN for member in group.members)
+            if how_many % 2 == 0 and whole and group.id not in self.experience.shelf.kept:
                 self.apply(e.Shelved(group.id, max(member.step for member in group.members if member.step is not None) + 1))
             step = rollout.step
             assert step is not None

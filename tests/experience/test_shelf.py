@@ -59,6 +59,17 @@ def test_once_and_until_its_last_step() -> None:
     assert not shelf.kept and shelf.tokens == 0
 
 
+@pytest.mark.parametrize("fate", [Status.TRAINED, Status.DISCARDED])
+def test_what_was_trained_in_part_is_not_kept(fate: Status) -> None:
+    """Nor is what was kept, trained and replayed, while a sibling is still being sampled: each is replayed once."""
+    shelf, group = Shelf(), taken(1, [Scored(1.0), Scored(0.0), NoVerdict("timeout")])
+    group.members[0].status = fate
+    group.members[0].release()
+    with pytest.raises(Refused, match="group 1 was trained before it was kept"):
+        shelf.keep(group, until=7)
+    assert not shelf.kept
+
+
 def test_what_was_not_trained_is_not_trained_again() -> None:
     for group in (taken(1, [Scored(1.0)], step=None), taken(1, [NoVerdict("timeout")])):
         with pytest.raises(Refused, match="nothing to train again"):
