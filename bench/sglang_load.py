@@ -34,7 +34,7 @@ from asyncrl.engines.sglang.engine import SglangEngine
 from asyncrl.engines.sglang.publishing import ByDisk, Publisher
 from asyncrl.engines.sglang.servers import Launch, managed
 from asyncrl.link import Link
-from asyncrl.messages import Chunks, Drain, Lease, Leases, Prepare
+from asyncrl.messages import Chunks, Drain, Drained, Lease, Leases, Prepare
 from asyncrl.simulation.wires import links
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
 from asyncrl.training.models import parameters_for_publication
@@ -93,8 +93,9 @@ async def through(engine: SglangEngine, count: int, tokens: int) -> float:
                     break
         seconds = time.perf_counter() - begun
         await ours.send(Drain())
-        async for _ in ours:
-            pass
+        async for message, _ in ours:
+            if isinstance(message, Drained):
+                break
     return sampled / seconds
 
 

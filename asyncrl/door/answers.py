@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class Read(msgspec.Struct):
     tokens: list[Token] = []
 
 
-class Envelope:
+class Envelope(ABC):
     """The forms of one answer. `scored`: with log-probabilities."""
 
     def __init__(self, *, number: str, model: str, created: int, scored: bool) -> None:
@@ -33,17 +34,17 @@ class Envelope:
         self._calls = 0
         self._begun = False
 
+    @abstractmethod
     def whole(self, parts: Sequence[Read], finish: str, usage: dict[str, int]) -> bytes:
         """The answer in one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def part(self, read: Read) -> bytes:
         """An event of a stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last(self, finish: str, usage: dict[str, int] | None) -> bytes:
         """What ends a stream."""
-        raise NotImplementedError
 
     def _object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {"id": self._number, "object": kind, "created": self._created, "model": self._model, "choices": choices, **more}

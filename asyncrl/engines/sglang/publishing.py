@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.checksums import Checks, Expected
 from asyncrl.engines.sglang.client import Client, Mode, Refused, SglangError
 from asyncrl.engines.sglang.fitness import refuse_other_model
+from asyncrl.engines.sglang.together import together
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -141,7 +142,7 @@ class ByBroadcast:
                     f"it has {found}, and engine.sglang.tensor_parallel is {group.world - 1}; data-parallel ones cannot be updated"
                 )
             invite = partial(client.init_group, group.host, group.port, group.world, group.name, group.backend)
-            await _together(invite, partial(group.join, self._deadline_s))
+            await together(invite, partial(group.join, self._deadline_s))
 
     async def begin(self, client: Client) -> None:
         try:
@@ -163,7 +164,7 @@ class ByBroadcast:
                 version=version if last else None,
                 flush=flush and last,
             )
-            await _together(ask, partial(sending.send, self._deadline_s))
+            await together(ask, partial(sending.send, self._deadline_s))
         await client.end_update()
 
     async def forget(self, client: Client, *, failed: bool) -> None:
@@ -171,24 +172,6 @@ class ByBroadcast:
             name = self._group.name
             self._group.leave()  # before the server is asked to: a rank that still waits for a broadcast answers when we are gone
             await client.destroy_group(name)
-
-
-async def _together(ask: Callable[[], Awaitable[None]], do: Callable[[], Awaitable[None]]) -> None:
-    """A request and our part of it at the same time; the first of the two to fail ends the other, and is raised."""
-    failures: list[Exception] = []
-
-    async def run(one: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await one()
-        except Exception as error:  # noqa: BLE001 raised below, alone
-            failures.append(error)
-            nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run, ask)
-        nursery.start_soon(run, do)
-    if failures:
-        raise failures[0]
 
 
 # -------------------------------------------------------------------------------------------------------------------- by disk
