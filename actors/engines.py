@@ -115,6 +115,7 @@ async def _sglang(
 ) -> AsyncIterator[Engine]:
     """One server, or all that are behind a router. A server's death ends the block with its name."""
     from asyncrl.engines.sglang.engine import SglangEngine
+    from asyncrl.engines.sglang.fitness import examine
     from asyncrl.engines.sglang.routed import Routed, Served
     from asyncrl.engines.sglang.together import together
 
@@ -128,6 +129,13 @@ async def _sglang(
         for client in () if sglang.launch else clients:
             with waits.on("server", owner=f"rollout-{index}", deadline_s=2 * config.run.start_s):
                 await client.wait_there(config.run.start_s)
+            await examine(
+                client,
+                architecture=type(model).__name__,
+                dtype=config.model.dtype,
+                context_tokens=config.engine.context_tokens,
+                slots=config.engine.slots,
+            )
             await client.abort_all()  # what an actor that died has left there
         publishers = [await stack.enter_async_context(_publisher(config, run, index, client, model, tokenizer)) for client in clients]
         served: Served = clients[0]

@@ -194,28 +194,31 @@ def _unwritable(run: Path, error: OSError) -> str:
 
 
 def _port(host: str, port: int) -> None:
-    if not port:
+    if not port or (error := _refused(host, port)) is None:
         return
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        raise ConfigError(f"run.metrics_host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 is each.")
+    raise ConfigError(f"run.metrics_port is {port}, and that port {_why(error)}; choose another, or 0 for no metrics.")
+
+
+def _door(port: int) -> None:
+    if (error := _refused("127.0.0.1", port)) is not None:
+        raise ConfigError(f"door.port gives a rollout actor port {port}, and that port {_why(error)}; choose another, or 0 for no door.")
+
+
+def _refused(host: str, port: int) -> OSError | None:
+    """Why nothing can listen there; None where something can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                raise ConfigError(f"run.metrics_host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 is each.") from None
-            why = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            raise ConfigError(f"run.metrics_port is {port}, and that port {why}; choose another, or 0 for no metrics.") from None
+            return error
+    return None
 
 
-def _door(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ConfigError(
-                f"door.port gives a rollout actor port {port}, which cannot be used ({error.strerror}); choose another, or 0 for no door."
-            ) from None
+def _why(error: OSError) -> str:
+    return "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
 
 
 def _gpu() -> None:
@@ -252,20 +255,18 @@ def _sglang(sglang: Sglang) -> str:
 async def _fits(url: str, key: str, config: Config) -> None:
     """What a server says of itself that is there already. One that is not may come yet: its rollout actor waits for it."""
     from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
-    from asyncrl.engines.sglang.fitness import refuse_other_model, refuse_other_start
+    from asyncrl.engines.sglang.fitness import examine
 
+    engine, architecture = config.engine, _architecture(config)
     try:
         async with Client.open(url, api_key=key, deadline_s=SERVER_S) as client:
-            model, server = await client.model_info(), await client.server_info()
+            await examine(
+                client, architecture=architecture, dtype=config.model.dtype, context_tokens=engine.context_tokens, slots=engine.slots
+            )
     except ServerGone:
         return
     except SglangError as error:
-        raise ConfigError(f"engine.sglang.urls has {url}, which is no server to use: {error}.") from None
-    try:
-        refuse_other_model(model, server, architecture=_architecture(config), dtype=config.model.dtype)
-        refuse_other_start(server, context_tokens=config.engine.context_tokens, slots=config.engine.slots)
-    except ValueError as error:
-        raise ConfigError(f"engine.sglang.urls has {url}, which does not fit this run: {error}.") from None
+        raise ConfigError(f"engine.sglang.urls names a server that cannot be used: {error}.") from None
 
 
 def _architecture(config: Config) -> str:

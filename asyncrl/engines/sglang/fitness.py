@@ -1,9 +1,10 @@
-"""Whether a server fits a run. Invariant: what a server says of itself and makes it unfit is a ValueError before it is sent anything."""
+"""Whether a server fits a run. Invariant: what a server says of itself and makes it unfit is a named error before it is sent anything."""
 
 from __future__ import annotations
 
 import re
 
+from asyncrl.engines.sglang.client import Client, SglangError
 from asyncrl.engines.sglang.wire import ModelInfo, ServerInfo
 
 OLDEST = (0, 5, 23)
@@ -12,6 +13,20 @@ KEPT_BACK = 8
 """Positions of its context that a server does not use, and a few more."""
 CANARIES = 1
 """Requests of ours beside the rollouts."""
+
+
+class Unfit(SglangError):
+    """A server of another kind than the run needs."""
+
+
+async def examine(client: Client, *, architecture: str, dtype: str, context_tokens: int, slots: int) -> None:
+    """Ask a server what it is. Raises Unfit, and any other SglangError where it does not say."""
+    model, server = await client.model_info(), await client.server_info()
+    try:
+        refuse_other_model(model, server, architecture=architecture, dtype=dtype)
+        refuse_other_start(server, context_tokens=context_tokens, slots=slots)
+    except ValueError as error:
+        raise Unfit(f"{client.url} does not fit this run: {error}") from None
 
 
 def refuse_other_model(model: ModelInfo, server: ServerInfo, *, architecture: str, dtype: str) -> None:
