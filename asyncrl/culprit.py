@@ -58,7 +58,7 @@ def _broken(s: Situation) -> Iterator[str]:
             f"{_names(silent)} {_has(silent)} said nothing for {duration(longest)}, though connected: hung, stopped, or without a core "
             f"(process {', '.join(str(actor.pid) for actor in silent[:NAMES])})."
         )
-    if (p := s.publication) is not None and p.waiting_for and (p.seconds > LONG_S or s.phase == "ready" or _awaits_weights(s)):
+    if (p := s.publication) is not None and p.waiting_for and (p.seconds > LONG_S or _awaited_by_all(s)):
         yield (
             f"Publication {p.number}, of version {p.version}, waits for {p.waiting_for}: it is in {p.phase} for {duration(p.seconds)} in "
             f"all, and gives up on whoever is silent in {duration(p.left_s)}."
@@ -136,6 +136,11 @@ def idle(s: Situation, role: Role) -> float | None:
     if role == "rollout" and s.phase == "run" and not s.rollouts.get("leased") and s.published is not None:
         return 1.0  # an engine counts a wait when it ends
     return min(1.0, sum(causes.values()))
+
+
+def _awaited_by_all(s: Situation) -> bool:
+    """A publication is what all wait for: the first one, or while the run trains, one without which engines stand still."""
+    return s.phase == "ready" or (s.phase == "run" and _awaits_weights(s))
 
 
 def _awaits_weights(s: Situation) -> bool:

@@ -155,6 +155,22 @@ SITUATIONS: dict[str, tuple[Situation, list[str]]] = {
         standing(phase="drain", waits=[Wait("parked rollouts", "coordinator", 1.0, 300.0)]),
         ["It drains, and waits for coordinator for parked rollouts"],
     ),
+    "draining, beside a publication that has just begun": (
+        standing(
+            phase="drain",
+            idle={"trainer": {"command": 0.0}, "rollout": {"weights": 0.9}},
+            publication=UnderWay(number=3, version=2, phase="transfer", waiting_for="the trainer", seconds=0.2, left_s=59.0),
+            waits=[Wait("replies", "coordinator", 0.2, 60.0)],
+        ),
+        ["It drains, and waits for coordinator for replies"],
+    ),
+    "draining, beside a publication that takes long": (
+        standing(
+            phase="drain",
+            publication=UnderWay(number=3, version=2, phase="transfer", waiting_for="the trainer", seconds=20.0, left_s=40.0),
+        ),
+        ["Publication 3, of version 2, waits for the trainer"],
+    ),
     "an evaluation is all there is": (
         standing(idle=STARVED, rollouts={"leased": 8, "sealed": 2}, groups=Groups(most=8, patience=512), evaluating=25),
         ["until version 25 is evaluated", "10 answers to come"],
