@@ -1,5 +1,6 @@
 """The agents' door of a rollout actor. Invariant: a session that has ended is a line of `RUN/sessions/rollout-N.jsonl`, at the latest when
-the actor has drained; what its engine samples for agents is nobody's lease.
+the actor has drained; what its engine samples for agents is nobody's lease; and where the task judges, it is in processes that can be
+killed, as everywhere.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from pathlib import Path
 import msgspec
 import trio
 
+from actors.reporting import Reporter
+from actors.reward import Verifiers, open_verifiers
 from asyncrl.config import Config
 from asyncrl.door.app import application
 from asyncrl.door.door import Door, Settings
 from asyncrl.door.engine import EngineGenerator
 from asyncrl.door.serve import serve
 from asyncrl.engines.protocol import Chunk, Engine
+from asyncrl.messages import Verdict
 from asyncrl.places import DOOR_KEY, SESSIONS
-from asyncrl.tasks import TaskError
+from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.waits import Waits
 
@@ -47,29 +51,55 @@ class Agents:
         await self.closed.wait()
 
 
+class _Examiner:
+    """The run's task (`asyncrl.door.examiner`), which judges so many replies at a time. What ends its verifiers ends the actor."""
+
+    def __init__(self, task: Task, verifiers: Verifiers, concurrency: int, nursery: trio.Nursery) -> None:
+        self._task, self._verifiers, self._nursery = task, verifiers, nursery
+        self._places, self._reading = trio.Semaphore(concurrency), trio.CapacityLimiter(1)
+
+    async def prompt(self, item: int) -> str:
+        return await trio.to_thread.run_sync(self._task.prompt, "train", item, limiter=self._reading)
+
+    async def judge(self, item: int, reply: bytes) -> Verdict:
+        """In the actor's nursery, because a handler's error would be this one call's alone."""
+        send, receive = trio.open_memory_channel[Verdict](1)
+
+        async def judge() -> None:
+            async with self._places:
+                given = await self._verifiers.judge("train", item, reply)
+            send.send_nowait(given.verdict)
+
+        self._nursery.start_soon(judge)
+        return await receive.receive()
+
+
 @asynccontextmanager
-async def open_agents(config: Config, run: Path, initial: Path, index: int, engine: Engine, waits: Waits) -> AsyncIterator[Agents]:
-    """The door of the rollout actor `index`, at its port of loopback. The engine must run while it is open."""
+async def open_agents(
+    config: Config, run: Path, initial: Path, index: int, engine: Engine, waits: Waits, reporter: Reporter
+) -> AsyncIterator[Agents]:
+    """The door of the rollout actor `index`, at its port of loopback. The engine must run while it is open. Raises VerifierLost."""
     generator = EngineGenerator(engine)
     agents, tokenizer = Agents(generator), _tokenizer(initial)
     settings = Settings(model=MODEL, context_tokens=config.engine.context_tokens, vocabulary=tokenizer.sampled)
-    door = Door(generator, tokenizer, settings, waits)
-    app = application(door, (run / DOOR_KEY).read_text())
     path = run / SESSIONS / f"rollout-{index}.jsonl"
     path.parent.mkdir(exist_ok=True)
     port, drain_s = config.door.port + index, config.run.grace_s / 2
 
-    async def attend(*, task_status: trio.TaskStatus[str]) -> None:
+    async def attend(door: Door, *, task_status: trio.TaskStatus[str]) -> None:
+        app = application(door, (run / DOOR_KEY).read_text())
         async with trio.open_nursery() as writing:
-            writing.start_soon(_write, door, path)
+            writing.start_soon(_write, door, path, reporter)
             await serve(door, app, port=port, close=agents.closing, drain_s=drain_s, task_status=task_status)
             writing.cancel_scope.cancel()
         with trio.move_on_after(0):  # what ended with the door
-            await _write(door, path)
+            await _write(door, path, reporter)
         agents.closed.set()
 
-    async with trio.open_nursery() as nursery:
-        url = await nursery.start(attend)
+    task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
+    async with open_verifiers(config.task, config.run.seed, str(initial), waits) as verifiers, trio.open_nursery() as nursery:
+        examiner = _Examiner(task, verifiers, config.run.reward_concurrency, nursery)
+        url = await nursery.start(attend, Door(generator, tokenizer, settings, waits, examiner))
         logger.info("agents are answered at %s", url)
         yield agents
         nursery.cancel_scope.cancel()
@@ -84,10 +114,11 @@ def _tokenizer(initial: Path) -> Tokenizer:
         return Tokenizer(initial)
 
 
-async def _write(door: Door, path: Path) -> None:
+async def _write(door: Door, path: Path, reporter: Reporter) -> None:
     """One line for each session, in the order in which they end."""
     while True:
         finished = await door.fetch()
+        reporter.count(f"sessions_{finished.end}")
         await trio.to_thread.run_sync(partial(_append, path, msgspec.json.encode(finished) + b"\n"))
 
 

@@ -196,7 +196,8 @@ async def _publisher(
 ) -> AsyncIterator[Publisher]:
     """What gives one server its weights."""
     from asyncrl.engines.sglang import canary
-    from asyncrl.engines.sglang.publishing import ByBroadcast, ByDisk, Publisher, Way
+    from asyncrl.engines.sglang.publishing import Publisher
+    from asyncrl.engines.sglang.ways import ByBroadcast, ByDisk, Way
     from weightsync.server_group import ServerGroup
 
     sglang, publication = config.engine.sglang, config.publication

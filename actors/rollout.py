@@ -126,8 +126,12 @@ async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: 
     staging = _Staging(receive)
 
     async def emit(chunks: Sequence[Chunk]) -> None:
-        if agents is not None and not (chunks := agents.take(chunks)):
-            return
+        if agents is not None:
+            sampled = sum(len(c.ids) for c in chunks)
+            chunks = agents.take(chunks)
+            reporter.count("agents_tokens", sampled - sum(len(c.ids) for c in chunks))
+            if not chunks:
+                return
         heads = [ChunkHead(c.rollout, c.attempt, c.version, c.start, len(c.ids), c.finish) for c in chunks]
         ids = np.concatenate([c.ids for c in chunks])
         behaviour = np.concatenate([c.behaviour for c in chunks])

@@ -31,8 +31,9 @@ from actors.rollout import rollout_actor
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
-from asyncrl.engines.sglang.publishing import ByDisk, Publisher
+from asyncrl.engines.sglang.publishing import Publisher
 from asyncrl.engines.sglang.servers import Launch, managed
+from asyncrl.engines.sglang.ways import ByDisk
 from asyncrl.link import Link
 from asyncrl.messages import Chunks, Drain, Drained, Lease, Leases, Prepare
 from asyncrl.simulation.wires import links

@@ -21,8 +21,9 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.publishing import ByBroadcast, ByDisk, Loaded, Publisher
+from asyncrl.engines.sglang.publishing import Loaded, Publisher
 from asyncrl.engines.sglang.servers import Launch, managed
+from asyncrl.engines.sglang.ways import ByBroadcast, ByDisk
 from asyncrl.training.bundled import END_ID, PADDING_ID, VOCABULARY, new_model, write_tokenizer
 from weightsync.server_group import ServerGroup, cut
 

@@ -15,6 +15,7 @@ rollout actors, with the Python of `make sglang-cpu`.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import statistics
@@ -61,7 +62,9 @@ class Watched:
     run: Path
     rollouts: dict[int, Told] = field(default_factory=dict)
     weights: dict[int, Path] = field(default_factory=dict)
-    kills: list[tuple[float, str]] = field(default_factory=list)
+    kills: int = 0
+    down: dict[str, float] = field(default_factory=dict)
+    """Since when a rollout actor has had no lease because of a kill."""
     recovered: list[float] = field(default_factory=list)
     seen: int = 0
 
@@ -91,18 +94,17 @@ class Watched:
             case e.Taken():
                 for rollout in event.rollouts:
                     self.rollouts[rollout].step = event.step
-            case e.Leased() if self.kills:
-                at, owner = self.kills[-1]
-                if owner == event.owner and len(self.recovered) < len(self.kills) and time.monotonic() > at + UNNOTICED_S:
-                    self.recovered.append(time.monotonic() - at)
+            case e.Leased() if event.owner in self.down:
+                if (seconds := time.monotonic() - self.down[event.owner]) > UNNOTICED_S:
+                    self.recovered.append(seconds)
+                    del self.down[event.owner]
 
     def kill(self, index: int) -> None:
-        """SIGKILL for the server of a rollout actor."""
-        while len(self.recovered) < len(self.kills):  # the one before never came back in time
-            self.recovered.append(float("inf"))
+        """SIGKILL for the server of a rollout actor, also one that is starting again."""
         if (pid := server(self.run, index)) is not None:
             os.kill(pid, signal.SIGKILL)
-            self.kills.append((time.monotonic(), f"rollout-{index}"))
+            self.kills += 1
+            self.down.setdefault(f"rollout-{index}", time.monotonic())
 
     def gaps(self) -> dict[int, NDArray[np.float64]]:
         """By lag, the absolute differences of log-probabilities of trained tokens."""
@@ -156,17 +158,18 @@ def train(kind: str, args: argparse.Namespace, folder: Path) -> Watched:
     argv = [sys.executable, "-m", "asyncrl.cli", "train", str(ROOT / "run.toml"), *settings(kind, args, watched.run)]
     with (folder / f"{kind}.log").open("w") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log, env=os.environ | ENVIRONMENT)
-        first, index = None, cycle(range(args.servers))
+        due, until, index = math.inf, math.inf, cycle(range(args.servers))
         while process.poll() is None:
             watched.look()
-            trained = any(told.step is not None for told in watched.rollouts.values())
-            if args.kill_every and trained:
-                now, first = time.monotonic(), first or time.monotonic()
-                if now > first + args.seconds:
-                    process.send_signal(signal.SIGTERM)
-                    process.wait()
-                elif now > (watched.kills[-1][0] if watched.kills else first) + args.kill_every:
-                    watched.kill(next(index))
+            now = time.monotonic()
+            if args.kill_every and until == math.inf and any(told.step is not None for told in watched.rollouts.values()):
+                due, until = now + args.kill_every, now + args.seconds
+            if now > until:
+                process.send_signal(signal.SIGTERM)
+                process.wait()
+            elif now > due:
+                watched.kill(next(index))
+                due += args.kill_every
             time.sleep(0.1)
         watched.look()
     if process.returncode:
@@ -183,8 +186,10 @@ def report(kind: str, watched: Watched, *, killed: bool) -> None:
     print(f"{published.pause_seconds / published.count:.3f} s of each", flush=True)
     if killed:
         waits = ", ".join(f"{seconds:.1f}" for seconds in watched.recovered)
-        middle = statistics.median(watched.recovered)
-        print(f"  {len(watched.kills)} kills; seconds to the next lease: {waits}; median {middle:.1f}")
+        middle = statistics.median(watched.recovered) if watched.recovered else math.nan
+        print(
+            f"  {watched.kills} kills; seconds to the next lease: {waits}; median {middle:.1f}; without one at the end: {[*watched.down]}"
+        )
         return
     for lag, gap in watched.gaps().items():
         print(f"  lag {lag}: {len(gap):>7} tokens, gap median {np.median(gap):.1e}, 99th {np.quantile(gap, 0.99):.1e}, max {gap.max():.1e}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
 
+import httpx2
 import msgspec
 import numpy as np
 import openai
@@ -16,6 +18,7 @@ from train_support import command, end, started, steps_done, tiny_model, wait_fo
 
 from asyncrl import summary
 from asyncrl.sessions.records import Finished
+from asyncrl.tasks.text import Tokenizer
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -75,6 +78,41 @@ def test_an_agent_talks_to_the_policy_while_it_is_trained(tmp_path: Path) -> Non
             assert len(ids) == len(mask) == len(behaviour) and sum(span.end - span.start for span in leaf.spans) == mask.sum()
             assert (behaviour[mask == 1] < 0).all() and (behaviour[mask == 0] == 0).all()
         assert sum(leaf.trained for leaf in session.leaves) == session.sampled
+
+
+TELLING = """
+def judge(answer, line):
+    return int(line["answer"]) + len(answer) / 1000
+"""
+
+
+def test_the_task_judges_what_an_agent_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own, as it does for rollouts: by the tokens of the last reply."""
+    run, port, file = tmp_path / "run", free_port(), tmp_path / "prompts.jsonl"
+    (tmp_path / "telling.py").write_text(TELLING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file.write_text("".join(f'{{"prompt": "{n} + 1 =", "answer": "{n + 1}"}}\n' for n in range(40)))
+    task = {"task__name": "jsonl", "task__path": str(file), "task__verifier": "telling:judge"}
+    argv = command(tiny_model(tmp_path / "model"), run, train__steps=100_000, train__eval_every=0, door__port=port, **task)
+    with started(argv) as process:
+        wait_for("door", lambda: ready(port))
+        headers = {"authorization": f"Bearer {(run / 'door.key').read_text()}"}
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60.0) as client:
+            prompt = client.get("/v1/prompts/7").raise_for_status().json()["prompt"]
+            asked = {"model": "policy", "prompt": prompt, "max_tokens": 8}
+            client.post("/sessions/a/v1/completions", json=asked).raise_for_status()
+            reward = client.post("/v1/sessions/a/reward", json={"item": 7}).raise_for_status().json()["reward"]
+            client.post("/sessions/b/v1/completions", json=asked).raise_for_status()
+            assert client.post("/v1/sessions/b/reward", json={"item": 40}).json()["error"]["code"] == "no_verdict"
+        process.send_signal(signal.SIGTERM)
+        code, out, err = end(process)
+    assert code == 0, out + err
+    a, b = (msgspec.json.decode(line, type=Finished) for line in (run / "sessions/rollout-0.jsonl").read_bytes().splitlines())
+    assert (a.session, a.item, a.reward) == ("a", 7, reward) and (b.session, b.end) == ("b", "drained")
+    (leaf,) = a.leaves
+    sampled = np.frombuffer(leaf.ids, np.int32)[np.frombuffer(leaf.mask, np.uint8) == 1].tolist()
+    question, answer = prompt.split(" + 1 =")[0], Tokenizer(run / "initial").decode(sampled)
+    assert reward == pytest.approx(int(question) + 1 + len(answer) / 1000)
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ one sentence in OpenAI's form.
     POST   /sessions/{session}/v1/chat/completions     `stream` or not
     POST   /sessions/{session}/v1/completions          `stream` or not
     GET    /sessions/{session}/v1/models
-    POST   /v1/sessions/{session}/reward               {"reward": 1.0}: the session is complete
+    POST   /v1/sessions/{session}/reward               {"reward": 1.0}, or {"item": 17} for the task to judge: the session is complete
     DELETE /v1/sessions/{session}                      its agent gives up
+    GET    /v1/prompts/{item}                          a training prompt of the run's task
     GET    /ready                                      without a key: 200 where calls are answered, 503 where not
 
 The session is in the base URL, so that an agent needs no change. A client that has several sessions at a time may leave it out of the
@@ -57,6 +58,7 @@ def application(door: Door, key: str) -> Starlette:
     routes += [
         Route("/v1/sessions/{session}/reward", app.guarded(app.reward), methods=["POST"]),
         Route("/v1/sessions/{session}", app.guarded(app.give_up), methods=["DELETE"]),
+        Route("/v1/prompts/{item:int}", app.guarded(app.prompt), methods=["GET"]),
     ]
     handlers = {DoorError: _refused, HTTPException: _no_route, ClientDisconnect: _left, Exception: _failed}
     return Starlette(routes=routes, exception_handlers=handlers)
@@ -118,9 +120,19 @@ class _App:
 
     async def reward(self, request: Request, send: Send) -> None:
         session = _session(request)
-        reward = requests.reward(await self._body(request))
-        self._door.reward(session, reward)
+        match requests.reward(await self._body(request)):
+            case requests.Judged(item):
+                with self._door.slot():
+                    reward = await self._door.examine(session, item)
+            case requests.Given(reward, item):
+                self._door.reward(session, reward, item)
         await _whole(request, send, msgspec.json.encode({"session": session, "reward": reward}))
+
+    async def prompt(self, request: Request, send: Send) -> None:
+        item = request.path_params["item"]
+        with self._door.slot():
+            text = await self._door.item(item)
+        await _whole(request, send, msgspec.json.encode({"item": item, "prompt": text}))
 
     async def give_up(self, request: Request, send: Send) -> None:
         session = _session(request)

@@ -18,10 +18,11 @@ import trio
 
 from asyncrl.door.answers import Read, Token
 from asyncrl.door.errors import DoorError, bad
+from asyncrl.door.examiner import Examiner
 from asyncrl.door.generator import Generation, Generator, Piece
 from asyncrl.door.reading import Reading
 from asyncrl.door.tools import ToolCall, ToolParser
-from asyncrl.messages import Finish, Span
+from asyncrl.messages import Finish, NoVerdict, Span
 from asyncrl.sessions.recorder import Bounds, Recorder, Refused, SessionEnded, SessionFull, TooManySessions, UnknownSession
 from asyncrl.sessions.records import Finished, Sampled
 from asyncrl.tasks.text import Tokenizer
@@ -117,10 +118,13 @@ class _Record:
 
 
 class Door:
-    """The calls of all agents, over one generator. `run` must run while it is open. Each finished session is fetched once."""
+    """The calls of all agents, over one generator. `run` must run while it is open. Each finished session is fetched once. With an
+    `examiner` rewards can be left to a task."""
 
-    def __init__(self, generator: Generator, tokenizer: Tokenizer, settings: Settings, waits: Waits) -> None:
-        self.settings = settings
+    def __init__(
+        self, generator: Generator, tokenizer: Tokenizer, settings: Settings, waits: Waits, examiner: Examiner | None = None
+    ) -> None:
+        self.settings, self._examiner = settings, examiner
         self._generator, self._tokenizer, self.waits = generator, tokenizer, waits
         self._recorder = Recorder(settings.bounds)
         self._running: defaultdict[str, list[Generation]] = defaultdict(list)
@@ -251,17 +255,46 @@ class Door:
         )
         return Answer(finish, len(prompt.ids), len(record.ids))
 
-    def reward(self, session: str, reward: float) -> None:
+    def reward(self, session: str, reward: float, item: int | None = None) -> None:
         """End a session with its reward; what still runs for it is interrupted, and part of it. Raises DoorError."""
-        self._end(session, reward)
+        self._end(session, reward, item)
+
+    async def examine(self, session: str, item: int) -> float:
+        """Let the task say the reward of a session's last reply as an answer to one of its prompts, and end the session with it. Without
+        a verdict the session goes on. Raises DoorError."""
+        task = self._task()
+        try:
+            reply = self._recorder.reply(session)
+            with self.waits.on("verdict", owner=f"session {session}", deadline_s=self.settings.call_s):
+                verdict = await task.judge(item, reply)
+        except Refused as error:
+            raise refusal(error) from error
+        except WaitExpired as error:
+            raise DoorError(504, "too_slow", f"the task has not judged the reply: {error}") from error
+        if isinstance(verdict, NoVerdict):
+            raise DoorError(422, "no_verdict", f"the task gave no verdict ({verdict.reason}); give a reward, or give up", param="item")
+        self._end(session, verdict.reward, item)
+        return verdict.reward
+
+    async def item(self, item: int) -> str:
+        """A training prompt of the task. Raises DoorError where there is none."""
+        try:
+            return await self._task().prompt(item)
+        except IndexError as error:
+            raise DoorError(404, "unknown_item", f"the task has no item {item}", param="item") from error
+
+    def _task(self) -> Examiner:
+        if self._examiner is None:
+            raise bad("there is no task behind this door; give the session's reward", "item", "no_task")
+        return self._examiner
 
     def give_up(self, session: str) -> None:
         """End a session without a reward. Raises DoorError."""
-        self._end(session, None)
+        self._end(session, None, None)
 
-    def _end(self, session: str, reward: float | None) -> None:
+    def _end(self, session: str, reward: float | None, item: int | None) -> None:
         try:
-            self._recorder.end(session, "given_up" if reward is None else "rewarded", reward)
+            self._recorder.end(session, "given_up" if reward is None else "rewarded", reward, item)
         except Refused as error:
             raise refusal(error) from error
         self._interrupt(session)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -132,8 +132,22 @@ class TextRequest(Asked, kw_only=True):
         return self.logprobs is not None
 
 
-class Reward(msgspec.Struct, forbid_unknown_fields=True):
+class _Reward(msgspec.Struct, forbid_unknown_fields=True):
+    reward: float | None = None
+    item: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+
+
+class Given(NamedTuple):
+    """A session's reward, and the item of the task that it was about, where that was said."""
+
     reward: float
+    item: int | None
+
+
+class Judged(NamedTuple):
+    """The item of the task that a session's last reply answers: the task says the reward."""
+
+    item: int
 
 
 _Request = TypeVar("_Request", ChatRequest, TextRequest)
@@ -160,12 +174,16 @@ def parse(body: bytes, kind: type[_Request]) -> _Request:
     return request
 
 
-def reward(body: bytes) -> float:
-    """The reward in `body`. Raises DoorError (400) unless it is one finite number."""
-    value = _decode(body, Reward).reward
-    if not math.isfinite(value):
+def reward(body: bytes) -> Given | Judged:
+    """The reward in `body`, or who says it. Raises DoorError (400) unless it is a finite number, or left to an item of the task."""
+    asked = _decode(body, _Reward)
+    if asked.reward is None:
+        if asked.item is None:
+            raise bad("give a reward, or the item of the task that the last reply answers", "reward")
+        return Judged(asked.item)
+    if not math.isfinite(asked.reward):
         raise bad("a reward must be a finite number", "reward")
-    return value
+    return Given(asked.reward, asked.item)
 
 
 def messages(request: ChatRequest) -> list[dict[str, Any]]:

@@ -53,7 +53,8 @@ class _Session:
         self.name = name
         self.tree, self.texts = Tree(), Texts()
         self.calls = self.running = self.reserved = self.sampled = self.unused = 0
-        self.ending: tuple[End, float | None] | None = None
+        self.reply = b""
+        self.ending: tuple[End, float | None, int | None] | None = None
 
 
 class Call(msgspec.Struct, eq=False):
@@ -125,6 +126,7 @@ class Recorder:
         place = session.tree.add(call.context, sampled)
         for text, tokens in texts:
             session.texts.add(text, Place(place.strand, tokens - place.strand.base))
+        session.reply = sampled.ids
         session.sampled += sampled.tokens
         session.unused += sampled.unused
         session.running -= 1
@@ -134,19 +136,20 @@ class Recorder:
         elif not session.running:
             self._idle[session.name] = now
 
-    def end(self, name: str, end: End, reward: float | None = None) -> None:
-        """The session takes no more calls, and is finished as soon as none runs. `reward` (finite) is given where `end` is `rewarded`.
+    def reply(self, name: str) -> bytes:
+        """The `int32` ids of the reply that came last, which may be none. Raises UnknownSession and SessionEnded."""
+        return self._going(name).reply
+
+    def end(self, name: str, end: End, reward: float | None = None, item: int | None = None) -> None:
+        """The session takes no more calls, and is finished as soon as none runs. `reward` (finite) is given where `end` is `rewarded`;
+        `item` is the prompt of the run's task that it was about.
 
         Raises UnknownSession, SessionEnded, and ValueError for a reward that is not finite, or missing, or too much.
         """
         if (end == "rewarded") != (reward is not None) or not math.isfinite(reward or 0.0):
             raise ValueError(f"a reward is a finite number and ends a session as rewarded; {end} came with {reward}")
-        session = self._open.get(name)
-        if session is None and name not in self._ended:
-            raise UnknownSession(f"no call was made in session {name}; a session opens with its first call")
-        if session is None or session.ending is not None:
-            raise SessionEnded(self._why(name))
-        session.ending = end, reward
+        session = self._going(name)
+        session.ending = end, reward, item
         self._finish(session)
 
     def expire(self, now: float) -> None:
@@ -165,6 +168,15 @@ class Recorder:
         if name in self._ended or (session is not None and session.ending is not None):
             raise SessionEnded(self._why(name))
 
+    def _going(self, name: str) -> _Session:
+        """A session that has begun and not ended. Raises UnknownSession and SessionEnded."""
+        session = self._open.get(name)
+        if session is None and name not in self._ended:
+            raise UnknownSession(f"no call was made in session {name}; a session opens with its first call")
+        if session is None or session.ending is not None:
+            raise SessionEnded(self._why(name))
+        return session
+
     def _session(self, name: str) -> _Session:
         self.refuse_ended(name)
         session = self._open.get(name)
@@ -181,7 +193,7 @@ class Recorder:
     def _finish(self, session: _Session) -> None:
         if session.running or session.ending is None:
             return
-        end, reward = session.ending
+        end, reward, item = session.ending
         self._idle.pop(session.name, None)
         del self._open[session.name]
         self._ended[session.name] = end
@@ -193,6 +205,7 @@ class Recorder:
                 session=session.name,
                 end=end,
                 reward=reward,
+                item=item,
                 calls=session.calls,
                 sampled=session.sampled,
                 unused=session.unused,

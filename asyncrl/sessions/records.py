@@ -57,12 +57,14 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """A session that has ended. `reward` is finite, and None unless it is `rewarded`. `sampled` is the tokens of all masks together,
-    `unused` those that were sampled and seen by nobody. `meetings` counts how calls met what was there, by name."""
+    """A session that has ended. `reward` is finite, and None unless it is `rewarded`; `item` is the prompt of the run's task that the
+    session was about, where its reward said so. `sampled` is the tokens of all masks together, `unused` those that were sampled and seen by
+    nobody. `meetings` counts how calls met what was there, by name."""
 
     session: str
     end: End
     reward: float | None
+    item: int | None
     calls: int
     sampled: int
     unused: int

@@ -16,8 +16,10 @@ import trio
 from asyncrl.door.app import application
 from asyncrl.door.door import Door, Settings
 from asyncrl.door.engine import EngineGenerator
+from asyncrl.door.examiner import Examiner
 from asyncrl.engines.protocol import Engine, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
+from asyncrl.messages import Verdict
 from asyncrl.sessions.recorder import Bounds
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, VOCABULARY, write_tokenizer
@@ -69,14 +71,30 @@ def scripted(script: Callable[[Request], Script], *, chunk_tokens: int = 4) -> S
     return ScriptedEngine(script, slots=4, context_tokens=CONTEXT, chunk_tokens=chunk_tokens, vocab_size=VOCABULARY)
 
 
+class Exam:
+    """A task of three prompts, whose verdicts are as told; it takes `seconds` for each, and keeps what it judged."""
+
+    def __init__(self, *verdicts: Verdict, seconds: float = 0.5) -> None:
+        self.verdicts, self.seconds = deque(verdicts), seconds
+        self.judged: list[tuple[int, list[int]]] = []
+
+    async def prompt(self, item: int) -> str:
+        return ["one?", "two?", "three?"][item]
+
+    async def judge(self, item: int, reply: bytes) -> Verdict:
+        self.judged.append((item, tokens(reply)))
+        await trio.sleep(self.seconds)
+        return self.verdicts.popleft()
+
+
 @asynccontextmanager
 async def opened(
-    engine: Engine, tokenizer: Tokenizer, *, bounds: Bounds = BOUNDS, **settings: Any
+    engine: Engine, tokenizer: Tokenizer, *, bounds: Bounds = BOUNDS, examiner: Examiner | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Door, httpx2.AsyncClient]]:
     """A door before `engine`, and a client of it without a socket. Nothing is loaded."""
     generator = EngineGenerator(engine)
     limits = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY, bounds=bounds, **settings)
-    door = Door(generator, tokenizer, limits, Waits())
+    door = Door(generator, tokenizer, limits, Waits(), examiner)
     transport = httpx2.ASGITransport(application(door, KEY), raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {KEY}"}
     async with httpx2.AsyncClient(transport=transport, base_url="http://door", headers=headers) as client, trio.open_nursery() as nursery:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import httpx2
 import numpy as np
 import pytest
 import trio
-from door_world import CONTEXT, KEY, MODEL, Says, chat, events, ids, opened, say, scripted, tokens, write_chat
+from door_world import CONTEXT, KEY, MODEL, Exam, Says, chat, events, ids, opened, say, scripted, tokens, write_chat
 from trio.testing import MockClock
 
-from asyncrl.messages import Span
+from asyncrl.messages import NoVerdict, Scored, Span
 from asyncrl.sessions.recorder import Bounds
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, VOCABULARY, write_tokenizer
@@ -238,6 +239,8 @@ async def test_rewards(tokenizer: Tokenizer, virtual: MockClock) -> None:
             b"",
             b'{"reward": 1, "x": 2}',
             b'{"reward": "1"}',
+            b'{"item": -1}',
+            b'{"item": 1.5}',
         ):
             response = await client.post("/v1/sessions/s1/reward", content=body)
             assert response.status_code == 400 and response.json()["error"]["message"], body
@@ -249,6 +252,55 @@ async def test_rewards(tokenizer: Tokenizer, virtual: MockClock) -> None:
         refused(await client.delete("/v1/sessions/s2"), 410, "session_ended")
         ends = [await door.fetch() for _ in range(2)]
     assert [(f.session, f.end, f.reward) for f in ends] == [("s1", "rewarded", -2.0), ("s2", "given_up", None)]
+
+
+async def test_a_reward_is_left_to_the_task(tokenizer: Tokenizer, virtual: MockClock) -> None:
+    """It judges the tokens that were sampled last, once the door knows of any; without a verdict the session goes on."""
+    engine, exam = scripted(Says(say("four"), say("five"))), Exam(NoVerdict("timeout"), Scored(0.75))
+    async with opened(engine, tokenizer, examiner=exam) as (door, client):
+        await engine.load(0, None)
+        assert (await client.get("/v1/prompts/2")).json() == {"item": 2, "prompt": "three?"}
+        refused(await client.get("/v1/prompts/3"), 404, "unknown_item")
+        left = partial(client.post, "/v1/sessions/s1/reward", json={"item": 2})
+        refused(await left(), 404, "unknown_session")
+        await client.post(CHAT, json=chat("three?"))
+        assert "timeout" in refused(await left(), 422, "no_verdict")
+        await client.post(CHAT, json=chat("three?", {"role": "assistant", "content": "four"}, "sure?"))
+        assert (await left()).json() == {"session": "s1", "reward": 0.75}
+        refused(await left(), 410, "session_ended")
+        finished = await door.fetch()
+    assert exam.judged == [(2, ids("four$")), (2, ids("five$"))]
+    assert (finished.end, finished.reward, finished.item, finished.calls) == ("rewarded", 0.75, 2, 2)
+
+
+async def test_a_session_that_ends_while_it_is_judged_keeps_its_end(tokenizer: Tokenizer, virtual: MockClock) -> None:
+    engine, exam = scripted(Says(say("x"))), Exam(Scored(1.0), Scored(1.0), seconds=20.0)
+    async with opened(engine, tokenizer, examiner=exam, call_s=30.0) as (door, client):
+        await engine.load(0, None)
+        await client.post(CHAT, json=chat("hi"))
+
+        async def judge() -> None:
+            refused(await client.post("/v1/sessions/s1/reward", json={"item": 0}), 410, "session_ended")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(judge)
+            await trio.sleep(1)
+            assert (await client.post("/v1/sessions/s1/reward", json={"reward": -1.0, "item": 0})).status_code == 200
+        finished = await door.fetch()
+        assert (finished.reward, finished.item) == (-1.0, 0)
+        await client.post("/sessions/s2/v1/chat/completions", json=chat("hi"))
+        exam.seconds = 31.0
+        assert "verdict" in refused(await client.post("/v1/sessions/s2/reward", json={"item": 0}), 504, "too_slow")
+
+
+async def test_no_task_judges_where_none_is(tokenizer: Tokenizer, virtual: MockClock) -> None:
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        await client.post(CHAT, json=chat("hi"))
+        assert "no task" in refused(await client.post("/v1/sessions/s1/reward", json={"item": 0}), 400, "no_task")
+        refused(await client.get("/v1/prompts/0"), 400, "no_task")
+        assert (await reward(client)).status_code == 200
 
 
 async def test_an_idle_session_expires(tokenizer: Tokenizer, virtual: MockClock) -> None:

@@ -22,7 +22,8 @@ from asyncrl.config import Config
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang import client as client_module
 from asyncrl.engines.sglang.client import Client, Mode, Refused, ServerGone
-from asyncrl.engines.sglang.publishing import ByBroadcast, ByDisk, HalfLoaded, NotLoaded, Publisher, Way
+from asyncrl.engines.sglang.publishing import HalfLoaded, NotLoaded, Publisher
+from asyncrl.engines.sglang.ways import ByBroadcast, ByDisk, Way
 from asyncrl.engines.sglang.wire import Event
 from asyncrl.training.bundled import model_config, new_model
 from weightsync.server_group import ServerGroup, Transfer
