@@ -19,7 +19,7 @@ from actors.reward import Verifiers, open_verifiers
 from asyncrl.config import Config
 from asyncrl.door.app import application
 from asyncrl.door.door import Door, Settings
-from asyncrl.door.engine import EngineGenerator
+from asyncrl.door.engine import EngineGenerator, first_number
 from asyncrl.door.serve import serve
 from asyncrl.engines.protocol import Chunk, Engine
 from asyncrl.messages import Verdict
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 class Agents:
     """An open door: it takes its chunks, and closes before the engine does."""
 
-    def __init__(self, generator: EngineGenerator) -> None:
-        self._generator = generator
+    def __init__(self, generator: EngineGenerator, waits: Waits, close_s: float) -> None:
+        self._generator, self._waits, self._close_s = generator, waits, close_s
         self.closing, self.closed = trio.Event(), trio.Event()
 
     def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -46,9 +46,10 @@ class Agents:
         return self._generator.take(chunks)
 
     async def close(self) -> None:
-        """Take no more calls, end those that run, and return when every session is written."""
+        """Take no more calls, end those that run, and return when every session is written. Raises WaitExpired."""
         self.closing.set()
-        await self.closed.wait()
+        with self._waits.on("the agents' door", owner="rollout", deadline_s=self._close_s):
+            await self.closed.wait()
 
 
 class _Examiner:
@@ -59,41 +60,44 @@ class _Examiner:
         self._places, self._reading = trio.Semaphore(concurrency), trio.CapacityLimiter(1)
 
     async def prompt(self, item: int) -> str:
-        return await trio.to_thread.run_sync(self._task.prompt, "train", item, limiter=self._reading)
+        return await trio.to_thread.run_sync(self._task.prompt, "train", item, limiter=self._reading, abandon_on_cancel=True)
 
     async def judge(self, item: int, reply: bytes) -> Verdict:
-        """In the actor's nursery, because a handler's error would be this one call's alone."""
+        """In the actor's nursery, because a handler's error would be this one call's alone; and for as long as it is waited for."""
         send, receive = trio.open_memory_channel[Verdict](1)
+        scope = trio.CancelScope()
 
         async def judge() -> None:
-            async with self._places:
-                given = await self._verifiers.judge("train", item, reply)
-            send.send_nowait(given.verdict)
+            with scope:
+                async with self._places:
+                    given = await self._verifiers.judge("train", item, reply)
+                send.send_nowait(given.verdict)
 
         self._nursery.start_soon(judge)
-        return await receive.receive()
+        try:
+            return await receive.receive()
+        finally:
+            scope.cancel()
 
 
 @asynccontextmanager
 async def open_agents(
-    config: Config, run: Path, initial: Path, index: int, engine: Engine, waits: Waits, reporter: Reporter
+    config: Config, run: Path, initial: Path, index: int, incarnation: int, engine: Engine, waits: Waits, reporter: Reporter
 ) -> AsyncIterator[Agents]:
     """The door of the rollout actor `index`, at its port of loopback. The engine must run while it is open. Raises VerifierLost."""
-    generator = EngineGenerator(engine)
-    agents, tokenizer = Agents(generator), _tokenizer(initial)
+    generator = EngineGenerator(engine, first_number(index, incarnation))
+    agents, tokenizer = Agents(generator, waits, config.run.grace_s), _tokenizer(initial)
     settings = Settings(model=MODEL, context_tokens=config.engine.context_tokens, vocabulary=tokenizer.sampled)
     path = run / SESSIONS / f"rollout-{index}.jsonl"
     path.parent.mkdir(exist_ok=True)
-    port, drain_s = config.door.port + index, config.run.grace_s / 2
 
     async def attend(door: Door, *, task_status: trio.TaskStatus[str]) -> None:
         app = application(door, (run / DOOR_KEY).read_text())
         async with trio.open_nursery() as writing:
             writing.start_soon(_write, door, path, reporter)
-            await serve(door, app, port=port, close=agents.closing, drain_s=drain_s, task_status=task_status)
-            writing.cancel_scope.cancel()
-        with trio.move_on_after(0):  # what ended with the door
-            await _write(door, path, reporter)
+            # what runs is interrupted at once, as leases are when a run is over
+            await serve(door, app, port=config.door.port + index, close=agents.closing, drain_s=0.0, task_status=task_status)
+            writing.cancel_scope.cancel()  # it writes what is there, and ends
         agents.closed.set()
 
     task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
@@ -115,11 +119,12 @@ def _tokenizer(initial: Path) -> Tokenizer:
 
 
 async def _write(door: Door, path: Path, reporter: Reporter) -> None:
-    """One line for each session, in the order in which they end."""
+    """One line for each session, in the order in which they end. Cancelled, it ends when none is left."""
     while True:
         finished = await door.fetch()
         reporter.count(f"sessions_{finished.end}")
-        await trio.to_thread.run_sync(partial(_append, path, msgspec.json.encode(finished) + b"\n"))
+        with trio.CancelScope(shield=True):  # nobody else has it any more
+            await trio.to_thread.run_sync(partial(_append, path, msgspec.json.encode(finished) + b"\n"))
 
 
 def _append(path: Path, line: bytes) -> None:

@@ -189,7 +189,7 @@ async def rollout(place: Place) -> None:
             return
         from actors.agents import open_agents
 
-        async with open_agents(config, place.run, place.initial, place.index, engine, waits, reporter) as agents:
+        async with open_agents(config, place.run, place.initial, place.index, place.incarnation, engine, waits, reporter) as agents:
             await rollout_actor(link, engine, receive, reporter, agents)
 
 

@@ -37,8 +37,8 @@ _CHAINED = (
 # --------------------------------------------------------------------------------------------------------------- the child
 
 
-def become_child() -> None:
-    """Die with the parent. The first thing the main of a process started by `spawn` does.
+def become_child(ended: signal.Signals = signal.SIGKILL) -> None:
+    """Die with the parent, or hear of its end by the signal `ended`. The first thing the main of a process started by `spawn` does.
 
     Raises RuntimeError in a process that `spawn` did not start, and ends this process where the parent has gone already.
     """
@@ -46,7 +46,7 @@ def become_child() -> None:
     if parent is None:
         raise RuntimeError("this process is one of a run's actors and is started by the launcher; run `asyncrl train` instead")
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+    if libc.prctl(_PR_SET_PDEATHSIG, ended, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "cannot ask for a signal at the parent's death")
     if os.getppid() != int(parent):  # it died before the line above
         raise SystemExit(1)

@@ -4,7 +4,8 @@
     lag, pause, publication seconds    from the summaries
     gap         how far the engine's log-probability of a token is from that of transformers under the weights of the token's version, by
                 lag; at most 1e-5 (median)
-    recovery    with --kill-every: seconds from a server's SIGKILL to the next lease of its rollout actor
+    recovery    with --kill-every: seconds from a server's SIGKILL to the next lease of its rollout actor; who is killed is the next one
+                that serves, and where none does the kill waits
 
 The gap is of the tokens whose version was kept (every EVERY-th), read from the journal while the run writes it. Servers are started by the
 rollout actors, with the Python of `make sglang-cpu`.
@@ -23,9 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -99,12 +100,15 @@ class Watched:
                     self.recovered.append(seconds)
                     del self.down[event.owner]
 
-    def kill(self, index: int) -> None:
-        """SIGKILL for the server of a rollout actor, also one that is starting again."""
-        if (pid := server(self.run, index)) is not None:
-            os.kill(pid, signal.SIGKILL)
-            self.kills += 1
-            self.down.setdefault(f"rollout-{index}", time.monotonic())
+    def kill(self, indexes: Iterable[int]) -> bool:
+        """SIGKILL for the first server that serves; says whether there is one."""
+        for index in indexes:
+            if (name := f"rollout-{index}") not in self.down and (pid := server(self.run, index)) is not None:
+                os.kill(pid, signal.SIGKILL)
+                self.kills += 1
+                self.down[name] = time.monotonic()
+                return True
+        return False
 
     def gaps(self) -> dict[int, NDArray[np.float64]]:
         """By lag, the absolute differences of log-probabilities of trained tokens."""
@@ -136,7 +140,8 @@ def server(run: Path, index: int) -> int | None:
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"sglang.launch_server" in words and str(Path(f"/proc/{pid}/fd/1").readlink()) == log:
+            leads = b"asyncrl.engines.sglang.child" in words  # and waits for it
+            if b"sglang.launch_server" in words and not leads and str(Path(f"/proc/{pid}/fd/1").readlink()) == log:
                 return pid
         except OSError:
             continue
@@ -158,7 +163,8 @@ def train(kind: str, args: argparse.Namespace, folder: Path) -> Watched:
     argv = [sys.executable, "-m", "asyncrl.cli", "train", str(ROOT / "run.toml"), *settings(kind, args, watched.run)]
     with (folder / f"{kind}.log").open("w") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log, env=os.environ | ENVIRONMENT)
-        due, until, index = math.inf, math.inf, cycle(range(args.servers))
+        due = until = math.inf
+        turns = deque(range(args.servers))
         while process.poll() is None:
             watched.look()
             now = time.monotonic()
@@ -167,9 +173,9 @@ def train(kind: str, args: argparse.Namespace, folder: Path) -> Watched:
             if now > until:
                 process.send_signal(signal.SIGTERM)
                 process.wait()
-            elif now > due:
-                watched.kill(next(index))
-                due += args.kill_every
+            elif now > due and watched.kill(turns):
+                due = now + args.kill_every
+                turns.rotate(-1)
             time.sleep(0.1)
         watched.look()
     if process.returncode:

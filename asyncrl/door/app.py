@@ -58,7 +58,7 @@ def application(door: Door, key: str) -> Starlette:
     routes += [
         Route("/v1/sessions/{session}/reward", app.guarded(app.reward), methods=["POST"]),
         Route("/v1/sessions/{session}", app.guarded(app.give_up), methods=["DELETE"]),
-        Route("/v1/prompts/{item:int}", app.guarded(app.prompt), methods=["GET"]),
+        Route("/v1/prompts/{item}", app.guarded(app.prompt), methods=["GET"]),
     ]
     handlers = {DoorError: _refused, HTTPException: _no_route, ClientDisconnect: _left, Exception: _failed}
     return Starlette(routes=routes, exception_handlers=handlers)
@@ -129,7 +129,7 @@ class _App:
         await _whole(request, send, msgspec.json.encode({"session": session, "reward": reward}))
 
     async def prompt(self, request: Request, send: Send) -> None:
-        item = request.path_params["item"]
+        item = requests.item(request.path_params["item"])
         with self._door.slot():
             text = await self._door.item(item)
         await _whole(request, send, msgspec.json.encode({"item": item, "prompt": text}))

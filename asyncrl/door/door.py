@@ -16,15 +16,16 @@ import msgspec
 import numpy as np
 import trio
 
-from asyncrl.door.answers import Read, Token
+from asyncrl.door.answers import Read
 from asyncrl.door.errors import DoorError, bad
 from asyncrl.door.examiner import Examiner
-from asyncrl.door.generator import Generation, Generator, Piece
+from asyncrl.door.generator import Generation, Generator
 from asyncrl.door.reading import Reading
-from asyncrl.door.tools import ToolCall, ToolParser
-from asyncrl.messages import Finish, NoVerdict, Span
-from asyncrl.sessions.recorder import Bounds, Recorder, Refused, SessionEnded, SessionFull, TooManySessions, UnknownSession
-from asyncrl.sessions.records import Finished, Sampled
+from asyncrl.door.record import Record
+from asyncrl.door.tools import ToolParser
+from asyncrl.messages import NoVerdict, Scored
+from asyncrl.sessions.recorder import Bounds, NotNow, Recorder, Refused, SessionEnded, SessionFull, TooManySessions, UnknownSession
+from asyncrl.sessions.records import Finished
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.waits import Pulse, WaitExpired, Waits
 
@@ -66,57 +67,6 @@ class Answer(msgspec.Struct, frozen=True):
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens, "total_tokens": total}
 
 
-class _Record:
-    """What is sampled for one call, as it comes."""
-
-    def __init__(self, reading: Reading, tokenizer: Tokenizer, vocabulary: int, *, scored: bool) -> None:
-        self._reading, self._tokenizer, self._vocabulary, self._scored = reading, tokenizer, vocabulary, scored
-        self.ids: list[int] = []
-        self._behaviour: list[float] = []
-        self._spans: list[Span] = []
-        self._unused = 0
-        self.finish: Finish = "interrupted"
-        self.called = False
-        self.broken = ""
-        """What was wrong with what the engine gave, in words."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing more is to be had of this answer: a stop string is complete, or the engine is not to be believed."""
-        return self._reading.stopped or bool(self.broken)
-
-    def take(self, piece: Piece) -> Read:
-        """Read a piece; what comes when it is closed is counted and left out."""
-        read, start = Read(), len(self.ids)
-        self.broken = self.broken or self._wrong(piece)
-        for token, behaviour in zip(piece.ids.tolist(), piece.behaviour.tolist(), strict=True):
-            if self.closed:
-                self._unused += 1
-                continue
-            self.ids.append(token)
-            self._behaviour.append(behaviour)
-            read.deltas += self._reading.push(token)
-            if self._scored:
-                read.tokens.append(Token(self._tokenizer.decode([token], special=True), behaviour))
-        if len(self.ids) > start:
-            self._spans.append(Span(piece.version, start, len(self.ids)))
-        if piece.finish:
-            read.deltas += self._reading.end()
-            self.finish = "interrupted" if self.broken else "stop" if self.closed else piece.finish
-        self.called |= any(isinstance(delta, ToolCall) for delta in read.deltas)
-        return read
-
-    def _wrong(self, piece: Piece) -> str:
-        """What no engine may give, in words."""
-        if len(piece.ids) and not 0 <= int(piece.ids.min()) <= int(piece.ids.max()) < self._vocabulary:
-            return f"the engine sampled an id outside of the vocabulary of {self._vocabulary}"
-        return "" if np.isfinite(piece.behaviour).all() else "the engine gave a log-probability that is no number"
-
-    def sampled(self) -> Sampled:
-        behaviour = np.array(self._behaviour, np.float32).tobytes()
-        return Sampled(np.array(self.ids, np.int32).tobytes(), behaviour, tuple(self._spans), self.finish, self._unused)
-
-
 class Door:
     """The calls of all agents, over one generator. `run` must run while it is open. Each finished session is fetched once. With an
     `examiner` rewards can be left to a task."""
@@ -129,7 +79,8 @@ class Door:
         self._recorder = Recorder(settings.bounds)
         self._running: defaultdict[str, list[Generation]] = defaultdict(list)
         self._calls = 0
-        self._draining = False
+        self._draining = self._closing = False
+        self._outside: set[trio.CancelScope] = set()
         self._left, self._touched, self._news = Pulse(), Pulse(), Pulse()
 
     @property
@@ -145,30 +96,36 @@ class Door:
             self._news.set()
 
     async def fetch(self) -> Finished:
-        """The session that ended first of those not fetched; waits for one. One task may fetch at a time."""
+        """The session that ended first of those not fetched; waits, and can be cancelled, where there is none. One task may fetch at a
+        time."""
         while not self._recorder.finished:
             await self._news.wait()
         return self._recorder.finished.popleft()
 
     async def drain(self, seconds: float) -> None:
         """Take no more calls; interrupt those that still run after so many seconds; end every session. Raises WaitExpired where the engine
-        does not hear of an interrupt."""
+        does not hear of an interrupt; a call that it keeps is lost with its session, and no other."""
         self._draining = True
         with trio.move_on_after(seconds):
             await self._quiet()
+        self._closing = True
         for session in [*self._running]:
             self._interrupt(session)
-        if self._calls:
-            with self.waits.on("interrupted calls", owner="the agents' door", deadline_s=_GRACE_S):
-                await self._quiet()
-        self._recorder.drain()
-        self._news.set()
+        for scope in self._outside:
+            scope.cancel()
+        try:
+            if self._calls:
+                with self.waits.on("interrupted calls", owner="the agents' door", deadline_s=_GRACE_S):
+                    await self._quiet()
+        finally:
+            self._recorder.drain()
+            self._news.set()
 
     @contextmanager
     def slot(self) -> Iterator[None]:
         """Room for one call. Raises DoorError where there is none."""
         if not self.ready:
-            raise DoorError(503, "not_ready", "the door has no weights yet, or closes; see /ready", retry_s=1)
+            raise _closes()
         if self._calls >= self.settings.calls:
             raise DoorError(429, "busy", f"{self._calls} calls are running, which is as many as may; try again", retry_s=1)
         self._calls += 1
@@ -208,9 +165,9 @@ class Door:
     ) -> Answer | None:
         """Sample and record one call; `write` gets what can be read as it comes, and `gone` returns when nobody reads any more: then the
         call is interrupted, and None is returned. Raises DoorError where there is no answer, or not all of one."""
-        context = np.array(prompt.ids, np.int32).tobytes()
         tokens = self._budget(prompt.ids, budget)
-        record = _Record(Reading(self._tokenizer, stops, parser), self._tokenizer, self.settings.vocabulary, scored=scored)
+        context = np.array(prompt.ids, np.int32).tobytes()
+        record = Record(Reading(self._tokenizer, stops, parser), self._tokenizer, self.settings.vocabulary, scored=scored)
         ended: list[str] = []
 
         async def watch(generation: Generation) -> None:
@@ -219,6 +176,8 @@ class Door:
             ended.append("late" if scope.cancelled_caught else "gone")
             generation.interrupt()
 
+        if self._closing:
+            raise _closes()
         try:
             call = self._recorder.begin(session, context, tokens)
         except Refused as error:
@@ -262,15 +221,20 @@ class Door:
     async def examine(self, session: str, item: int) -> float:
         """Let the task say the reward of a session's last reply as an answer to one of its prompts, and end the session with it. Without
         a verdict the session goes on. Raises DoorError."""
-        task = self._task()
+        task, verdict = self._task(), None
+        if self._closing:
+            raise _closes()
         try:
-            reply = self._recorder.reply(session)
-            with self.waits.on("verdict", owner=f"session {session}", deadline_s=self.settings.call_s):
-                verdict = await task.judge(item, reply)
+            reply = self._recorder.judge(session)
         except Refused as error:
             raise refusal(error) from error
-        except WaitExpired as error:
-            raise DoorError(504, "too_slow", f"the task has not judged the reply: {error}") from error
+        try:
+            with self._told_of_the_end("verdict", session, self.settings.call_s):
+                verdict = await task.judge(item, reply)
+        finally:
+            if not isinstance(verdict, Scored):
+                self._recorder.unjudged(session, trio.current_time())
+                self._touched.set()
         if isinstance(verdict, NoVerdict):
             raise DoorError(422, "no_verdict", f"the task gave no verdict ({verdict.reason}); give a reward, or give up", param="item")
         self._end(session, verdict.reward, item)
@@ -278,10 +242,29 @@ class Door:
 
     async def item(self, item: int) -> str:
         """A training prompt of the task. Raises DoorError where there is none."""
+        task = self._task()
+        if self._closing:
+            raise _closes()
         try:
-            return await self._task().prompt(item)
+            with self._told_of_the_end("prompt", f"item {item}", self.settings.body_s):
+                return await task.prompt(item)
         except IndexError as error:
             raise DoorError(404, "unknown_item", f"the task has no item {item}", param="item") from error
+
+    @contextmanager
+    def _told_of_the_end(self, what: str, owner: str, deadline_s: float) -> Iterator[None]:
+        """A wait for the task, which the end of the door ends. Raises DoorError where it is ended, by that or by its deadline."""
+        scope = trio.CancelScope()
+        self._outside.add(scope)
+        try:
+            with self.waits.on(what, owner=owner, deadline_s=deadline_s), scope:
+                yield
+        except WaitExpired as error:
+            raise DoorError(504, "too_slow", f"the task has not answered: {error}") from error
+        finally:
+            self._outside.discard(scope)
+        if scope.cancelled_caught:
+            raise _closes()
 
     def _task(self) -> Examiner:
         if self._examiner is None:
@@ -333,7 +316,7 @@ class Door:
             )
         return budget or room
 
-    def _texts(self, prompt: Prompt, record: _Record) -> list[tuple[bytes, int]]:
+    def _texts(self, prompt: Prompt, record: Record) -> list[tuple[bytes, int]]:
         """The texts that a later call may start with: the context, with the reply, and with the reply without what ended it."""
         if prompt.text is None:
             return []
@@ -352,6 +335,10 @@ class Door:
         return DoorError(503, "interrupted", "the engine was interrupted before the answer was complete; try again", retry_s=1)
 
 
+def _closes() -> DoorError:
+    return DoorError(503, "not_ready", "the door has no weights yet, or closes; see /ready", retry_s=1)
+
+
 def refusal(error: Refused) -> DoorError:
     """A recorder's refusal, as HTTP says it."""
     match error:
@@ -359,6 +346,8 @@ def refusal(error: Refused) -> DoorError:
             return DoorError(404, "unknown_session", str(error))
         case SessionEnded():
             return DoorError(410, "session_ended", str(error))
+        case NotNow():
+            return DoorError(409, "not_now", str(error))
         case SessionFull():
             return bad(str(error), code="session_full")
         case TooManySessions():

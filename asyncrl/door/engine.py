@@ -16,7 +16,14 @@ from asyncrl.door.generator import Generation, Piece
 from asyncrl.engines.protocol import Chunk, Engine, Request
 
 FIRST = 1 << 62
-"""The door's first rollout number, and its first key of draws."""
+"""The first of all numbers that a door gives a request, as its rollout and as its key of draws."""
+_PLACES, _LIVES, _CALLS = 1 << 18, 1 << 12, 1 << 32
+
+
+def first_number(place: int, life: int) -> int:
+    """Where the numbers of one door of a run begin: that at `place` (of 2¹⁸), in the `life`-th time that it is open (of 2¹², then as the
+    first). No two doors have a number, and so a draw, in common before either has had 2³² calls."""
+    return FIRST + ((place % _PLACES) * _LIVES + life % _LIVES) * _CALLS
 
 
 class _Answer:
@@ -50,11 +57,12 @@ class _Answer:
 
 
 class EngineGenerator:
-    """A `Generator` (see `generator`) over `engine`. Each request has a key of its own, so no two draw alike."""
+    """A `Generator` (see `generator`) over `engine`. Each request has a number of its own, from `first` on, and it is its key: no two
+    draw alike."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, first: int = FIRST) -> None:
         self._engine = engine
-        self._next = FIRST
+        self._next = first
         self._answers: dict[int, _Answer] = {}
 
     @property

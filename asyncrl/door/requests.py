@@ -132,9 +132,12 @@ class TextRequest(Asked, kw_only=True):
         return self.logprobs is not None
 
 
+Item = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
 class _Reward(msgspec.Struct, forbid_unknown_fields=True):
     reward: float | None = None
-    item: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    item: Item | None = None
 
 
 class Given(NamedTuple):
@@ -184,6 +187,16 @@ def reward(body: bytes) -> Given | Judged:
     if not math.isfinite(asked.reward):
         raise bad("a reward must be a finite number", "reward")
     return Given(asked.reward, asked.item)
+
+
+def item(text: str) -> int:
+    """The number of a prompt in a path. Raises DoorError (404) for what is none."""
+    try:
+        return msgspec.convert(text, Item, strict=False)
+    except msgspec.ValidationError as error:
+        raise DoorError(
+            404, "unknown_item", f"an item of the task is a number from 0 on, and {text[:20]!r} is none", param="item"
+        ) from error
 
 
 def messages(request: ChatRequest) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from asyncrl.door.door import Door
 
 SILENT_S = 60
 KEEP_ALIVE_S = 75
+FLUSH_S = 0.25
+"""What has been answered when the door is drained may take so long to be sent."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -45,7 +47,7 @@ async def serve(
     config.loglevel = "WARNING"
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.include_server_header = False
-    config.graceful_timeout = 1.0
+    config.graceful_timeout = FLUSH_S
 
     async def closing() -> None:
         await close.wait()

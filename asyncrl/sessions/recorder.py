@@ -30,6 +30,10 @@ class SessionEnded(Refused):
     """The session has ended; the sentence says how."""
 
 
+class NotNow(Refused):
+    """The session cannot be judged as it stands, or takes no call because it is being judged."""
+
+
 class SessionFull(Refused):
     """The session has as many calls or tokens as it may have."""
 
@@ -53,7 +57,9 @@ class _Session:
         self.name = name
         self.tree, self.texts = Tree(), Texts()
         self.calls = self.running = self.reserved = self.sampled = self.unused = 0
-        self.reply = b""
+        self.reply: bytes | None = None
+        """The ids of the last reply that came to its end."""
+        self.judged = False
         self.ending: tuple[End, float | None, int | None] | None = None
 
 
@@ -96,11 +102,13 @@ class Recorder:
     def begin(self, name: str, context: bytes, max_new_tokens: int) -> Call:
         """A call of at most `max_new_tokens` after `context` (`int32` ids, at least one); it opens the session where there is none.
 
-        Raises SessionEnded, SessionFull or TooManySessions, and ValueError for a context that is not whole ids.
+        Raises SessionEnded, SessionFull, NotNow or TooManySessions, and ValueError for a context that is not whole ids.
         """
         if not context or len(context) % ID:
             raise ValueError(f"a call's context of {len(context)} bytes is not a positive number of int32")
         session = self._session(name)
+        if session.judged:
+            raise NotNow(f"session {name} is being judged; wait for its reward, which ends it")
         bounds = self._bounds
         tokens = len(context) // ID - session.tree.known(context) + max_new_tokens
         if session.calls >= bounds.calls:
@@ -126,7 +134,8 @@ class Recorder:
         place = session.tree.add(call.context, sampled)
         for text, tokens in texts:
             session.texts.add(text, Place(place.strand, tokens - place.strand.base))
-        session.reply = sampled.ids
+        if sampled.finish in ("stop", "length"):
+            session.reply = sampled.ids
         session.sampled += sampled.tokens
         session.unused += sampled.unused
         session.running -= 1
@@ -136,9 +145,24 @@ class Recorder:
         elif not session.running:
             self._idle[session.name] = now
 
-    def reply(self, name: str) -> bytes:
-        """The `int32` ids of the reply that came last, which may be none. Raises UnknownSession and SessionEnded."""
-        return self._going(name).reply
+    def judge(self, name: str) -> bytes:
+        """The `int32` ids of the last reply that came to its end, to be judged: from now on until `end` or `unjudged` the session takes no
+        calls, and is not idle. Raises UnknownSession, SessionEnded, and NotNow where there is no such reply, or a call runs."""
+        session = self._going(name)
+        if session.running or session.judged:
+            raise NotNow(f"session {name} {'is being judged' if session.judged else 'has a running call'}; ask again when that has ended")
+        if session.reply is None:
+            raise NotNow(f"session {name} has no reply that came to its end; make a call, give its reward, or give up")
+        session.judged = True
+        self._idle.pop(name)
+        return session.reply
+
+    def unjudged(self, name: str, now: float) -> None:
+        """There is no verdict: the session goes on, where it has not ended meanwhile."""
+        session = self._open.get(name)
+        if session is not None and session.judged:
+            session.judged = False
+            self._idle[name] = now
 
     def end(self, name: str, end: End, reward: float | None = None, item: int | None = None) -> None:
         """The session takes no more calls, and is finished as soon as none runs. `reward` (finite) is given where `end` is `rewarded`;

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from asyncrl.training.rows import Bundle
+from asyncrl.training.rows import Bundle, missing_to_size
 
 NAME, PLAIN = "asyncrl_bundle", "sdpa"
 """Our attention function among those of transformers, and the one that it stands for."""
@@ -46,7 +46,8 @@ def log_probabilities(model: PreTrainedModel, bundle: Bundle, temperature: float
 def response_logits(model: PreTrainedModel, bundle: Bundle, temperature: float) -> Tensor:
     """What each response token of a bundle is drawn from: logits over the temperature, float32 [tokens, vocabulary], with gradient.
 
-    The output layer runs at the positions that predict response tokens only, and what follows is float32 whatever the model's type.
+    The output layer runs at the positions that predict response tokens only (and a few more, so that there are few sizes), and what follows
+    is float32 whatever the model's type.
     """
     device = model.device
     ids, predictors = bundle.ids.to(device), bundle.predictors.to(device)
@@ -57,14 +58,14 @@ def response_logits(model: PreTrainedModel, bundle: Bundle, temperature: float) 
             found: Tensor = model(
                 input_ids=ids[None], position_ids=positions, use_cache=False, rectangles=rectangles, home=bundle.home.to(device)
             ).logits
-        return found[0].float() / temperature
+        return found[0, : len(predictors)].float() / temperature
     at = bundle.home.to(device)[predictors]
     pieces, places, before = [], [], 0
     for rectangle in bundle.rectangles:
         here = torch.nonzero((at >= before) & (at < before + rectangle.numel()))[:, 0]
         if len(here):
             with _output_at(model, at[here] - before):
-                pieces.append(model(input_ids=ids[rectangle.to(device)], use_cache=False).logits[0])
+                pieces.append(model(input_ids=ids[rectangle.to(device)], use_cache=False).logits[0, : len(here)])
             places.append(here)
         before += rectangle.numel()
     return torch.cat(pieces)[torch.argsort(torch.cat(places))].float() / temperature
@@ -72,8 +73,9 @@ def response_logits(model: PreTrainedModel, bundle: Bundle, temperature: float) 
 
 @contextmanager
 def _output_at(model: PreTrainedModel, places: Tensor) -> Iterator[None]:
-    """Meanwhile the output layer runs at these places of its input, flattened. By a hook, so that whatever the model does to its logits
-    afterwards (scale, soft cap) is done to these too."""
+    """Meanwhile the output layer runs at these places of its input, flattened, and then at the first of all for what is missing to a size.
+    By a hook, so that whatever the model does to its logits afterwards (scale, soft cap) is done to these too."""
+    places = F.pad(places, (0, missing_to_size(len(places))))
 
     def select(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0].flatten(0, 1).index_select(0, places).unsqueeze(0), *inputs[1:])

@@ -30,7 +30,7 @@ class Bundle(NamedTuple):
     """Some samples of a micro-batch, for one forward pass.
 
     `ids`, `positions`: int64 [places], each token once, and where it stands in its sample; at the end a few that are of no sample, so that
-    there are few sizes: oneDNN compiles its kernels for each. `rectangles`: int64 [rows, width] each, the places of one sample a row,
+    there are few sizes (`missing_to_size`). `rectangles`: int64 [rows, width] each, the places of one sample a row,
     right-padded. `home`: int64 [places], where a place is in the rectangles, flattened and joined (a shared prompt: in the first of its
     rows). Of the response tokens, int64 [tokens] each: `predictors`, the place of the token before; `rows`, which row the sample is of all
     rectangles'; `targets`, the ids; `tokens`, their places among the micro-batch's response tokens.
@@ -44,6 +44,11 @@ class Bundle(NamedTuple):
     rows: Tensor
     targets: Tensor
     tokens: Tensor
+
+
+def missing_to_size(count: int) -> int:
+    """What so many rows lack to one of sixteen sizes between two powers of two: oneDNN compiles kernels for each size, and keeps them."""
+    return -count % max(8, 1 << count.bit_length() >> 5)
 
 
 class _Samples(NamedTuple):
@@ -142,9 +147,8 @@ def _bundle(
     rectangles: Sequence[NDArray[np.int64]],
     *of_tokens: NDArray[np.int64],
 ) -> Bundle:
-    """A bundle, filled up to one of sixteen sizes between two powers of two. `of_tokens`: predictors, rows, targets and tokens."""
-    grain = max(8, 1 << len(ids).bit_length() >> 5)
-    missing = -len(ids) % grain
+    """A bundle, filled up. `of_tokens`: predictors, rows, targets and tokens."""
+    missing = missing_to_size(len(ids))
     home = np.zeros(len(ids) + missing, dtype=np.int64)
     joined = np.concatenate([rectangle.ravel() for rectangle in rectangles])
     home[joined[::-1]] = np.arange(len(joined))[::-1]  # of several, the first is written last

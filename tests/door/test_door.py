@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import numpy as np
 import pytest
 import trio
+import trio.lowlevel
 from door_world import CONTEXT, KEY, MODEL, Exam, Says, chat, events, ids, opened, say, scripted, tokens, write_chat
 from trio.testing import MockClock
 
+from actors.agents import _write
+from actors.reporting import Reporter
 from asyncrl.messages import NoVerdict, Scored, Span
 from asyncrl.sessions.recorder import Bounds
+from asyncrl.sessions.records import Finished
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, VOCABULARY, write_tokenizer
+from asyncrl.waits import Waits
 
 CHAT, TEXT = "/sessions/s1/v1/chat/completions", "/sessions/s1/v1/completions"
 ADD = {"type": "function", "function": {"name": "add", "description": "a + b", "parameters": {"type": "object"}}}
@@ -260,7 +267,9 @@ async def test_a_reward_is_left_to_the_task(tokenizer: Tokenizer, virtual: MockC
     async with opened(engine, tokenizer, examiner=exam) as (door, client):
         await engine.load(0, None)
         assert (await client.get("/v1/prompts/2")).json() == {"item": 2, "prompt": "three?"}
-        refused(await client.get("/v1/prompts/3"), 404, "unknown_item")
+        for place in ("3", "-1", "1.5", "x", "9" * 5000):
+            refused(await client.get(f"/v1/prompts/{place}"), 404, "unknown_item")
+            refused(await client.get(f"/v1/prompts/{place}", headers={"authorization": "none"}), 401, "invalid_api_key")
         left = partial(client.post, "/v1/sessions/s1/reward", json={"item": 2})
         refused(await left(), 404, "unknown_session")
         await client.post(CHAT, json=chat("three?"))
@@ -271,6 +280,71 @@ async def test_a_reward_is_left_to_the_task(tokenizer: Tokenizer, virtual: MockC
         finished = await door.fetch()
     assert exam.judged == [(2, ids("four$")), (2, ids("five$"))]
     assert (finished.end, finished.reward, finished.item, finished.calls) == ("rewarded", 0.75, 2, 2)
+
+
+async def test_what_is_judged_is_the_session_as_it_stands(tokenizer: Tokenizer, virtual: MockClock) -> None:
+    """Its last reply that came to its end; no call runs then or begins, and it is not idle."""
+    engine, exam = scripted(Says(say("no", pace=1.0), say("yes"))), Exam(Scored(1.0), seconds=40.0)
+    async with opened(engine, tokenizer, bounds=Bounds(idle_s=30.0), examiner=exam) as (door, client):
+        await engine.load(0, None)
+        judged = partial(client.post, "/v1/sessions/s1/reward", json={"item": 0})
+        with trio.move_on_after(1.5):
+            await client.post(CHAT, json=chat("hi"))
+        assert "no reply that came to its end" in refused(await judged(), 409, "not_now"), "its only call was left"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(client.post, CHAT, json=chat("again", max_tokens=2)))
+            await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked()
+            assert "running call" in refused(await judged(), 409, "not_now")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(judged)
+            await trio.sleep(35)
+            assert "is being judged" in refused(await client.post(CHAT, json=chat("hi")), 409, "not_now")
+            assert "is being judged" in refused(await judged(), 409, "not_now")
+        finished = await door.fetch()
+    assert exam.judged == [(0, ids("ye"))] and (finished.end, finished.reward) == ("rewarded", 1.0)
+
+
+async def test_every_session_is_written_when_the_door_closes(tokenizer: Tokenizer, virtual: MockClock, tmp_path: Path) -> None:
+    """However many they are, and although the writer is cancelled amid them."""
+    engine, path = scripted(Says(say("x"))), tmp_path / "sessions.jsonl"
+    async with opened(engine, tokenizer) as (door, client):
+        await engine.load(0, None)
+        for number in range(30):
+            await client.post(f"/sessions/s{number}/v1/completions", json={"model": MODEL, "prompt": "hi"})
+        async with trio.open_nursery() as writing:
+            writing.start_soon(_write, door, path, Reporter(Waits()))
+            await door.drain(0.0)
+            writing.cancel_scope.cancel()
+    assert {msgspec.json.decode(line, type=Finished).session for line in path.read_bytes().splitlines()} == {f"s{n}" for n in range(30)}
+
+
+async def test_a_door_that_closes_waits_for_nobody_outside(tokenizer: Tokenizer, virtual: MockClock) -> None:
+    """Not for verdicts, and not for a request that is still on its way in."""
+    engine, exam = scripted(Says(say("x"))), Exam(Scored(1.0), seconds=200.0)
+    arrived = trio.Event()
+
+    async def slow_body() -> AsyncIterator[bytes]:
+        yield b'{"model": "policy", "prompt": "'
+        await arrived.wait()
+        yield b'x"}'
+
+    async def expect(status: int, send: Callable[[], Awaitable[httpx2.Response]]) -> None:
+        refused(await send(), status, "not_ready")
+
+    async with opened(engine, tokenizer, examiner=exam) as (door, client):
+        await engine.load(0, None)
+        await client.post(CHAT, json=chat("hi"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect, 503, partial(client.post, "/v1/sessions/s1/reward", json={"item": 0}))
+            nursery.start_soon(expect, 503, partial(client.post, "/sessions/s2/v1/completions", content=slow_body()))
+            await trio.sleep(1)
+            begun = trio.current_time()
+            nursery.start_soon(door.drain, 0.0)
+            await trio.sleep(1)
+            arrived.set()
+        finished = await door.fetch()
+    assert trio.current_time() - begun < 2 and (finished.session, finished.end) == ("s1", "drained")
 
 
 async def test_a_session_that_ends_while_it_is_judged_keeps_its_end(tokenizer: Tokenizer, virtual: MockClock) -> None:
@@ -426,7 +500,7 @@ async def test_ids_as_a_prompt_are_the_context(tokenizer: Tokenizer, virtual: Mo
         body = (await client.post(TEXT, json={"model": MODEL, "prompt": [1, 2, END_ID], "temperature": 0.5})).json()
         assert body["object"] == "text_completion" and body["choices"][0]["text"] == "x"
         assert (await client.post(TEXT, json={"model": MODEL, "prompt": ["one"]})).status_code == 200
-        for prompt in ([1, 260], [-1], [], [1, "a"], ["a", "b"], "", [[1]]):
+        for prompt in ([1, 260], [3_000_000_000], [-1], [], [1, "a"], ["a", "b"], "", [[1]]):
             response = await client.post(TEXT, json={"model": MODEL, "prompt": prompt})
             assert response.status_code == 400 and response.json()["error"]["message"], prompt
         refused(await client.post(TEXT, json={"model": MODEL, "prompt": [1] * CONTEXT}), 400, "context_length_exceeded")

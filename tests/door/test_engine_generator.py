@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import trio
 from door_world import Says, say, scripted
 from trio.testing import MockClock
 
-from asyncrl.door.engine import FIRST, EngineGenerator
+from asyncrl.door.engine import FIRST, EngineGenerator, first_number
 from asyncrl.engines.protocol import Chunk, Request
 
 
@@ -20,6 +22,12 @@ def test_chunks_of_others_come_back() -> None:
     generator = EngineGenerator(scripted(Says(say("x"))))
     others = [chunk(0), chunk(FIRST - 1)]
     assert generator.take([others[0], chunk(FIRST), others[1]]) == others
+
+
+def test_no_two_doors_of_a_run_number_alike() -> None:
+    """Numbers are int64, and those of 2³² calls of a door lie before those of any other."""
+    firsts = sorted(first_number(place, life) for place in (0, 1, 2, 1023, (1 << 18) - 1) for life in (0, 1, 50, 4095))
+    assert firsts[0] == FIRST and min(b - a for a, b in itertools.pairwise(firsts)) >= 1 << 32 and firsts[-1] + (1 << 32) <= 1 << 63
 
 
 async def test_no_two_answers_draw_alike_and_each_gets_its_own(autojump_clock: MockClock) -> None:

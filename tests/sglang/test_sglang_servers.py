@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -106,6 +108,43 @@ async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
     assert not lives(int(log.read_text()))
 
 
+@pytest.mark.processes
+async def test_a_server_that_a_signal_ends_is_told_by_its_name(tmp_path: Path) -> None:
+    with trio.fail_after(30), pytest.raises(ServerGone, match=r"(?s)was ended by SIGUSR1; "):
+        async with managed(launch(*script("os.kill(os.getpid(), signal.SIGUSR1); time.sleep(100)")), log=tmp_path / "log"):
+            raise AssertionError("it is not ready")
+
+
+STARTING = """
+child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.signal(15, signal.SIG_IGN); signal.pause()'])
+def heard(*_):
+    print('asked to end', flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, heard)
+print(child.pid, os.getpid(), flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.timeout(60)
+def test_an_actor_that_is_killed_as_its_server_starts_leaves_nothing(tmp_path: Path, deaf: bool) -> None:
+    """What the server started has not asked for a signal yet. The server is asked to end, and where it does not it is killed."""
+    log, code = tmp_path / "log", STARTING.replace("sys.exit()", "pass") if deaf else STARTING
+    wanted = msgspec.json.encode(launch(*script(code))).decode()
+    with subprocess.Popen([sys.executable, "-c", ACTOR, wanted, log, "60"]) as actor:
+        while not log.exists() or not log.read_text().strip():  # a real process writes it
+            time.sleep(0.05)
+        started = [int(pid) for pid in log.read_text().split()]
+        ends = [os.pidfd_open(pid) for pid in started]
+        actor.kill()
+    for end in ends:
+        assert select.select([end], [], [], 20)[0]
+        os.close(end)
+    assert not any(lives(pid) for pid in started) and "asked to end" in log.read_text()
+
+
 # ------------------------------------------------------------------------------------------------------------- a real server
 
 
@@ -131,6 +170,12 @@ def session(leader: int) -> list[int]:
     return list(found())
 
 
+def command_of(leader: int) -> int:
+    """The server itself, which the leader of its session waits for."""
+    (pid,) = Path(f"/proc/{leader}/task/{leader}/children").read_text().split()
+    return int(pid)
+
+
 @pytest.fixture
 def real(sglang_model: Path) -> Callable[..., Launch]:
     if not PYTHON.exists():
@@ -154,7 +199,7 @@ async def test_a_server_has_its_whole_context_and_is_noticed_when_it_is_killed_a
             assert sum([len(event.ids) async for event in asked]) == 128 - known
         mine = session(server.process.pid)
         assert len(mine) >= 3, "the server has a scheduler and a detokenizer of its own"
-        os.kill(server.process.pid, signal.SIGKILL)
+        os.kill(command_of(server.process.pid), signal.SIGKILL)
         with trio.fail_after(30), pytest.raises(ServerGone, match=r"was ended by SIGKILL; the end of its log"):
             await server.watch()
         assert not any(lives(pid) for pid in mine)

@@ -155,14 +155,19 @@ def test_the_same_twice_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "sliding window"])
-def test_the_output_layer_sees_only_what_predicts_responses(name: str) -> None:
-    model = make(name)
-    (bundle,) = pack(np.arange(12, dtype=np.int32), [5, 4], [1, 2], shared=True)
-    seen: list[torch.Size] = []
-    hook = model.get_output_embeddings().register_forward_hook(lambda _m, _i, output: seen.append(output.shape))
-    log_probabilities(model, bundle, 1.0)
-    hook.remove()
-    assert sum(shape[1] for shape in seen) == 3
+def test_the_output_layer_sees_what_predicts_responses_filled_up_to_one_of_few_sizes(name: str) -> None:
+    """A kernel is compiled, and kept, for each size that it sees."""
+    model, sizes = make(name), set()
+    for tokens in range(1, 60):
+        (bundle,) = pack(np.arange(4 + tokens, dtype=np.int32) % SIZES["vocab_size"], [4], [tokens], shared=True)
+        seen: list[torch.Size] = []
+        hook = model.get_output_embeddings().register_forward_hook(lambda _m, _i, output, seen=seen: seen.append(output.shape))
+        assert log_probabilities(model, bundle, 1.0).shape == (tokens,)
+        hook.remove()
+        ((_, size, _),) = seen
+        assert tokens <= size < tokens + 8
+        sizes.add(size)
+    assert sizes == set(range(8, 65, 8))
     assert not model.get_output_embeddings()._forward_pre_hooks
 
 
