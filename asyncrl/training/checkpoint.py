@@ -1,9 +1,9 @@
 """Writing and reading one checkpoint. Invariant: it is seen complete or not at all, and training resumes from it exactly.
 
 `checkpoints/step-000100/` is a Hugging Face model directory (config.json, model.safetensors, tokenizer) that also holds the trainer's
-state: `trainer.safetensors` with the optimizer's moments, the state of torch's generator and, where the proximal policy is an earlier one,
-what is known of that, and `trainer.json` with the scalars. It is written under another name in the same folder, brought to the disk, and
-only then renamed. A run has one writer. Nothing is pickled.
+state: `trainer.safetensors` with the optimizer's moments, the masters of a model of a smaller type than float32, the state of torch's
+generator and, where the proximal policy is an earlier one, what is known of that, and `trainer.json` with the scalars. It is written under
+another name in the same folder, brought to the disk, and only then renamed. A run has one writer. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ TOKENIZER = (
 _PARTIAL = ".partial-"
 _GENERATOR = "generator"
 _PAST = "past/"
+_MASTER = "master/"
 
 
 def save(run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Path, *, keep: int = 2) -> Path:
@@ -78,7 +79,10 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
     if generator is None:
         raise CheckpointError(f"training cannot go on from {path}, because its {TENSORS} has no state of the random generator")
     past = {name.removeprefix(_PAST): tensors.pop(name) for name in list(tensors) if name.startswith(_PAST)}
-    parameters = dict(learner.model.named_parameters())
+    stored_masters = {name.removeprefix(_MASTER): tensors.pop(name) for name in list(tensors) if name.startswith(_MASTER)}
+    copies, parameters = learner.masters.copies(), dict(learner.masters.named())
+    if {name: tensor.shape for name, tensor in copies.items()} != {name: tensor.shape for name, tensor in stored_masters.items()}:
+        raise CheckpointError(f"training cannot go on from {path}, because its {TENSORS} is of a model of another type or size")
     state: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         key, _, owner = name.partition("/")
@@ -91,6 +95,8 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
             learner.past.restore(past)
         except ValueError as error:
             raise CheckpointError(f"training cannot go on from {path}, because in its {TENSORS} {error}") from error
+    for name, tensor in copies.items():
+        tensor.copy_(stored_masters[name])
     learner.optimizer.state.clear()
     for owner, moments in state.items():
         learner.optimizer.state[parameters[owner]] = moments
@@ -103,10 +109,11 @@ def _state(learner: Learner) -> dict[str, Tensor]:
     """The optimizer's state as `<moment>/<parameter>`, the past's, and the generator's."""
     state = {
         f"{key}/{name}": value.detach().contiguous()
-        for name, parameter in learner.model.named_parameters()
+        for name, parameter in learner.masters.named()
         for key, value in learner.optimizer.state.get(parameter, {}).items()
     }
     past = learner.past.tensors() if learner.past else {}
+    state |= {_MASTER + name: tensor.contiguous() for name, tensor in learner.masters.copies().items()}
     return state | {_PAST + name: tensor.contiguous() for name, tensor in past.items()} | {_GENERATOR: torch.get_rng_state()}
 
 

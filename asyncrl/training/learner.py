@@ -23,6 +23,7 @@ from asyncrl.training.batch import Batch, read
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.gradients import advantages_of
 from asyncrl.training.linear import accelerate
+from asyncrl.training.masters import Masters
 from asyncrl.training.rows import Bundle
 from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
@@ -39,7 +40,7 @@ REASONS = ("", "stale", "median", "nonfinite")
 
 
 class Learner:
-    """A model and its optimizer (AdamW). `version` counts the steps taken, from that of the checkpoint or 0.
+    """A model and its optimizer (AdamW), which changes `masters`. `version` counts the steps taken, from that of the checkpoint or 0.
 
     `temperature` is that of sampling. Dropout stays off: current and behaviour log-probabilities must be of the same policy.
     `past` is what is known of earlier versions, where the proximal policy is one of them.
@@ -50,8 +51,10 @@ class Learner:
         accelerate(model)
         self.model = model
         self.version = version
+        self.masters = Masters(model)
+        changed = [master for _, master in self.masters.named()]
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, foreach=True
+            changed, lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, foreach=True
         )
         most = {"boundary": max(1, staleness.max_lag), "snapshot": staleness.max_lag}.get(staleness.proximal)
         self.past = None if most is None else Past(model, temperature, most)
@@ -166,9 +169,9 @@ class Learner:
         rate = learning_rate(self._train, self.version) * scale
         norm = 0.0
         if sums.trained:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            torch._foreach_div_(gradients, float(sums.trained))
-            norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.grad_clip))
+            changed = [master for _, master in self.masters.named()]
+            torch._foreach_div_([master.grad for master in changed if master.grad is not None], float(sums.trained))
+            norm = float(torch.nn.utils.clip_grad_norm_(changed, self._train.grad_clip))
         updated = sums.trained > 0 and math.isfinite(norm)
         if self.past:
             self.past.close(self.version)
@@ -176,6 +179,7 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
+            self.masters.round()
         self.optimizer.zero_grad(set_to_none=True)
         self._sums = Sums()
         self.version += 1

@@ -32,8 +32,8 @@ def tokenizer(tmp_path: Path) -> Path:
     return folder
 
 
-def fresh(name: str = "qwen3") -> Learner:
-    return Learner(build(name), TRAIN, Staleness(), 1.0)
+def fresh(name: str = "qwen3", dtype: torch.dtype = torch.float32) -> Learner:
+    return Learner(build(name, dtype), TRAIN, Staleness(), 1.0)
 
 
 def train(learner: Learner, steps: int) -> None:
@@ -48,16 +48,19 @@ def state(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_resumed_training_gives_the_weights_of_training_that_was_never_interrupted(name: str, tmp_path: Path, tokenizer: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_resumed_training_gives_the_weights_of_training_that_was_never_interrupted(
+    name: str, dtype: torch.dtype, tmp_path: Path, tokenizer: Path
+) -> None:
     """Qwen3 and GPT-2 here have tied weights."""
-    learner = fresh(name)
+    learner = fresh(name, dtype)
     train(learner, 3)
     path = save(tmp_path / "run", learner, 41, tokenizer)
     drawn = torch.rand(3)
     train(learner, 3)
 
     torch.manual_seed(99)
-    resumed = Learner(load_model(path), TRAIN, Staleness(), 1.0)
+    resumed = Learner(load_model(path, dtype), TRAIN, Staleness(), 1.0)
     found = restore(path, resumed)
     assert (found.version, found.cursor) == (3, 41) and found == scalars(path)
     assert torch.equal(torch.rand(3), drawn)
