@@ -49,6 +49,8 @@ def _idle(config: Config) -> Iterator[Advice]:
         "train.clip_hi": train.objective in WITHOUT_UPPER_BOUND and f"{train.objective} has no such bound",
         "rollout.group_size_max": rollout.sizing != "difficulty" and "rollout.sizing is not difficulty",
         "rollout.accept_floor": rollout.filter == "none" and "rollout.filter is none",
+        "engine.sglang.launch": config.engine.kind != "sglang" and "engine.kind is not sglang",
+        "engine.sglang.urls": config.engine.kind != "sglang" and "engine.kind is not sglang",
         "task.verifier": task.name != "jsonl" and "only lines of jsonl name verifiers",
     }
     for key, why in unused.items():

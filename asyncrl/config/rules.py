@@ -12,6 +12,8 @@ from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.losses import loss_contradictions
 from asyncrl.config.schema import Config
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """The keys that contradict each other, and what to do about it, as the end of a sentence."""
@@ -66,6 +68,12 @@ def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     for key, urls in (("engine.sglang.urls", sglang.urls), ("engine.sglang.router", (sglang.router,) if sglang.router else ())):
         if any(urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname for url in urls):
             yield (key,), "an address is http://host:port"
+    elsewhere = [url for url in sglang.urls if urlsplit(url).hostname not in LOOPBACK]
+    if elsewhere and sglang.transfer == "broadcast" and sglang.host in LOOPBACK:
+        yield (
+            ("engine.sglang.urls", "engine.sglang.host"),
+            f"{elsewhere[0]} would look for weights at its own loopback: set host to an address of this machine that servers can reach",
+        )
     if sglang.router and not sglang.urls:
         yield ("engine.sglang.router", "engine.sglang.urls"), "a router stands before servers that run already: name them in urls too"
     if config.staleness.finish_on == "own":

@@ -55,11 +55,12 @@ class JsonlTask:
             "train": (train, array("Q", (train.starts[row] for row in rows if train.digests[row] not in digests))),
             "evaluation": (held_out, array("Q", (held_out.starts[row] for row in held_rows))),
         }
+        lines = train.lines
         train.forget()
         held_out.forget()
         if not self.size("train"):
             raise TaskError(
-                f"{config.path} leaves no prompt to train on: of its {train.lines} lines all are held out; set task.eval_size lower, "
+                f"{config.path} leaves no prompt to train on: of its {lines} lines all are held out; set task.eval_size lower, "
                 f"or give other prompts in task.eval_path"
             )
 

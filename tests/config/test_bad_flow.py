@@ -186,6 +186,7 @@ def test_the_defaults_and_the_main_job_need_no_advice() -> None:
         (["train.objective=topr", "train.clip_hi=0.1"], "train.clip_hi", "does nothing: topr has no such bound"),
         (["rollout.group_size_max=20"], "rollout.group_size_max", "does nothing: rollout.sizing is not difficulty"),
         (["rollout.filter=none", "rollout.accept_floor=0.5"], "rollout.accept_floor", "does nothing: rollout.filter is none"),
+        (['engine.sglang.urls=["http://a:1"]'], "engine.sglang.urls", "does nothing: engine.kind is not sglang"),
         (["task.verifier=number"], "task.verifier", "does nothing: only lines of jsonl name verifiers"),
         (["train.advantage=gdpo"], "train.advantage", "this task's verifier gives one reward"),
         (

@@ -13,6 +13,7 @@ SGLANG = "engine.kind=sglang"
 LAUNCH = 'engine.sglang.launch=["/opt/sglang/bin/python"]'
 URLS = 'engine.sglang.urls=["http://a:30000", "https://b:30000"]'
 TWO = "rollout.actors=2"
+HOST, ROUTER = "engine.sglang.host=trainer", "engine.sglang.router=http://r:1"
 
 
 def refusal(*sets: str) -> str:
@@ -30,7 +31,7 @@ def test_a_section_in_a_section_is_read_from_a_file_and_from_set(tmp_path: Path)
     assert read(path) == config
 
 
-@pytest.mark.parametrize("sets", [(SGLANG, LAUNCH), (SGLANG, URLS, TWO), (SGLANG, URLS, "engine.sglang.router=http://r:1"), (URLS,)])
+@pytest.mark.parametrize("sets", [(SGLANG, LAUNCH), (SGLANG, URLS, TWO, HOST), (SGLANG, URLS, HOST, ROUTER), (URLS,)])
 def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
     load(None, sets, {})
 
@@ -47,6 +48,7 @@ def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
         ((SGLANG, URLS, TWO, "engine.sglang.router=http://r:1"), ("engine.sglang.router", "set rollout.actors to 1")),
         ((SGLANG, LAUNCH, "engine.sglang.router=http://r:1"), ("engine.sglang.router", "urls")),
         ((SGLANG, LAUNCH, "staleness.finish_on=own"), ("finish_on", "mixed")),
+        ((SGLANG, URLS, TWO), ("engine.sglang.host", "http://a:30000 would look for weights")),
         ((SGLANG, LAUNCH, "engine.sglang.backend=nccl"), ("engine.sglang.device", "gloo")),
         (("engine.sglang.url=1",), ("nearest is engine.sglang.urls",)),
         (("engine.sglang=1",), ("is a section",)),
