@@ -88,7 +88,7 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
 
     assert finished.calls == 2 and finished.reward == 1.0 and finished.meetings == {"opened": 1, "continued": 1}
     (leaf,) = finished.leaves
-    ids, behaviour = np.frombuffer(leaf.ids, np.int32), np.frombuffer(leaf.behaviour, np.float32)
+    ids, behaviour = np.frombuffer(leaf.ids, np.int32).copy(), np.frombuffer(leaf.behaviour, np.float32)
     assert leaf.trained == finished.sampled == 408 and [span.version for span in leaf.spans] == [0, 1], "both versions in the second call"
     assert leaf.spans[0].start == len("hello") and leaf.spans[0].end - leaf.spans[0].start > 8
     for span in leaf.spans:

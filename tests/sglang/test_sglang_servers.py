@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -121,7 +122,9 @@ def heard(*_):
     print('asked to end', flush=True)
     sys.exit()
 signal.signal(signal.SIGTERM, heard)
-print(child.pid, os.getpid(), flush=True)
+import tempfile
+tempfile.NamedTemporaryFile(delete=False)
+print(child.pid, os.getpid(), tempfile.gettempdir(), flush=True)
 time.sleep(1000)
 """
 
@@ -136,13 +139,19 @@ def test_an_actor_that_is_killed_as_its_server_starts_leaves_nothing(tmp_path: P
     with subprocess.Popen([sys.executable, "-c", ACTOR, wanted, log, "60"]) as actor:
         while not log.exists() or not log.read_text().strip():  # a real process writes it
             time.sleep(0.05)
-        started = [int(pid) for pid in log.read_text().split()]
+        *pids, files = log.read_text().split()
+        started = [int(pid) for pid in pids]
+        assert list(Path(files).iterdir()) and Path(files) != Path(tempfile.gettempdir())
         ends = [os.pidfd_open(pid) for pid in started]
         actor.kill()
     for end in ends:
         assert select.select([end], [], [], 20)[0]
         os.close(end)
     assert not any(lives(pid) for pid in started) and "asked to end" in log.read_text()
+    gone = time.monotonic() + 10
+    while Path(files).exists():
+        assert time.monotonic() < gone
+        time.sleep(0.05)
 
 
 # ------------------------------------------------------------------------------------------------------------- a real server
