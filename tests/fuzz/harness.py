@@ -7,6 +7,7 @@ again by `python tests/fuzz/harness.py --again frames-crash-…`.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -69,17 +70,19 @@ def main() -> int:
     names = [options.only] if options.only else [name for name in found() if name != "planted"]
     failed = []
     for name in names:
-        done = subprocess.run(
-            [
-                *(sys.executable, __file__, "--here", "--only", name, "--keep", str(options.keep)),
-                *("--seconds", str(options.seconds), "--runs", str(options.runs)),
-            ],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        with tempfile.TemporaryDirectory() as files:  # libFuzzer's process ends without a word to Python
+            done = subprocess.run(
+                [
+                    *(sys.executable, __file__, "--here", "--only", name, "--keep", str(options.keep)),
+                    *("--seconds", str(options.seconds), "--runs", str(options.runs)),
+                ],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"TMPDIR": files},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
         said = done.stdout + done.stderr
         runs = next((line.rpartition(":")[2].strip() for line in said.splitlines() if "number_of_executed_units" in line), "?")
         print(f"{name:20} {runs:>10} inputs   {'FAILED' if done.returncode else 'ok'}", flush=True)

@@ -49,7 +49,8 @@ from asyncrl.training.checkpoints import CheckpointError, scalars
 from asyncrl.wire import Bytes
 
 KEY = b"k" * 32
-FOLDER = Path(tempfile.mkdtemp(prefix="asyncrl-fuzz-"))
+_HELD = tempfile.TemporaryDirectory(prefix="asyncrl-fuzz-")  # until this process ends
+FOLDER = Path(_HELD.name)
 
 
 class Target(NamedTuple):
