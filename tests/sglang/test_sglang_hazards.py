@@ -6,7 +6,7 @@ Numbers are those of issue 5's list. Hazards 4 to 7, 12 and 14 concern weights a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.sglang.client import Client, Mode, Refused, ServerGone
 from asyncrl.engines.sglang.engine import SglangEngine
+from asyncrl.engines.sglang.routed import Routed, Served
 from asyncrl.engines.sglang.wire import Event, Load
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
+from asyncrl.waits import Pulse
 
 ROUNDING = 2e-5
 """Nats that float32 may lose between one order of adding up and another, in this model."""
@@ -114,9 +116,15 @@ class Serving(Collected):
 
 @asynccontextmanager
 async def serving(
-    client: Client, policies: list[Path], mode: Mode = "retract", *, flush: bool = False, slots: int = 32
+    client: Client,
+    policies: list[Path],
+    mode: Mode = "retract",
+    *,
+    flush: bool = False,
+    slots: int = 32,
+    served: Served | None = None,
 ) -> AsyncIterator[Serving]:
-    """Loads are by disk."""
+    """Loads are by disk; the engine asks `served`, which is the client unless given."""
 
     async def load(version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]) -> float:
         stop()
@@ -127,7 +135,9 @@ async def serving(
 
     async with trio.open_nursery() as nursery:
         stops = frozenset({END_ID})
-        engine = SglangEngine(client, load, slots=slots, context_tokens=2040, chunk_tokens=8, vocab_size=VOCABULARY, stop_ids=stops)
+        engine = SglangEngine(
+            served or client, load, slots=slots, context_tokens=2040, chunk_tokens=8, vocab_size=VOCABULARY, stop_ids=stops
+        )
         found = Serving(engine)
         nursery.start_soon(engine.run, found.emit)
         await engine.load(0, {})
@@ -318,20 +328,45 @@ async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_ha
         nursery.cancel_scope.cancel()
 
 
+class Heard(Routed):
+    """The server, and how many tokens it has sent: an engine holds back those of which it does not know yet whose they are."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client, [client])
+        self.tokens = 0
+        self._more = Pulse()
+        self.generate = self._counted
+
+    async def _counted(self, rid: str, ids: NDArray[np.int32], **more: Any) -> AsyncGenerator[Event, None]:
+        async with aclosing(self._router.generate(rid, ids, **more)) as events:
+            async for event in events:
+                self.tokens += len(event.ids)
+                self._more.set()
+                yield event
+
+    async def more(self, tokens: int) -> None:
+        """Until so many more have come."""
+        enough = self.tokens + tokens
+        while self.tokens < enough:
+            await self._more.wait()
+
+
 async def decoded_across_loads(client: Client, policies: list[Path], mode: Mode, *, flush: bool) -> tuple[set[int], float]:
     """The versions that sampled six responses, during which weights changed twice, and by how much (nats) the log-probabilities that came
     after a change differ from what those weights give to the whole text."""
+    heard = Heard(client)
     await slow(client, 0.02)
-    async with serving(client, policies, mode, flush=flush) as s:
+    async with serving(client, policies, mode, flush=flush, served=heard) as s:
         s.engine.submit([ask(rollout, budget=150, temperature=1.0) for rollout in range(6)])
         for version in (1, 2):
-            await trio.sleep(0.7)
+            await heard.more(6 * 12)  # more than what old weights sampled and is on its way, and few enough that no six responses end in it
             await s.engine.load(version, {})
         await s.ended(*range(6))
         gap, versions = 0.0, set()
         for rollout in range(6):
             ids, behaviour = s.response(rollout)
-            assert len(ids) == len(behaviour) and (len(ids) == 150) == (s.finishes()[rollout] == "length")
+            assert len(ids) == len(behaviour) and s.finishes()[rollout] == ("stop" if ids[-1] == END_ID else "length")
+            assert len(ids) == 150 or ids[-1] == END_ID
             for chunk in s.chunks(rollout):
                 versions.add(chunk.version)
                 found = computed(chunk.version, np.concatenate([PROMPT, ids[: chunk.start]]), chunk.ids)
