@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_sigterm_drains_and_ends_with_0(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with started(command(model, run, train__steps=100_000, run__grace_s=20.0)) as process:
+    with started(command(model, run, train__steps=100_000, run__grace_s=60.0)) as process:
         wait_for("situation", lambda: (run / "situation.json").exists())
         assert "The run starts" in why(run, time.time())[0]
         wait_for("step", lambda: steps_done(run) >= 2)
@@ -49,7 +49,7 @@ def test_a_second_signal_ends_it_at_once(model: Path, tmp_path: Path) -> None:
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         code, out, err = end(process)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
     assert code == 1, out + err
     sentences = why(run, time.time())
     assert "was killed" in sentences[0] and "It drains, and waits for" in sentences[1]

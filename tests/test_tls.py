@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import os
+import random
 import ssl
 from pathlib import Path
 
@@ -224,12 +225,12 @@ async def test_who_has_a_certificate_cannot_pass_on_anothers_proof(nursery, auth
     assert refusals == {"key": 1}
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\x16\x03\x01\x00\x05hello", os.urandom(3000)])
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\x16\x03\x01\x00\x05hello", random.Random(0).randbytes(3000)])
 async def test_what_is_not_tls_is_refused(serving, data):
     bound, refusals = serving
     stream = await dial(bound)
     await stream.send_all(data)
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         try:
             while await stream.receive_some():
                 pass
@@ -240,7 +241,7 @@ async def test_what_is_not_tls_is_refused(serving, data):
 
 
 async def test_a_plain_end_and_a_tls_end_do_not_meet(nursery, serving, other_machine, monkeypatch):
-    monkeypatch.setattr("asyncrl.link.AUTHENTICATION_S", 0.1)  # each waits for the other to begin
+    monkeypatch.setattr("asyncrl.link.AUTHENTICATION_S", 1.0)  # each waits for the other to begin
     bound, refusals = serving
     with pytest.raises(LinkError):
         await connect(bound, KEY)
@@ -305,19 +306,21 @@ async def test_changed_bytes_break_the_link(nursery, machine, other_machine):
 async def test_a_send_cancelled_in_a_full_socket(nursery, machine, other_machine):
     """Before its first byte nothing was sent; in the middle of a frame the link is closed."""
     one, other, _ = await pair(nursery, machine, other_machine)
-    sent = 0
-    with trio.move_on_after(0.5) as scope:
-        while True:
+    full, sent = trio.CancelScope(), 0
+    while not full.cancelled_caught:  # a socket that seems full takes more for a while
+        full = trio.CancelScope(relative_deadline=2)
+        with full:
             await one.send(messages.CloseStep(sent))
             sent += 1
-    assert scope.cancelled_caught and sent
-    with trio.move_on_after(0.01):
+    assert sent
+    with trio.CancelScope() as scope:
+        scope.cancel()
         await one.send(messages.CloseStep(-1))
     for step in range(sent):
         assert (await other.receive())[0] == messages.CloseStep(step)
     await one.send(messages.CloseStep(-2))
     assert (await other.receive())[0] == messages.CloseStep(-2)
-    with trio.move_on_after(0.1):
+    with trio.move_on_after(2):
         await one.send(messages.Drain(), bytes(2**25))
     with pytest.raises(LinkBroken, match="cancelled in the middle of a frame"):
         await one.send(messages.Drain())
@@ -343,7 +346,7 @@ async def test_a_cancelled_receive_loses_nothing_inside_tls(nursery, machine, ot
 
 @pytest.mark.parametrize("what", ["certificate", "key", "authority"])
 @pytest.mark.parametrize(
-    "content", [None, b"", b"garbage", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", os.urandom(200)]
+    "content", [None, b"", b"garbage", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", random.Random(0).randbytes(200)]
 )
 @pytest.mark.parametrize("end", ["client", "server"])
 def test_a_file_that_cannot_be_used_is_one_sentence(machine, what, content, end):

@@ -40,7 +40,7 @@ def ready(port: int) -> bool:
 def test_an_agent_talks_to_the_policy_while_it_is_trained(tmp_path: Path) -> None:
     """Its calls go on where the one before ended, over several publications; its session is one sequence, and in no ledger of the run."""
     run, port = tmp_path / "run", free_port()
-    argv = command(tiny_model(tmp_path / "model"), run, train__steps=40, train__eval_every=0, door__port=port)
+    argv = command(tiny_model(tmp_path / "model"), run, train__steps=100_000, train__eval_every=0, door__port=port, run__grace_s=60.0)
     with started(argv) as process:
         wait_for("door", lambda: ready(port))
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/sessions/one/v1", api_key=(run / "door.key").read_text(), max_retries=0)
@@ -58,15 +58,16 @@ def test_an_agent_talks_to_the_policy_while_it_is_trained(tmp_path: Path) -> Non
                 data=b'{"reward": 1.5}',
                 headers={"authorization": f"Bearer {client.api_key}", "content-type": "application/json"},
             ),
-            timeout=10,
+            timeout=60,
         )
         openai.OpenAI(base_url=f"http://127.0.0.1:{port}/sessions/two/v1", api_key=client.api_key).completions.create(
             model="policy", prompt="bye", max_tokens=2
         )  # is open when the run ends
+        process.send_signal(signal.SIGTERM)
         code, out, err = end(process)
     assert code == 0, out + err
     found = summary.read(run / "summary.json")
-    assert found.ok and found.steps == 40 and found.balances()
+    assert found.ok and found.steps >= 5 and found.balances()
     lines = (run / "sessions/rollout-0.jsonl").read_bytes().splitlines()
     one, two = (msgspec.json.decode(line, type=Finished) for line in lines)
     assert (one.session, one.end, one.reward, one.calls) == ("one", "rewarded", 1.5, calls)
@@ -92,7 +93,7 @@ def test_the_task_judges_what_an_agent_did(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "telling.py").write_text(TELLING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     file.write_text("".join(f'{{"prompt": "{n} + 1 =", "answer": "{n + 1}"}}\n' for n in range(40)))
-    task = {"task__name": "jsonl", "task__path": str(file), "task__verifier": "telling:judge"}
+    task = {"task__name": "jsonl", "task__path": str(file), "task__verifier": "telling:judge", "run__grace_s": 60.0}
     argv = command(tiny_model(tmp_path / "model"), run, train__steps=100_000, train__eval_every=0, door__port=port, **task)
     with started(argv) as process:
         wait_for("door", lambda: ready(port))

@@ -184,9 +184,9 @@ async def test_several_rewards_are_one_verdict_with_its_parts_or_none(opened: Op
 
 @pytest.mark.parametrize("answer", ["hang", "spin", "deaf"])
 async def test_pain_06_a_verifier_that_does_not_return_is_killed_and_gives_no_verdict(opened: Open, answer: str) -> None:
-    async with opened(verdict_s=0.3) as verifiers:
+    async with opened(verdict_s=2.0) as verifiers:
         assert await verdict(verifiers, answer) == NoVerdict("timeout")
-        assert verifiers.slowest == (0.3, "train", 0)
+        assert verifiers.slowest == (2.0, "train", 0)
         assert await verdict(verifiers, "give 1") == Scored(1.0)
 
 
@@ -218,7 +218,7 @@ async def test_the_innocent_do_not_notice(opened: Open, tmp_path: Path) -> None:
         async with places:
             found.append((answer, await verdict(verifiers, answer)))
 
-    async with opened(verdict_s=1.5) as verifiers, trio.open_nursery() as nursery:
+    async with opened(verdict_s=6.0) as verifiers, trio.open_nursery() as nursery:
         places = trio.Semaphore(8)
         for answer in ["hang", "spin", "die", "hang", "die", "hang"] + [f"give {i}" for i in range(200)]:
             nursery.start_soon(judge, verifiers, places, answer)
@@ -360,12 +360,13 @@ async def test_the_actor_reports_what_it_waits_for(opened: Open, waits: Waits) -
         assert await next_of(link, Drained) == Drained()
 
 
-async def test_a_drain_parks_what_would_take_long(opened: Open) -> None:
+async def test_a_drain_parks_what_would_take_long(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.reward.ENDING_S", 5.0)
     async with opened() as verifiers, acting(verifiers, concurrency=4) as link:
         await link.send(Judge(0, "train", 0), ids("hang"))
         await link.send(Judge(1, "train", 0), ids("give 1"))
         await link.send(Drain())
-        assert await next_of(link, Judged) == msgspec.structs.replace(Judged(1, Scored(1.0), 0.0), seconds=pytest.approx(0, abs=1))
+        assert await next_of(link, Judged) == msgspec.structs.replace(Judged(1, Scored(1.0), 0.0), seconds=pytest.approx(0, abs=5))
         assert await next_of(link, Drained) == Drained()
 
 

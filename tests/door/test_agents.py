@@ -32,6 +32,8 @@ from asyncrl.waits import Waits
 
 torch.set_num_threads(1)
 ADD: Any = {"type": "function", "function": {"name": "add", "description": "a + b", "parameters": {"type": "object"}}}
+TURN = 300
+"""Tokens of the second turn: as many as leave time for a publication amid it."""
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
 
@@ -80,7 +82,7 @@ async def served(
 
 def give_reward(url: str, session: str, value: float) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
-    assert httpx2.post(f"{url}/v1/sessions/{session}/reward", json={"reward": value}, headers=headers).status_code == 200
+    assert httpx2.post(f"{url}/v1/sessions/{session}/reward", json={"reward": value}, headers=headers, timeout=60).status_code == 200
 
 
 def scores(model: Any, context: list[int], at: range) -> np.ndarray:
@@ -116,7 +118,9 @@ async def test_a_tool_using_agent_during_a_publication(tokenizer: Tokenizer) -> 
                 assert call.type == "function" and call.function.name == "add"
                 given = json.loads(call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": str(given["a"] + given["b"])})
-            stream = client.chat.completions.create(model=MODEL, messages=messages, tools=[ADD], max_tokens=60, stream=True, logprobs=True)
+            stream = client.chat.completions.create(
+                model=MODEL, messages=messages, tools=[ADD], max_tokens=TURN, stream=True, logprobs=True
+            )
             for at, part in enumerate(stream):
                 replied.append(part.choices[0].delta.content or "")
                 if at == 2:
@@ -130,10 +134,10 @@ async def test_a_tool_using_agent_during_a_publication(tokenizer: Tokenizer) -> 
     assert finished.meetings == {"opened": 1, "continued": 1} and finished.reward == 1.0
     (leaf,) = finished.leaves
     context, mask, behaviour = tokens(leaf.ids), list(leaf.mask), np.frombuffer(leaf.behaviour, np.float32)
-    assert len(context) == len(mask) == len(behaviour) and sum(mask) == len(CALL) + 1 + 60
+    assert len(context) == len(mask) == len(behaviour) and sum(mask) == len(CALL) + 1 + TURN
     assert [span.version for span in leaf.spans] == [0, 0, 1], "the second call shows both versions"
     call, before, after = leaf.spans
-    assert before.end == after.start and after.end == len(context) and after.end - before.start == 60
+    assert before.end == after.start and after.end == len(context) and after.end - before.start == TURN
     assert behaviour[call.start : call.end].tolist() == say(CALL).behaviour.tolist()
     for span in (before, after):
         at = range(span.start, span.end)

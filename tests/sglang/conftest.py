@@ -95,9 +95,9 @@ def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"the server was not ready within {START_S:g} s:\n{server.log.read_text()[-4000:]}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sglang_start(sglang_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Starts a server of one's own with more arguments, for tests that end it. It lives until the end of the tests."""
+    """Starts a server of one's own with more arguments, for tests that end it. It lives as long as the module: others want its cores."""
     if not PYTHON.exists():
         pytest.skip("there is no environment for SGLang here; `make sglang-cpu` builds .venv-sglang")
     with ExitStack() as stack:
@@ -108,7 +108,7 @@ def sglang_start(sglang_model: Path, tmp_path_factory: pytest.TempPathFactory) -
         yield start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sglang_server(sglang_start: Callable[..., Server]) -> Server:
-    """The one that tests share."""
+    """The one that a module's tests share."""
     return sglang_start()

@@ -57,7 +57,7 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
                 said.append(part.choices[0].text)
                 if at == 1:
                     trio.from_thread.run(publish)
-        answer = httpx2.post(f"{url}/v1/sessions/one/reward", json={"reward": 1.0}, headers={"authorization": f"Bearer {KEY}"})
+        answer = httpx2.post(f"{url}/v1/sessions/one/reward", json={"reward": 1.0}, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
         answer.raise_for_status()
 
     with trio.fail_after(120):

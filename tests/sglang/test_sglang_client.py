@@ -231,7 +231,7 @@ async def test_a_server_that_is_not_there_or_stops_speaking_is_gone() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, serve, listeners)
         ids = np.array([1], np.int32)
-        async with Client.open(f"http://127.0.0.1:{port}/", silence_s=0.3) as client:
+        async with Client.open(f"http://127.0.0.1:{port}/", silence_s=2.0) as client:
             for why in ("was silent for too long", "the connection failed"):
                 with pytest.raises(ServerGone, match=f"127.0.0.1:{port}/generate.*{why}"):
                     async for _ in client.generate(RID, ids, max_new_tokens=1, temperature=1.0):

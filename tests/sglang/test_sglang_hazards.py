@@ -67,7 +67,7 @@ async def holds(client: Client, running: int, queued: int = 0) -> None:
 async def slow(client: Client, seconds: float | None) -> None:
     """Have each forward pass take so much longer, so that there is time to do something beside it."""
     async with httpx2.AsyncClient(trust_env=False) as http:
-        assert (await http.post(f"{client.url}/slow_down", json={"forward_sleep_time": seconds})).status_code == 200
+        assert (await http.post(f"{client.url}/slow_down", json={"forward_sleep_time": seconds}, timeout=60)).status_code == 200
 
 
 def stream(client: Client, rid: str, *, budget: int = 24, temperature: float = 0.0, **more: Any) -> aclosing[Any]:
@@ -257,7 +257,7 @@ async def test_hazard_1_because_it_kills_the_server(sglang_start: Callable[..., 
 
 
 async def test_hazard_2_an_abort_matches_beginnings_and_ours_are_all_of_one_length(client: Client, policies: list[Path]) -> None:
-    await slow(client, 0.005)
+    await slow(client, 0.03)
     async with stream(client, "p1", budget=500) as short, stream(client, "p10", budget=500) as long:
         await anext(short), await anext(long)
         await client.abort("p1")
@@ -282,7 +282,7 @@ async def test_hazard_3_an_abort_during_a_pause_is_lost(client: Client) -> None:
             ending.append((await read(client, name(1), budget=60))[-1].ending)
 
         nursery.start_soon(one)
-        await trio.sleep(0.5)
+        await trio.sleep(3)  # long enough for it to have come; a paused server does not say so
         await client.abort(name(1))
         await client.resume()
         await client.abort(name(1))
@@ -304,7 +304,7 @@ async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_ha
         await client.resume()
         return 0.0
 
-    await slow(client, 0.005)
+    await slow(client, 0.03)
     async with trio.open_nursery() as nursery:
         engine = SglangEngine(client, load, slots=8, context_tokens=2040, chunk_tokens=8, vocab_size=VOCABULARY, stop_ids=frozenset())
         s = Serving(engine)
@@ -426,7 +426,7 @@ async def test_hazard_8_which_a_server_left_alone_shows(client: Client, policies
 
 
 async def test_hazard_10_everything_interrupted_ends_and_the_server_is_idle(client: Client, policies: list[Path]) -> None:
-    await slow(client, 0.005)
+    await slow(client, 0.03)
     async with serving(client, policies, slots=24) as s:
         for rollout in range(40):
             s.engine.submit([ask(rollout, budget=1500)])
@@ -440,7 +440,7 @@ async def test_hazard_10_everything_interrupted_ends_and_the_server_is_idle(clie
 
 async def test_hazard_11_a_continuation_keeps_what_was_sampled_and_goes_on_from_it(client: Client, policies: list[Path]) -> None:
     """Greedy, so that there is an uncut run to compare with: ids are equal, and log-probabilities as far as rounding lets them."""
-    await slow(client, 0.005)
+    await slow(client, 0.03)
     async with serving(client, policies) as s:
         s.engine.submit([ask(1, budget=120)])
         await s.ended(1)
@@ -461,7 +461,7 @@ async def test_hazard_11_a_continuation_keeps_what_was_sampled_and_goes_on_from_
 
 
 async def test_hazard_13_a_closed_connection_ends_its_request(client: Client) -> None:
-    await slow(client, 0.005)
+    await slow(client, 0.03)
     async with stream(client, name(1), budget=1500) as events:
         await anext(events)
         await holds(client, 1)

@@ -61,12 +61,22 @@ def no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def server(sglang_server: Server) -> AsyncIterator[Server]:
-    """The one that all tests share, going on afterwards whatever a failed one left."""
+    """The one that these tests share, going on afterwards whatever a failed one left."""
     yield sglang_server
+    async with httpx2.AsyncClient(trust_env=False, timeout=60) as http:
+        await http.post(f"{sglang_server.url}/slow_down", json={"forward_sleep_time": None})
     async with Client.open(sglang_server.url) as client:
         with suppress(Refused):
             await client.end_update()
         await client.resume()
+
+
+@asynccontextmanager
+async def slowed(server: Server) -> AsyncIterator[None]:
+    """Each forward pass takes 20 ms more, so that there is time for a publication amid a response; the fixture takes it back."""
+    async with httpx2.AsyncClient(trust_env=False, timeout=60) as http:
+        (await http.post(f"{server.url}/slow_down", json={"forward_sleep_time": 0.02})).raise_for_status()
+    yield
 
 
 def weights(seed: int) -> dict[str, Tensor]:
@@ -154,7 +164,7 @@ async def test_version_after_version_is_served_to_the_bit(server: Server, tmp_pa
 
 
 async def test_tokens_of_a_version_change_in_mid_stream_are_each_under_their_own_weights(server: Server) -> None:
-    async with connected(server) as (client, group):
+    async with connected(server) as (client, group), slowed(server):
         publish = publisher(client, by_broadcast(group))
         await publish.load(1, weights(1))
         streams = [Decoding(PROMPT + i) for i in range(3)]

@@ -68,7 +68,7 @@ def test_the_command_of_a_server() -> None:
 
 @pytest.mark.processes
 async def test_a_server_that_ends_at_once_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
-    with trio.fail_after(30), pytest.raises(ServerGone, match=r"(?s)ended with status 3; .*log:\nno such model"):
+    with trio.fail_after(90), pytest.raises(ServerGone, match=r"(?s)ended with status 3; .*log:\nno such model"):
         async with managed(launch(*script("print('no such model'); sys.exit(3)")), log=tmp_path / "log"):
             raise AssertionError("it is not ready")
 
@@ -76,7 +76,7 @@ async def test_a_server_that_ends_at_once_is_told_with_the_end_of_its_log(tmp_pa
 @pytest.mark.processes
 async def test_a_command_that_is_none(tmp_path: Path) -> None:
     with (
-        trio.fail_after(30),
+        trio.fail_after(90),
         pytest.raises(ServerGone, match=r"(?s)status 1; .*/nowhere/python cannot be started: No such file"),
     ):
         async with managed(launch("/nowhere/python"), log=tmp_path / "log"):
@@ -86,8 +86,8 @@ async def test_a_command_that_is_none(tmp_path: Path) -> None:
 @pytest.mark.processes
 async def test_a_server_that_is_never_ready_ends_with_all_that_it_started(tmp_path: Path) -> None:
     code = "p = subprocess.Popen(['sleep', '1000'], start_new_session=False); print(p.pid, flush=True); signal.pause()"
-    with trio.fail_after(60), pytest.raises(ServerGone, match=r"(?s)not ready within 3 s.*log\n\d+"):
-        async with managed(launch(*script(code)), log=tmp_path / "log", ready_s=3):
+    with trio.fail_after(90), pytest.raises(ServerGone, match=r"(?s)not ready within 15 s.*log\n\d+"):
+        async with managed(launch(*script(code)), log=tmp_path / "log", ready_s=15):
             raise AssertionError("it is not ready")
     assert not lives(int((tmp_path / "log").read_text()))
 
@@ -95,7 +95,7 @@ async def test_a_server_that_is_never_ready_ends_with_all_that_it_started(tmp_pa
 @pytest.mark.processes
 async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with trio.fail_after(60):
+    with trio.fail_after(90):
         async with trio.open_nursery() as nursery:
 
             async def start() -> None:
@@ -111,7 +111,7 @@ async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 async def test_a_server_that_a_signal_ends_is_told_by_its_name(tmp_path: Path) -> None:
-    with trio.fail_after(30), pytest.raises(ServerGone, match=r"(?s)was ended by SIGUSR1; "):
+    with trio.fail_after(90), pytest.raises(ServerGone, match=r"(?s)was ended by SIGUSR1; "):
         async with managed(launch(*script("os.kill(os.getpid(), signal.SIGUSR1); time.sleep(100)")), log=tmp_path / "log"):
             raise AssertionError("it is not ready")
 
@@ -131,7 +131,7 @@ time.sleep(1000)
 
 @pytest.mark.processes
 @pytest.mark.parametrize("deaf", [False, True])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(180)
 def test_an_actor_that_is_killed_as_its_server_starts_leaves_nothing(tmp_path: Path, deaf: bool) -> None:
     """What the server started has not asked for a signal yet. The server is asked to end, and where it does not it is killed."""
     log, code = tmp_path / "log", STARTING.replace("sys.exit()", "pass") if deaf else STARTING
@@ -145,10 +145,10 @@ def test_an_actor_that_is_killed_as_its_server_starts_leaves_nothing(tmp_path: P
         ends = [os.pidfd_open(pid) for pid in started]
         actor.kill()
     for end in ends:
-        assert select.select([end], [], [], 20)[0]
+        assert select.select([end], [], [], 60)[0]
         os.close(end)
     assert not any(lives(pid) for pid in started) and "asked to end" in log.read_text()
-    gone = time.monotonic() + 10
+    gone = time.monotonic() + 30
     while Path(files).exists():
         assert time.monotonic() < gone
         time.sleep(0.05)
@@ -209,7 +209,7 @@ async def test_a_server_has_its_whole_context_and_is_noticed_when_it_is_killed_a
         mine = session(server.process.pid)
         assert len(mine) >= 3, "the server has a scheduler and a detokenizer of its own"
         os.kill(command_of(server.process.pid), signal.SIGKILL)
-        with trio.fail_after(30), pytest.raises(ServerGone, match=r"was ended by SIGKILL; the end of its log"):
+        with trio.fail_after(90), pytest.raises(ServerGone, match=r"was ended by SIGKILL; the end of its log"):
             await server.watch()
         assert not any(lives(pid) for pid in mine)
     assert "server is fired up" in log.read_text()
@@ -256,7 +256,7 @@ async def test_an_actor_that_is_killed_takes_its_server_with_it(actor: subproces
             ends.append(os.pidfd_open(pid))
             stack.callback(os.close, ends[-1])
         actor.kill()
-        with trio.fail_after(30):
+        with trio.fail_after(90):
             for end in ends:
                 await trio.lowlevel.wait_readable(end)
             assert await trio.to_thread.run_sync(actor.stdout.read, abandon_on_cancel=True) == ""

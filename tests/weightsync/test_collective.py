@@ -152,13 +152,13 @@ async def test_tensors_that_are_not_the_plans_end_the_transfer_for_all_at_once()
 
 async def test_deadlines_hold_and_say_who_is_missing() -> None:
     async with ends(1) as (sender, [receiver]):
-        with trio.fail_after(5), pytest.raises(TransferError, match="waiting for the engine of rank 1 to join epoch 1"):
+        with trio.fail_after(30), pytest.raises(TransferError, match="waiting for the engine of rank 1 to join epoch 1"):
             await sender.send(1, 2, PLAN, model().items(), 0.3)
-        with trio.fail_after(5), pytest.raises(TransferError, match="waiting for the trainer to open epoch 3"):
+        with trio.fail_after(30), pytest.raises(TransferError, match="waiting for the trainer to open epoch 3"):
             await receiver.receive(HOST, sender.port, 3, 1, 2, PLAN, 0.3)
         port = sender.port
     async with Receiver.open() as receiver:
-        with trio.fail_after(5), pytest.raises(TransferError, match=r"the trainer's store at 127.0.0.1"):
+        with trio.fail_after(30), pytest.raises(TransferError, match=r"the trainer's store at 127.0.0.1"):
             await receiver.receive(HOST, port, 1, 1, 2, PLAN, 0.3)
 
 
@@ -208,12 +208,12 @@ async def test_no_more_than_one_thread_is_left_behind() -> None:
         start = trio.current_time()
         for epoch in (1, 2):
             with trio.move_on_after(0.05):
-                await sender.send(epoch, 2, PLAN, model().items(), 1.0)  # nobody joins: the thread waits out its second
-        assert trio.current_time() - start < 0.5
+                await sender.send(epoch, 2, PLAN, model().items(), 8.0)  # nobody joins: the thread waits out its eight seconds
+        assert trio.current_time() - start < 4
         sent, [got] = await everybody(sender, receivers, 3, model())
         assert isinstance(sent, SendResult)
         assert_equal(got, model())
-        assert trio.current_time() - start > 0.9
+        assert trio.current_time() - start > 7.9
 
 
 async def test_what_is_kept_is_not_written_to() -> None:
@@ -293,7 +293,7 @@ async def test_engines_that_die_and_hang_in_mid_transfer() -> None:
         async with Sender.open(HOST) as sender:
             for engine in engines:
                 assert await engine.answer() == {"ready": True}
-            for epoch, how, deadline_s, within in [(1, signal.SIGKILL, 30.0, 10.0), (2, signal.SIGSTOP, 2.0, 4.0)]:
+            for epoch, how, deadline_s, within in [(1, signal.SIGKILL, 60.0, 20.0), (2, signal.SIGSTOP, 8.0, 20.0)]:
                 victim, *others = engines[epoch - 1 :]
                 world = 2 + len(others)
                 for rank, engine in enumerate([victim, *others], 1):
