@@ -87,7 +87,7 @@ class _Launch:
         with self._display:
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._obey_signals, nursery.cancel_scope)
+                    await nursery.start(self._obey_signals, nursery.cancel_scope)
                     await self._prepare()
                     address, key = UnixAddress(self._run / LAUNCHER), read_key(self._run / KEY)
                     await nursery.start(partial(serve, address, key, self._converse, refused=self._refused))
@@ -219,9 +219,10 @@ class _Launch:
     def _refused(self, reason: str) -> None:
         self._display.note(f"A connection to the launcher was refused: {reason}.")
 
-    async def _obey_signals(self, everything: trio.CancelScope) -> None:
+    async def _obey_signals(self, everything: trio.CancelScope, task_status: trio.TaskStatus[None]) -> None:
         """The first SIGINT or SIGTERM drains the run within `run.grace_s`, a second one ends it at once."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
             async for number in signals:
                 if self._signalled is not None or not self._connected.is_set():
                     self._signalled = signal.Signals(number)
