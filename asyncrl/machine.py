@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import random
+import socket
 from pathlib import Path
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST_PORT = 20_000
+"""Below it are services."""
 
 
 def available_cores(quota: Path = QUOTA) -> int:
@@ -17,3 +22,17 @@ def available_cores(quota: Path = QUOTA) -> int:
     except (OSError, ValueError):
         return cores
     return cores if limit == "max" else max(1, min(cores, math.floor(int(limit) / int(period))))
+
+
+def free_port(host: str = "127.0.0.1", ephemeral: Path = EPHEMERAL) -> int:
+    """A TCP port of this host that nobody has, for a process that listens on it later. It is none of those that the system gives to
+    connections, one of which could have it by then; where all are, it is any."""
+    first = int(ephemeral.read_text().split()[0])
+    for port in random.SystemRandom().sample(range(LOWEST_PORT, max(first, LOWEST_PORT)), k=min(64, max(0, first - LOWEST_PORT))):
+        try:
+            with socket.create_server((host, port)):
+                return port
+        except OSError:
+            continue
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import torch
 import torch.distributed as dist
 import trio
 
+from asyncrl.machine import free_port
 from weightsync.buckets import Plan
 from weightsync.collective import Receiver, Sender
 
@@ -103,11 +103,6 @@ async def main(sizes: list[int], repeat: int, bucket_mb: int) -> None:
                     f"{assemble:10.4f} {verify:9.4f} {wire:9.4f} | {engines_verify:.4f}"
                 )
             stdin.close()
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

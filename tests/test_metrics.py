@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, fold
+from asyncrl.machine import free_port
 from asyncrl.messages import NoVerdict, Report, Scored, Wait
 from asyncrl.metrics import LAGS, Metrics, observe
 
@@ -64,9 +65,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture

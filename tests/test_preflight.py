@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ import pytest
 
 from asyncrl import preflight
 from asyncrl.config import Config, ConfigError, load, read, write
-from asyncrl.machine import available_cores
+from asyncrl.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
@@ -197,6 +198,21 @@ def test_a_containers_quota_counts(quota: str, cores: int, monkeypatch: pytest.M
     Path("cpu.max").write_text(quota + "\n")
     assert available_cores(Path("cpu.max")) == cores
     assert available_cores(Path("none")) == 99
+
+
+def test_a_port_for_later_is_none_that_connections_are_given() -> None:
+    first = int(EPHEMERAL.read_text().split()[0])
+    if first <= LOWEST_PORT:
+        pytest.skip("this machine gives all ports to connections")
+    assert all(LOWEST_PORT <= free_port() < first for _ in range(20))
+    Path("one_more").write_text(f"{LOWEST_PORT + 1}\t60999\n")
+    Path("none").write_text("1024\t65535\n")
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # somebody has it, which is as good
+            held.enter_context(socket.create_server(("127.0.0.1", LOWEST_PORT)))
+        assert free_port(ephemeral=Path("one_more")) != LOWEST_PORT, "it is taken"
+    with socket.create_server(("127.0.0.1", free_port(ephemeral=Path("none")))):
+        pass
 
 
 # ---------------------------------------------------------------------------------------------------- models and tasks

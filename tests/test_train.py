@@ -17,6 +17,7 @@ from train_support import DEADLINE_S, command, end, kill, processes, started, st
 
 from asyncrl import journal, summary
 from asyncrl.experience import events as e
+from asyncrl.machine import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -53,9 +54,7 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
 
 def test_a_run_with_a_killed_rollout_actor_an_intruder_and_a_scrape(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     argv = command(model, run, train__steps=100, rollout__actors=2, run__metrics_port=port, train__eval_every=10)
     with started(argv) as process:
         wait_for("step", lambda: steps_done(run) >= 3)

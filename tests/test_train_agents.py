@@ -17,17 +17,11 @@ import pytest
 from train_support import command, end, started, steps_done, tiny_model, wait_for
 
 from asyncrl import summary
+from asyncrl.machine import free_port
 from asyncrl.sessions.records import Finished
 from asyncrl.tasks.text import Tokenizer
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def ready(port: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import httpx2
 import pytest
 
+from asyncrl.machine import free_port
 from asyncrl.training.bundled import new_model, write_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -54,9 +54,7 @@ def sglang_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def running(model: Path, log: Path, *more: str) -> Iterator[Server]:
     """A server from its start until the end of its process group. Its daemons keep what they inherit as standard output: a file."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")} | {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ import trio
 
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client, ServerGone
+from asyncrl.machine import free_port
 from asyncrl.process import Process, spawn
 
 HOST = "127.0.0.1"
@@ -116,7 +116,7 @@ async def managed(
     Its output goes to `log`. Use it in the main thread. Raises ServerGone where it dies before it is ready, or is not in time; then nothing
     of it is left either. In the block, run `watch` beside everything else.
     """
-    port = _free_port()
+    port = free_port(HOST)
     argv = [sys.executable, "-m", "asyncrl.engines.sglang.child", *command(launch, port)]
     env = environment(launch, sorted(cores or os.sched_getaffinity(0))) | dict(extra_environment or {})
     process = spawn(name, argv, log=log, cores=cores, env=env)
@@ -160,9 +160,3 @@ async def _end(process: Process) -> None:
 
 def _ended(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-
-
-def _free_port() -> int:
-    """A port that nobody listens on now. Somebody may take it before the server does, which then dies and says so."""
-    with socket.create_server((HOST, 0)) as probe:
-        return int(probe.getsockname()[1])
