@@ -21,7 +21,7 @@ from torch import Tensor
 from weightsync import collective
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.collective import Receiver, Sender, SendResult, Staged, TransferError
-from weightsync.group import Job
+from weightsync.group import Job, Worker
 
 HOST = "127.0.0.1"
 AMPLE = 30.0
@@ -204,16 +204,38 @@ async def test_after_a_cancelled_transfer_the_next_epoch_starts_at_once() -> Non
 
 
 async def test_no_more_than_one_thread_is_left_behind() -> None:
-    async with ends(1) as (sender, receivers):
-        start = trio.current_time()
-        for epoch in (1, 2):
-            with trio.move_on_after(0.05):
-                await sender.send(epoch, 2, PLAN, model().items(), 8.0)  # nobody joins: the thread waits out its eight seconds
-        assert trio.current_time() - start < 4
-        sent, [got] = await everybody(sender, receivers, 3, model())
-        assert isinstance(sent, SendResult)
-        assert_equal(got, model())
-        assert trio.current_time() - start > 7.9
+    worker = Worker()
+    token = trio.lowlevel.current_trio_token()
+
+    async def do(gate: threading.Event, begun: trio.Event) -> None:
+        def work() -> None:
+            trio.from_thread.run_sync(begun.set, trio_token=token)
+            gate.wait()
+
+        async with worker.turn(AMPLE):
+            await worker.run(work, gate.set)
+
+    left_behind = [threading.Event(), threading.Event()]
+    try:
+        with trio.fail_after(AMPLE):
+            for gate in left_behind:
+                async with trio.open_nursery() as nursery:
+                    begun = trio.Event()
+                    nursery.start_soon(do, gate, begun)
+                    await begun.wait()
+                    nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as nursery:
+                open_gate, begun = threading.Event(), trio.Event()
+                open_gate.set()
+                nursery.start_soon(do, open_gate, begun)
+                with trio.move_on_after(0.3):
+                    await begun.wait()
+                assert not begun.is_set(), "a third thread was begun"
+                left_behind[0].set()
+            assert begun.is_set()
+    finally:
+        for gate in left_behind:
+            gate.set()
 
 
 async def test_what_is_kept_is_not_written_to() -> None:
