@@ -71,7 +71,7 @@ def _logit_norm(logits: Tensor, ids: Tensor) -> Tensor:
     # (1 - p)^2 + the others' squares is the same sum without a difference of nearly equal numbers, which at p near 1 is all that is left.
     others = torch.softmax(logits, -1, dtype=torch.float32).scatter_(1, ids[:, None], 0.0)
     rest = others.sum(-1)
-    return rest.square() + others.square_().sum(-1)
+    return (rest.square() + others.square_().sum(-1)).clamp_(max=2.0)  # probabilities in float32 may sum to a little over 1
 
 
 def _floats(values: Tensor) -> list[float]:

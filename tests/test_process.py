@@ -38,7 +38,7 @@ async def gone(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await trio.lowlevel.wait_readable(pidfd)
     finally:
         os.close(pidfd)

@@ -73,13 +73,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def lived(model: Path, run: Path, settings: dict[str, Any], *moments: Callable[[Any], bool]) -> Lived:
+def lived(model: Path, run: Path, settings: dict[str, Any], *moments: Callable[[Any], bool], sealed: bool = False) -> Lived:
     """A run to its end. At each of the moments, which look at its follower, everything is killed, and the run is resumed; what it was at
-    the last of them is kept beside it, as `at-kill`."""
+    the last of them is kept beside it, as `at-kill`. Where every response is to be `sealed` before, the moments stop the trainer: then, at
+    lag 0, all end and none begins."""
     follower, kills, argv = followed(run), [], command(model, run, **settings)
     for moment in moments:
         with started(argv) as process:
             wait_for(moment.__name__, lambda moment=moment: (follower.look(), moment(follower))[1], every_s=0.001)
+            if sealed:  # twice, as what was said before the trainer stopped may not be in the journal yet
+                wait_for("end of all responses", lambda: all_sealed(follower) and not time.sleep(0.3) and all_sealed(follower))
             everything(process, run)
         follower.dead()
         kills.append(len(follower.events))
@@ -92,6 +95,11 @@ def lived(model: Path, run: Path, settings: dict[str, Any], *moments: Callable[[
     assert process.returncode == 0, out + err
     follower.dead()
     return Lived(run, follower.events, kills, follower.resumed)
+
+
+def all_sealed(follower: Any) -> bool:
+    follower.look()
+    return all(seen.sealed for seen in follower.account.rollouts.values() if seen.group.event.purpose == "train")
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +118,7 @@ def beside(whole: Lived, run: Path) -> Path:
 @pytest.fixture(scope="module")
 def killed(whole: Lived, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Lived:
     """The same run, of which everything is killed three times: before it has a journal, before it has a checkpoint, and while it writes its
-    third one, or the fourth where that was written before anybody could look. No response of the version that it then goes on from was
-    unfinished."""
+    third one, or the fourth where that was written before anybody could look. No response is unfinished then."""
     run = beside(whole, tmp_path_factory.mktemp("killed") / "run")
     missed, trainer = 2 * EVERY, 0
 
@@ -119,7 +126,10 @@ def killed(whole: Lived, model: Path, tmp_path_factory: pytest.TempPathFactory) 
         return (run / RUN_TOML).exists()
 
     def early(follower: Any) -> bool:
-        return bool(follower.version >= 1)
+        if follower.version < 1:
+            return False
+        os.kill(processes(run)["trainer-0"], signal.SIGSTOP)
+        return True
 
     def saving(follower: Any) -> bool:
         nonlocal missed, trainer
@@ -135,7 +145,7 @@ def killed(whole: Lived, model: Path, tmp_path_factory: pytest.TempPathFactory) 
             assert missed < STEPS - EVERY, "each was written before anybody could look"
         return False
 
-    return lived(model, run, SETTINGS, unborn, early, saving)._replace(saving=missed + EVERY)
+    return lived(model, run, SETTINGS, unborn, early, saving, sealed=True)._replace(saving=missed + EVERY)
 
 
 class Cut(NamedTuple):
@@ -147,7 +157,7 @@ class Cut(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cut(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Cut:
-    settings = SETTINGS | {"train__steps": 1, "rollout__max_new_tokens": 96}
+    settings = SETTINGS | {"train__steps": 1, "rollout__max_new_tokens": 192}
     whole = lived(model, tmp_path_factory.mktemp("uncut") / "run", settings)
 
     def amid(follower: Any) -> bool:
@@ -303,7 +313,7 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
     with small_disk(tmp_path / "disk") as disk:
         run, ballast = disk / "run", disk / "ballast"
         follower = followed(run)
-        settings = SETTINGS | {"train__steps": 300, "train__checkpoint_every": 0}
+        settings = SETTINGS | {"train__steps": 100_000, "train__checkpoint_every": 0, "run__grace_s": 60.0}
         with started(command(model, run, **settings)) as process:
             wait_for("step", lambda: follower.look() >= 200)
             with ballast.open("wb", buffering=0) as file:
@@ -322,7 +332,7 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
             assert counts[0] == counts[1], "it waits"
             ballast.unlink()
             wait_for("event", lambda: follower.look() > counts[1])
-            wait_for("end", lambda: (follower.look(), process.poll() is not None)[1])
+            process.send_signal(signal.SIGTERM)
             code, out, err = end(process)
         assert code == 0, out + err
         follower.dead()

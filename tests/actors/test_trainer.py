@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import trio
+import trio.testing
 from actor_world import ScriptedLearner
 
 from actors.reporting import Reporter
@@ -13,7 +14,7 @@ from asyncrl.messages import Anchor, CloseStep, Drain, Drained, Sample, Span, St
 from asyncrl.waits import Waits
 
 
-async def test_texts_are_scored_before_the_step_that_follows_them() -> None:
+async def test_texts_are_scored_before_the_step_that_follows_them(autojump_clock: trio.testing.MockClock) -> None:
     """After it their version is gone."""
     learner, waits = ScriptedLearner(), Waits()
     here, there = memory_links()

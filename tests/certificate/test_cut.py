@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -279,6 +279,13 @@ CUTS: list[Cut] = [by_an_interrupt, by_an_interrupt_of_one, by_the_loss_of_its_e
 def uncut(kv: KV) -> dict[int, tuple[list[int], list[float]]]:
     found = trio.run(told, not_at_all, 1, kv, False)
     return {number: read(rollout) for number, rollout in found.rollouts.items()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def uncut_first() -> None:
+    """It runs trio, which a test that is run by trio cannot."""
+    for kv in get_args(KV):
+        uncut(kv)
 
 
 def read(rollout: Rollout) -> tuple[list[int], list[float]]:

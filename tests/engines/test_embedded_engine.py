@@ -58,9 +58,10 @@ class Stream:
 async def test_streams_and_idles_by_name() -> None:
     waits: list[str] = []
     engine, stream = engine_of(lambda cause, _: waits.append(cause)), Stream()
-    engine.submit([request(i) for i in range(6)])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run, stream)
+        await trio.testing.wait_all_tasks_blocked()
+        engine.submit([request(i) for i in range(6)])
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert not stream.chunks and engine.version is None
         assert await engine.load(0, WEIGHTS) >= 0

@@ -124,7 +124,7 @@ def test_a_few_thousand_inputs_of_atheris(name: str, tmp_path: Path) -> None:
         [sys.executable, str(HARNESS), "--seconds", "60", "--runs", "2000", "--only", name, "--keep", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -136,7 +136,7 @@ def test_atheris_finds_a_planted_fault(tmp_path: Path) -> None:
         [sys.executable, str(HARNESS), "--seconds", "30", "--only", "planted", "--keep", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 1
     assert "planted" in done.stdout and list(tmp_path.glob("planted-*")), done.stdout + done.stderr

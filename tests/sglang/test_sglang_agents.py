@@ -53,6 +53,8 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
         """Two calls; as the second streams, the weights change."""
         with openai.OpenAI(base_url=f"{url}/sessions/one/v1", api_key=KEY, max_retries=0) as client:
             said.append(client.completions.create(model=MODEL, prompt="hello", max_tokens=8).choices[0].text)
+            slower = {"forward_sleep_time": 0.01}  # a forward pass: the response must not end before the publication has begun
+            httpx2.post(f"{sglang_server.url}/slow_down", json=slower, timeout=60).raise_for_status()
             for at, part in enumerate(client.completions.create(model=MODEL, prompt="hello" + said[0], max_tokens=400, stream=True)):
                 said.append(part.choices[0].text)
                 if at == 1:

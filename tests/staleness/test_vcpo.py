@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -141,6 +141,7 @@ rows = st.lists(
 
 class TestLogitNorm:
     @given(rows, st.integers(1, 40))
+    @example([([1.5, 25.607850529190408, 3.6977639962233724, 1.0, 1e-262, 8.852346630226556, 7.049264599844605], 0)], 1)  # 2 and a bit
     def test_is_the_formula_however_many_logits_are_taken_at_a_time(self, tokens: list[tuple[list[float], int]], chunk: int) -> None:
         logits = torch.tensor([row for row, _ in tokens], dtype=torch.float64)
         ids = torch.tensor([token for _, token in tokens])
