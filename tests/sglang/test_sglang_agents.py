@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx2
 import numpy as np
 import openai
 import pytest
 import trio
+from real_sglang import Server
 
 from asyncrl.door.app import application
 from asyncrl.door.door import Door, Settings
@@ -30,13 +31,6 @@ CONTEXT = 600
 KEY, MODEL = "the-key-of-this-run", "policy"
 SEEDS = [21, 22]
 """Of the weights of versions 0 and 1."""
-
-
-class Server(Protocol):
-    """What the fixtures of `conftest.py` give."""
-
-    url: str
-    model: Path
 
 
 def weights(seed: int) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import pytest
 import torch
 import trio
 from collected import Collected
-from conftest import SEED, Server
 from numpy.typing import NDArray
+from real_sglang import SEED, Server
 
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.sglang.client import Client, Mode, Refused, ServerGone

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 import torch
 import trio
 from numpy.typing import NDArray
+from real_sglang import Server
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -36,13 +37,6 @@ EXACT = 1e-5
 """Nats: what float32 on one machine may differ by, between SGLang and transformers."""
 
 Weights = Mapping[str, Tensor]
-
-
-class Server(Protocol):
-    """What the fixtures of `conftest.py` give."""
-
-    url: str
-    group: int
 
 
 @pytest.fixture(autouse=True)

@@ -21,13 +21,13 @@ import msgspec
 import numpy as np
 import pytest
 import trio
+from real_sglang import PYTHON
 
 from asyncrl.engines.sglang import client as client_module
 from asyncrl.engines.sglang.client import Client, ServerGone
 from asyncrl.engines.sglang.servers import Launch, command, environment, managed
 
 START_S = 240.0
-PYTHON = Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"
 
 
 def launch(*python: str, model: str = "/model", **settings: object) -> Launch:
