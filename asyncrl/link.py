@@ -62,6 +62,8 @@ MAX_LINKS = 4096
 """Links that a server keeps at one time."""
 REFUSAL_S = 0.01
 """Seconds by which a refused connection puts off the next one, so that most of a server's time stays for those who are in."""
+DESCRIPTORS_S = 0.1
+"""As `REFUSAL_S`, where this process has no descriptor left: the connection stays in the queue until then."""
 
 _PREFIX = struct.Struct("<III")
 _HEADS = [struct.Struct(f"<{3 + count}I") for count in range(MAX_BUFFERS + 1)]
@@ -444,7 +446,7 @@ async def serve(
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
                 refused("descriptors")
-                await trio.sleep(0.1)  # the connection stays in the queue: there is nothing but time to wait for
+                due = max(due, trio.current_time() + DESCRIPTORS_S)
                 continue
             if len(unproven) == UNAUTHENTICATED:
                 oldest = next(iter(unproven))

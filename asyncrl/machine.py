@@ -1,4 +1,5 @@
-"""What this machine lends this process. Invariant: it is asked in one place, so that no two roles count cores differently."""
+"""What this machine lends this process. Invariant: it is asked in one place, so that no two roles count cores
+differently or choose ports in another way."""
 
 from __future__ import annotations
 

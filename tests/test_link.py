@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import random
@@ -9,6 +10,7 @@ import struct
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, get_args, get_origin
 
@@ -22,6 +24,7 @@ from hypothesis import strategies as st
 
 from asyncrl import messages
 from asyncrl.link import (
+    DESCRIPTORS_S,
     FRAME_S,
     MAX_MESSAGE,
     REFUSAL_S,
@@ -777,6 +780,25 @@ async def test_refusals_put_off_the_next_connection(tmp_path, nursery):
         assert refusals.total() < 90, "who is in does not wait for those who are not"
         await refusals.reach(100)
         assert trio.current_time() - since > 90 * REFUSAL_S
+
+
+async def test_a_server_without_descriptors_tries_again_and_lets_in_who_waited(tmp_path, nursery, monkeypatch):
+    refusals, tried, accept = Refusals(), [], trio.SocketListener.accept
+
+    async def scarce(listener: trio.SocketListener) -> trio.SocketStream:
+        tried.append(trio.current_time())
+        if len(tried) <= 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await accept(listener)
+
+    monkeypatch.setattr(trio.SocketListener, "accept", scarce)
+    bound = await nursery.start(functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused))
+    with trio.fail_after(60):
+        async with await connect(bound, KEY) as link:
+            await link.send(messages.Drain())
+            assert (await link.receive())[0] == messages.Drain()
+    assert refusals == {"descriptors": 2}
+    assert all(b - a >= DESCRIPTORS_S for a, b in pairwise(tried[:3]))
 
 
 async def test_a_silent_server_is_refused_in_time(tmp_path, monkeypatch, nursery):
