@@ -11,8 +11,9 @@ from pathlib import Path
 
 import trio
 
-from asyncrl import config, logs
-from asyncrl.process import become_child
+from asyncrl import config
+from asyncrl.observe import logs
+from asyncrl.processes.process import become_child
 
 
 def main() -> None:
@@ -31,9 +32,9 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(args.threads)
-    from actors.processes import ROLES, Place
+    from actors.roles import ROLES, ActorContext
 
-    place = Place(args.role, args.index, args.incarnation, args.threads, os.getpid(), args.run, settings, args.resume)
+    place = ActorContext(args.role, args.index, args.incarnation, args.threads, os.getpid(), args.run, settings, args.resume)
     trio.run(ROLES[args.role], place, strict_exception_groups=True)
 
 

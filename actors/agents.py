@@ -1,4 +1,4 @@
-"""The agents' door of a rollout actor. Invariant: a session that has ended is a line of `RUN/sessions/rollout-N.jsonl`, at the latest when
+"""The agents' gateway of a rollout actor. Invariant: a session that has ended is a line of `RUN/sessions/rollout-N.jsonl`, at the latest when
 the actor has drained; what its engine samples for agents is nobody's lease; and where the task judges, it is in processes that can be
 killed, as everywhere.
 """
@@ -15,18 +15,18 @@ import msgspec
 import trio
 
 from actors.reporting import Reporter
-from actors.reward import Verifiers, open_verifiers
+from actors.reward_actor import VerifierPool, open_verifiers
 from asyncrl.config import Config
-from asyncrl.door.app import application
-from asyncrl.door.door import Door, Settings
-from asyncrl.door.engine import EngineGenerator, first_number
-from asyncrl.door.serve import serve
 from asyncrl.engines.protocol import Chunk, Engine
-from asyncrl.messages import Verdict
-from asyncrl.places import DOOR_KEY, SESSIONS
+from asyncrl.gateway.app import application
+from asyncrl.gateway.engine_generator import EngineGenerator, first_number
+from asyncrl.gateway.gateway import Gateway, Settings
+from asyncrl.gateway.serve import serve
+from asyncrl.ipc.messages import Verdict
+from asyncrl.ipc.waits import Waits
+from asyncrl.observe.run_dir import GATEWAY_KEY, SESSIONS
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.waits import Waits
 
 MODEL = "policy"
 """What agents call the model."""
@@ -35,34 +35,34 @@ logger = logging.getLogger(__name__)
 
 
 class Agents:
-    """An open door: it takes its chunks, and closes before the engine does."""
+    """An open gateway: it takes its chunks, and closes before the engine does."""
 
     def __init__(self, generator: EngineGenerator, waits: Waits, close_s: float) -> None:
         self._generator, self._waits, self._close_s = generator, waits, close_s
         self.closing, self.closed = trio.Event(), trio.Event()
 
     def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Those of leases; the others are the door's."""
+        """Those of leases; the others are the gateway's."""
         return self._generator.take(chunks)
 
     async def close(self) -> None:
         """Take no more calls, end those that run, and return when every session is written. Raises WaitExpired."""
         self.closing.set()
-        with self._waits.on("the agents' door", owner="rollout", deadline_s=self._close_s):
+        with self._waits.on("the agents' gateway", owner="rollout", deadline_s=self._close_s):
             await self.closed.wait()
 
 
 class _Examiner:
-    """The run's task (`asyncrl.door.examiner`), which judges so many replies at a time. What ends its verifiers ends the actor."""
+    """The run's task (`asyncrl.gateway.examiner`), which judges so many replies at a time. What ends its verifiers ends the actor."""
 
-    def __init__(self, task: Task, verifiers: Verifiers, concurrency: int, nursery: trio.Nursery) -> None:
+    def __init__(self, task: Task, verifiers: VerifierPool, concurrency: int, nursery: trio.Nursery) -> None:
         self._task, self._verifiers, self._nursery = task, verifiers, nursery
         self._places, self._reading = trio.Semaphore(concurrency), trio.CapacityLimiter(1)
 
-    async def prompt(self, item: int) -> str:
-        return await trio.to_thread.run_sync(self._task.prompt, "train", item, limiter=self._reading, abandon_on_cancel=True)
+    async def prompt(self, prompt_index: int) -> str:
+        return await trio.to_thread.run_sync(self._task.prompt, "train", prompt_index, limiter=self._reading, abandon_on_cancel=True)
 
-    async def judge(self, item: int, reply: bytes) -> Verdict:
+    async def judge(self, prompt_index: int, reply: bytes) -> Verdict:
         """In the actor's nursery, because a handler's error would be this one call's alone; and for as long as it is waited for."""
         send, receive = trio.open_memory_channel[Verdict](1)
         scope = trio.CancelScope()
@@ -70,7 +70,7 @@ class _Examiner:
         async def judge() -> None:
             with scope:
                 async with self._places:
-                    given = await self._verifiers.judge("train", item, reply)
+                    given = await self._verifiers.judge("train", prompt_index, reply)
                 send.send_nowait(given.verdict)
 
         self._nursery.start_soon(judge)
@@ -84,26 +84,26 @@ class _Examiner:
 async def open_agents(
     config: Config, run: Path, initial: Path, index: int, incarnation: int, engine: Engine, waits: Waits, reporter: Reporter
 ) -> AsyncIterator[Agents]:
-    """The door of the rollout actor `index`, at its port of loopback. The engine must run while it is open. Raises VerifierLost."""
+    """The gateway of the rollout actor `index`, at its port of loopback. The engine must run while it is open. Raises VerifierLost."""
     generator = EngineGenerator(engine, first_number(index, incarnation))
-    agents, tokenizer = Agents(generator, waits, config.run.grace_s), _tokenizer(initial)
+    agents, tokenizer = Agents(generator, waits, config.supervision.grace_s), _tokenizer(initial)
     settings = Settings(model=MODEL, context_tokens=config.engine.context_tokens, vocabulary=tokenizer.sampled)
     path = run / SESSIONS / f"rollout-{index}.jsonl"
     path.parent.mkdir(exist_ok=True)
 
-    async def attend(door: Door, *, task_status: trio.TaskStatus[str]) -> None:
-        app = application(door, (run / DOOR_KEY).read_text())
+    async def attend(gateway: Gateway, *, task_status: trio.TaskStatus[str]) -> None:
+        app = application(gateway, (run / GATEWAY_KEY).read_text())
         async with trio.open_nursery() as writing:
-            writing.start_soon(_write, door, path, reporter)
+            writing.start_soon(_write, gateway, path, reporter)
             # what runs is interrupted at once, as leases are when a run is over
-            await serve(door, app, port=config.door.port + index, close=agents.closing, drain_s=0.0, task_status=task_status)
+            await serve(gateway, app, port=config.gateway.port + index, close=agents.closing, drain_s=0.0, task_status=task_status)
             writing.cancel_scope.cancel()  # it writes what is there, and ends
         agents.closed.set()
 
     task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
     async with open_verifiers(config.task, config.run.seed, str(initial), waits) as verifiers, trio.open_nursery() as nursery:
-        examiner = _Examiner(task, verifiers, config.run.reward_concurrency, nursery)
-        url = await nursery.start(attend, Door(generator, tokenizer, settings, waits, examiner))
+        examiner = _Examiner(task, verifiers, config.reward.concurrency, nursery)
+        url = await nursery.start(attend, Gateway(generator, tokenizer, settings, waits, examiner))
         logger.info("agents are answered at %s", url)
         yield agents
         nursery.cancel_scope.cancel()
@@ -118,10 +118,10 @@ def _tokenizer(initial: Path) -> Tokenizer:
         return Tokenizer(initial)
 
 
-async def _write(door: Door, path: Path, reporter: Reporter) -> None:
+async def _write(gateway: Gateway, path: Path, reporter: Reporter) -> None:
     """One line for each session, in the order in which they end. Cancelled, it ends when none is left."""
     while True:
-        finished = await door.fetch()
+        finished = await gateway.fetch()
         reporter.count(f"sessions_{finished.end}")
         with trio.CancelScope(shield=True):  # nobody else has it any more
             await trio.to_thread.run_sync(partial(_append, path, msgspec.json.encode(finished) + b"\n"))

@@ -17,16 +17,16 @@ import trio
 
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Engine
-from asyncrl.logs import FOLDER
-from asyncrl.places import PACKED
-from asyncrl.waits import Waits
+from asyncrl.ipc.waits import Waits
+from asyncrl.observe.logs import FOLDER
+from asyncrl.observe.run_dir import PACKED
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
     from asyncrl.engines.sglang.client import Client
-    from asyncrl.engines.sglang.publishing import Publisher
+    from asyncrl.engines.sglang.weight_loader import WeightLoader
     from asyncrl.tasks.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -114,10 +114,10 @@ async def _sglang(
     config: Config, run: Path, initial: Path, index: int, model: PreTrainedModel, tokenizer: Tokenizer, waits: Waits
 ) -> AsyncIterator[Engine]:
     """One server, or all that are behind a router. A server's death ends the block with its name."""
+    from asyncrl.engines.sglang.compatibility import examine
     from asyncrl.engines.sglang.engine import SglangEngine
-    from asyncrl.engines.sglang.fitness import examine
+    from asyncrl.engines.sglang.gather import gather
     from asyncrl.engines.sglang.routed import Routed, Served
-    from asyncrl.engines.sglang.together import together
 
     sglang = config.engine.sglang
     async with AsyncExitStack() as stack:
@@ -127,8 +127,8 @@ async def _sglang(
             urls = list(sglang.urls) if sglang.router else [sglang.urls[index]]
         clients = [await stack.enter_async_context(_client(config, url)) for url in urls]
         for client in () if sglang.launch else clients:
-            with waits.on("server", owner=f"rollout-{index}", deadline_s=2 * config.run.start_s):
-                await client.wait_there(config.run.start_s)
+            with waits.on("server", owner=f"rollout-{index}", deadline_s=2 * config.supervision.start_s):
+                await client.wait_there(config.supervision.start_s)
             await examine(
                 client,
                 architecture=type(model).__name__,
@@ -144,7 +144,7 @@ async def _sglang(
 
         async def load(version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]) -> float:
             """The longest pause of any."""
-            loaded = await together(*(partial(publisher.load, version, weights, stop) for publisher in publishers))
+            loaded = await gather(*(partial(publisher.load, version, weights, stop) for publisher in publishers))
             return max(one.pause_s for one in loaded)
 
         yield SglangEngine(
@@ -177,7 +177,10 @@ async def _launched(config: Config, run: Path, initial: Path, index: int) -> Asy
         arguments=sglang.arguments,
     )
     log = run / FOLDER / f"server-{index}.log"
-    async with managed(launch, log=log, name=f"server-{index}", ready_s=config.run.start_s) as server, trio.open_nursery() as nursery:
+    async with (
+        managed(launch, log=log, name=f"server-{index}", ready_s=config.supervision.start_s) as server,
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(server.watch)
         yield server.url
         nursery.cancel_scope.cancel()
@@ -193,21 +196,21 @@ def _client(config: Config, url: str) -> AbstractAsyncContextManager[Client]:
 @asynccontextmanager
 async def _publisher(
     config: Config, run: Path, index: int, client: Client, model: PreTrainedModel, tokenizer: Tokenizer
-) -> AsyncIterator[Publisher]:
+) -> AsyncIterator[WeightLoader]:
     """What gives one server its weights."""
     from asyncrl.engines.sglang import canary
-    from asyncrl.engines.sglang.publishing import Publisher
-    from asyncrl.engines.sglang.ways import ByBroadcast, ByDisk, Way
+    from asyncrl.engines.sglang.weight_loader import WeightLoader
+    from asyncrl.engines.sglang.weight_transfer import BroadcastTransfer, DiskTransfer, WeightTransfer
     from weightsync.server_group import ServerGroup
 
     sglang, publication = config.engine.sglang, config.publication
     async with AsyncExitStack() as stack:
-        way: Way = ByDisk(run / "weights" / f"rollout-{index}")
+        way: WeightTransfer = DiskTransfer(run / "weights" / f"rollout-{index}")
         if sglang.transfer == "broadcast":
             device, size = "cuda" if sglang.backend == "nccl" else "cpu", publication.bucket_bytes
             opened = ServerGroup.open(sglang.host, sglang.tensor_parallel, bucket_bytes=size, device=device)
-            way = ByBroadcast(await stack.enter_async_context(opened), publication.deadline_s)
-        yield Publisher(
+            way = BroadcastTransfer(await stack.enter_async_context(opened), publication.deadline_s)
+        yield WeightLoader(
             client,
             way,
             model,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from asyncrl import config, logs
-from asyncrl.places import INITIAL
-from asyncrl.process import become_child
+from asyncrl import config
+from asyncrl.observe import logs
+from asyncrl.observe.run_dir import INITIAL
+from asyncrl.processes.process import become_child
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ from collections import Counter
 import trio
 
 from asyncrl.config import Config
-from asyncrl.link import Link
-from asyncrl.messages import Report
-from asyncrl.waits import Waits
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.messages import Report
+from asyncrl.ipc.waits import Waits
 
 REPORT_S = 1.0
 REPORTS_PER_S = 16
@@ -18,7 +18,7 @@ REPORTS_PER_S = 16
 
 def report_s(config: Config) -> float:
     """Seconds between two reports of a rollout or reward actor: the more there are, the more seldom each reports."""
-    return max(REPORT_S, (config.rollout.actors + config.run.reward_actors) / REPORTS_PER_S)
+    return max(REPORT_S, (config.rollout.actors + config.reward.actors) / REPORTS_PER_S)
 
 
 class Reporter:

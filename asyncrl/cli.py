@@ -92,13 +92,13 @@ def _parser() -> argparse.ArgumentParser:
 def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from asyncrl import preflight
+    from asyncrl.launch import preflight
 
     console = Console()
     resume: Path | None = args.resume
     config = _checked(args, resume, console)
     with preflight.claimed(config):
-        from asyncrl.launcher import launch
+        from asyncrl.launch.launcher import launch
 
         return launch(config, resume=resume and Path(config.run.dir), console=console)
 
@@ -137,7 +137,7 @@ def _check(args: argparse.Namespace) -> int:
 def _why(args: argparse.Namespace) -> int:
     import time
 
-    from asyncrl.why import why
+    from asyncrl.observe.why import why
 
     for sentence in why(args.run, time.time()):
         print(sentence)
@@ -149,10 +149,10 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
     from datetime import datetime
 
     from asyncrl import config as configuration
-    from asyncrl import preflight
     from asyncrl.config.derived import derived
-    from asyncrl.display import show_derived
-    from asyncrl.machine import available_cores
+    from asyncrl.launch import preflight
+    from asyncrl.observe.display import show_derived
+    from asyncrl.processes.machine import available_cores
 
     path = args.config or (resume / preflight.RUN_TOML if resume else None)
     cores = available_cores()

@@ -28,9 +28,9 @@ from run import measure
 from vs_trl import ENVIRONMENT, TAIL, resolve
 
 from asyncrl import config as configuration
-from asyncrl import summary
+from asyncrl.observe import summary
 
-WAITING = {"task.verifier": "slow_verifier:longer", "run.reward_concurrency": 512, "task.eval_size": 0, "train.checkpoint_every": 0}
+WAITING = {"task.verifier": "slow_verifier:longer", "reward.concurrency": 512, "task.eval_size": 0, "train.checkpoint_every": 0}
 """Beside the settings of `vs_trl.TAIL`."""
 FORMS: Mapping[str, Mapping[str, int]] = {
     "synchronous": {"staleness.depth": 0, "staleness.max_lag": 0},

@@ -17,7 +17,7 @@ from unittest import mock
 
 from asyncrl.experience.rollout import Group
 from asyncrl.experience.state import Experience
-from asyncrl.messages import Purpose
+from asyncrl.ipc.messages import Split
 from asyncrl.simulation.modelled import GROUPS, MEMBERS, Measured, configured, lognormal, measure
 from asyncrl.simulation.world import Speeds
 
@@ -33,8 +33,8 @@ def completion_order() -> Iterator[None]:
     """What was finished first is ready first."""
     ready = Experience.ready
 
-    def by_completion(self: Experience, purpose: Purpose = "train") -> list[Group]:
-        return sorted(ready(self, purpose), key=lambda group: max(member.sealed for member in group.members))
+    def by_completion(self: Experience, split: Split = "train") -> list[Group]:
+        return sorted(ready(self, split), key=lambda group: max(member.sealed for member in group.members))
 
     with mock.patch.object(Experience, "ready", by_completion):
         yield

@@ -1,5 +1,5 @@
 """A run followed from outside, through its journal alone, life after life. Invariant: whatever is killed, what the journal held before is
-in the account after, and the account is kept without the product's own state (`asyncrl.simulation.account`).
+in the account after, and the account is kept without the product's own state (`asyncrl.simulation.reference_state`).
 
 A life begins with the state that the run goes on from. The journal keeps it, beside the version that training starts from; so what was
 trained since that version's checkpoint is undone here too, and every token, verdict and prompt stands.
@@ -13,8 +13,8 @@ from pathlib import Path
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience
 from asyncrl.journal import JournalError, SqliteHistory, read
-from asyncrl.places import JOURNAL
-from asyncrl.simulation.account import Account, gone_on
+from asyncrl.observe.run_dir import JOURNAL
+from asyncrl.simulation.reference_state import ReferenceState, gone_on
 
 TRAINING = (e.Taken, e.Trained, e.Published, e.Checkpointed)
 
@@ -34,7 +34,7 @@ class Follower:
     def __init__(self, run: Path) -> None:
         self._journal = run / JOURNAL
         self.events: list[e.AnyEvent] = []
-        self.account = Account()
+        self.account = ReferenceState()
         self.version = -1
         self.resumed: list[int] = []
         self.redone: list[tuple[int, list[int]]] = []
@@ -112,7 +112,7 @@ class Follower:
 
     def _take(self, number: int, event: e.AnyEvent) -> None:
         match event:
-            case e.Trained(rollout) | e.JudgedAs(rollout) if rollout not in self.account.rollouts:
+            case e.Trained(rollout) | e.Judged(rollout) if rollout not in self.account.rollouts:
                 raise Wrong("twice", f"event {number}: {event}, and that rollout was {self.account.ended.get(rollout, 'never admitted')}")
             case e.Taken(step, rollouts):
                 if gone := [id for id in rollouts if id not in self.account.rollouts]:

@@ -29,15 +29,15 @@ from pathlib import Path
 import msgspec
 import trio
 
-from asyncrl import messages
-from asyncrl.link import EndOfStream, Link, LinkError, UnixAddress, connect, new_key, serve
-from asyncrl.wire import Bytes
+from asyncrl.ipc import messages
+from asyncrl.ipc.framing import Bytes
+from asyncrl.ipc.link import EndOfStream, Link, LinkError, UnixAddress, connect, new_key, serve
 
 ASKING = messages.CloseStep(7)
 GOOD = [
     msgspec.msgpack.encode(message)
     for message in (
-        messages.Judged(3, messages.Scored(1.0), 0.1),
+        messages.ScoreResult(3, messages.Scored(1.0), 0.1),
         messages.Chunks([messages.ChunkHead(7, 0, 3, 0, 4, "stop")]),
         messages.Report(1.0, {"weights": 0.5}, {"tokens": 1.0}, [messages.Wait("verdict", "item 3", 1.0, 5.0)]),
     )

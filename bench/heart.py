@@ -21,7 +21,7 @@ import trio
 from asyncrl import journal
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, fold
-from asyncrl.messages import Scored
+from asyncrl.ipc.messages import Scored
 
 TARGET = 1e6
 CHUNK, RESPONSE, GROUP, LIVE_GROUPS, STEP_GROUPS, FRAME = 32, 512, 8, 48, 16, 64
@@ -54,7 +54,7 @@ class Run:
                 else:
                     yield e.Sealed(number, held.attempt, "length")
             for rollout in x.to_judge():
-                yield e.JudgedAs(rollout.id, Scored(rollout.id % 2))
+                yield e.Judged(rollout.id, Scored(rollout.id % 2))
             while len(groups := x.ready()[:STEP_GROUPS]) == STEP_GROUPS:
                 yield e.Taken(version, [member.id for group in groups for member in group.scored])
                 for rollout in x.taken():

@@ -35,13 +35,13 @@ import numpy as np
 import torch
 import trio
 
-from actors.coordinator.prompts import Prompts
+from actors.coordinator.prompts import PromptSource
 from asyncrl import config as configuration
 from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.experience.packing import micro_batches
-from asyncrl.messages import MicroBatch, Purpose, Sample, Span
+from asyncrl.experience.micro_batches import micro_batches
+from asyncrl.ipc.messages import MicroBatch, Sample, Span, Split
 from asyncrl.tasks import Task, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.learner import Learner
@@ -99,7 +99,7 @@ class Response(NamedTuple):
 class Generator:
     """The embedded engine, one batch of requests at a time."""
 
-    def __init__(self, engine: EmbeddedEngine, task: Task, prompts: Prompts, tokenizer: Tokenizer, config: Config) -> None:
+    def __init__(self, engine: EmbeddedEngine, task: Task, prompts: PromptSource, tokenizer: Tokenizer, config: Config) -> None:
         self.engine, self._task, self._tokenizer, self._config = engine, task, tokenizer, config
         self._prompts = prompts
         self._chunks: dict[int, list[Chunk]] = {}
@@ -114,8 +114,8 @@ class Generator:
             self._done.set()
         await trio.lowlevel.checkpoint()
 
-    def prompt(self, purpose: Purpose, item: int) -> np.ndarray:
-        return np.frombuffer(self._prompts.ids(purpose, item), np.int32)
+    def prompt(self, split: Split, prompt_index: int) -> np.ndarray:
+        return np.frombuffer(self._prompts.ids(split, prompt_index), np.int32)
 
     async def sample(self, prompts: Sequence[np.ndarray], key: int, temperature: float) -> list[Response]:
         """One response to each, drawn with keys from `key` on, in the given order."""
@@ -127,14 +127,16 @@ class Generator:
         assert all(chunk.version == self.engine.version for chunks in parts for chunk in chunks)
         return [Response(np.concatenate([c.ids for c in chunks]), np.concatenate([c.behaviour for c in chunks])) for chunks in parts]
 
-    def reward(self, purpose: Purpose, item: int, response: Response) -> float:
-        return self._task.verify(purpose, item, self._tokenizer.decode(response.ids.tolist()))
+    def reward(self, split: Split, prompt_index: int, response: Response) -> float:
+        return self._task.verify(split, prompt_index, self._tokenizer.decode(response.ids.tolist()))
 
     async def accuracy(self) -> float:
         """Share of held-out prompts whose greedy answer is fully right."""
         items = self._prompts.evaluation_items()
-        responses = await self.sample([self.prompt("evaluation", item) for item in items], 0, 0.0)
-        return statistics.mean(self.reward("evaluation", item, found) >= 1 for item, found in zip(items, responses, strict=True))
+        responses = await self.sample([self.prompt("evaluation", prompt_index) for prompt_index in items], 0, 0.0)
+        return statistics.mean(
+            self.reward("evaluation", prompt_index, found) >= 1 for prompt_index, found in zip(items, responses, strict=True)
+        )
 
 
 def settings(cell: Cell) -> Config:
@@ -152,7 +154,7 @@ def run(cell: Cell) -> Result:
 async def _run(cell: Cell, config: Config, initial: Path) -> Result:
     begun = time.process_time()
     tokenizer, task = Tokenizer(initial), open_task(config.task, config.run.seed)
-    prompts = Prompts(task, tokenizer, seed=config.run.seed, epochs=0)
+    prompts = PromptSource(task, tokenizer, seed=config.run.seed, epochs=0)
     engine = EmbeddedEngine(
         load_model(initial),
         slots=config.engine.slots,
@@ -193,11 +195,11 @@ async def _run(cell: Cell, config: Config, initial: Path) -> Result:
     )
 
 
-async def _step(generator: Generator, learner: Learner, prompts: Prompts, config: Config) -> dict[str, float]:
+async def _step(generator: Generator, learner: Learner, prompts: PromptSource, config: Config) -> dict[str, float]:
     """Generate and train one step; what was sampled is of the version that the engine has."""
     size, step, groups = config.rollout.group_size, learner.version, config.train.batch_groups
-    items = [item for place in range(step * groups, (step + 1) * groups) if (item := prompts.train_item(place)) is not None]
-    asked = [generator.prompt("train", item) for item in items for _ in range(size)]
+    items = [prompt_index for place in range(step * groups, (step + 1) * groups) if (prompt_index := prompts.train_item(place)) is not None]
+    asked = [generator.prompt("train", prompt_index) for prompt_index in items for _ in range(size)]
     responses = await generator.sample(asked, step * groups * size, config.rollout.temperature)
     scores = [generator.reward("train", items[n // size], response) for n, response in enumerate(responses)]
     version = generator.engine.version

@@ -22,13 +22,13 @@ from pathlib import Path
 
 import trio
 
-from actors.coordinator.book import Book, Log
+from actors.coordinator.event_store import EventLog, EventStore
 from actors.coordinator.resume import resumed
 from asyncrl.experience import events as e
 from asyncrl.experience.rollout import TOKEN_BYTES
 from asyncrl.experience.state import Experience
+from asyncrl.ipc.messages import Scored
 from asyncrl.journal import Journal, SqliteHistory
-from asyncrl.messages import Scored
 
 RATE = 100_000
 CHUNK, FRAME, LONGEST = 8, 64, 512
@@ -57,48 +57,48 @@ class Forgets:
 
 
 @asynccontextmanager
-async def forgets() -> AsyncIterator[Log]:
+async def forgets() -> AsyncIterator[EventLog]:
     yield Forgets()
 
 
-def frames(book: Book) -> Iterator[None]:
+def frames(store: EventStore) -> Iterator[None]:
     """A run without end: each step books one frame of chunks, and what follows from it. Responses are of 64 to 512 tokens."""
-    x, lengths, version = book.experience, random.Random(1), 0
+    x, lengths, version = store.experience, random.Random(1), 0
     ends: dict[int, int] = {}
-    book.record(e.Published(version))
+    store.record(e.Published(version))
     chunks = 0
     while True:
         while x.groups_live < LIVE_GROUPS:
-            book.record(e.Admitted(x.next_group, x.next_rollout, GROUP, "train", x.items("train"), bytes(4 * 64), LONGEST))
+            store.record(e.Admitted(x.next_group, x.next_rollout, GROUP, "train", x.items("train"), bytes(4 * 64), LONGEST))
         for rollout in x.to_lease("train", LIVE_GROUPS * GROUP):
-            book.record(e.Leased(rollout.id, "rollout-0", rollout.attempt + 1))
+            store.record(e.Leased(rollout.id, "rollout-0", rollout.attempt + 1))
             ends[rollout.id] = lengths.randrange(64, LONGEST + 1, CHUNK)
         for number in list(ends):
             held = x.rollouts[number]
-            book.record(e.Extended(number, held.attempt, version, held.tokens, TOKENS, TOKENS))
+            store.record(e.Extended(number, held.attempt, version, held.tokens, TOKENS, TOKENS))
             if held.tokens >= ends[number]:
                 del ends[number]
-                book.record(e.Sealed(number, held.attempt, "stop"))
+                store.record(e.Sealed(number, held.attempt, "stop"))
             chunks += 1
             if chunks == FRAME:
                 chunks = 0
                 yield
         for rollout in x.to_judge():
-            book.record(e.JudgedAs(rollout.id, Scored(rollout.id % 2)))
+            store.record(e.Judged(rollout.id, Scored(rollout.id % 2)))
         while len(groups := x.ready()[:STEP_GROUPS]) == STEP_GROUPS:
-            book.record(e.Taken(version, [member.id for group in groups for member in group.scored]))
+            store.record(e.Taken(version, [member.id for group in groups for member in group.scored]))
             for rollout in x.taken():
-                book.record(e.Trained(rollout.id, rollout.tokens, {}))
+                store.record(e.Trained(rollout.id, rollout.tokens, {}))
             version += 1
-            book.record(e.Published(version))
+            store.record(e.Published(version))
 
 
-async def paced(log: AbstractAsyncContextManager[Log], seconds: float) -> tuple[float, float, int]:
+async def paced(log: AbstractAsyncContextManager[EventLog], seconds: float) -> tuple[float, float, int]:
     """CPU of the process and of the loop's thread, each in percent of the time, and tokens."""
     async with log as inner:
-        book = Book(Experience(), inner)
-        total = book.experience.ledger.tokens
-        run = frames(book)
+        store = EventStore(Experience(), inner)
+        total = store.experience.ledger.tokens
+        run = frames(store)
         cpu, loop, began = time.process_time(), time.thread_time(), time.perf_counter()
         while (now := time.perf_counter() - began) < seconds:
             while total.total < now * RATE:
@@ -131,10 +131,10 @@ def cost(folder: Path, seconds: float, pairs: int) -> None:
 async def written(path: Path, millions: int) -> tuple[int, float]:
     """A journal of so many million tokens since its last state kept; bytes that it was given, and tokens."""
     async with Journal.open(path) as log:
-        book = Book(Experience(), log)
-        book.keep(0)
-        total = book.experience.ledger.tokens
-        for _ in frames(book):
+        store = EventStore(Experience(), log)
+        store.keep(0)
+        total = store.experience.ledger.tokens
+        for _ in frames(store):
             await log.room()
             if total.total >= millions * 1_000_000:
                 break
@@ -160,18 +160,18 @@ def resume(folder: Path, millions: int) -> None:
 async def kept(path: Path, rollouts: int, tokens: int) -> tuple[float, float, int]:
     """Seconds that the loop stands still for a state of that size, seconds until it is on disk, and its bytes."""
     async with Journal.open(path) as log:
-        book = Book(Experience(), log)
-        book.record(e.Published(0))
+        store = EventStore(Experience(), log)
+        store.record(e.Published(0))
         for number in range(rollouts):
-            book.record(e.Admitted(number, number, 1, "train", number, bytes(4 * 64), tokens))
-            book.record(e.Leased(number, "rollout-0", 1))
+            store.record(e.Admitted(number, number, 1, "train", number, bytes(4 * 64), tokens))
+            store.record(e.Leased(number, "rollout-0", 1))
             for start in range(0, tokens, CHUNK):
-                book.record(e.Extended(number, 1, 0, start, TOKENS, TOKENS))
+                store.record(e.Extended(number, 1, 0, start, TOKENS, TOKENS))
             await log.room()
         await log.flush()
         before = log.statistics().bytes
         began = time.perf_counter()
-        book.keep(0)
+        store.keep(0)
         stood = time.perf_counter() - began
         await log.flush()
         return stood, time.perf_counter() - began, log.statistics().bytes - before

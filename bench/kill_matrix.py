@@ -36,11 +36,11 @@ from pathlib import Path
 
 from follower import Follower, Wrong
 
-from actors.coordinator.prompts import Prompts
+from actors.coordinator.prompts import PromptSource
 from asyncrl import config as configuration
-from asyncrl import summary
 from asyncrl.experience import events as e
-from asyncrl.places import INITIAL, SUMMARY
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import INITIAL, SUMMARY
 from asyncrl.tasks import open_task
 from asyncrl.tasks.text import Tokenizer
 
@@ -63,10 +63,10 @@ SETTINGS = {
     "engine.slots": 8,
     "engine.chunk_tokens": 4,
     "engine.compile": "false",
-    "run.journal_ms": 10,
-    "run.restarts": 100_000,
-    "run.grace_s": 5.0,
-    "run.cores": 2,
+    "journal.commit_ms": 10,
+    "supervision.restarts": 100_000,
+    "supervision.grace_s": 5.0,
+    "machine.cores": 2,
 }
 
 
@@ -158,7 +158,7 @@ class Matrix:
                     begun.add(rollout)
                 case e.Leased(rollout) if role != "reward":
                     begun.add(rollout)
-                case e.JudgedAs(rollout) if role == "reward" and rollout in begun:
+                case e.Judged(rollout) if role == "reward" and rollout in begun:
                     return True
                 case e.Extended(rollout) if role != "reward" and rollout in begun:
                     return True
@@ -180,10 +180,10 @@ class Matrix:
         if process.returncode or not found.ok or not found.balances():
             raise Wrong("lost", f"the run ended with exit status {process.returncode}: {found.reason}")
         config = configuration.read(self._run / "run.toml")
-        prompts = Prompts(
+        prompts = PromptSource(
             open_task(config.task, config.run.seed), Tokenizer(self._run / INITIAL), seed=config.run.seed, epochs=config.task.epochs
         )
-        taken = [event.item for event in self.follower.events if isinstance(event, e.Admitted) and event.purpose == "train"]
+        taken = [event.prompt_index for event in self.follower.events if isinstance(event, e.Admitted) and event.split == "train"]
         if taken != [prompts.train_item(cursor) for cursor in range(len(taken))]:
             raise Wrong("lost", "prompts were skipped or repeated")
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 import trio
 
-from asyncrl.machine import free_port
+from asyncrl.processes.machine import free_port
 from weightsync.buckets import Plan
 from weightsync.collective import Receiver, Sender
 

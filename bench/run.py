@@ -28,13 +28,14 @@ import torch
 import trio
 
 from asyncrl import config as configuration
-from asyncrl import journal, summary
+from asyncrl import journal
 from asyncrl.config import Config
 from asyncrl.engines.embedded.engine import EmbeddedEngine
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
-from asyncrl.experience.packing import micro_batches
-from asyncrl.messages import MicroBatch, Sample, Span
+from asyncrl.experience.micro_batches import micro_batches
+from asyncrl.ipc.messages import MicroBatch, Sample, Span
+from asyncrl.observe import summary
 from asyncrl.tasks import open_task
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model, parameters_for_publication
@@ -61,7 +62,7 @@ class Work:
                 case e.Extended():
                     self.ids[event.rollout] += event.ids
                     self.behaviour[event.rollout] += event.behaviour
-                case e.JudgedAs():
+                case e.Judged():
                     self.rewards[event.rollout] = getattr(event.verdict, "reward", 0.0)
                 case e.Taken():
                     self.steps.setdefault(event.step, []).extend(event.rollouts)
@@ -101,10 +102,13 @@ def run_asynchronously(run: Path, slow: bool, steps: int) -> Config:
     if slow:
         prompts = run.with_suffix(".jsonl")
         task = open_task(configuration.load(BENCH.parent / "run.toml", [], {}).task, 0)
-        lines = [{"prompt": task.prompt("train", item).rstrip("\n"), "answer": task.answer("train", item)} for item in range(5000)]
+        lines = [
+            {"prompt": task.prompt("train", prompt_index).rstrip("\n"), "answer": task.answer("train", prompt_index)}
+            for prompt_index in range(5000)
+        ]
         prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
         settings |= {"task.name": "jsonl", "task.path": str(prompts), "task.verifier": "slow_verifier:exact"}
-        settings |= {"run.reward_concurrency": 512, "staleness.depth": 4, "staleness.max_lag": 8}
+        settings |= {"reward.concurrency": 512, "staleness.depth": 4, "staleness.max_lag": 8}
     argv += [f"--set={key}={value}" for key, value in settings.items()]
     environment = os.environ | {"PYTHONPATH": str(BENCH)}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)

@@ -27,19 +27,19 @@ import trio
 from numpy.typing import NDArray
 
 from actors.reporting import Reporter
-from actors.rollout import rollout_actor
+from actors.rollout_actor import rollout_actor
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
-from asyncrl.engines.sglang.publishing import Publisher
 from asyncrl.engines.sglang.servers import Launch, managed
-from asyncrl.engines.sglang.ways import ByDisk
-from asyncrl.link import Link
-from asyncrl.messages import Chunks, Drain, Drained, Lease, Leases, Prepare
-from asyncrl.simulation.wires import links
+from asyncrl.engines.sglang.weight_loader import WeightLoader
+from asyncrl.engines.sglang.weight_transfer import DiskTransfer
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.messages import Chunks, Drain, Drained, Lease, Leases, Prepare
+from asyncrl.ipc.waits import Waits
+from asyncrl.simulation.network import links
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
 from asyncrl.training.models import parameters_for_publication
-from asyncrl.waits import Waits
 
 ROOT = Path(__file__).parent.parent
 PROMPT, CHUNK, CONTEXT = 18, 8, 256
@@ -118,7 +118,7 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
     count, rates = concurrent * args.waves, {"bare": list[float](), "asyncrl": list[float]()}
     async with managed(launch, log=folder / f"server-{concurrent}.log") as server, Client.open(server.url) as client:
         text = canary.text(VOCABULARY, (END_ID,))
-        publisher = Publisher(client, ByDisk(folder / "weights"), model, text, mode="retract", tolerance=1e-3, deadline_s=60)
+        publisher = WeightLoader(client, DiskTransfer(folder / "weights"), model, text, mode="retract", tolerance=1e-3, deadline_s=60)
 
         async def load(version: int, weights: object, stop: Callable[[], None]) -> float:
             return (await publisher.load(version, dict(parameters_for_publication(model)), stop)).pause_s

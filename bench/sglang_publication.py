@@ -21,9 +21,9 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.publishing import Loaded, Publisher
 from asyncrl.engines.sglang.servers import Launch, managed
-from asyncrl.engines.sglang.ways import ByBroadcast, ByDisk
+from asyncrl.engines.sglang.weight_loader import Loaded, WeightLoader
+from asyncrl.engines.sglang.weight_transfer import BroadcastTransfer, DiskTransfer
 from asyncrl.training.bundled import END_ID, PADDING_ID, VOCABULARY, new_model, write_tokenizer
 from weightsync.server_group import ServerGroup, cut
 
@@ -59,9 +59,9 @@ async def measure(name: str, python: Path, repeat: int, bucket_bytes: int, direc
         ServerGroup.open(HOST, 1, bucket_bytes=bucket_bytes) as group,
     ):
         text = canary.text(VOCABULARY, {END_ID, PADDING_ID})
-        ways = {"broadcast": ByBroadcast(group, DEADLINE_S), "disk": ByDisk(directory / "versions")}
+        ways = {"broadcast": BroadcastTransfer(group, DEADLINE_S), "disk": DiskTransfer(directory / "versions")}
         publishers = {
-            way: Publisher(client, how, model, text, mode="retract", tolerance=1e-3, deadline_s=DEADLINE_S) for way, how in ways.items()
+            way: WeightLoader(client, how, model, text, mode="retract", tolerance=1e-3, deadline_s=DEADLINE_S) for way, how in ways.items()
         }
         rows: dict[str, list[tuple[Loaded, float]]] = {way: [] for way in ways}
         for version in range(repeat + 1):

@@ -33,10 +33,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl import journal, summary
+from asyncrl import journal
 from asyncrl.experience import events as e
-from asyncrl.places import INITIAL, JOURNAL
-from asyncrl.training.checkpoints import complete
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import INITIAL, JOURNAL
+from asyncrl.training.checkpoint_index import complete
 from asyncrl.training.models import load_model
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +88,7 @@ class Watched:
 
     def _take(self, event: e.AnyEvent) -> None:
         match event:
-            case e.Admitted(purpose="train"):
+            case e.Admitted(split="train"):
                 prompt = np.frombuffer(event.prompt, np.int32)
                 self.rollouts |= {event.first + n: Told(prompt) for n in range(event.size)}
             case e.Extended() if event.rollout in self.rollouts:
@@ -140,7 +141,7 @@ def server(run: Path, index: int) -> int | None:
     for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            leads = b"asyncrl.engines.sglang.child" in words  # and waits for it
+            leads = b"asyncrl.engines.sglang.guarded_command" in words  # and waits for it
             if b"sglang.launch_server" in words and not leads and str(Path(f"/proc/{pid}/fd/1").readlink()) == log:
                 return pid
         except OSError:
@@ -153,7 +154,7 @@ def settings(kind: str, args: argparse.Namespace, run: Path) -> Iterator[str]:
     if kind == "sglang":
         values |= {"engine.kind": kind, "engine.sglang.launch": f'["{args.python}"]', "rollout.actors": args.servers}
     if args.kill_every:
-        values |= {"run.restarts": 50, "train.steps": 100_000, "train.lr_schedule": "constant", "train.eval_every": 0}
+        values |= {"supervision.restarts": 50, "train.steps": 100_000, "train.lr_schedule": "constant", "train.eval_every": 0}
     return (f"--set={key}={value}" for key, value in values.items())
 
 

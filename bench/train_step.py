@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from asyncrl.config.schema import Staleness, Train
-from asyncrl.messages import MicroBatch, Sample, Span
+from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.ipc.messages import MicroBatch, Sample, Span
 from asyncrl.training.learner import Learner
 from asyncrl.training.linear import accelerate
 from staleness.advantages import advantages
@@ -103,7 +103,7 @@ def rollouts(model: PreTrainedModel, prompt: int, sizes: Sequence[int], rng: np.
 class Padded:
     """The plain way: one rectangle, as wide as the longest rollout."""
 
-    def __init__(self, model: PreTrainedModel, train: Train) -> None:
+    def __init__(self, model: PreTrainedModel, train: TrainConfig) -> None:
         self.model, self.train = model, train
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, foreach=True
@@ -141,7 +141,7 @@ class Padded:
 class Packed:
     """What asyncrl does."""
 
-    def __init__(self, model: PreTrainedModel, train: Train, staleness: Staleness) -> None:
+    def __init__(self, model: PreTrainedModel, train: TrainConfig, staleness: StalenessConfig) -> None:
         self.learner = Learner(model, train, staleness, temperature=1.0)
 
     def step(self, step: Step) -> float:
@@ -162,7 +162,7 @@ def measure(shape: str, large: bool, warm_up: int, rounds: int) -> None:
     """`warm_up` steps before the first that counts: every step has other rollouts, but kernels are compiled when a shape is new."""
     rng = np.random.default_rng(0)
     count = 32 if large or shape == "prompt" else 128
-    train, staleness = Train(lr=1e-5, lr_warmup_steps=0), Staleness()
+    train, staleness = TrainConfig(lr=1e-5, lr_warmup_steps=0), StalenessConfig()
     model = build(large)
     steps = [rollouts(model, *lengths(shape, count, rng), rng) for _ in range(warm_up + rounds)]
     faster = build(large)

@@ -55,10 +55,10 @@ def train(config: Config, folder: Path) -> dict[int, float]:
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, local_files_only=True)
     model = load_model(Path(config.model.path), torch.float32)
     items = range(min(task.size("train"), settings.steps * settings.batch_groups))
-    prompts = Dataset.from_list([{"prompt": task.prompt("train", item), "item": item} for item in items])
+    prompts = Dataset.from_list([{"prompt": task.prompt("train", prompt_index), "item": prompt_index} for prompt_index in items])
 
-    def reward(completions: list[str], item: list[int], **_: Any) -> list[float]:
-        return [task.verify("train", which, answer) for which, answer in zip(item, completions, strict=True)]
+    def reward(completions: list[str], prompt_index: list[int], **_: Any) -> list[float]:
+        return [task.verify("train", which, answer) for which, answer in zip(prompt_index, completions, strict=True)]
 
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.lr, betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay, fused=True

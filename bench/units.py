@@ -20,8 +20,8 @@ from pathlib import Path
 from vs_trl import EVERY, ROOT, Result, asyncrl, evaluated
 
 from asyncrl import config as configuration
-from asyncrl import summary
 from asyncrl.config import Config
+from asyncrl.observe import summary
 from asyncrl.training.warmup import prepare_model
 
 UNITS: Mapping[str, Mapping[str, str]] = {"group": {}, "rollout": {"train.unit": "rollout", "train.advantage": "first_k"}}

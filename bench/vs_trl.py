@@ -37,10 +37,10 @@ from msgspec.structs import replace
 from transformers import AutoTokenizer
 
 from asyncrl import config as configuration
-from asyncrl import summary
 from asyncrl.config import Config
+from asyncrl.observe import summary
 from asyncrl.tasks import open_task
-from asyncrl.training.checkpoints import complete
+from asyncrl.training.checkpoint_index import complete
 from asyncrl.training.models import load_model
 from asyncrl.training.warmup import cache, prepare_model
 
@@ -138,7 +138,10 @@ def mixed() -> Path:
     for side, count in ((LARGE, PROMPTS // LONG), (SMALL, PROMPTS - PROMPTS // LONG)):
         params = f"task.params={{min_n={side}, max_n={side}, min_rotations=2, max_rotations=2}}"
         task = open_task(configuration.load(None, ["task.name=rotate_matrix", params, "task.eval_size=0"], {}).task, 0)
-        lines += [{"prompt": task.prompt("train", item).rstrip("\n"), "answer": task.answer("train", item)} for item in range(count)]
+        lines += [
+            {"prompt": task.prompt("train", prompt_index).rstrip("\n"), "answer": task.answer("train", prompt_index)}
+            for prompt_index in range(count)
+        ]
     draw.shuffle(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -202,11 +205,13 @@ def accuracy(model_path: Path, config: Config) -> float:
     task = open_task(config.task, config.run.seed)
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, local_files_only=True, padding_side="left")
     items = range(task.size("evaluation"))
-    asked = tokenizer([task.prompt("evaluation", item) for item in items], return_tensors="pt", padding=True, return_token_type_ids=False)
+    asked = tokenizer(
+        [task.prompt("evaluation", prompt_index) for prompt_index in items], return_tensors="pt", padding=True, return_token_type_ids=False
+    )
     model = load_model(model_path, torch.float32)
     replies = model.generate(**asked, do_sample=False, max_new_tokens=config.rollout.max_new_tokens)[:, asked["input_ids"].shape[1] :]
     texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
-    return sum(task.verify("evaluation", item, text) >= 1.0 for item, text in zip(items, texts, strict=True)) / len(items)
+    return sum(task.verify("evaluation", prompt_index, text) >= 1.0 for prompt_index, text in zip(items, texts, strict=True)) / len(items)
 
 
 def evaluated(run: Run, config: Config) -> Result:

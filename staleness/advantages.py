@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from asyncrl.messages import Sample
+from asyncrl.ipc.messages import Sample
 from staleness.baseline import WHOLE_STEP
 
 Kind = Literal["grpo", "dr_grpo", "rloo", "mc_grpo", "gdpo", "reinforce_pp", "first_k"]

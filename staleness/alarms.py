@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from asyncrl.config.schema import Staleness
+from asyncrl.config.schema import StalenessConfig
 from staleness.bins import of_lags
 
 GROWTH = 2.0
@@ -45,7 +45,7 @@ class _Trend(NamedTuple):
         return self.old is not None and self.old > GROWTH * self.young
 
 
-def alarms(metrics: Mapping[str, float], trained: int, discarded: Mapping[str, int], thresholds: Staleness) -> tuple[Alarm, ...]:
+def alarms(metrics: Mapping[str, float], trained: int, discarded: Mapping[str, int], thresholds: StalenessConfig) -> tuple[Alarm, ...]:
     """Alarms of one step, none where all is well.
 
     `metrics` are the trainer's: `k3`, `ess`, and by lag (named by `staleness.bins.at_lag`) `tokens`, `k3`, `kept_fraction`, `rollouts` and

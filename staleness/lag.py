@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from asyncrl.messages import Span
+from asyncrl.ipc.messages import Span
 
 
 class LagSums(NamedTuple):

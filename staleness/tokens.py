@@ -38,7 +38,7 @@ class Correction(NamedTuple):
     diagnostics: dict[str, Tensor]
 
 
-class Rollouts(NamedTuple):
+class RolloutIndex(NamedTuple):
     """Each rollout's tokens in a mask: `total`, float64 [rollouts], the sum of their values, and `tokens`, how many they are."""
 
     total: Tensor
@@ -50,13 +50,13 @@ class Rollouts(NamedTuple):
         return self.total / self.tokens.clamp(min=1)
 
 
-def by_rollout(values: Tensor, mask: Tensor, owner: Tensor) -> Rollouts:
+def by_rollout(values: Tensor, mask: Tensor, owner: Tensor) -> RolloutIndex:
     """Sums of `values` (finite inside of the mask) over the mask, one for each number up to the largest `owner`. The sums carry the
     gradient of `values`."""
     rollouts = int(owner.max()) + 1 if owner.numel() else 0
     zeros = torch.zeros(rollouts, dtype=torch.float64, device=values.device)
     inside = torch.where(mask, values, 0.0).double()
-    return Rollouts(zeros.index_add(0, owner, inside), zeros.index_add(0, owner, mask.double()))
+    return RolloutIndex(zeros.index_add(0, owner, inside), zeros.index_add(0, owner, mask.double()))
 
 
 def owners(mask: Tensor, owner: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.messages import Sample
+from asyncrl.ipc.messages import Sample
 
 CHUNK = 2**22
 """Largest number of logits that are turned into float32 at a time: 16 MiB."""

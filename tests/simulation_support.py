@@ -11,7 +11,7 @@ from asyncrl.simulation.run import configured
 def plain(seed: int = 0, **sections: dict[str, object]) -> Config:
     """A run of which nothing is left to the seed."""
     settings: dict[str, dict[str, object]] = {
-        "task": {"eval_size": 3, "train_size": 1000, "choice": "in_order", "epochs": 0},
+        "task": {"eval_size": 3, "train_size": 1000, "curriculum": "in_order", "epochs": 0},
         "engine": {"slots": 4, "chunk_tokens": 4},
         "rollout": {
             "actors": 2,
@@ -22,7 +22,7 @@ def plain(seed: int = 0, **sections: dict[str, object]) -> Config:
             "filter": "none",
             "mode": "in_flight",
             "overprovision": 1.0,
-            "max_hops": 0,
+            "max_resumes": 0,
             "attempts": 20,
         },
         "train": {
@@ -35,7 +35,8 @@ def plain(seed: int = 0, **sections: dict[str, object]) -> Config:
             "checkpoint_every": 2,
         },
         "staleness": {"max_lag": 1, "depth": 1, "window": 0, "proximal": "behaviour", "finish_on": "mixed", "on_stale": "mask"},
-        "run": {"reward_actors": 2, "journal_ms": 20},
+        "reward": {"actors": 2},
+        "journal": {"commit_ms": 20},
     }
     raw = msgspec.to_builtins(configured(seed))
     for name in raw:

@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path | None]]:
     """What the launcher, which is not the point here, was asked to run. It ends with status 1."""
     calls: list[tuple[Config, Path | None]] = []
-    launcher = ModuleType("asyncrl.launcher")
+    launcher = ModuleType("asyncrl.launch.launcher")
 
     def launch(config: Config, *, resume: Path | None, console: Any) -> int:
         assert read(Path(config.run.dir) / "run.toml") == config
@@ -34,7 +34,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path | None]
         return 1
 
     launcher.launch = launch  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "asyncrl.launcher", launcher)
+    monkeypatch.setitem(sys.modules, "asyncrl.launch.launcher", launcher)
     return calls
 
 

@@ -21,8 +21,8 @@ from prometheus_client import Metric
 
 from asyncrl.config import Config, load
 from asyncrl.experience.ledger import Account
-from asyncrl.messages import NoVerdict, Report, Wait
-from asyncrl.metrics import Metrics, Observation
+from asyncrl.ipc.messages import NoVerdict, Report, Wait
+from asyncrl.observe.metrics import Metrics, Observation
 
 ROOT = Path(__file__).parents[1]
 DOCKER = ROOT / "docker"
@@ -256,9 +256,9 @@ def test_prometheus_scrapes_what_answers(run: Config, composed: Document, object
     scraped = yaml.safe_load((DOCKER / "prometheus.yaml").read_text())["scrape_configs"]
     targets = {each["job_name"]: sorted(chain.from_iterable(group["targets"] for group in each["static_configs"])) for each in scraped}
     servers = sorted(url.removeprefix("http://") for url in run.engine.sglang.urls)
-    assert targets == {"asyncrl": [f"trainer:{run.run.metrics_port}"], "sglang": servers}
+    assert targets == {"asyncrl": [f"trainer:{run.metrics.port}"], "sglang": servers}
     assert {each["job_name"]: each.get("scrape_protocols") for each in scraped}["sglang"] == ["PrometheusText0.0.4"]
-    assert run.run.metrics_host == "0.0.0.0"
+    assert run.metrics.host == "0.0.0.0"
     assert {target.partition(":")[0] for target in chain.from_iterable(targets.values())} <= names(composed, "engines")
     assert "prometheus" in names(composed, "engines") & names(composed, "watch")
     assert objects["ConfigMap/prometheus"]["data"]["prometheus.yml"] == (DOCKER / "prometheus.yaml").read_text()

@@ -23,8 +23,8 @@ SETTINGS = {
     "rollout.max_new_tokens": 16,
     "rollout.filter": "none",
     "engine.slots": 8,
-    "run.reward_concurrency": 2,
-    "run.grace_s": 5.0,
+    "reward.concurrency": 2,
+    "supervision.grace_s": 5.0,
 }
 DEADLINE_S = 300.0
 """How long whatever must come may take on a machine that others use too: a run begins within 20 s on two free cores."""

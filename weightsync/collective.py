@@ -66,7 +66,7 @@ class Sender:
         self.port = port
         """Where the engines find the store."""
         self._host = host
-        self._lane = _Lane(device)
+        self._lane = _Transport(device)
 
     @staticmethod
     @asynccontextmanager
@@ -87,7 +87,7 @@ class Sender:
         when the epoch is over; PlanMismatch when the tensors are not the plan's.
         """
         return await self._lane.run(
-            _Seat(epoch, 0, world, self._host, self.port), plan, deadline_s, lambda group, job: group.send(job, tensors)
+            _Membership(epoch, 0, world, self._host, self.port), plan, deadline_s, lambda group, job: group.send(job, tensors)
         )
 
 
@@ -99,7 +99,7 @@ class Receiver:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._lane = _Lane(device)
+        self._lane = _Transport(device)
         self._kept: Tensor | None = None
         self._spare: Tensor | None = None
 
@@ -123,7 +123,7 @@ class Receiver:
             flat = torch.empty(plan.total_bytes, dtype=torch.uint8, device=self._device)
         target = flat
         staged = await self._lane.run(
-            _Seat(epoch, rank, world, host, port), plan, deadline_s, lambda group, job: group.receive(job, target)
+            _Membership(epoch, rank, world, host, port), plan, deadline_s, lambda group, job: group.receive(job, target)
         )
         self._spare = flat
         return staged
@@ -138,7 +138,7 @@ class Receiver:
 # ------------------------------------------------------------------------------------------------------------------- one lane
 
 
-class _Seat(msgspec.Struct, frozen=True):
+class _Membership(msgspec.Struct, frozen=True):
     """A process's place in a group, and where its trainer's store is."""
 
     epoch: int
@@ -148,7 +148,7 @@ class _Seat(msgspec.Struct, frozen=True):
     port: int
 
 
-class _Lane:
+class _Transport:
     """Runs one transfer at a time in a worker thread, and owns the group of the current epoch between transfers."""
 
     def __init__(self, device: torch.device) -> None:
@@ -157,9 +157,9 @@ class _Lane:
         self._epoch = -1
         self._group: _Group | None = None
 
-    async def run(self, seat: _Seat, plan: Plan, deadline_s: float, transfer: Callable[[_Group, Job], T]) -> T:
+    async def run(self, engine_handle: _Membership, plan: Plan, deadline_s: float, transfer: Callable[[_Group, Job], T]) -> T:
         async with self._worker.turn(deadline_s) as job:
-            old, group = self._take(seat, plan)
+            old, group = self._take(engine_handle, plan)
 
             def work() -> T:
                 if old is not None:
@@ -171,16 +171,16 @@ class _Lane:
             self._group = group
             return result
 
-    def _take(self, seat: _Seat, plan: Plan) -> tuple[_Group | None, _Group]:
+    def _take(self, engine_handle: _Membership, plan: Plan) -> tuple[_Group | None, _Group]:
         """The group to close and the group to use. Only success puts one back, so that a broken one has no way to be used again."""
         group, self._group = self._group, None
-        if group is None or group.seat.epoch != seat.epoch:
-            if seat.epoch <= self._epoch:
-                raise TransferError(f"epoch {seat.epoch} is over: publish in a new one")
-            self._epoch = seat.epoch
-            return group, _Group(seat, plan, self._device)
-        if group.seat != seat:
-            raise ValueError(f"epoch {seat.epoch} was joined as {group.seat}: it cannot be joined as {seat} too")
+        if group is None or group.engine_handle.epoch != engine_handle.epoch:
+            if engine_handle.epoch <= self._epoch:
+                raise TransferError(f"epoch {engine_handle.epoch} is over: publish in a new one")
+            self._epoch = engine_handle.epoch
+            return group, _Group(engine_handle, plan, self._device)
+        if group.engine_handle != engine_handle:
+            raise ValueError(f"epoch {engine_handle.epoch} was joined as {group.engine_handle}: it cannot be joined as {engine_handle} too")
         if difference := group.plan.difference(plan, "this epoch's earlier plan", "this one"):
             raise PlanMismatch(difference)
         return None, group
@@ -198,8 +198,8 @@ class _Lane:
 class _Group:
     """The process group of one epoch and what it needs. Every method runs in a worker thread."""
 
-    def __init__(self, seat: _Seat, plan: Plan, device: torch.device) -> None:
-        self.seat = seat
+    def __init__(self, engine_handle: _Membership, plan: Plan, device: torch.device) -> None:
+        self.engine_handle = engine_handle
         self.plan = plan
         self._device = device
         self._group: Collective | None = None
@@ -209,16 +209,16 @@ class _Group:
         """Agree on the plan with the others and connect to them; once."""
         if self._group is not None:
             return
-        seat = self.seat
-        with job.step(f"looking for the trainer's store at {seat.host}:{seat.port}") as left:
-            store = PrefixStore(f"epoch/{seat.epoch}", TCPStore(seat.host, seat.port, None, False, left))
-        if seat.rank == 0:
+        engine_handle = self.engine_handle
+        with job.step(f"looking for the trainer's store at {engine_handle.host}:{engine_handle.port}") as left:
+            store = PrefixStore(f"epoch/{engine_handle.epoch}", TCPStore(engine_handle.host, engine_handle.port, None, False, left))
+        if engine_handle.rank == 0:
             self._agree_with_engines(job, store)
         else:
             self._agree_with_trainer(job, store)
         with job.step("connecting to the other processes of the group") as left:
-            address = own_address(seat.host, seat.port)
-            self._group = connect(store, seat.rank, seat.world, address=address, device=self._device, timeout=left)
+            address = own_address(engine_handle.host, engine_handle.port)
+            self._group = connect(store, engine_handle.rank, engine_handle.world, address=address, device=self._device, timeout=left)
 
     def send(self, job: Job, tensors: Iterable[tuple[str, Tensor]]) -> SendResult:
         if not self._buffers:
@@ -275,12 +275,12 @@ class _Group:
             group.abort()
 
     def _agree_with_engines(self, job: Job, store: Store) -> None:
-        engines = range(1, self.seat.world)
+        engines = range(1, self.engine_handle.world)
         with job.step("offering the plan to the engines"):
             store.set("plan", msgspec.json.encode(self.plan).decode())
         refusals = []
         for rank in engines:
-            with job.step(f"waiting for the engine of rank {rank} to join epoch {self.seat.epoch}") as left:
+            with job.step(f"waiting for the engine of rank {rank} to join epoch {self.engine_handle.epoch}") as left:
                 store.wait([f"answer/{rank}"], left)
                 answer = bytes(store.get(f"answer/{rank}")).decode()
             if answer != _AGREED:
@@ -292,12 +292,12 @@ class _Group:
             raise TransferError(outcome)
 
     def _agree_with_trainer(self, job: Job, store: Store) -> None:
-        with job.step(f"waiting for the trainer to open epoch {self.seat.epoch}") as left:
+        with job.step(f"waiting for the trainer to open epoch {self.engine_handle.epoch}") as left:
             store.wait(["plan"], left)
             trainers = msgspec.json.decode(bytes(store.get("plan")), type=Plan)
         difference = self.plan.difference(trainers, "this engine's model", "the trainer's")
         with job.step("answering the trainer"):
-            store.set(f"answer/{self.seat.rank}", difference or _AGREED)
+            store.set(f"answer/{self.engine_handle.rank}", difference or _AGREED)
         if difference:
             raise PlanMismatch(difference)
         with job.step("waiting for the other engines to join") as left:

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from asyncrl.messages import Abort, Commit, Committed, Prepare, Prepared, Publish, Transferred
+from asyncrl.ipc.messages import Abort, Commit, Committed, Prepare, Prepared, Publish, Transferred
 
 # ------------------------------------------------------------------------------------------------------------------ membership
 
@@ -120,7 +120,7 @@ class Failed(Action, frozen=True):
     reason: str
 
 
-class Phase(enum.Enum):
+class PublicationPhase(enum.Enum):
     """Where a publication stands."""
 
     PREPARE = "prepare"
@@ -132,7 +132,7 @@ class Phase(enum.Enum):
     FAILED = "failed"
 
 
-_BEFORE_DECISION = (Phase.TRANSFER, Phase.VERIFY)
+_BEFORE_DECISION = (PublicationPhase.TRANSFER, PublicationPhase.VERIFY)
 
 
 # ----------------------------------------------------------------------------------------------------------------- publication
@@ -152,7 +152,7 @@ class Publication:
         self.number = number
         self.version = version
         self.membership = membership
-        self.phase = Phase.PREPARE
+        self.phase = PublicationPhase.PREPARE
         self.deadline: float | None = None
         """When the shell must call `late`, on the clock of `now`; None when nothing is waited for."""
         self._host = host
@@ -169,7 +169,7 @@ class Publication:
     @property
     def finished(self) -> bool:
         """No further input changes anything."""
-        return self.phase in (Phase.DONE, Phase.FAILED)
+        return self.phase in (PublicationPhase.DONE, PublicationPhase.FAILED)
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -179,16 +179,16 @@ class Publication:
     @property
     def waiting_for(self) -> str:
         """Whom the publication waits for now, in words; empty when nobody."""
-        trainer = self._sent is None and self.phase in (Phase.TRANSFER, Phase.ABORT)
+        trainer = self._sent is None and self.phase in (PublicationPhase.TRANSFER, PublicationPhase.ABORT)
         return ", ".join((["the trainer"] if trainer else []) + [f"engine {m}" for m in self._silent()])
 
     # ---- inputs
 
     def begin(self, now: float) -> list[Action]:
         """Start it. Raises ValueError when it was started before."""
-        if self.phase is not Phase.PREPARE:
+        if self.phase is not PublicationPhase.PREPARE:
             raise ValueError(f"publication {self.number} was started before")
-        self._enter(Phase.TRANSFER, now)
+        self._enter(PublicationPhase.TRANSFER, now)
         epoch, world = self.membership.epoch, self.membership.world
         return [
             ToTrainer(Publish(self.number, epoch, world)),
@@ -203,29 +203,29 @@ class Publication:
         if message.publication != self.number or self._sent is not None:
             return []
         self._sent = message
-        if self.phase is Phase.TRANSFER:
+        if self.phase is PublicationPhase.TRANSFER:
             if message.error:
                 return self._abort(f"the trainer: {message.error}", now)
             if message.version != self.version:
                 return self._abort(f"the trainer sent version {message.version}, not {self.version}", now)
-            self._enter(Phase.VERIFY, now)
+            self._enter(PublicationPhase.VERIFY, now)
             return self._verify(self._early, now)
         return self._go_on(now)
 
     def prepared(self, member: int, message: Prepared, now: float) -> list[Action]:
         """A member's answer."""
-        if message.publication != self.number or member not in self._owing or self.phase is Phase.COMMIT:
+        if message.publication != self.number or member not in self._owing or self.phase is PublicationPhase.COMMIT:
             return []
         del self._owing[member]
         if message.error and self.phase in _BEFORE_DECISION:
             return self._abort(f"engine {member}: {message.error}", now)
-        if self.phase is Phase.TRANSFER:
+        if self.phase is PublicationPhase.TRANSFER:
             self._early[member] = message
-        return self._verify({member: message}, now) if self.phase is Phase.VERIFY else self._go_on(now)
+        return self._verify({member: message}, now) if self.phase is PublicationPhase.VERIFY else self._go_on(now)
 
     def committed(self, member: int, message: Committed, now: float) -> list[Action]:
         """A member decodes with the new weights."""
-        if message.publication != self.number or member not in self._live or self.phase is not Phase.COMMIT:
+        if message.publication != self.number or member not in self._live or self.phase is not PublicationPhase.COMMIT:
             return []
         if message.version != self.version:
             return [self._fence(member, f"it decodes with version {message.version}, not {self.version}"), *self._go_on(now)]
@@ -234,7 +234,7 @@ class Publication:
 
     def lost(self, member: int, reason: str, now: float) -> list[Action]:
         """A member's process ended, or its link broke, or somebody else fenced it."""
-        if member not in self._live or self.finished or self.phase is Phase.PREPARE:
+        if member not in self._live or self.finished or self.phase is PublicationPhase.PREPARE:
             return []
         fence = self._fence(member, reason)
         if self.phase in _BEFORE_DECISION:
@@ -246,14 +246,14 @@ class Publication:
         if self.deadline is None or now < self.deadline:
             return []
         missing = f"no answer within {self._deadline_s:g} s of {self.phase.value}"
-        if self.phase is Phase.TRANSFER:
+        if self.phase is PublicationPhase.TRANSFER:
             return self._abort(f"the trainer: {missing}", now)
         silent = self._silent()
         fences: list[Action] = [self._fence(m, missing) for m in silent]
-        if self.phase is Phase.VERIFY:
+        if self.phase is PublicationPhase.VERIFY:
             return fences + self._abort(", ".join(f"engine {m}" for m in silent) + f": {missing}", now)
-        if self.phase is Phase.ABORT and self._sent is None:
-            self._finish(Phase.FAILED)
+        if self.phase is PublicationPhase.ABORT and self._sent is None:
+            self._finish(PublicationPhase.FAILED)
             return [*fences, FenceTrainer(missing), Failed(self._reason)]
         return fences + self._go_on(now)
 
@@ -261,18 +261,18 @@ class Publication:
 
     def _silent(self) -> list[int]:
         """The members that owe an answer in this phase."""
-        return list(self._owing) if self.phase in (Phase.VERIFY, Phase.COMMIT, Phase.ABORT) else []
+        return list(self._owing) if self.phase in (PublicationPhase.VERIFY, PublicationPhase.COMMIT, PublicationPhase.ABORT) else []
 
     def _go_on(self, now: float) -> list[Action]:
         if self._owing:
             return []
-        if self.phase is Phase.VERIFY:
+        if self.phase is PublicationPhase.VERIFY:
             return self._commit(now)
-        if self.phase is Phase.COMMIT:
-            self._finish(Phase.DONE)
+        if self.phase is PublicationPhase.COMMIT:
+            self._finish(PublicationPhase.DONE)
             return [Done(self.version)]
-        if self.phase is Phase.ABORT and self._sent is not None:
-            self._finish(Phase.FAILED)
+        if self.phase is PublicationPhase.ABORT and self._sent is not None:
+            self._finish(PublicationPhase.FAILED)
             return [Failed(self._reason)]
         return []
 
@@ -286,13 +286,13 @@ class Publication:
         return self._go_on(now)
 
     def _commit(self, now: float) -> list[Action]:
-        self._enter(Phase.COMMIT, now)
+        self._enter(PublicationPhase.COMMIT, now)
         self._owing = dict(self._live)
         return [Decided(self.version), *(ToMember(m, Commit(self.number, self.version, self._pin)) for m in self._live)]
 
     def _abort(self, reason: str, now: float) -> list[Action]:
         self._reason = reason
-        self._enter(Phase.ABORT, now)
+        self._enter(PublicationPhase.ABORT, now)
         trainer: list[Action] = [] if self._sent is not None else [ToTrainer(Abort(self.number))]
         return [*trainer, *(ToMember(m, Abort(self.number)) for m in self._live), *self._go_on(now)]
 
@@ -301,10 +301,10 @@ class Publication:
         self._owing.pop(member, None)
         return Fence(member, reason)
 
-    def _enter(self, phase: Phase, now: float) -> None:
+    def _enter(self, phase: PublicationPhase, now: float) -> None:
         self.phase = phase
         self.deadline = now + self._deadline_s
 
-    def _finish(self, phase: Phase) -> None:
+    def _finish(self, phase: PublicationPhase) -> None:
         self.phase = phase
         self.deadline = None

@@ -2,7 +2,7 @@
 their order, each as one broadcast of the bytes that its update call describes; after a failure the group is not used again.
 
 The server asks for everything by HTTP, which is not this file's business: whoever sends the request (`init_weights_update_group`, then one
-`update_weights_from_distributed` a bucket) calls `join` and `Transfer.send` at the same time. The two sides meet as torch.distributed's
+`update_weights_from_distributed` a bucket) calls `join` and `ServerTransfer.send` at the same time. The two sides meet as torch.distributed's
 `init_process_group` would have it: in a store on our side, under a prefix of the group's name.
 
 gloo on the CPU, NCCL on a CUDA device (the latter unproven: written for, never run).
@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from weightsync.group import Collective, Job, Worker, connect, own_address, serve
 
 
-class Bucket(msgspec.Struct, frozen=True):
+class ServerBucket(msgspec.Struct, frozen=True):
     """The tensors of one update call, one after the other without padding (SGLang's `flattened_bucket`); dtypes as torch names them."""
 
     names: tuple[str, ...]
@@ -32,12 +32,12 @@ class Bucket(msgspec.Struct, frozen=True):
     total_bytes: int
 
 
-def cut(weights: Mapping[str, Tensor], bucket_bytes: int) -> list[Bucket]:
+def cut(weights: Mapping[str, Tensor], bucket_bytes: int) -> list[ServerBucket]:
     """Buckets of at most `bucket_bytes` (positive), in the order of `weights`; a tensor that is larger has one of its own.
 
     A tensor must begin at a multiple of its dtype's size, and there is no padding: where it would not, a new bucket begins.
     """
-    buckets: list[Bucket] = []
+    buckets: list[ServerBucket] = []
     open_: list[tuple[str, Tensor]] = []
     filled = 0
     for name, tensor in weights.items():
@@ -51,8 +51,8 @@ def cut(weights: Mapping[str, Tensor], bucket_bytes: int) -> list[Bucket]:
     return buckets
 
 
-def _bucket(tensors: Sequence[tuple[str, Tensor]], total_bytes: int) -> Bucket:
-    return Bucket(
+def _bucket(tensors: Sequence[tuple[str, Tensor]], total_bytes: int) -> ServerBucket:
+    return ServerBucket(
         tuple(name for name, _ in tensors),
         tuple(str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors),
         tuple(tuple(tensor.shape) for _, tensor in tensors),
@@ -95,9 +95,9 @@ class ServerGroup:
         async with self._worker.turn(deadline_s) as job:
             self._group = await self._worker.run(lambda: self._connect(job, self.name), lambda: None)
 
-    def transfer(self, weights: Mapping[str, Tensor]) -> Transfer:
+    def transfer(self, weights: Mapping[str, Tensor]) -> ServerTransfer:
         """The sending of `weights`, which must not change until all of it is sent."""
-        return Transfer(self, weights, cut(weights, self._bucket_bytes))
+        return ServerTransfer(self, weights, cut(weights, self._bucket_bytes))
 
     def leave(self) -> None:
         """Let go of the group, so that the server's ranks notice; the next one has another name."""
@@ -119,7 +119,7 @@ class ServerGroup:
             address = own_address(self.host, self.port)
             return connect(meeting, 0, self.world, address=address, device=self._device, timeout=left)
 
-    async def _broadcast(self, transfer: Transfer, doing: str, deadline_s: float) -> None:
+    async def _broadcast(self, transfer: ServerTransfer, doing: str, deadline_s: float) -> None:
         async with self._worker.turn(deadline_s) as job:
             group, self._group = self._group, None  # only success puts it back, so that a broken one has no way to be used again
             if group is None:
@@ -137,10 +137,10 @@ class ServerGroup:
             self._group = await self._worker.run(send, lambda: self._close(used))
 
 
-class Transfer:
+class ServerTransfer:
     """Weights on their way into a server, bucket by bucket: call `send` once for each of `buckets`, in their order."""
 
-    def __init__(self, group: ServerGroup, weights: Mapping[str, Tensor], buckets: Sequence[Bucket]) -> None:
+    def __init__(self, group: ServerGroup, weights: Mapping[str, Tensor], buckets: Sequence[ServerBucket]) -> None:
         self.buckets = buckets
         self._group = group
         self._sent = 0
@@ -168,7 +168,7 @@ class Transfer:
         return flat
 
 
-def _packed(weights: Mapping[str, Tensor], buckets: Sequence[Bucket], device: torch.device) -> Iterator[Tensor]:
+def _packed(weights: Mapping[str, Tensor], buckets: Sequence[ServerBucket], device: torch.device) -> Iterator[Tensor]:
     """The bytes of each bucket, `[total_bytes]` uint8. One is written again only when the iterator is advanced twice; the bytes of a
     tensor alone in its bucket are not copied at all."""
     size = max((bucket.total_bytes for bucket in buckets if len(bucket.names) > 1), default=0)

@@ -21,25 +21,25 @@ from functools import partial
 
 import trio
 
-from actors.coordinator.book import Book
-from actors.coordinator.draining import drain
+from actors.coordinator.collect_status import collect_status
+from actors.coordinator.engine_pool import EngineHandle, EnginePool
 from actors.coordinator.evaluation import Evaluation
+from actors.coordinator.event_store import EventStore
 from actors.coordinator.generation import Generation
-from actors.coordinator.judgement import Judgement
 from actors.coordinator.lifecycle import Lifecycle, Phase
 from actors.coordinator.peers import Peer, Roster
-from actors.coordinator.progress import Progress
-from actors.coordinator.prompts import Prompts
+from actors.coordinator.prompts import PromptSource
 from actors.coordinator.publishing import Publishing
-from actors.coordinator.seats import Seat, Seats
-from actors.coordinator.survey import survey
-from actors.coordinator.ticking import tick
-from actors.coordinator.training import Training
+from actors.coordinator.scoring import Scoring
+from actors.coordinator.shutdown import drain
+from actors.coordinator.statistics import RunStatistics
+from actors.coordinator.stepping import Stepping
+from actors.coordinator.watchdog import tick
 from asyncrl.config import Config
 from asyncrl.config.derived import keeps_versions
-from asyncrl.experience.rollout import Refused
-from asyncrl.link import Link, LinkError
-from asyncrl.messages import (
+from asyncrl.experience.rollout import ImpossibleEvent
+from asyncrl.ipc.link import Link, LinkError
+from asyncrl.ipc.messages import (
     Chunks,
     Committed,
     Consumed,
@@ -47,31 +47,31 @@ from asyncrl.messages import (
     Drained,
     EngineReady,
     Exited,
-    Finished,
     Hello,
-    Judged,
     Message,
     Prepared,
     Replace,
     Report,
     Role,
+    RunFinished,
     Saved,
+    ScoreResult,
     Stepped,
     TrainerReady,
     Transferred,
 )
-from asyncrl.metrics import Metrics
-from asyncrl.situation import Journal, Situation
+from asyncrl.ipc.waits import Pulse, WaitExpired, Waits
+from asyncrl.observe.metrics import Metrics
+from asyncrl.observe.run_status import JournalStatus, RunStatus
+from asyncrl.observe.summary import Summary
 from asyncrl.strategies.acceptance import below_floor
-from asyncrl.summary import Summary
-from asyncrl.waits import Pulse, WaitExpired, Waits
 
 HELLO_S = 10.0
 ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
 
 TAKEN: dict[Role, dict[type[Message], int]] = {
     "rollout": {EngineReady: 0, Chunks: 2, Prepared: 0, Committed: 0, Report: 0, Drained: 0},
-    "reward": {Judged: 0, Report: 0, Drained: 0},
+    "reward": {ScoreResult: 0, Report: 0, Drained: 0},
     "trainer": {TrainerReady: 0, Consumed: 0, Stepped: 0, Saved: 0, Transferred: 0, Report: 0, Drained: 0},
     "launcher": {Exited: 0, Drain: 0},
     "coordinator": {},
@@ -92,46 +92,48 @@ class Outcome:
 
 
 class Coordinator:
-    """One run. `summary` is what it came to, `situation` how it stands, at any moment."""
+    """One run. `summary` is what it came to, `run_status` how it stands, at any moment."""
 
     def __init__(
         self,
         config: Config,
-        book: Book,
-        prompts: Prompts,
+        store: EventStore,
+        prompts: PromptSource,
         metrics: Metrics,
         waits: Waits,
-        progress: Progress,
+        progress: RunStatistics,
         *,
-        journal: Callable[[], Journal] = Journal,
-        stalled: Callable[[Situation], None] = lambda situation: None,
+        journal: Callable[[], JournalStatus] = JournalStatus,
+        stalled: Callable[[RunStatus], None] = lambda run_status: None,
     ) -> None:
         """`journal` says how the journal stands; `stalled` hears how the run stands when the watchdog ends it."""
         self.config = config
-        self.book = book
+        self.store = store
         self.metrics = metrics
         self.waits = waits
         self.pulse = Pulse()
         self.progress = progress
         self.roster = Roster(self.pulse.set)
         self.keeps = keeps_versions(config)
-        self.seats = Seats(keeps=self.keeps)
-        self.generation = Generation(book, self.seats, prompts, config, metrics.garbled)
-        self.judgement = Judgement(book, self.roster, config)
-        self.publishing = Publishing(book, self.seats, config, fence=self.replace, give_up=partial(self.end, False), done=self._published)
-        self.evaluation = Evaluation(book, self.generation, self.seats, prompts, config, metrics.evaluated)
-        self.training: Training | None = None
+        self.engine_pool = EnginePool(keeps=self.keeps)
+        self.generation = Generation(store, self.engine_pool, prompts, config, metrics.garbled)
+        self.scoring = Scoring(store, self.roster, config)
+        self.publishing = Publishing(
+            store, self.engine_pool, config, fence=self.replace, give_up=partial(self.end, False), done=self._published
+        )
+        self.evaluation = Evaluation(store, self.generation, self.engine_pool, prompts, config, metrics.evaluated)
+        self.training: Stepping | None = None
         self.journal = journal
         self.stalled = stalled
-        rollouts, rewards = config.rollout.actors, config.run.reward_actors
+        rollouts, rewards = config.rollout.actors, config.reward.actors
         self.expected = ["trainer-0", *(f"rollout-{n}" for n in range(rollouts)), *(f"reward-{n}" for n in range(rewards))]
-        self.life = Lifecycle(self.expected, config.run, trio.current_time())
+        self.life = Lifecycle(self.expected, config.supervision, trio.current_time())
         self.outcome: Outcome | None = None
         self.gone: dict[str, tuple[int, int, float]] = {}  # who was here and is lost: incarnation, process, when
         self.drained: set[str] = set()
 
-    def situation(self) -> Situation:
-        return survey(self)
+    def status(self) -> RunStatus:
+        return collect_status(self)
 
     def summary(self, outcome: Outcome) -> Summary:
         return self.progress.summary(self, outcome.ok, outcome.reason)
@@ -168,7 +170,7 @@ class Coordinator:
             else:
                 self.generation.park("train")
             self.evaluation.pump()
-        self.judgement.dispatch()
+        self.scoring.dispatch()
         last = training.finished or training.starved
         if training.starved and not training.unsaved:
             training.save()
@@ -184,12 +186,12 @@ class Coordinator:
         if training.filtered >= self.config.rollout.filter_patience:
             return Outcome(
                 False,
-                f"the last {training.filtered} groups were all filtered, so nothing can be learned{self.judgement.complaint()}: {_EASIER}",
+                f"the last {training.filtered} groups were all filtered, so nothing can be learned{self.scoring.complaint()}: {_EASIER}",
             )
         if self.config.rollout.filter == "zero_variance":
-            recent, patience = self.book.experience.history.recent, self.config.rollout.filter_patience
+            recent, patience = self.store.experience.history.recent, self.config.rollout.filter_patience
             if poor := below_floor(recent, self.config.rollout.accept_floor, patience):
-                return Outcome(False, f"{poor}{self.judgement.complaint()}: {_EASIER}")
+                return Outcome(False, f"{poor}{self.scoring.complaint()}: {_EASIER}")
         if self.generation.too_long >= self.config.rollout.filter_patience:
             return Outcome(
                 False,
@@ -217,7 +219,7 @@ class Coordinator:
     async def _change(self, name: str) -> None:
         """Wait until something happened; `tick` sees to it that something does. Only where this process itself stood still does the wait
         expire, and then there is more to do than ever."""
-        with suppress(WaitExpired), self.waits.on(name, owner="coordinator", deadline_s=self.config.run.stall_s):
+        with suppress(WaitExpired), self.waits.on(name, owner="coordinator", deadline_s=self.config.supervision.stall_s):
             await self.pulse.wait()
 
     async def until(self, name: str, done: Callable[[], bool], deadline: float) -> None:
@@ -231,7 +233,7 @@ class Coordinator:
     async def say_goodbye(self, outcome: Outcome) -> None:
         """Tell the launcher that the summary is written, and wait until it has hung up."""
         for peer in self.roster.of("launcher"):
-            peer.send(Finished(outcome.ok, outcome.reason))
+            peer.send(RunFinished(outcome.ok, outcome.reason))
         await self.until("the launcher's goodbye", lambda: not any(self.roster.of("launcher")), self.life.deadline(0.0))
 
     def end(self, ok: bool, reason: str) -> None:
@@ -273,7 +275,7 @@ class Coordinator:
                         self._take(peer, message, buffers)
                         if not isinstance(message, Report):  # of which nothing becomes due
                             self.pulse.set()
-                        await self.book.log.room()
+                        await self.store.log.room()
                     nursery.cancel_scope.cancel()
         finally:
             self._lost(peer)
@@ -288,7 +290,7 @@ class Coordinator:
             raise LinkError("malformed", f"{peer.name} sent {type(message).__name__}, and is not the run's trainer")
         try:
             self._dispatch(peer, message, buffers)
-        except Refused as refused:
+        except ImpossibleEvent as refused:
             if peer.role == "trainer":
                 self.end(False, f"{peer.name} sent what cannot be: {refused}")
             self.replace(peer.name, f"it sent what cannot be: {refused}")
@@ -304,9 +306,9 @@ class Coordinator:
         match message:
             case Chunks():
                 self.generation.on_chunks(peer.name, message, buffers[0], buffers[1])
-            case Judged():
+            case ScoreResult():
                 self.metrics.judged(message.verdict, message.seconds)
-                self.judgement.on_judged(peer, message)
+                self.scoring.on_score_result(peer, message)
             case Consumed() if training is not None:
                 training.on_consumed(message)
             case Stepped() if training is not None:
@@ -325,11 +327,11 @@ class Coordinator:
                 self.progress.on_report(peer, message, self.publishing.published is not None)
                 self.metrics.reported(peer.role, peer.index, message)
             case EngineReady(slots):
-                self.seats.add(Seat(peer, slots))
+                self.engine_pool.add(EngineHandle(peer, slots))
                 self.publishing.join(peer.index)
                 self.life.came(peer.name, trio.current_time())
             case TrainerReady(version, port):
-                self.training = Training(self.book, self.generation, peer, version, self.config)
+                self.training = Stepping(self.store, self.generation, peer, version, self.config)
                 self.publishing.trainer(peer, port)
                 self.life.came(peer.name, trio.current_time())
             case Drained():
@@ -365,10 +367,10 @@ class Coordinator:
     def _forget(self, peer: Peer) -> None:
         """Take back what a peer held."""
         if peer.role == "reward":
-            self.judgement.lose(peer)
-        if (seat := self.seats.get(peer.name)) is not None and seat.peer is peer:
-            self.seats.remove(peer.name)
-            self.generation.lose(seat)
+            self.scoring.lose(peer)
+        if (engine_handle := self.engine_pool.get(peer.name)) is not None and engine_handle.peer is peer:
+            self.engine_pool.remove(peer.name)
+            self.generation.lose(engine_handle)
             self.publishing.lose(peer.index, "it was lost")
 
     def _exited(self, message: Exited) -> None:

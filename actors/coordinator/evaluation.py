@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.coordinator.book import Book
+from actors.coordinator.engine_pool import EnginePool
+from actors.coordinator.event_store import EventStore
 from actors.coordinator.generation import Generation
-from actors.coordinator.prompts import Prompts
-from actors.coordinator.seats import Seats
+from actors.coordinator.prompts import PromptSource
 from asyncrl.config import Config
 from asyncrl.experience.events import Dropped
 
@@ -25,16 +25,16 @@ class Evaluation:
 
     def __init__(
         self,
-        book: Book,
+        store: EventStore,
         generation: Generation,
-        seats: Seats,
-        prompts: Prompts,
+        engine_pool: EnginePool,
+        prompts: PromptSource,
         config: Config,
         evaluated: Callable[[int, float], None],
     ) -> None:
-        self._book = book
+        self._store = store
         self._generation = generation
-        self._seats = seats
+        self._engine_pool = engine_pool
         self._items = prompts.evaluation_items()
         self._every = config.train.eval_every
         self._evaluated = evaluated
@@ -57,30 +57,30 @@ class Evaluation:
     def start(self, version: int) -> None:
         """`version` is pinned in every engine that committed it: ask the held-out prompts."""
         self.running, self._correct, self._again = version, 0, False
-        self._left = sum(self._generation.start("evaluation", item, version=version) for item in self._items)
+        self._left = sum(self._generation.start("evaluation", prompt_index, version=version) for prompt_index in self._items)
 
     def pump(self) -> None:
         """Lease what waits, and count what is judged."""
         if self.running is None:
             return
-        if not self._seats.serves("evaluation", self.running):
+        if not self._engine_pool.serves("evaluation", self.running):
             self._give_up()
             return
         self._generation.lease("evaluation", self.running)
-        for group in self._book.experience.ready("evaluation"):
+        for group in self._store.experience.ready("evaluation"):
             self._correct += sum(reward >= PERFECT for reward in group.rewards)
             self._left -= 1
-            self._book.record(Dropped(group.id, "evaluation"))
+            self._store.record(Dropped(group.id, "evaluation"))
         if not self._left:
             self.accuracy[self.running] = self._correct / len(self._items)
             self._evaluated(self.running, self.accuracy[self.running])
             self._end()
 
     def _give_up(self) -> None:
-        for group in [g for g in self._book.experience.groups.values() if g.purpose == "evaluation"]:
+        for group in [g for g in self._store.experience.groups.values() if g.split == "evaluation"]:
             for member in group.members:
                 self._generation.forget(member)
-            self._book.record(Dropped(group.id, "evaluation"))
+            self._store.record(Dropped(group.id, "evaluation"))
         self._again = True
         self._end()
 

@@ -1,5 +1,5 @@
 """How long a lease lasts, and which have lasted too long. Invariant: a deadline is `MULTIPLE` times the 95th percentile of what leases
-took, never under `FLOOR_S` nor over `run.lease_s`, which is what holds until `ENOUGH` leases have ended.
+took, never under `FLOOR_S` nor over `rollout.lease_s`, which is what holds until `ENOUGH` leases have ended.
 
 A lease that runs out although it streamed counts as one that took as long as it was given. So where more than one in twenty runs out,
 the percentile is a deadline, and the next deadlines are `MULTIPLE` times longer: responses that have become longer, or engines that
@@ -26,9 +26,9 @@ FLOOR_S = 30.0
 class LeaseTimes:
     """A running percentile of how long leases take, in seconds from lease to seal."""
 
-    def __init__(self, most_s: float) -> None:
-        """`most_s` is the longest that a lease may last: `run.lease_s`."""
-        self._most_s = most_s
+    def __init__(self, max_s: float) -> None:
+        """`max_s` is the longest that a lease may last: `rollout.lease_s`."""
+        self._most_s = max_s
         self._recent: deque[float] = deque()  # in the order they came
         self._sorted: list[float] = []
 
@@ -52,7 +52,7 @@ class LeaseTimes:
         return self._most_s if p95_s is None else min(self._most_s, max(FLOOR_S, MULTIPLE * p95_s))
 
 
-class Held(msgspec.Struct, frozen=True):
+class ActiveLease(msgspec.Struct, frozen=True):
     """A lease: its `number` in the order of giving, the rollout's `attempt`, `since` when (trio's clock), until which `deadline`, the
     `tokens` that there were at its beginning, and the `version` that it is pinned to, None where it is to none."""
 
@@ -64,12 +64,12 @@ class Held(msgspec.Struct, frozen=True):
     version: int | None
 
 
-class Out:
+class LeaseTable:
     """The leases that are out. `over` costs what it returns."""
 
-    def __init__(self, most_s: float) -> None:
-        self.times = LeaseTimes(most_s)
-        self._held: dict[int, Held] = {}
+    def __init__(self, max_s: float) -> None:
+        self.times = LeaseTimes(max_s)
+        self._held: dict[int, ActiveLease] = {}
         self._given = 0
         self._order: list[tuple[float, int, int]] = []  # a heap of (deadline, rollout, attempt); those given back meanwhile are in it too
 
@@ -77,10 +77,10 @@ class Out:
         """A rollout that holds so many tokens is leased, pinned to `version` where that is one."""
         deadline = now + self.times.deadline_s
         self._given += 1
-        self._held[rollout] = Held(self._given, attempt, now, deadline, tokens, version)
+        self._held[rollout] = ActiveLease(self._given, attempt, now, deadline, tokens, version)
         heapq.heappush(self._order, (deadline, rollout, attempt))
 
-    def of(self, rollout: int) -> Held:
+    def of(self, rollout: int) -> ActiveLease:
         """A rollout's lease. Raises KeyError where it is not leased."""
         return self._held[rollout]
 
@@ -98,6 +98,6 @@ class Out:
                 found.append(rollout)
         return found
 
-    def oldest(self, most: int) -> list[tuple[int, Held]]:
+    def oldest(self, most: int) -> list[tuple[int, ActiveLease]]:
         """At most so many leases, the oldest first."""
         return heapq.nsmallest(most, self._held.items(), key=lambda item: item[1].since)

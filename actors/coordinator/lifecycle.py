@@ -19,7 +19,7 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from asyncrl.config.schema import Run
+from asyncrl.config.schema import SupervisionConfig
 
 GOODBYE_S = 2.0
 """Seconds in which the launcher hangs up."""
@@ -36,7 +36,7 @@ class Phase(enum.Enum):
 
 
 class Stage(enum.Enum):
-    """A part of the drain, and the share of `run.grace_s` that has passed when the next one begins at the latest."""
+    """A part of the drain, and the share of `supervision.grace_s` that has passed when the next one begins at the latest."""
 
     PARK = 0.3
     ROLLOUT = 0.4
@@ -45,7 +45,7 @@ class Stage(enum.Enum):
     JOURNAL = 0.95
 
 
-class Late(NamedTuple):
+class OverduePhase(NamedTuple):
     """A phase has lasted too long: `missing` names the actors that never came, or is empty where nothing happened any more."""
 
     phase: Phase
@@ -55,7 +55,7 @@ class Late(NamedTuple):
 class Lifecycle:
     """One run's phase. It reads no clock: every method is told the time, in seconds."""
 
-    def __init__(self, expected: Iterable[str], settings: Run, now: float) -> None:
+    def __init__(self, expected: Iterable[str], settings: SupervisionConfig, now: float) -> None:
         """`expected` are the names of the actors without which the run does not begin."""
         self._missing = dict.fromkeys(expected)
         self._settings = settings
@@ -111,11 +111,11 @@ class Lifecycle:
         """When a stage of the drain, which has begun, is over at the latest."""
         return self.since + self._settings.grace_s * stage.value
 
-    def late(self, progress: float, now: float) -> Late | None:
+    def late(self, progress: float, now: float) -> OverduePhase | None:
         """Whether the phase has lasted too long and the run must fail; None in an ending, whose deadlines end themselves."""
         if self.ending or now < self.deadline(progress):
             return None
-        return Late(self.phase, self.missing)
+        return OverduePhase(self.phase, self.missing)
 
     def _enter(self, phase: Phase, now: float) -> None:
         self.phase, self.since = phase, now

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import trio
 
-from asyncrl.link import Link
-from asyncrl.messages import Hello, Message, Report, Role
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.messages import Hello, Message, Report, Role
 
 OUTBOX = 512
 """Frames that may wait for one peer. What is given to an actor is bounded by its slots, so a full outbox means it does not read."""

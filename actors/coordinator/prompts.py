@@ -10,16 +10,16 @@ from typing import Protocol
 import numpy as np
 
 from asyncrl.experience.history import History
-from asyncrl.messages import Purpose
-from asyncrl.strategies.choice import CHOICES, Chosen, Stream
+from asyncrl.ipc.messages import Split
+from asyncrl.strategies.curriculum import CHOICES, NextPrompt, PromptOrder
 
 
 class Source(Protocol):
     """Prompts by split and place (a task)."""
 
-    def size(self, purpose: Purpose) -> int: ...
+    def size(self, split: Split) -> int: ...
 
-    def prompt(self, purpose: Purpose, item: int) -> str: ...
+    def prompt(self, split: Split, prompt_index: int) -> str: ...
 
 
 class Encoder(Protocol):
@@ -33,13 +33,13 @@ class Encoder(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
 
-class Prompts:
+class PromptSource:
     """The training prompts, chosen by `choice` from a stream of epochs; and the held-out ones, in their order."""
 
     def __init__(self, source: Source, encoder: Encoder, *, seed: int, epochs: int, choice: str = "in_order") -> None:
         self._source = source
         self._encoder = encoder
-        self._stream = Stream(source.size("train"), seed=seed, epochs=epochs)
+        self._stream = PromptOrder(source.size("train"), seed=seed, epochs=epochs)
         self._choice = CHOICES[choice](self._stream)
 
     @property
@@ -47,17 +47,17 @@ class Prompts:
         """Every id that is sampled is smaller."""
         return self._encoder.sampled
 
-    def next(self, history: History, live: Container[int]) -> Chosen | None:
+    def next(self, history: History, live: Container[int]) -> NextPrompt | None:
         """The training prompt to admit; None when the epochs are over (0 epochs: never)."""
         return self._choice.next(history, live)
 
     def train_item(self, place: int) -> int | None:
         """The item at a place in the stream of prompts; None when the epochs are over."""
-        return None if self._stream.over(place) else self._stream.item(place)
+        return None if self._stream.over(place) else self._stream.prompt_index(place)
 
     def evaluation_items(self) -> range:
         return range(self._source.size("evaluation"))
 
-    def ids(self, purpose: Purpose, item: int) -> bytes:
+    def ids(self, split: Split, prompt_index: int) -> bytes:
         """The prompt's token ids, int32."""
-        return np.asarray(self._encoder.encode(self._source.prompt(purpose, item)), np.int32).tobytes()
+        return np.asarray(self._encoder.encode(self._source.prompt(split, prompt_index)), np.int32).tobytes()

@@ -12,26 +12,15 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from actors.coordinator.book import Book
+from actors.coordinator.engine_pool import EnginePool
+from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
-from actors.coordinator.seats import Seats
 from asyncrl.config import Config
 from asyncrl.experience.events import Published
-from asyncrl.messages import Committed, Prepared, Transferred
-from asyncrl.situation import UnderWay
-from asyncrl.summary import Publications
-from weightsync.publication import (
-    Action,
-    Decided,
-    Done,
-    Failed,
-    Fence,
-    FenceTrainer,
-    Membership,
-    Publication,
-    ToMember,
-    ToTrainer,
-)
+from asyncrl.ipc.messages import Committed, Prepared, Transferred
+from asyncrl.observe.run_status import PublicationStatus
+from asyncrl.observe.summary import Publications
+from weightsync.publication import Action, Decided, Done, Failed, Fence, FenceTrainer, Membership, Publication, ToMember, ToTrainer
 
 FAILURES = 5
 """Publications that may fail in a row. Each has fenced whoever was at fault, so more of them mean that something else is."""
@@ -46,8 +35,8 @@ class Publishing:
 
     def __init__(
         self,
-        book: Book,
-        seats: Seats,
+        store: EventStore,
+        engine_pool: EnginePool,
         config: Config,
         *,
         fence: Callable[[str, str], None],
@@ -56,8 +45,8 @@ class Publishing:
     ) -> None:
         """`fence(actor, reason)` has an engine replaced, `give_up(reason)` ends the run, `done(version, pinned)` hears of what every
         engine serves, and whether it is to be evaluated."""
-        self._book = book
-        self._seats = seats
+        self._store = store
+        self._engine_pool = engine_pool
         self._fence = fence
         self._give_up = give_up
         self._done = done
@@ -83,11 +72,11 @@ class Publishing:
         """Whom the publication under way waits for; empty where there is none."""
         return self._current.waiting_for if self._current is not None else ""
 
-    def under_way(self, now: float) -> UnderWay | None:
+    def under_way(self, now: float) -> PublicationStatus | None:
         """The publication that is under way."""
         if (current := self._current) is None:
             return None
-        return UnderWay(
+        return PublicationStatus(
             number=current.number,
             version=current.version,
             phase=current.phase.value,
@@ -123,7 +112,7 @@ class Publishing:
         """Start what is due. `version` is the trainer's; `pin` says whether it is to be evaluated."""
         if self._current is not None or self._trainer is None or not self._membership.members:
             return
-        if not pin and not self._seats.behind(version):
+        if not pin and not self._engine_pool.behind(version):
             return
         self._number += 1
         self._began, self._pauses, self._pin = trio.current_time(), {}, pin
@@ -155,7 +144,7 @@ class Publishing:
         """An engine serves the version now."""
         if self._current is None or message.publication != self._number:
             return
-        self._seats.serve(name, message.version, pin=self._pin or self._own)
+        self._engine_pool.serve(name, message.version, pin=self._pin or self._own)
         self._pauses[member] = message.pause_seconds
         self._carry_out(self._current.committed(member, message, trio.current_time()))
 
@@ -166,10 +155,10 @@ class Publishing:
                     assert self._trainer is not None
                     self._trainer[0].send(message)
                 case ToMember(member, message):
-                    if (seat := self._seats.get(f"rollout-{member}")) is not None:
-                        seat.peer.send(message)
+                    if (engine_handle := self._engine_pool.get(f"rollout-{member}")) is not None:
+                        engine_handle.peer.send(message)
                 case Decided(version):
-                    self._book.record(Published(version))
+                    self._store.record(Published(version))
                     self.published = version
                 case Fence(member, reason):
                     self._membership = self._membership.left(member)

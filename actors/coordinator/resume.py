@@ -11,19 +11,19 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from actors.coordinator.book import Book
+from actors.coordinator.event_store import EventStore
 from actors.coordinator.generation import taken_back
 from asyncrl.experience.events import Dropped
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import Status
+from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.experience.state import Experience
-from asyncrl.journal import History, Journal
-from asyncrl.training.checkpoints import CheckpointError
+from asyncrl.journal import Journal, JournalReader
+from asyncrl.training.checkpoint_index import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 
-class Checkpoint(Protocol):
+class FoundCheckpoint(Protocol):
     """Weights on disk."""
 
     @property
@@ -38,7 +38,7 @@ class Checkpoint(Protocol):
         ...
 
 
-def resumed(history: History, checkpoints: Sequence[Checkpoint]) -> tuple[Experience, int]:
+def resumed(history: JournalReader, checkpoints: Sequence[FoundCheckpoint]) -> tuple[Experience, int]:
     """The state to go on from, and the version that training starts from: that of the newest of `checkpoints` (oldest first) that is whole
     and in the journal, or 0. Newer ones are set aside. Raises JournalError."""
     numbers = {version: number for number, version in history.snapshots()}  # the newest of each version
@@ -59,13 +59,13 @@ def resumed(history: History, checkpoints: Sequence[Checkpoint]) -> tuple[Experi
     return recovered(base, (event for _, event in history.events(after))), version
 
 
-def begin_again(book: Book, journal: Journal, version: int) -> None:
+def begin_again(store: EventStore, journal: Journal, version: int) -> None:
     """Write down where the run goes on from, and take back what actors that are gone had."""
     journal.abandon(version)
-    journal.keep(version, book.experience)
-    experience = book.experience
+    journal.keep(version, store.experience)
+    experience = store.experience
     for rollout in list(experience.rollouts.values()):
-        if rollout.status is Status.LEASED:
-            book.record(taken_back(rollout, "resumed"))
-    for group in [group.id for group in experience.groups.values() if group.purpose == "evaluation"]:
-        book.record(Dropped(group, "evaluation"))
+        if rollout.status is RolloutStatus.LEASED:
+            store.record(taken_back(rollout, "resumed"))
+    for group in [group.id for group in experience.groups.values() if group.split == "evaluation"]:
+        store.record(Dropped(group, "evaluation"))

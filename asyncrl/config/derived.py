@@ -12,9 +12,9 @@ from typing import NamedTuple
 from asyncrl.config.advice import advice
 from asyncrl.config.flow import FACTOR, largest_lag, smallest_step
 from asyncrl.config.losses import clips_nothing, ratios_weigh
-from asyncrl.config.schema import Config, Train
-from asyncrl.process import divide_cores
-from staleness.admission import most_live
+from asyncrl.config.schema import Config, TrainConfig
+from asyncrl.processes.process import divide_cores
+from staleness.admission import max_live
 
 EVENT_BYTES = 40
 """About what an event takes in the journal beside its tokens."""
@@ -44,10 +44,10 @@ def keeps_versions(config: Config) -> bool:
 
 def live_groups(config: Config) -> int:
     """Admission's bound: groups that are generated, judged, ready or taken at one time."""
-    return most_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)
+    return max_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)
 
 
-def most_groups(config: Config) -> int:
+def max_groups(config: Config) -> int:
     """Most groups alive at one time, with those that are started for others that the filter will leave out (see
     `asyncrl.strategies.acceptance`): never so many that lag could leave its bound if all of them passed."""
     live, staleness = live_groups(config), config.staleness
@@ -64,7 +64,7 @@ def group_size(config: Config) -> int:
 
 def queue_bytes(config: Config) -> int:
     """Most bytes of token arrays alive at one time: `int32` ids of prompt and response, `float32` log-probabilities of the response."""
-    return most_groups(config) * group_size(config) * 4 * (config.engine.context_tokens + config.rollout.max_new_tokens)
+    return max_groups(config) * group_size(config) * 4 * (config.engine.context_tokens + config.rollout.max_new_tokens)
 
 
 def steps(config: Config) -> int:
@@ -94,8 +94,8 @@ def derived(config: Config, available: int) -> list[Row]:
     slots = rollout.actors * config.engine.slots
     groups = live_groups(config)
     live = groups * group_size(config)
-    total = config.run.cores or available
-    share = divide_cores(range(total), 1, rollout.actors, config.run.trainer_cores)
+    total = config.machine.cores or available
+    share = divide_cores(range(total), 1, rollout.actors, config.machine.trainer_cores)
     prompts = steps(config) * train.batch_groups
     params = ", ".join(f"{name}={value}" for name, value in task.params.items())
     return [
@@ -114,8 +114,8 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("correction", ", ".join(entry.kind for entry in staleness.correction) or "none", _weighs(config)),
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
         Row("cores", f"{total} of {available}", f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}"),
-        Row("metrics", f"http://{config.run.metrics_host}:{port}/metrics" if (port := config.run.metrics_port) else "off", "Prometheus"),
-        *([Row("agents", f"http://127.0.0.1:{config.door.port}", _agents(config))] if config.door.port else []),
+        Row("metrics", f"http://{config.metrics.host}:{port}/metrics" if (port := config.metrics.port) else "off", "Prometheus"),
+        *([Row("agents", f"http://127.0.0.1:{config.gateway.port}", _agents(config))] if config.gateway.port else []),
         *(Row("note", key, text) for key, text in advice(config)),
     ]
 
@@ -136,7 +136,7 @@ def _step(config: Config) -> list[Row]:
     ]
 
 
-def _bounds(train: Train) -> str:
+def _bounds(train: TrainConfig) -> str:
     """What the objective does to the ratio."""
     lo, hi = f"{1 - train.clip_lo:g}", f"{1 + train.clip_hi:g}"
     return {
@@ -175,7 +175,7 @@ def _proximal(config: Config, live: int) -> str:
 
 
 def _more(config: Config) -> str:
-    more = most_groups(config)
+    more = max_groups(config)
     return f"; ≤ {more:,} groups where the filter leaves many out" if more > live_groups(config) else ""
 
 
@@ -185,22 +185,22 @@ def _worst(config: Config) -> Row:
     bounded = staleness.on_stale != "train"
     older = {
         "mask": "older tokens are left out of the loss",
-        "recycle": "the prompt of older tokens starts again",
+        "restart": "the prompt of older tokens starts again",
         "drop": "the group of older tokens is dropped",
         "train": "old tokens are trained",
     }[staleness.on_stale]
     if not staleness.window:
         return Row(name, str(staleness.max_lag) if bounded else "no bound", f"{older}; no window: the oldest finished first")
-    lag = largest_lag(config, most_groups(config))
+    lag = largest_lag(config, max_groups(config))
     if bounded and lag > staleness.max_lag:
         return Row(name, str(staleness.max_lag), f"{older}; with this window some may be {lag} old")
     return Row(name, str(lag), f"{older}; with this window none is older than {lag}")
 
 
 def _agents(config: Config) -> str:
-    last = config.door.port + config.rollout.actors - 1
+    last = config.gateway.port + config.rollout.actors - 1
     others = f", and the next ones up to {last}" if config.rollout.actors > 1 else ""
-    return f"OpenAI's API{others}; the key is in door.key, what they do in sessions"
+    return f"OpenAI's API{others}; the key is in gateway.key, what they do in sessions"
 
 
 def _counts(parts: Sequence[tuple[int, ...]]) -> str:

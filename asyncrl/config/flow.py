@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from asyncrl.config.schema import Config
-from staleness.admission import most_live
+from staleness.admission import max_live
 
 FACTOR = 4
 """For one group that is needed at most so many are started, however few pass the filter."""
@@ -50,7 +50,7 @@ def flow_contradictions(config: Config) -> Contradictions:
             "what may be live is counted in groups of group_size, so lag would leave its bound with larger ones: set unit to group, "
             "or sizing to fixed",
         )
-    if train.unit == "rollout" and staleness.on_stale == "recycle":
+    if train.unit == "rollout" and staleness.on_stale == "restart":
         yield (
             ("train.unit", "staleness.on_stale"),
             "a prompt cannot start again while rollouts of it are trained: set unit to group, or on_stale to mask or drop",
@@ -75,7 +75,7 @@ def largest_lag(config: Config, live: int) -> int:
 
 
 def _live(config: Config) -> int:
-    return most_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)
+    return max_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)
 
 
 def smallest_step(config: Config) -> Fraction:

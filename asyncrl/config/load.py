@@ -17,6 +17,7 @@ import msgspec
 import tomli_w
 
 from asyncrl.config.fields import FIELDS, SECTIONS, ConfigError, Field, checked, lookup, nearest, quoted, shortened
+from asyncrl.config.renamed import RENAMED
 from asyncrl.config.rules import contradictions
 from asyncrl.config.schema import VARIABLES, Config, Section
 
@@ -161,7 +162,9 @@ def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any
 
 
 def _known(path: tuple[str, ...], place: str) -> Field:
-    """The field that `path` names, or a ConfigError with the nearest."""
+    """The field that `path` names, or a ConfigError with its name of today, or the nearest."""
+    if (now := RENAMED.get(".".join(path[:2]))) is not None or (path[0] in RENAMED and (now := RENAMED[path[0]])):
+        raise ConfigError(f"{place}: {'.'.join(path[:2])} {now}.")
     key = ".".join(path)
     if path[0] not in SECTIONS:
         near = nearest(key, FIELDS) if len(path) > 1 or any(field.name == path[0] for field in FIELDS.values()) else nearest(key, SECTIONS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from asyncrl.config.schema import Config, Staleness, Train
+from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
 from staleness.estimators import K3, GeometricMask, GeometricTis, IcePop, Mis
 
 BANDS = (IcePop, Mis, GeometricMask, GeometricTis)
@@ -21,11 +21,6 @@ Contradictions = Iterator[tuple[tuple[str, ...], str]]
 
 def loss_contradictions(config: Config) -> Contradictions:
     """Those of corrections, objective, proximal policy, advantages, and of the tokens that all of them are about."""
-    if config.rollout.top_p < 1:
-        yield (
-            ("rollout.top_p",),
-            "no engine records the kept set, so the trainer's probabilities would be of another distribution than was sampled: set it to 1",
-        )
     train = config.train
     if train.objective == "dual_clip" and train.dual_clip <= 1 + train.clip_hi:
         yield ("train.dual_clip", "train.clip_hi"), "the second clip would cut into the first: dual_clip must be larger than 1 + clip_hi"
@@ -35,23 +30,23 @@ def loss_contradictions(config: Config) -> Contradictions:
     yield from _advantages(config)
 
 
-def ratios_weigh(train: Train, staleness: Staleness) -> bool:
+def ratios_weigh(train: TrainConfig, staleness: StalenessConfig) -> bool:
     """Whether the ratio that corrections look at may weigh the loss. It may not where the objective's own ratio is the same: that of
     current to behaviour policy."""
     return staleness.proximal != "behaviour" or train.objective == "reinforce"
 
 
-def clips_nothing(train: Train, staleness: Staleness) -> bool:
+def clips_nothing(train: TrainConfig, staleness: StalenessConfig) -> bool:
     """Whether the objective has a ratio, and that ratio is always 1. (A step makes a version, so current and recomputed policy are one.)"""
     return staleness.proximal == "recompute" and train.objective != "reinforce"
 
 
-def bounded_above(staleness: Staleness) -> bool:
+def bounded_above(staleness: StalenessConfig) -> bool:
     """Whether a correction bounds the ratio of what it keeps, which is that of current to behaviour policy where proximal is behaviour."""
     return any(isinstance(entry, BOUNDS) for entry in staleness.correction)
 
 
-def _one_forward(train: Train, staleness: Staleness) -> Contradictions:
+def _one_forward(train: TrainConfig, staleness: StalenessConfig) -> Contradictions:
     if staleness.proximal != "behaviour" and not clips_nothing(train, staleness):
         yield (
             ("train.objective", "staleness.proximal"),

@@ -1,6 +1,6 @@
 """What settings say about each other. Invariant: a configuration that passes here contradicts itself nowhere, whatever the machine.
 
-What depends on the machine (cores, ports, directories) is `asyncrl.preflight`'s.
+What depends on the machine (cores, ports, directories) is `asyncrl.launch.preflight`'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """The keys that contradict each other, and what to do about it, as the end of a sentence."""
-    c, task, rollout, run = config, config.task, config.rollout, config.run
+    c, task, rollout = config, config.task, config.rollout
     if rollout.k_min > rollout.group_size:
         yield ("rollout.k_min", "rollout.group_size"), "a group cannot have more verdicts than rollouts: lower k_min or raise group_size"
     if rollout.group_size == 1 and rollout.filter == "zero_variance":
@@ -35,15 +35,18 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("train.micro_tokens", "engine.context_tokens"),
             "the longest rollout must fit in a micro-batch: micro_tokens must be at least context_tokens",
         )
-    if run.cores > 1 and run.trainer_cores >= run.cores:
-        yield ("run.trainer_cores", "run.cores"), "no core is left for generation: lower trainer_cores"
-    if run.stall_s <= task.verdict_s:
+    if c.machine.cores > 1 and c.machine.trainer_cores >= c.machine.cores:
+        yield ("machine.trainer_cores", "machine.cores"), "no core is left for generation: lower trainer_cores"
+    if c.supervision.stall_s <= task.verdict_s:
         yield (
-            ("run.stall_s", "task.verdict_s"),
+            ("supervision.stall_s", "task.verdict_s"),
             "a slow verifier would be taken for a stalled run: stall_s must be larger than verdict_s",
         )
-    if c.door.port and c.door.port + rollout.actors > 2**16:
-        yield ("door.port", "rollout.actors"), "each rollout actor's door has a port of its own, and there are not so many: lower port"
+    if c.gateway.port and c.gateway.port + rollout.actors > 2**16:
+        yield (
+            ("gateway.port", "rollout.actors"),
+            "each rollout actor's gateway has a port of its own, and there are not so many: lower port",
+        )
     yield from flow_contradictions(config)
     yield from loss_contradictions(config)
     yield from _task(config)

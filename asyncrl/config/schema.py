@@ -24,7 +24,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """A table of run.toml."""
 
 
-class Task(Section, frozen=True):
+class TaskConfig(Section, frozen=True):
     """What is learned: prompts, and the verifier of answers."""
 
     name: Annotated[str, Meta(description="a reasoning-gym data set, or `jsonl`")] = "spell_backward"
@@ -36,7 +36,7 @@ class Task(Section, frozen=True):
     chat: Annotated[bool, Meta(description="render prompts with the model's chat template instead")] = False
     train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
     eval_size: Annotated[int, Meta(ge=0, description="held-out prompts; 0: no evaluation")] = 128
-    choice: Annotated[
+    curriculum: Annotated[
         Literal["in_order", "unsolved", "difficulty"],
         Meta(description="which prompt comes next: each in turn, none that all rollouts solved lately, or the half solved"),
     ] = "in_order"
@@ -44,7 +44,7 @@ class Task(Section, frozen=True):
     verdict_s: Annotated[float, Meta(gt=0, description="seconds a verifier may take for one answer")] = 10.0
 
 
-class Model(Section, frozen=True):
+class ModelConfig(Section, frozen=True):
     """What learns."""
 
     path: Annotated[str, Meta(description="a local Hugging Face model directory; empty: the bundled small model")] = ""
@@ -55,7 +55,7 @@ class Model(Section, frozen=True):
     dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
 
 
-class Sglang(Section, frozen=True):
+class SglangConfig(Section, frozen=True):
     """Engines that are SGLang servers, one for each rollout actor (docs/sglang.md)."""
 
     launch: Annotated[
@@ -84,7 +84,7 @@ class Sglang(Section, frozen=True):
     ] = 0.0
 
 
-class Engine(Section, frozen=True):
+class EngineConfig(Section, frozen=True):
     """Who generates."""
 
     kind: Annotated[
@@ -96,16 +96,16 @@ class Engine(Section, frozen=True):
     context_tokens: Annotated[int, Meta(ge=8, description="prompt and response together, at most")] = 256
     kv: Annotated[Literal["keep", "recompute"], Meta(description="embedded: the cache of unfinished rollouts at a new version")] = "keep"
     compile: Annotated[bool, Meta(description="embedded: compiled decode kernels (needs a C++ compiler; 5-12 s, once a machine)")] = False
-    sglang: Sglang = Sglang()
+    sglang: SglangConfig = SglangConfig()
 
 
-class Door(Section, frozen=True):
+class GatewayConfig(Section, frozen=True):
     """OpenAI's API for agents, in front of each rollout actor's engine (docs/agents.md)."""
 
     port: Annotated[int, Meta(ge=0, le=65535, description="on loopback, of the first rollout actor; the next has the next one; 0: off")] = 0
 
 
-class Rollout(Section, frozen=True):
+class RolloutConfig(Section, frozen=True):
     """How experience is generated."""
 
     actors: Annotated[int, Meta(ge=1, description="rollout processes")] = 1
@@ -113,7 +113,6 @@ class Rollout(Section, frozen=True):
     k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
     max_new_tokens: Annotated[int, Meta(ge=1, description="tokens of a response, at most")] = 32
     temperature: Annotated[float, Meta(gt=0, description="of sampling; evaluation is greedy")] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1, description="of sampling: probability of the tokens that may be drawn; 1: all")] = 1.0
     filter: Annotated[Literal["zero_variance", "none"], Meta(description="groups left out: those whose rewards are all equal, or none")] = (
         "zero_variance"
     )
@@ -130,11 +129,14 @@ class Rollout(Section, frozen=True):
         Meta(description="the rest, once a step has its groups: goes on, or is interrupted, kept, and leased again first"),
     ] = "in_flight"
     overprovision: Annotated[float, Meta(ge=1, description="groups started for each that a step needs")] = 1.0
-    max_hops: Annotated[int, Meta(ge=0, description="times a rollout may be taken back and go on before it is given up; 0: any number")] = 0
+    max_resumes: Annotated[
+        int, Meta(ge=0, description="times a rollout may be taken back and go on before it is given up; 0: any number")
+    ] = 0
+    lease_s: Annotated[float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor, at most")] = 600.0
     attempts: Annotated[int, Meta(ge=1, description="leases of a rollout before it is given up")] = 3
 
 
-class Train(Section, frozen=True):
+class TrainConfig(Section, frozen=True):
     """How it learns."""
 
     steps: Annotated[int, Meta(ge=1, description="optimizer steps")] = 200
@@ -178,7 +180,7 @@ class Train(Section, frozen=True):
     checkpoint_every: Annotated[int, Meta(ge=0, description="steps between checkpoints; 0: at the end only")] = 100
 
 
-class Staleness(Section, frozen=True):
+class StalenessConfig(Section, frozen=True):
     """How old experience may be, and what is done about its age."""
 
     max_lag: Annotated[int, Meta(ge=0, description="versions; no token older than this enters a loss")] = 4
@@ -194,7 +196,7 @@ class Staleness(Section, frozen=True):
         Meta(description="the policy that the ratio is clipped around"),
     ] = "behaviour"
     on_stale: Annotated[
-        Literal["mask", "recycle", "drop", "train"],
+        Literal["mask", "restart", "drop", "train"],
         Meta(description="tokens over max_lag: left out of the loss, their prompt started again, their group dropped, or trained"),
     ] = "mask"
     correction: Annotated[
@@ -207,7 +209,7 @@ class Staleness(Section, frozen=True):
     alarm_ess: Annotated[float, Meta(ge=0, lt=1, description="alarm where the effective share of a step's rollouts is smaller")] = 0.1
 
 
-class Publication(Section, frozen=True):
+class PublicationConfig(Section, frozen=True):
     """How weights reach engines."""
 
     bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = 32 * 2**20
@@ -215,39 +217,68 @@ class Publication(Section, frozen=True):
     host: Annotated[str, Meta(description="address the trainer's weight store listens on")] = "127.0.0.1"
 
 
-class Run(Section, frozen=True):
-    """Everything operators tune."""
+class RewardConfig(Section, frozen=True):
+    """Who judges answers."""
 
-    dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
-    reward_actors: Annotated[int, Meta(ge=1, description="reward processes")] = 1
-    reward_concurrency: Annotated[int, Meta(ge=1, description="answers judged at a time, for each reward actor")] = 16
+    actors: Annotated[int, Meta(ge=1, description="reward processes")] = 1
+    concurrency: Annotated[int, Meta(ge=1, description="answers judged at a time, for each reward actor")] = 16
+
+
+class MachineConfig(Section, frozen=True):
+    """What of this machine a run may use."""
+
     cores: Annotated[int, Meta(ge=0, description="cores to use; 0: all this process may use")] = 0
     trainer_cores: Annotated[int, Meta(ge=0, description="of those, the trainer's; 0: half")] = 0
-    lease_s: Annotated[float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor, at most")] = 600.0
-    journal_ms: Annotated[int, Meta(ge=0, description="milliseconds between commits of the journal; 0: each event at once")] = 100
-    metrics_port: Annotated[int, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")] = 0
-    metrics_host: Annotated[str, Meta(description="address of this machine that it is answered at; 0.0.0.0: each")] = "127.0.0.1"
+
+
+class JournalConfig(Section, frozen=True):
+    """How events reach the disk."""
+
+    commit_ms: Annotated[int, Meta(ge=0, description="milliseconds between commits of the journal; 0: each event at once")] = 100
+
+
+class MetricsConfig(Section, frozen=True):
+    """Where Prometheus asks."""
+
+    port: Annotated[int, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")] = 0
+    host: Annotated[str, Meta(description="address of this machine that it is answered at; 0.0.0.0: each")] = "127.0.0.1"
+
+
+class SupervisionConfig(Section, frozen=True):
+    """How long the run waits for whom, and how often it starts an actor again."""
+
     restarts: Annotated[int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")] = 5
     restart_window_s: Annotated[float, Meta(gt=0, description="seconds over which restarts are counted")] = 300.0
     start_s: Annotated[float, Meta(gt=0, description="seconds in which every actor must have come")] = 300.0
     stall_s: Annotated[float, Meta(gt=0, description="seconds without a token or a step that end the run")] = 300.0
     grace_s: Annotated[float, Meta(gt=0, description="seconds to drain when asked to stop")] = 5.0
+
+
+class RunConfig(Section, frozen=True):
+    """One run: where it is kept, what it draws, what it says."""
+
+    dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
     log: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")] = "info"
 
 
 class Config(Section, frozen=True):
     """The whole run."""
 
-    task: Task = Task()
-    model: Model = Model()
-    engine: Engine = Engine()
-    door: Door = Door()
-    rollout: Rollout = Rollout()
-    train: Train = Train()
-    staleness: Staleness = Staleness()
-    publication: Publication = Publication()
-    run: Run = Run()
+    task: TaskConfig = TaskConfig()
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    train: TrainConfig = TrainConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    publication: PublicationConfig = PublicationConfig()
+    journal: JournalConfig = JournalConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    machine: MachineConfig = MachineConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
+    run: RunConfig = RunConfig()
 
 
 VARIABLES: dict[str, str] = {
@@ -258,9 +289,9 @@ VARIABLES: dict[str, str] = {
     "ASYNCRL_CORRECTION": "staleness.correction",
     "ASYNCRL_OVERPROVISION": "rollout.overprovision",
     "ASYNCRL_ENGINE": "engine.kind",
-    "ASYNCRL_LEASE_S": "run.lease_s",
-    "ASYNCRL_JOURNAL_MS": "run.journal_ms",
-    "ASYNCRL_METRICS_PORT": "run.metrics_port",
+    "ASYNCRL_LEASE_S": "rollout.lease_s",
+    "ASYNCRL_JOURNAL_MS": "journal.commit_ms",
+    "ASYNCRL_METRICS_PORT": "metrics.port",
     "ASYNCRL_RUN_DIR": "run.dir",
     "ASYNCRL_LOG": "run.log",
 }

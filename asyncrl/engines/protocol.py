@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.messages import Finish
+from asyncrl.ipc.messages import Finish
 
 if TYPE_CHECKING:
     import torch

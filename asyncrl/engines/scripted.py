@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from asyncrl.engines.draws import stream, uniforms
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
-from asyncrl.engines.requests import refuse_misfit
-from asyncrl.messages import Finish
+from asyncrl.engines.request_checks import refuse_misfit
+from asyncrl.ipc.messages import Finish
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.messages import Finish, Purpose, Verdict
+from asyncrl.ipc.messages import Finish, Split, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -16,7 +16,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Admitted(Event, frozen=True):
-    """A prompt became group `group` of `size` rollouts, numbered from `first`. `item` is the prompt's place in its split of the task.
+    """A prompt became group `group` of `size` rollouts, numbered from `first`. `prompt_index` is the prompt's place in its split of the task.
     `version` pins the weights (evaluation). `restarts` is the group, discarded as stale, whose prompt starts again here: such a group
     does not move the cursor over the prompts. `key` is what the draws of its first rollout are keyed with, one more for each later one.
     `cursor` is where the next training prompt is looked for in the stream of prompts."""
@@ -24,8 +24,8 @@ class Admitted(Event, frozen=True):
     group: int
     first: int
     size: int
-    purpose: Purpose
-    item: int
+    split: Split
+    prompt_index: int
     prompt: bytes
     max_new_tokens: int
     version: int | None = None
@@ -61,7 +61,7 @@ class Sealed(Event, frozen=True):
     finish: Finish
 
 
-class Recycled(Event, frozen=True):
+class Requeued(Event, frozen=True):
     """An unfinished rollout was taken back with its tokens; it is leased again before any new prompt. `reason` names why; `failed` says
     whether it counts against the rollout."""
 
@@ -78,13 +78,13 @@ class Buried(Event, frozen=True):
     reason: str
 
 
-class Late(Event, frozen=True):
+class LateTokens(Event, frozen=True):
     """Tokens arrived for a rollout that was no longer with their sender: generated, and discarded as `late`."""
 
     tokens: int
 
 
-class JudgedAs(Event, frozen=True):
+class Judged(Event, frozen=True):
     """A sealed rollout has its verdict."""
 
     rollout: int
@@ -106,7 +106,7 @@ class Trained(Event, frozen=True):
     discarded: dict[str, int]
 
 
-class Shelved(Event, frozen=True):
+class StoredForReplay(Event, frozen=True):
     """A group that a step has taken is kept when it is over, to be trained once more, by step `until` at the latest."""
 
     group: int
@@ -154,13 +154,13 @@ AnyEvent = (
     | Leased
     | Extended
     | Sealed
-    | Recycled
+    | Requeued
     | Buried
-    | Late
-    | JudgedAs
+    | LateTokens
+    | Judged
     | Taken
     | Trained
-    | Shelved
+    | StoredForReplay
     | Replayed
     | Discarded
     | Dropped

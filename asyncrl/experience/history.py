@@ -22,7 +22,7 @@ RECENT = 2**16
 """The groups of which it is remembered whether they had a signal."""
 
 
-class Seen(msgspec.Struct, array_like=True, gc=False):
+class PromptRecord(msgspec.Struct, array_like=True, gc=False):
     """One prompt. `cursor` is that of its last admission, `visits` its groups that completed. Over the rewards of these, earlier visits
     counting for less: `count` of them, their sum `total`, and how many `solved` it. `easy`: each member of the last group solved it."""
 
@@ -38,22 +38,22 @@ class History(msgspec.Struct):
     """Every prompt that was admitted for training, by its item. `cursor` is where the next prompt is looked for in the run's stream of
     prompts; `recent` has for each of the last groups that completed, the oldest first, 1 where its rewards differ and else 0."""
 
-    seen: dict[int, Seen] = msgspec.field(default_factory=dict)
+    seen: dict[int, PromptRecord] = msgspec.field(default_factory=dict)
     cursor: int = 0
     recent: bytearray = msgspec.field(default_factory=bytearray)
 
-    def admit(self, item: int, cursor: int) -> None:
+    def admit(self, prompt_index: int, cursor: int) -> None:
         """A new prompt was admitted, and the next one is looked for from `cursor` on. One that is started again is not admitted anew."""
         self.cursor = cursor
-        if (seen := self.seen.get(item)) is None:
-            self.seen[item] = Seen(cursor)
+        if (seen := self.seen.get(prompt_index)) is None:
+            self.seen[prompt_index] = PromptRecord(cursor)
         else:
             seen.cursor = cursor
 
-    def record(self, item: int, rewards: Sequence[float], size: int) -> None:
+    def record(self, prompt_index: int, rewards: Sequence[float], size: int) -> None:
         """A group of `size` rollouts completed, and these are the rewards there are; all of it failed where there is none. Each group is
         recorded once, when its last member is judged or buried, whatever becomes of it then. Raises KeyError for an item never admitted."""
-        seen = self.seen[item]
+        seen = self.seen[prompt_index]
         solved = sum(reward >= SOLVED for reward in rewards)
         seen.visits += 1
         seen.count = KEPT * seen.count + len(rewards)
@@ -64,14 +64,14 @@ class History(msgspec.Struct):
         if len(self.recent) > RECENT:
             del self.recent[0]
 
-    def prior(self, item: int) -> tuple[float, float]:
+    def prior(self, prompt_index: int) -> tuple[float, float]:
         """Mean of the rewards of earlier visits, and how many they count for; (0, 0) where there are none. Taken when a group is admitted,
         it cannot depend on that group."""
-        seen = self.seen.get(item)
+        seen = self.seen.get(prompt_index)
         return (seen.total / seen.count, seen.count) if seen is not None and seen.count else (0.0, 0.0)
 
-    def posterior(self, item: int) -> tuple[float, float]:
+    def posterior(self, prompt_index: int) -> tuple[float, float]:
         """(a, b) of the Beta distribution of the chance that a rollout solves the prompt: 1 + those that solved it, and 1 + those that did
         not, from a uniform prior. Both are at least 1."""
-        seen = self.seen.get(item)
+        seen = self.seen.get(prompt_index)
         return (1.0, 1.0) if seen is None else (1.0 + seen.solved, 1.0 + seen.count - seen.solved)

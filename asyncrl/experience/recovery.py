@@ -24,7 +24,7 @@ def recovered(base: Experience, events: Iterable[e.AnyEvent]) -> Experience:
                 base.prescribe(step, rollouts)  # a step redone before this crash had taken the same
             case e.Published(version):
                 base.close(version)
-            case e.Trained() | e.Shelved() | e.Replayed() | e.Checkpointed():
+            case e.Trained() | e.StoredForReplay() | e.Replayed() | e.Checkpointed():
                 pass
             case _:
                 base.apply(event)

@@ -1,6 +1,6 @@
 """Rollouts and groups. Invariant 4 (parallel arrays): `len(ids) == len(behaviour)` and spans tile `[0, tokens)` after every `extend`.
 
-`Group.of` is the one door through which prompts come, and `Rollout.extend` the one through which tokens do; each checks everything before
+`Group.of` is the one gateway through which prompts come, and `Rollout.extend` the one through which tokens do; each checks everything before
 it changes anything.
 """
 
@@ -12,17 +12,17 @@ from typing import Self
 import msgspec
 
 from asyncrl.experience.events import Admitted
-from asyncrl.messages import Finish, NoVerdict, Purpose, Scored, Span, Verdict
+from asyncrl.ipc.messages import Finish, NoVerdict, Scored, Span, Split, Verdict
 
 TOKEN_BYTES = 8
 """What a response token takes: an `int32` id and a `float32` behaviour log-probability."""
 
 
-class Refused(Exception):
+class ImpossibleEvent(Exception):
     """This event cannot have happened; the state is what it was before."""
 
 
-class Status(enum.Enum):
+class RolloutStatus(enum.Enum):
     """Where a rollout is in its life: waiting → leased (→ waiting …) → sealed → judged → taken → trained or discarded;
     buried before it is sealed; discarded from anywhere with its group; judged again where what was trained is undone."""
 
@@ -36,10 +36,10 @@ class Status(enum.Enum):
     BURIED = "buried"
 
 
-FINISHED = frozenset({Status.JUDGED, Status.TAKEN, Status.TRAINED, Status.DISCARDED, Status.BURIED})
+FINISHED = frozenset({RolloutStatus.JUDGED, RolloutStatus.TAKEN, RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus.BURIED})
 """Nothing more is waited for: such a member lets its group complete."""
 
-ENDED = frozenset({Status.TRAINED, Status.DISCARDED, Status.BURIED})
+ENDED = frozenset({RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus.BURIED})
 """The ends of a rollout's life. An ended rollout holds no tokens."""
 
 
@@ -55,7 +55,7 @@ class Rollout(msgspec.Struct):
     id: int
     group: int
     max_new_tokens: int
-    status: Status = Status.WAITING
+    status: RolloutStatus = RolloutStatus.WAITING
     attempt: int = 0
     failures: int = 0
     owner: str = ""
@@ -86,7 +86,7 @@ class Rollout(msgspec.Struct):
     @property
     def recycled(self) -> bool:
         """Whether it was taken back and waits for another lease."""
-        return self.status is Status.WAITING and self.attempt > 0
+        return self.status is RolloutStatus.WAITING and self.attempt > 0
 
     def extend(self, version: int, start: int, ids: bytes, behaviour: bytes) -> int:
         """Append tokens sampled under `version`, of which the first is response token `start`; returns how many.
@@ -95,17 +95,19 @@ class Rollout(msgspec.Struct):
         """
         size = len(ids)
         if size != len(behaviour):
-            raise Refused(f"rollout {self.id} got {size} bytes of ids and {len(behaviour)} of log-probabilities: they must be parallel")
+            raise ImpossibleEvent(
+                f"rollout {self.id} got {size} bytes of ids and {len(behaviour)} of log-probabilities: they must be parallel"
+            )
         if not size or size & 3:
-            raise Refused(f"rollout {self.id} got {size} bytes of ids, which is not a positive number of int32")
+            raise ImpossibleEvent(f"rollout {self.id} got {size} bytes of ids, which is not a positive number of int32")
         held = len(self.ids) >> 2
         if start != held:
-            raise Refused(f"rollout {self.id} holds {held} tokens, and was extended from token {start}")
+            raise ImpossibleEvent(f"rollout {self.id} holds {held} tokens, and was extended from token {start}")
         end = held + (size >> 2)
         if end > self.max_new_tokens:
-            raise Refused(f"rollout {self.id} may have {self.max_new_tokens} tokens, and was extended to {end}")
+            raise ImpossibleEvent(f"rollout {self.id} may have {self.max_new_tokens} tokens, and was extended to {end}")
         if version < 0:
-            raise Refused(f"rollout {self.id} got tokens of version {version}, which does not exist")
+            raise ImpossibleEvent(f"rollout {self.id} got tokens of version {version}, which does not exist")
         self.ids += ids
         self.behaviour += behaviour
         spans = self.spans
@@ -123,33 +125,35 @@ class Rollout(msgspec.Struct):
 
 
 class Group(msgspec.Struct):
-    """One prompt and its rollouts. `prompt` is `int32` ids; `item` its place in its split of the task; `version` pins the weights
+    """One prompt and its rollouts. `prompt` is `int32` ids; `prompt_index` its place in its split of the task; `version` pins the weights
     (evaluation) or is None; `key` is its first rollout's (see `Admitted`); `ordinal` counts the groups of its purpose admitted before;
-    `prior` is the mean of the rewards of its prompt's earlier visits, and what they count for, and `born` the version last published, as it
+    `prior` is the mean of the rewards of its prompt's earlier visits, and what they count for, and `admitted_version` the version last published, as it
     was admitted."""
 
     id: int
-    purpose: Purpose
-    item: int
+    split: Split
+    prompt_index: int
     prompt: bytes
     version: int | None
     members: tuple[Rollout, ...]
     key: int = 0
     ordinal: int = 0
     prior: tuple[float, float] = (0.0, 0.0)
-    born: int = 0
+    admitted_version: int = 0
 
     @classmethod
-    def of(cls, event: Admitted, ordinal: int, prior: tuple[float, float], born: int) -> Self:
+    def of(cls, event: Admitted, ordinal: int, prior: tuple[float, float], admitted_version: int) -> Self:
         """The group that was admitted, all of it waiting. Raises Refused where it is no group: without rollouts, prompt, budget or item."""
-        if event.size < 1 or event.max_new_tokens < 1 or event.item < 0:
-            raise Refused(
-                f"group {event.group} needs a rollout, a token to sample and an item: {event.size=} {event.max_new_tokens=} {event.item=}"
+        if event.size < 1 or event.max_new_tokens < 1 or event.prompt_index < 0:
+            raise ImpossibleEvent(
+                f"group {event.group} needs a rollout, a token to sample and an item: {event.size=} {event.max_new_tokens=} {event.prompt_index=}"
             )
         if not event.prompt or len(event.prompt) & 3:
-            raise Refused(f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a positive number of int32")
+            raise ImpossibleEvent(f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a positive number of int32")
         members = tuple(Rollout(event.first + i, event.group, event.max_new_tokens) for i in range(event.size))
-        return cls(event.group, event.purpose, event.item, event.prompt, event.version, members, event.key, ordinal, prior, born)
+        return cls(
+            event.group, event.split, event.prompt_index, event.prompt, event.version, members, event.key, ordinal, prior, admitted_version
+        )
 
     @property
     def prompt_tokens(self) -> int:

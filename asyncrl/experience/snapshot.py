@@ -10,10 +10,10 @@ from asyncrl.experience import events as e
 from asyncrl.experience.audit import Audit
 from asyncrl.experience.history import History
 from asyncrl.experience.ledger import Ledger
+from asyncrl.experience.replay_buffer import ReplayBuffer
 from asyncrl.experience.rollout import Group
-from asyncrl.experience.shelf import Shelf
 from asyncrl.experience.steps import Takings
-from asyncrl.messages import Purpose
+from asyncrl.ipc.messages import Split
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -27,14 +27,14 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     checkpoint: e.Checkpointed | None
     next_group: int
     next_rollout: int
-    items: dict[Purpose, int]
+    items: dict[Split, int]
     sealings: int
     judgements: int
-    ordinals: dict[Purpose, int]
+    ordinals: dict[Split, int]
     history: History
     audit: Audit
     groups: list[Group]
-    shelf: Shelf
+    replay_buffer: ReplayBuffer
     training: Takings
     prescribed: Takings
     closed: int

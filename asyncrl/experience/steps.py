@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from asyncrl.experience.rollout import Refused
+from asyncrl.experience.rollout import ImpossibleEvent
 
 Takings = dict[int, list[list[int]]]
 """The takings of each step, in the order of taking."""
@@ -47,7 +47,7 @@ class Steps(msgspec.Struct):
         """Raises Refused, and takes nothing, where something else is due."""
         if (due := self.due) is not None:
             if (step, taking) != due:
-                raise Refused(f"step {step} takes rollouts {taking}, but step {due[0]} has to take {due[1]} first")
+                raise ImpossibleEvent(f"step {step} takes rollouts {taking}, but step {due[0]} has to take {due[1]} first")
             takings = self.prescribed[step]
             del takings[0]
             if not takings:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.state import Experience
-from asyncrl.journal.disk import Disk, History, JournalError, state
+from asyncrl.journal.disk import Disk, JournalError, JournalReader, state
 from asyncrl.journal.sqlite import SqliteDisk, SqliteHistory
 from asyncrl.journal.writer import Journal, JournalStatistics
 
-__all__ = ["Disk", "History", "Journal", "JournalError", "JournalStatistics", "SqliteDisk", "SqliteHistory", "fold", "read", "state"]
+__all__ = ["Disk", "Journal", "JournalError", "JournalReader", "JournalStatistics", "SqliteDisk", "SqliteHistory", "fold", "read", "state"]
 
 
 def read(path: str | Path, after: int = 0) -> Iterator[tuple[int, AnyEvent]]:

@@ -19,31 +19,31 @@ class JournalError(Exception):
     """The journal cannot be read or written; the message is a sentence that says what to do."""
 
 
-class NotNow(Exception):
+class DiskNotReady(Exception):
     """A commit could not be made, and left no trace; it may be tried again. `remedy` says what ends that."""
 
     remedy: ClassVar[str]
 
 
-class DiskFull(NotNow):
+class DiskFull(DiskNotReady):
     """A commit found no room."""
 
     remedy = "make room"
 
 
-class Unwritable(NotNow):
+class Unwritable(DiskNotReady):
     """A commit met an error of the file: a quota that is used up, or a disk that is not writable."""
 
     remedy = "see that its disk has room and is writable"
 
 
-class Locked(NotNow):
+class Locked(DiskNotReady):
     """A commit found that another process writes, or keeps others from writing."""
 
     remedy = "end the process that holds it"
 
 
-class Events(msgspec.Struct, frozen=True):
+class EventRows(msgspec.Struct, frozen=True):
     """`count` events from number `first`, as one msgpack array."""
 
     first: int
@@ -71,7 +71,7 @@ class Abandon(msgspec.Struct, frozen=True):
     version: int
 
 
-Write = Events | Keep | Compact | Abandon
+Write = EventRows | Keep | Compact | Abandon
 
 
 class Disk(Protocol):
@@ -92,7 +92,7 @@ class Disk(Protocol):
     async def aclose(self) -> None: ...
 
 
-class History(Protocol):
+class JournalReader(Protocol):
     """What a disk holds, to be read; also while somebody writes."""
 
     def events(self, after: int) -> Iterator[tuple[int, AnyEvent]]:
@@ -108,7 +108,7 @@ class History(Protocol):
         ...
 
 
-def state(history: History) -> Experience:
+def state(history: JournalReader) -> Experience:
     """The state after the last event. Raises JournalError, and Refused where the events do not follow from one another."""
     after, experience = 0, Experience()
     for number, _ in history.snapshots()[-1:]:

@@ -23,7 +23,7 @@ import trio
 
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.state import Snapshot
-from asyncrl.journal.disk import Abandon, Compact, DiskFull, Events, JournalError, Keep, Locked, NotNow, Unwritable, Write
+from asyncrl.journal.disk import Abandon, Compact, DiskFull, DiskNotReady, EventRows, JournalError, Keep, Locked, Unwritable, Write
 
 FORMAT = 2
 BUSY_S = 5.0
@@ -31,7 +31,7 @@ BUSY_S = 5.0
 WAL_BYTES = 8 * 2**20
 """What the write-ahead log is cut back to where it grew further."""
 
-_OBSTACLES: dict[int, type[NotNow]] = {
+_OBSTACLES: dict[int, type[DiskNotReady]] = {
     sqlite3.SQLITE_FULL: DiskFull,  # ENOSPC
     sqlite3.SQLITE_IOERR_WRITE: Unwritable,  # any other errno of a write: a quota, a limit on files, a disk that became read-only
     sqlite3.SQLITE_IOERR_SHMSIZE: Unwritable,  # the log's index could not grow, for whatever reason: ENOSPC too
@@ -79,7 +79,7 @@ class SqliteDisk:
         with _transaction(self._connection):
             for write in writes:
                 match write:
-                    case Events(first, _, data):
+                    case EventRows(first, _, data):
                         execute("INSERT INTO events VALUES (?, ?)", (first, data))
                     case Keep(number, version, data):
                         execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (number, version, data))
@@ -230,7 +230,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _obstacle(error: sqlite3.OperationalError) -> type[NotNow] | None:
+def _obstacle(error: sqlite3.OperationalError) -> type[DiskNotReady] | None:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # those that Python finds itself have none
     return _OBSTACLES.get(code) or _OBSTACLES.get(code & 0xFF)
 

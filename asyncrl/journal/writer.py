@@ -21,9 +21,9 @@ import trio
 
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.state import Experience
-from asyncrl.journal.disk import Abandon, Compact, Disk, Events, JournalError, Keep, NotNow, Write
+from asyncrl.ipc.waits import Pulse
+from asyncrl.journal.disk import Abandon, Compact, Disk, DiskNotReady, EventRows, JournalError, Keep, Write
 from asyncrl.journal.sqlite import SqliteDisk
-from asyncrl.waits import Pulse
 
 ROW_BYTES = 2**20
 """A row is full once it has this many bytes: it is committed without waiting for more, and a reader holds one at a time."""
@@ -55,9 +55,9 @@ class _Row:
             raise
         self.count += 1
 
-    def events(self) -> Events:
+    def events(self) -> EventRows:
         self.data[:5] = b"\xdd" + self.count.to_bytes(4, "big")
-        return Events(self.first, self.count, self.data)
+        return EventRows(self.first, self.count, self.data)
 
 
 class JournalStatistics(NamedTuple):
@@ -90,7 +90,7 @@ class Journal:
         self._hurry = Pulse()
         self._committed = trio.lowlevel.ParkingLot()
         self._failure: JournalError | None = None
-        self._obstacle: NotNow | None = None
+        self._obstacle: DiskNotReady | None = None
         self._bytes = self._commits = 0
         self._seconds = self._slowest_s = 0.0
 
@@ -236,7 +236,7 @@ class Journal:
                     self._give_up(f"{obstacle}, and that for {self._full_s:g} s: {obstacle.remedy}, and resume the run")
                 await trio.sleep(RETRY_S)  # nobody says when a disk has room again
 
-    async def _commit(self) -> NotNow | None:
+    async def _commit(self) -> DiskNotReady | None:
         """Write what was appended, or return what is in the way. Shielded: what has left the buffer has to reach the disk."""
         writes = self._in_flight = self._in_flight + self._writes
         self._writes = []
@@ -246,7 +246,7 @@ class Journal:
         try:
             with trio.CancelScope(shield=True):
                 await self._disk.commit([write.events() if isinstance(write, _Row) else write for write in writes])
-        except NotNow as obstacle:
+        except DiskNotReady as obstacle:
             self._obstacle = obstacle
             return obstacle
         except BaseException as error:  # whatever it is, these events are not on disk, so no later ones may be

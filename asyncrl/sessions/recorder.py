@@ -1,7 +1,7 @@
-"""The recorder of agents' sessions. Invariant: what was sampled for a session is in exactly one `Finished`, whatever ended it.
+"""The recorder of agents' sessions. Invariant: what was sampled for a session is in exactly one `FinishedSession`, whatever ended it.
 
 A session is what one agent does from its first call to its reward. It opens with its first call; it ends by a reward, by giving up, by
-being idle for `idle_s`, or with the door. Calls still running then are waited for, and are part of it. The names of ended sessions are
+being idle for `idle_s`, or with the gateway. Calls still running then are waited for, and are part of it. The names of ended sessions are
 remembered (as many as sessions may be open), so that a late call is told why. Time is what the caller says, in seconds that only grow.
 """
 
@@ -13,32 +13,32 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.sessions.records import End, Finished, Sampled
+from asyncrl.sessions.finished import End, FinishedSession, Sampled
 from asyncrl.sessions.texts import Texts
-from asyncrl.sessions.tree import ID, Place, Tree
+from asyncrl.sessions.tree import ID, Tree, TreePosition
 
 
-class Refused(Exception):
+class SessionRefused(Exception):
     """The recorder does not take this, and is what it was before; the sentence says why and what to do."""
 
 
-class UnknownSession(Refused):
+class UnknownSession(SessionRefused):
     """No call was made under this name, or it was long ago."""
 
 
-class SessionEnded(Refused):
+class SessionEnded(SessionRefused):
     """The session has ended; the sentence says how."""
 
 
-class NotNow(Refused):
+class SessionBusy(SessionRefused):
     """The session cannot be judged as it stands, or takes no call because it is being judged."""
 
 
-class SessionFull(Refused):
+class SessionFull(SessionRefused):
     """The session has as many calls or tokens as it may have."""
 
 
-class TooManySessions(Refused):
+class TooManySessions(SessionRefused):
     """As many sessions are open, or ended and not fetched, as may be."""
 
 
@@ -72,14 +72,14 @@ class Call(msgspec.Struct, eq=False):
 
 
 class Recorder:
-    """All sessions of one door. `finished` are the ended ones, oldest first: whoever takes one off has it."""
+    """All sessions of one gateway. `finished` are the ended ones, oldest first: whoever takes one off has it."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._open: dict[str, _Session] = {}
         self._idle: OrderedDict[str, float] = OrderedDict()
         self._ended: OrderedDict[str, End] = OrderedDict()
-        self.finished: deque[Finished] = deque()
+        self.finished: deque[FinishedSession] = deque()
 
     @property
     def open(self) -> int:
@@ -108,7 +108,7 @@ class Recorder:
             raise ValueError(f"a call's context of {len(context)} bytes is not a positive number of int32")
         session = self._session(name)
         if session.judged:
-            raise NotNow(f"session {name} is being judged; wait for its reward, which ends it")
+            raise SessionBusy(f"session {name} is being judged; wait for its reward, which ends it")
         bounds = self._bounds
         tokens = len(context) // ID - session.tree.known(context) + max_new_tokens
         if session.calls >= bounds.calls:
@@ -133,7 +133,7 @@ class Recorder:
         session = call.session
         place = session.tree.add(call.context, sampled)
         for text, tokens in texts:
-            session.texts.add(text, Place(place.strand, tokens - place.strand.base))
+            session.texts.add(text, TreePosition(place.strand, tokens - place.strand.base))
         if sampled.finish in ("stop", "length"):
             session.reply = sampled.ids
         session.sampled += sampled.tokens
@@ -150,9 +150,11 @@ class Recorder:
         calls, and is not idle. Raises UnknownSession, SessionEnded, and NotNow where there is no such reply, or a call runs."""
         session = self._going(name)
         if session.running or session.judged:
-            raise NotNow(f"session {name} {'is being judged' if session.judged else 'has a running call'}; ask again when that has ended")
+            raise SessionBusy(
+                f"session {name} {'is being judged' if session.judged else 'has a running call'}; ask again when that has ended"
+            )
         if session.reply is None:
-            raise NotNow(f"session {name} has no reply that came to its end; make a call, give its reward, or give up")
+            raise SessionBusy(f"session {name} has no reply that came to its end; make a call, give its reward, or give up")
         session.judged = True
         self._idle.pop(name)
         return session.reply
@@ -164,16 +166,16 @@ class Recorder:
             session.judged = False
             self._idle[name] = now
 
-    def end(self, name: str, end: End, reward: float | None = None, item: int | None = None) -> None:
+    def end(self, name: str, end: End, reward: float | None = None, prompt_index: int | None = None) -> None:
         """The session takes no more calls, and is finished as soon as none runs. `reward` (finite) is given where `end` is `rewarded`;
-        `item` is the prompt of the run's task that it was about.
+        `prompt_index` is the prompt of the run's task that it was about.
 
         Raises UnknownSession, SessionEnded, and ValueError for a reward that is not finite, or missing, or too much.
         """
         if (end == "rewarded") != (reward is not None) or not math.isfinite(reward or 0.0):
             raise ValueError(f"a reward is a finite number and ends a session as rewarded; {end} came with {reward}")
         session = self._going(name)
-        session.ending = end, reward, item
+        session.ending = end, reward, prompt_index
         self._finish(session)
 
     def expire(self, now: float) -> None:
@@ -217,7 +219,7 @@ class Recorder:
     def _finish(self, session: _Session) -> None:
         if session.running or session.ending is None:
             return
-        end, reward, item = session.ending
+        end, reward, prompt_index = session.ending
         self._idle.pop(session.name, None)
         del self._open[session.name]
         self._ended[session.name] = end
@@ -225,11 +227,11 @@ class Recorder:
             self._ended.popitem(last=False)
         tree = session.tree
         self.finished.append(
-            Finished(
+            FinishedSession(
                 session=session.name,
                 end=end,
                 reward=reward,
-                item=item,
+                prompt_index=prompt_index,
                 calls=session.calls,
                 sampled=session.sampled,
                 unused=session.unused,

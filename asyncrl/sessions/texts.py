@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 
-from asyncrl.sessions.tree import Place
+from asyncrl.sessions.tree import TreePosition
 
 
 def _hasher() -> hashlib.blake2b:
@@ -21,10 +21,10 @@ class Texts:
     """Each text added leads to the place of its last token; the latest, where two have the same text."""
 
     def __init__(self) -> None:
-        self._places: dict[bytes, Place] = {}
+        self._places: dict[bytes, TreePosition] = {}
         self._lengths: list[int] = []
 
-    def add(self, text: bytes, place: Place) -> None:
+    def add(self, text: bytes, place: TreePosition) -> None:
         hasher = _hasher()
         hasher.update(text)
         self._places[hasher.digest()] = place
@@ -32,7 +32,7 @@ class Texts:
         if self._lengths[at : at + 1] != [len(text)]:
             self._lengths.insert(at, len(text))
 
-    def longest(self, text: bytes) -> tuple[int, Place] | None:
+    def longest(self, text: bytes) -> tuple[int, TreePosition] | None:
         """The longest known text that `text` starts with: its length in bytes, and its place."""
         hasher, done, found = _hasher(), 0, None
         view = memoryview(text)

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from asyncrl.messages import Span
-from asyncrl.sessions.records import Leaf, Meeting, Sampled
+from asyncrl.ipc.messages import Span
+from asyncrl.sessions.finished import Leaf, Meeting, Sampled
 
 ID = 4
 """Bytes of a token id; of a log-probability, too."""
@@ -48,7 +48,7 @@ class _Strand:
         self.spans += [Span(span.version, start + span.start, start + span.end) for span in sampled.spans]
 
 
-class Place(msgspec.Struct, frozen=True, eq=False):
+class TreePosition(msgspec.Struct, frozen=True, eq=False):
     """A place in the tree: after the first `tokens` tokens of a strand."""
 
     strand: _Strand
@@ -60,9 +60,9 @@ class Tree:
 
     def __init__(self) -> None:
         root = _Strand(None, 0)
-        self._root = Place(root, 0)
+        self._root = TreePosition(root, 0)
         self._strands = [root]
-        self._branches: dict[tuple[int, int, bytes], Place] = {}
+        self._branches: dict[tuple[int, int, bytes], TreePosition] = {}
         self._ends: dict[tuple[int, int], _Strand] = {}
         self._asked: set[tuple[int, int]] = set()
         self.tokens = 0
@@ -72,7 +72,7 @@ class Tree:
         """How many tokens of `context` (`int32`) the tree holds already, from its start."""
         return self._walk(self._root, context)[1]
 
-    def add(self, context: bytes, sampled: Sampled) -> Place:
+    def add(self, context: bytes, sampled: Sampled) -> TreePosition:
         """One call: what it was given and what it sampled. Returns the place after its last token.
 
         Raises ValueError, with nothing changed, where the arrays of `sampled` are not parallel, hold no whole tokens or are not tiled by
@@ -92,12 +92,12 @@ class Tree:
             self._ends[id(last.strand), last.tokens] = strand
         elif last.strand is not strand:
             first = new[shared * ID : (shared + 1) * ID]
-            self._branches[id(last.strand), last.tokens, first] = Place(strand, strand.tokens + shared)
+            self._branches[id(last.strand), last.tokens, first] = TreePosition(strand, strand.tokens + shared)
         strand.extend(given, sampled)
         self.tokens += len(new) // ID
-        return Place(strand, strand.tokens)
+        return TreePosition(strand, strand.tokens)
 
-    def ids(self, place: Place) -> bytes:
+    def ids(self, place: TreePosition) -> bytes:
         """The path to a place: `int32` ids."""
         pieces = []
         strand, tokens = place.strand, place.tokens
@@ -114,13 +114,13 @@ class Tree:
             if strand.spans:
                 before = bytes(strand.base)
                 yield Leaf(
-                    ids=self.ids(Place(strand, strand.tokens)),
+                    ids=self.ids(TreePosition(strand, strand.tokens)),
                     mask=before + strand.mask,
                     behaviour=before * ID + strand.behaviour,
                     spans=_merged(strand.spans),
                 )
 
-    def _walk(self, start: Place, content: bytes) -> tuple[Place, int]:
+    def _walk(self, start: TreePosition, content: bytes) -> tuple[TreePosition, int]:
         """Follow `content` from a place as far as the trie goes: where that is, and how many tokens of `content` lie before."""
         strand, at, done = start.strand, start.tokens * ID, 0
         while True:
@@ -132,9 +132,9 @@ class Tree:
             if onward is None:
                 break
             strand, at = onward.strand, onward.tokens * ID
-        return Place(strand, at // ID), done // ID
+        return TreePosition(strand, at // ID), done // ID
 
-    def _ending(self, place: Place, shared: int) -> _Strand:
+    def _ending(self, place: TreePosition, shared: int) -> _Strand:
         """The strand that ends at a place; a new one where none does, or where another has the `shared` tokens it would go on with."""
         if place.tokens == place.strand.tokens and not shared:
             return place.strand
@@ -144,7 +144,7 @@ class Tree:
             self._strands.append(found)
         return found
 
-    def _meeting(self, place: Place, known: int, given: bytes) -> Meeting:
+    def _meeting(self, place: TreePosition, known: int, given: bytes) -> Meeting:
         strand, at = place.strand, place.tokens
         if not known:
             return "opened"

@@ -8,7 +8,7 @@ disk.py       what outlives a process: journal and checkpoints
 process.py    what is killed, stopped and started again
 world.py      the launcher, the coordinator's process and its actors; life after life until the run is over
 faults.py     the kinds of fault, and a plan of them from the seed
-witness.py    the invariants, recounted from events and from what engine and learner did, after every event
+checker.py    the invariants, recounted from events and from what engine and learner did, after every event
 run.py        one seed; `asyncrl simulate`
 scale.py      a thousand engines
 """

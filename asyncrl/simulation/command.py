@@ -18,7 +18,7 @@ SHARE = 25
 """Seeds that a process of several takes at a time."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class SeedFailure(msgspec.Struct, frozen=True):
     """A seed whose run violated an invariant."""
 
     seed: int
@@ -36,7 +36,7 @@ class Tally(msgspec.Struct):
     faults: dict[str, int] = {}
     seeds_with: dict[str, int] = {}
     checks: dict[str, int] = {}
-    failures: list[Failure] = msgspec.field(default_factory=list)
+    failures: list[SeedFailure] = msgspec.field(default_factory=list)
 
     def add(self, other: Tally) -> None:
         """These seeds too."""
@@ -56,7 +56,7 @@ def tally(seeds: Iterable[int]) -> Tally:
     found = Tally()
     for seed in seeds:
         report = simulate(seed)
-        failures = [] if report.violation is None else [Failure(seed, str(report.violation))]
+        failures = [] if report.violation is None else [SeedFailure(seed, str(report.violation))]
         found.add(
             Tally(
                 seeds=1,

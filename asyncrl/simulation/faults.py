@@ -16,10 +16,10 @@ from functools import partial
 import trio
 from trio.testing import MockClock
 
-from asyncrl.messages import Role
-from asyncrl.simulation.parts import Garbage
-from asyncrl.simulation.process import Process
-from asyncrl.simulation.wires import MemoryPipe, Wire
+from asyncrl.ipc.messages import Role
+from asyncrl.simulation.fakes import Garbage
+from asyncrl.simulation.network import MemoryPipe, Wire
+from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.world import World
 
 LOOK_S = 0.05
@@ -52,7 +52,7 @@ class Injector:
         self.injected[kind] += 1
         self.here[kind] += 1
 
-    async def one(self, draw: random.Random, roles: Sequence[Role], connected: bool = True) -> Process | None:
+    async def one(self, draw: random.Random, roles: Sequence[Role], connected: bool = True) -> SimProcess | None:
         """An actor of one of these roles; None where none comes."""
         with trio.move_on_after(PATIENCE_S):
             while True:
@@ -78,12 +78,12 @@ class Injector:
         finally:
             self.lasting[kind] -= 1
 
-    def repeat(self, process: Process) -> None:
+    def repeat(self, process: SimProcess) -> None:
         """Whoever takes this actor's place says again what it said last."""
-        garbled = self.world.start_of(process) in self.world.witness.garbled
+        garbled = self.world.start_of(process) in self.world.checker.garbled
         self._repeats[process.name] = list(process.pipes[0].sent), garbled
 
-    def _dialled(self, process: Process, pipe: MemoryPipe) -> None:
+    def _dialled(self, process: SimProcess, pipe: MemoryPipe) -> None:
         pipe.sent = deque(maxlen=6)
         frames, garbled = self._repeats.pop(process.name, ([], False))
         if frames:
@@ -96,7 +96,7 @@ class Injector:
                     first = False
                     self.happened("link_repeats")
                     if garbled:
-                        self.world.witness.garbled[self.world.start_of(process)] += len(frames)
+                        self.world.checker.garbled[self.world.start_of(process)] += len(frames)
                     yield from (old for old in frames if b"Hello" not in old)
 
             pipe.out.edit = edit
@@ -240,7 +240,7 @@ async def link_repeats(injector: Injector, draw: random.Random) -> None:
 # --------------------------------------------------------------------------------------------------------------- engines
 
 
-async def _engine(injector: Injector, draw: random.Random) -> Process | None:
+async def _engine(injector: Injector, draw: random.Random) -> SimProcess | None:
     process = await injector.one(draw, ["rollout"])
     if process is None or process.engine is None:
         return None
@@ -276,12 +276,12 @@ async def engine_crashes(injector: Injector, draw: random.Random) -> None:
 
 async def _garbage(what: Garbage, injector: Injector, draw: random.Random) -> None:
     if (process := await _engine(injector, draw)) is not None and process.engine is not None:
-        engine, witness = process.engine, injector.world.witness
+        engine, checker = process.engine, injector.world.checker
 
         def made() -> None:
             if engine.garbage_left == chunks:
                 injector.happened(f"garbage_{what}")
-            witness.garbled[injector.world.start_of(process)] += 1
+            checker.garbled[injector.world.start_of(process)] += 1
 
         chunks = draw.choice((1, 3))  # three cost the engine its place
         engine.made_garbage, engine.garbage, engine.garbage_left = made, what, chunks
@@ -320,7 +320,7 @@ async def _verifiers(what: str, attribute: str, injector: Injector, draw: random
             if not counted:
                 injector.happened(what)
             counted = True
-            injector.world.witness.refused += how == "refuse"
+            injector.world.checker.refused += how == "refuse"
 
         verifiers.faulted = faulted
         setattr(verifiers, attribute, True)
@@ -351,7 +351,7 @@ async def _edit(what: str, tag: bytes, copies: int, role: Role, injector: Inject
         await injector.until(lambda victim=victim: struck or not victim.alive)  # type: ignore[misc]
 
 
-KINDS["verdict_twice"] = partial(_edit, "verdict_twice", b"Judged", 2, "reward")
+KINDS["verdict_twice"] = partial(_edit, "verdict_twice", b"ScoreResult", 2, "reward")
 KINDS["lost_prepared"] = partial(_edit, "lost_prepared", b"Prepared", 0, "rollout")
 KINDS["lost_committed"] = partial(_edit, "lost_committed", b"Committed", 0, "rollout")
 
@@ -406,22 +406,22 @@ async def clock_jumps(injector: Injector, draw: random.Random) -> None:
 @kind
 async def disk_full(injector: Injector, draw: random.Random) -> None:
     """The journal's disk has no room for a while."""
-    injector.world.platter.full = True
+    injector.world.sim_disk.full = True
     await injector.during("disk_full", _seconds(draw))
-    injector.world.platter.full = False
+    injector.world.sim_disk.full = False
 
 
 @kind
 async def disk_broken(injector: Injector, draw: random.Random) -> None:
     """The journal's disk fails, until somebody puts in another."""
     if await injector.one(draw, ["coordinator"]) is not None:
-        injector.world.platter.broken = True
+        injector.world.sim_disk.broken = True
         await injector.during("disk_broken", draw.uniform(0.3, 5.0))
-        injector.world.platter.broken = False
+        injector.world.sim_disk.broken = False
 
 
-async def _saving(what: str, then: Callable[[Process], str], injector: Injector, draw: random.Random) -> None:
-    async def saving(process: Process) -> str:
+async def _saving(what: str, then: Callable[[SimProcess], str], injector: Injector, draw: random.Random) -> None:
+    async def saving(process: SimProcess) -> str:
         injector.happened(what)
         await trio.lowlevel.checkpoint()
         return then(process)
@@ -430,7 +430,7 @@ async def _saving(what: str, then: Callable[[Process], str], injector: Injector,
     await trio.lowlevel.checkpoint()
 
 
-def _die(process: Process) -> str:
+def _die(process: SimProcess) -> str:
     process.kill()
     return ""
 

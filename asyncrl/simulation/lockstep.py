@@ -18,8 +18,8 @@ import numpy as np
 import trio
 
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
-from asyncrl.engines.requests import refuse_misfit
-from asyncrl.messages import Finish
+from asyncrl.engines.request_checks import refuse_misfit
+from asyncrl.ipc.messages import Finish
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ _ROUNDING = 1e-6
 """Share of a decode step that sums of seconds may be short of it."""
 
 
-class _Slot(msgspec.Struct):
+class _LockstepSlot(msgspec.Struct):
     """A request, decoded from decode step `began` on until `ends`; `emitted` is the step up to which its tokens were streamed."""
 
     request: Request
@@ -60,7 +60,7 @@ class LockstepEngine:
         self._context_tokens, self._chunk_tokens, self._vocab_size, self._idle = context_tokens, chunk_tokens, vocab_size, idle
         self._version: int | None = None
         self._waiting: deque[Request] = deque()
-        self._decoding: dict[int, _Slot] = {}  # in the order in which they began
+        self._decoding: dict[int, _LockstepSlot] = {}  # in the order in which they began
         self._begun = 0
         self._ends: list[tuple[int, int]] = []  # a heap of (decode step, slot); those interrupted meanwhile are in it too
         self._steps = 0  # decode steps done
@@ -93,7 +93,7 @@ class LockstepEngine:
             self._ready.append(self._chunk(self._decoding.pop(number), "interrupted"))
         for request in [request for request in self._waiting if request.rollout in chosen]:
             self._waiting.remove(request)
-            self._ready.append(self._chunk(_Slot(request, 0, 0, 0), "interrupted"))
+            self._ready.append(self._chunk(_LockstepSlot(request, 0, 0, 0), "interrupted"))
         self._news.set()
 
     async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
@@ -157,7 +157,7 @@ class LockstepEngine:
         while self._version is not None and self._waiting and len(self._decoding) < self._slots:
             request = self._waiting.popleft()
             left = min(request.max_new_tokens, max(1, self._length(request.key) - request.prefix_tokens))
-            self._decoding[self._begun] = _Slot(request, self._steps, self._steps + left, self._steps)
+            self._decoding[self._begun] = _LockstepSlot(request, self._steps, self._steps + left, self._steps)
             heapq.heappush(self._ends, (self._steps + left, self._begun))
             self._begun += 1
         return bool(self._decoding)
@@ -175,7 +175,7 @@ class LockstepEngine:
     def _flush(self) -> None:
         self._ready += [self._chunk(slot, "") for slot in self._decoding.values() if slot.emitted < self._steps]
 
-    def _chunk(self, slot: _Slot, finish: Finish) -> Chunk:
+    def _chunk(self, slot: _LockstepSlot, finish: Finish) -> Chunk:
         """What a slot has decoded and not streamed."""
         request, count = slot.request, min(self._steps, slot.ends) - slot.emitted
         start = request.prefix_tokens + slot.emitted - slot.began

@@ -21,23 +21,22 @@ import msgspec
 import trio
 from trio.testing import MockClock
 
-from actors.coordinator.book import Book
 from actors.coordinator.coordinator import Outcome
+from actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.config.rules import contradictions
 from asyncrl.engines.draws import stream
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience import events as e
-from asyncrl.journal.disk import Events as Written
-from asyncrl.journal.disk import Keep, Write
-from asyncrl.messages import Message, MicroBatch, Status
+from asyncrl.ipc.messages import Message, MicroBatch, StatusUpdate
+from asyncrl.journal.disk import EventRows, Keep, Write
 from asyncrl.simulation import policy
-from asyncrl.simulation.disk import Platter
+from asyncrl.simulation.checker import Checker
 from asyncrl.simulation.lockstep import LockstepEngine
-from asyncrl.simulation.process import Process
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.schedule import replayable
-from asyncrl.simulation.witness import Witness
+from asyncrl.simulation.sim_disk import SimDisk
+from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.world import Speeds, World
 from staleness.lag import rollout_lag, tokens_by_lag
 
@@ -72,9 +71,10 @@ def configured(engines: int, slots: int, longest: int, **sections: dict[str, obj
     settings: dict[str, dict[str, object]] = {
         "task": {"eval_size": 0, "train_size": 10**6},
         "engine": {"kind": "scripted", "slots": slots, "chunk_tokens": max(1, longest // 20), "context_tokens": longest + 16},
-        "rollout": {"actors": engines, "group_size": MEMBERS, "max_new_tokens": longest, "filter": "none"},
+        "rollout": {"actors": engines, "group_size": MEMBERS, "max_new_tokens": longest, "filter": "none", "lease_s": 1e5},
         "train": {"steps": 10**6, "batch_groups": GROUPS, "eval_every": 0, "checkpoint_every": 0, "micro_tokens": 6 * longest},
-        "run": {"stall_s": 1e5, "lease_s": 1e5, "reward_concurrency": 10**5},
+        "supervision": {"stall_s": 1e5},
+        "reward": {"concurrency": 10**5},
     }
     config = msgspec.convert({name: settings.get(name, {}) | sections.get(name, {}) for name in settings | sections}, Config)
     for keys, why in contradictions(config):
@@ -140,29 +140,29 @@ def _mean(counts: Mapping[int, int]) -> float:
     return sum(value * count for value, count in counts.items()) / sum(counts.values())
 
 
-class Ledger(Witness):
+class EventFold(Checker):
     """Looks at the ledger alone, once a second."""
 
     tokens_trained = 0
 
-    def begin(self, book: Book, version: int, cursor: int, last: int) -> None:
-        self.book, self.count = book, 0
+    def begin(self, store: EventStore, version: int, cursor: int, last: int) -> None:
+        self.store, self.count = store, 0
 
     def on_event(self, number: int, event: e.AnyEvent) -> None:
         self.count += 1
         if isinstance(event, e.Admitted):
             for member in range(event.size):
-                self.keys[event.first + member] = policy.key(event.purpose, event.item, member)
+                self.keys[event.first + member] = policy.key(event.split, event.prompt_index, member)
         elif isinstance(event, e.Trained):
             self.tokens_trained += event.trained
             del self.keys[event.rollout]
 
-    def on_status(self, status: Status) -> None:
+    def on_status(self, status: StatusUpdate) -> None:
         self.check()
 
     def check(self) -> None:
         """The ledger balances, and has trained what was booked as trained."""
-        ledger = self.book.experience.ledger
+        ledger = self.store.experience.ledger
         self.hold("ledger", ledger.balances(), "the ledger does not balance")
         self.hold("ledger", ledger.tokens.trained == self.tokens_trained, "{} tokens are trained", ledger.tokens.trained)
 
@@ -188,7 +188,7 @@ class Ledger(Witness):
         self.lineage[version] = weights
 
 
-class _Mark(NamedTuple):
+class _Sample(NamedTuple):
     """How things stood when a version was published."""
 
     version: int
@@ -200,13 +200,13 @@ class _Mark(NamedTuple):
     discarded: Counter[str]
 
 
-class _Meter(Ledger):
+class _Meter(EventFold):
     """Measures between the publications of versions `begin` and `end`."""
 
     def __init__(self, seed: int, config: Config, first: int, last: int, idle_s: Callable[[], float]) -> None:
         super().__init__(seed, config, lambda cursor: None)
         self._first, self._last, self._idle_s = first, last, idle_s
-        self.marks: list[_Mark] = []
+        self.marks: list[_Sample] = []
         self._rollout_s = self._published = self._taken = 0.0
         self.arrived: Counter[int] = Counter()
         self.heads: Counter[int] = Counter()
@@ -221,22 +221,22 @@ class _Meter(Ledger):
             self._published = now
         if isinstance(event, e.Taken) and self._first <= event.step < self._last:
             for id in event.rollouts:
-                spans = self.book.experience.rollouts[id].spans
+                spans = self.store.experience.rollouts[id].spans
                 self.arrived.update(tokens_by_lag(spans, event.step))
                 self.heads[rollout_lag(spans, event.step)] += 1
         elif isinstance(event, e.Published) and (event.version == self._first if not self.marks else event.version == self._last):
-            tokens = self.book.experience.ledger.tokens
+            tokens = self.store.experience.ledger.tokens
             before = now, self._idle_s(), self._rollout_s
-            mark = _Mark(event.version, *before, tokens.total, tokens.trained, Counter(tokens.discarded))
+            mark = _Sample(event.version, *before, tokens.total, tokens.trained, Counter(tokens.discarded))
             self.marks.append(mark)
             if len(self.marks) == 2:
                 self.check()
-                live = sum(rollout.tokens for rollout in self.book.experience.rollouts.values())
+                live = sum(rollout.tokens for rollout in self.store.experience.rollouts.values())
                 self.hold("ledger", live == tokens.live, "{} tokens are live, and the ledger has {}", live, tokens.live)
                 self.stop()
 
 
-class Sieve(Platter):
+class Sieve(SimDisk):
     """A disk that forgets at once: nothing is resumed from it."""
 
     newest = 0
@@ -247,7 +247,7 @@ class Sieve(Platter):
 
     def write(self, write: Write) -> None:
         match write:
-            case Written(first, count):
+            case EventRows(first, count):
                 self.newest = first + count - 1
             case Keep(number):
                 self.newest = max(self.newest, number)
@@ -287,13 +287,13 @@ async def _run(
     def trainer_idle_s() -> float:
         return world.processes["trainer-0"].waits.idle().get("command", 0.0)
 
-    def engine(process: Process) -> Engine:
+    def engine(process: SimProcess) -> Engine:
         sizes = {"slots": config.engine.slots, "context_tokens": config.engine.context_tokens, "chunk_tokens": config.engine.chunk_tokens}
         return LockstepEngine(length, decode_s, vocab_size=policy.VOCABULARY, idle=process.waits.spent, **sizes)
 
     meter = _Meter(config.run.seed, config, first, last, trainer_idle_s)
     world = World(config.run.seed, config, meter, speeds)
-    world.platter, world.engine = Sieve(), engine
+    world.sim_disk, world.engine = Sieve(), engine
     reason = f"nothing came of it in {LIMIT_S:g} virtual seconds"
     with trio.move_on_after(LIMIT_S):
         async with trio.open_nursery() as nursery:
@@ -312,7 +312,7 @@ async def _run(
         trained=end.trained - begin.trained,
         discarded=end.discarded - begin.discarded,
         discarded_before=begin.discarded,
-        live=meter.book.experience.ledger.tokens.live,
+        live=meter.store.experience.ledger.tokens.live,
         arrived=meter.arrived,
         heads=meter.heads,
         events=meter.count,

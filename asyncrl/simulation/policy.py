@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.engines.draws import stream, uniforms
-from asyncrl.messages import Purpose
+from asyncrl.ipc.messages import Split
 
 VOCABULARY = 512
 MASK = 2**64 - 1
@@ -27,9 +27,9 @@ def initial(seed: int) -> int:
     return stream(seed, 0)
 
 
-def key(purpose: Purpose, item: int, member: int) -> int:
+def key(split: Split, prompt_index: int, member: int) -> int:
     """Whose tokens: the `member`-th of the group of this prompt."""
-    return stream(stream(1 + (purpose == "evaluation"), item), member)
+    return stream(stream(1 + (split == "evaluation"), prompt_index), member)
 
 
 def length(key: int, most: int) -> int:
@@ -44,9 +44,9 @@ def sampled(weights: int, key: int, start: int, end: int) -> tuple[NDArray[np.in
     return (drawn * VOCABULARY).astype(np.int32), (-1.0 - drawn).astype(np.float32)
 
 
-def reward(item: int, ids: bytes) -> float:
+def reward(prompt_index: int, ids: bytes) -> float:
     """What a verifier gives an answer: 0, 1/3, 2/3 or 1."""
-    return float(stream(int.from_bytes(ids[-8:], "little"), item) % 4) / 3.0
+    return float(stream(int.from_bytes(ids[-8:], "little"), prompt_index) % 4) / 3.0
 
 
 def contribution(key: int, ids: NDArray[np.int32], mask: NDArray[np.uint8], reward: float) -> int:
@@ -60,10 +60,10 @@ def contribution(key: int, ids: NDArray[np.int32], mask: NDArray[np.uint8], rewa
 def accuracy(weights: int, items: Sequence[int], most: int) -> float:
     """The share of held-out prompts, of which there is one at least, that these weights answer rightly."""
     right = 0
-    for item in items:
-        whose = key("evaluation", item, 0)
+    for prompt_index in items:
+        whose = key("evaluation", prompt_index, 0)
         ids, _ = sampled(weights, whose, 0, length(whose, most))
-        right += reward(item, ids.tobytes()) == 1.0
+        right += reward(prompt_index, ids.tobytes()) == 1.0
     return right / len(items)
 
 
@@ -78,10 +78,10 @@ def synchronous(seed: int, steps: Sequence[Iterable[int]], group_size: int, most
     versions = [initial(seed)]
     for items in steps:
         added = 0
-        for item in items:
+        for prompt_index in items:
             for member in range(group_size):
-                whose = key("train", item, member)
+                whose = key("train", prompt_index, member)
                 ids, _ = sampled(versions[-1], whose, 0, length(whose, most))
-                added += contribution(whose, ids, np.ones(len(ids), np.uint8), reward(item, ids.tobytes()))
+                added += contribution(whose, ids, np.ones(len(ids), np.uint8), reward(prompt_index, ids.tobytes()))
         versions.append(stepped(versions[-1], added & MASK))
     return versions

@@ -19,11 +19,11 @@ from trio.testing import MockClock
 
 from asyncrl.config import Config
 from asyncrl.simulation import policy
+from asyncrl.simulation.checker import Checker, Violation
+from asyncrl.simulation.fakes import FakeTask, prompts_of
 from asyncrl.simulation.faults import Fault, Injector, carry_out, plan
-from asyncrl.simulation.parts import Prompts, prompts_of
 from asyncrl.simulation.schedule import replayable
-from asyncrl.simulation.witness import Violation, Witness
-from asyncrl.simulation.world import BETWEEN_LIVES_S, Ending, Speeds, World
+from asyncrl.simulation.world import BETWEEN_LIVES_S, LifeOutcome, Speeds, World
 
 LIVES = 40
 """Lives after which a run that never finishes is stuck."""
@@ -51,11 +51,11 @@ EXPLAINED: dict[str, str] = {
 
 
 @dataclass
-class Report:
+class SeedReport:
     """What one seed came to. `discarded` counts the tokens that no step trained, by reason."""
 
     seed: int
-    lives: list[Ending] = field(default_factory=list)
+    lives: list[LifeOutcome] = field(default_factory=list)
     virtual_s: float = 0.0
     events: int = 0
     task_steps: int = 0
@@ -95,7 +95,7 @@ def configured(seed: int) -> Config:
             "train_size": draw.choice((7, 1000)),
             "epochs": more.choice((0, 0, 1)),
             "verdict_s": 2.0,
-            "choice": "in_order" if exact else draw.choice(("in_order", "in_order", "unsolved", "difficulty")),
+            "curriculum": "in_order" if exact else draw.choice(("in_order", "in_order", "unsolved", "difficulty")),
         },
         "engine": {"kind": "scripted", "slots": draw.choice((2, 4, 8)), "chunk_tokens": draw.choice((2, 4)), "context_tokens": 64},
         "rollout": {
@@ -108,8 +108,9 @@ def configured(seed: int) -> Config:
             "filter": "none" if exact and more.random() < 0.7 else filtered,
             "mode": draw.choice(("in_flight", "in_flight", "batch")),
             "overprovision": overprovision,
-            "max_hops": 0 if exact else draw.choice((0, 0, 0, 1, 3)),
+            "max_resumes": 0 if exact else draw.choice((0, 0, 0, 1, 3)),
             "attempts": draw.choice((3, 20)),
+            "lease_s": 8.0,
         },
         "train": {
             "steps": draw.choice((4, 6)),
@@ -128,18 +129,13 @@ def configured(seed: int) -> Config:
             "window": window,
             "proximal": draw.choice(("behaviour", "behaviour", "boundary")),
             "finish_on": "own" if unit == "group" and more.random() < 0.2 else "mixed",
-            "on_stale": draw.choice(("mask", "drop", "train") + ("recycle",) * (unit == "group")),
+            "on_stale": draw.choice(("mask", "drop", "train") + ("restart",) * (unit == "group")),
         },
         "publication": {"deadline_s": 4.0},
-        "run": {
-            "stall_s": 60.0,
-            "lease_s": 8.0,
-            "seed": seed,
-            "reward_actors": draw.choice((1, 2)),
-            "reward_concurrency": 4,
-            "restarts": 20,
-            "journal_ms": draw.choice((0, 20, 100, 500)),
-        },
+        "reward": {"actors": draw.choice((1, 2)), "concurrency": 4},
+        "journal": {"commit_ms": draw.choice((0, 20, 100, 500))},
+        "supervision": {"stall_s": 60.0, "restarts": 20},
+        "run": {"seed": seed},
     }
     if settings["train"]["step_tokens"] and window and settings["staleness"]["on_stale"] == "drop":
         settings["staleness"]["on_stale"] = "mask"  # such a step may be so small that no window bounds lag
@@ -147,26 +143,26 @@ def configured(seed: int) -> Config:
 
 
 class _Steps(trio.abc.Instrument):
-    """Has the witness look after each step of a task."""
+    """Has the checker look after each step of a task."""
 
     def __init__(self, world: World) -> None:
-        self._world, self._witness = world, world.witness
+        self._world, self._checker = world, world.checker
         self.count = 0
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         self.count += 1
         try:
-            self._witness.look(self._world)
+            self._checker.look(self._world)
             if self.count % WAITS_EVERY == 0:
                 for process in self._world.processes.values():
-                    self._witness.look_at_waits(process)
+                    self._checker.look_at_waits(process)
             if self.count > STEPS:
-                self._witness.violated("liveness", f"{STEPS} steps of tasks, and the run is not over")
+                self._checker.violated("liveness", f"{STEPS} steps of tasks, and the run is not over")
         except Exception as error:  # noqa: BLE001 (trio would only log it)
-            self._witness.violated("the witness", repr(error), error)
+            self._checker.violated("the checker", repr(error), error)
 
 
-def simulate(seed: int, *, config: Config | None = None, faults: Sequence[Fault] | None = None) -> Report:
+def simulate(seed: int, *, config: Config | None = None, faults: Sequence[Fault] | None = None) -> SeedReport:
     """Run a seed to its end. `config` and `faults` are the seed's own unless given."""
     config = configured(seed) if config is None else config
     faults = plan(seed) if faults is None else faults
@@ -186,49 +182,49 @@ def silence() -> Iterator[None]:
         logging.disable(before)
 
 
-async def _run(seed: int, config: Config, faults: Sequence[Fault], clock: MockClock) -> Report:
+async def _run(seed: int, config: Config, faults: Sequence[Fault], clock: MockClock) -> SeedReport:
     draw = random.Random(f"speeds/{seed}")
     pace = draw.choice((0.01, 0.03, 0.06))
     speeds = Speeds(
         pace=lambda: pace * draw.choice((0.5, 1.0, 1.0, 4.0)), start_s=lambda: draw.uniform(0.05, 0.6), step_s=draw.choice((0.02, 0.2, 0.5))
     )
-    source = Prompts(config)
-    witness = Witness(seed, config, lambda cursor: None)
-    world = World(seed, config, witness, speeds)
+    source = FakeTask(config)
+    checker = Checker(seed, config, lambda cursor: None)
+    world = World(seed, config, checker, speeds)
     prompts = world.prompts()
-    witness.train_item = prompts.train_item
-    witness.clock = trio.current_time
+    checker.train_item = prompts.train_item
+    checker.clock = trio.current_time
     injector = Injector(world, clock)
     steps = _Steps(world)
     trio.lowlevel.add_instrument(steps)
     try:
         with trio.move_on_after(LIMIT_S) as limit:
             async with trio.open_nursery() as nursery:
-                witness.stop = nursery.cancel_scope.cancel
+                checker.stop = nursery.cancel_scope.cancel
                 nursery.start_soon(carry_out, faults, injector)
                 await _live(world, injector)
                 nursery.cancel_scope.cancel()
     except BaseException as error:
-        if witness.violation is None:
+        if checker.violation is None:
             raise
         del error
     if limit.cancelled_caught:
-        witness.violated("liveness", f"{LIMIT_S:g} virtual seconds, and the run is not over")
-    if witness.violation is None:
+        checker.violated("liveness", f"{LIMIT_S:g} virtual seconds, and the run is not over")
+    if checker.violation is None:
         _judge(world, source)
-    return Report(
+    return SeedReport(
         seed=seed,
         lives=world.lives,
         virtual_s=trio.current_time(),
-        events=len(witness.events),
+        events=len(checker.events),
         task_steps=steps.count,
         faults=injector.injected,
-        checks=witness.checks,
-        digest=witness.digest.hexdigest(),
-        versions=dict(witness.lineage),
-        lost_tail=witness.lost_tail,
-        discarded=witness.account.tokens_discarded,
-        violation=witness.violation,
+        checks=checker.checks,
+        digest=checker.digest.hexdigest(),
+        versions=dict(checker.lineage),
+        lost_tail=checker.lost_tail,
+        discarded=checker.account.tokens_discarded,
+        violation=checker.violation,
     )
 
 
@@ -240,24 +236,24 @@ async def _live(world: World, injector: Injector) -> None:
         if ending.finished and "stopped early" not in ending.reason:
             return
         if (pattern := next((pattern for pattern in EXPLAINED if re.search(pattern, ending.reason)), None)) is None:
-            world.witness.violated("liveness", f"a life ended for a reason that no fault has: {ending.reason}")
+            world.checker.violated("liveness", f"a life ended for a reason that no fault has: {ending.reason}")
         elif not any(re.fullmatch(EXPLAINED[pattern], kind) for kind in +injector.here):
-            world.witness.violated("liveness", f"no fault of this life explains its end: {ending.reason}; there were {dict(injector.here)}")
+            world.checker.violated("liveness", f"no fault of this life explains its end: {ending.reason}; there were {dict(injector.here)}")
         await trio.sleep(BETWEEN_LIVES_S)
-    world.witness.violated("liveness", f"the run did not finish in {LIVES} lives, the last of which ended: {world.lives[-1].reason}")
+    world.checker.violated("liveness", f"the run did not finish in {LIVES} lives, the last of which ended: {world.lives[-1].reason}")
 
 
-def _judge(world: World, source: Prompts) -> None:
+def _judge(world: World, source: FakeTask) -> None:
     """What a finished run must have come to."""
-    config, witness = world.config, world.witness
-    last = max(witness.lineage)
+    config, checker = world.config, world.checker
+    last = max(checker.lineage)
     done = last == config.train.steps or "used up" in world.lives[-1].reason
-    witness.hold("liveness", done, "the run is over after {} of {} steps: {}", last, config.train.steps, world.lives[-1].reason)
-    lost = {reason: count for reason, count in witness.account.discarded.items() if reason != "evaluation"}
+    checker.hold("liveness", done, "the run is over after {} of {} steps: {}", last, config.train.steps, world.lives[-1].reason)
+    lost = {reason: count for reason, count in checker.account.discarded.items() if reason != "evaluation"}
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
-    plain = task.choice == "in_order" and rollout.sizing == "fixed" and rollout.overprovision == 1.0 and not train.replay_groups
+    plain = task.curriculum == "in_order" and rollout.sizing == "fixed" and rollout.overprovision == 1.0 and not train.replay_groups
     if staleness.max_lag == staleness.depth == 0 and plain and not lost:
         steps = prompts_of(last, config.train.batch_groups, world.prompts().train_item)
         due = policy.synchronous(world.seed, steps, config.rollout.group_size, config.rollout.max_new_tokens)
-        made = [witness.lineage[version] for version in range(last + 1)]
-        witness.hold("synchronous", made == due, "at lag 0 the weights are not those of synchronous training: {} {}", made, due)
+        made = [checker.lineage[version] for version in range(last + 1)]
+        checker.hold("synchronous", made == due, "at lag 0 the weights are not those of synchronous training: {} {}", made, due)

@@ -19,13 +19,13 @@ from asyncrl.config import Config
 from asyncrl.engines.draws import stream
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
-from asyncrl.experience.rollout import Status as State
+from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.simulation import policy
-from asyncrl.simulation.modelled import Ledger, rare_collections
-from asyncrl.simulation.process import Process
+from asyncrl.simulation.checker import Violation
+from asyncrl.simulation.modelled import EventFold, rare_collections
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.schedule import replayable
-from asyncrl.simulation.witness import Violation
+from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.world import Speeds, World
 
 MEDIAN, TAIL = 300.0, 0.45
@@ -53,7 +53,7 @@ def configured(engines: int, seed: int) -> Config:
         {
             "task": {"eval_size": 0, "train_size": 10**6},
             "engine": {"kind": "scripted", "slots": SLOTS, "chunk_tokens": 256, "context_tokens": 4096},
-            "rollout": {"actors": engines, "group_size": 8, "max_new_tokens": 2048, "filter": "none"},
+            "rollout": {"actors": engines, "group_size": 8, "max_new_tokens": 2048, "filter": "none", "lease_s": 6000.0},
             "train": {
                 "steps": 10**6,
                 "batch_groups": max(1, engines // 4),
@@ -62,7 +62,9 @@ def configured(engines: int, seed: int) -> Config:
                 "micro_tokens": 65536,
             },
             "staleness": {"depth": 8, "max_lag": 16},
-            "run": {"seed": seed, "stall_s": 600.0, "lease_s": 6000.0, "reward_actors": max(1, engines // 32)},
+            "run": {"seed": seed},
+            "supervision": {"stall_s": 600.0},
+            "reward": {"actors": max(1, engines // 32)},
         },
         Config,
     )
@@ -83,10 +85,10 @@ def scale(engines: int, seconds: float, *, seed: int = 0, seconds_per_token: flo
 
 async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float) -> Scaled:
     config = configured(engines, seed)
-    witness = Ledger(seed, config, lambda cursor: None)
+    checker = EventFold(seed, config, lambda cursor: None)
     draw = random.Random(seed)
     speeds = Speeds(verdict_s=1.0, start_s=lambda: draw.uniform(0.1, 5.0), trained_token_s=2e-2 / engines, step_s=1.0)
-    world = World(seed, config, witness, speeds)
+    world = World(seed, config, checker, speeds)
 
     def script(request: Request) -> Script:
         share = (stream(seed, request.key) + 1) / (2**64 + 2)
@@ -94,7 +96,7 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
         left = max(1, tokens - request.prefix_tokens)
         return Script(_IDS[:left], _BEHAVIOUR[:left], seconds_per_token)
 
-    def engine(process: Process) -> ScriptedEngine:
+    def engine(process: SimProcess) -> ScriptedEngine:
         return ScriptedEngine(
             script,
             slots=SLOTS,
@@ -110,22 +112,22 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
     async def look() -> None:
         while True:
             await trio.sleep(seconds / 20)
-            in_flight.append(sum(rollout.status is State.LEASED for rollout in witness.book.experience.rollouts.values()))
+            in_flight.append(sum(rollout.status is RolloutStatus.LEASED for rollout in checker.store.experience.rollouts.values()))
 
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as nursery:
-            witness.stop = nursery.cancel_scope.cancel
+            checker.stop = nursery.cancel_scope.cancel
             nursery.start_soon(look)
             ending = await world.life()
-            witness.violated("liveness", f"the run ended: {ending.reason}")
-    tokens = witness.book.experience.ledger.tokens
+            checker.violated("liveness", f"the run ended: {ending.reason}")
+    tokens = checker.store.experience.ledger.tokens
     return Scaled(
         engines=engines,
         virtual_s=trio.current_time(),
-        events=witness.count,
+        events=checker.count,
         tokens=tokens.total,
-        steps=max(witness.lineage),
+        steps=max(checker.lineage),
         in_flight=sum(in_flight[1:]) / max(1, len(in_flight) - 1),
-        checks=sum(witness.checks.values()),
-        violation=witness.violation,
+        checks=sum(checker.checks.values()),
+        violation=checker.violation,
     )

@@ -12,7 +12,7 @@ import trio
 def replayable(seed: int) -> Iterator[None]:
     """Make every `trio.run` inside the block shuffle its runnable tasks as `seed` says; afterwards trio is as it was.
 
-    trio has no public door to this; hypothesis-trio and pytest-trio use the same one.
+    trio has no public gateway to this; hypothesis-trio and pytest-trio use the same one.
     """
     scheduler = trio._core._run
     allowed, state = scheduler._ALLOW_DETERMINISTIC_SCHEDULING, scheduler._r.getstate()

@@ -1,8 +1,8 @@
 """One run, life after life, until it is over. Invariant: only what is scripted or injected differs from real processes; the coordinator,
 the actors, their links, the journal's writer, the recovery and the supervision are the product's own.
 
-    life   a coordinator's process, its actors and a launcher, as `asyncrl.launcher` has them; it ends as a run ends
-    world  what lives lie on: the disk, the checkpoints, the witness; a life that did not finish is resumed, as a user would
+    life   a coordinator's process, its actors and a launcher, as `asyncrl.launch.launcher` has them; it ends as a run ends
+    world  what lives lie on: the disk, the checkpoints, the checker; a life that did not finish is resumed, as a user would
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from actors.coordinator.book import Book
 from actors.coordinator.coordinator import Coordinator
+from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
-from actors.coordinator.progress import Progress
-from actors.coordinator.prompts import Prompts
+from actors.coordinator.prompts import PromptSource
 from actors.coordinator.resume import begin_again, resumed
+from actors.coordinator.statistics import RunStatistics
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter, report_s
-from actors.reward import reward_actor
-from actors.rollout import rollout_actor
-from actors.trainer import trainer_actor
+from actors.reward_actor import reward_actor
+from actors.rollout_actor import rollout_actor
+from actors.trainer_actor import trainer_actor
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.state import Experience
+from asyncrl.ipc.link import EndOfStream, Link, LinkError
+from asyncrl.ipc.messages import Drain, Draining, Exited, Hello, Message, Replace, Role, RunFinished, StatusUpdate
+from asyncrl.ipc.waits import WaitExpired
 from asyncrl.journal import Journal, JournalError
-from asyncrl.link import EndOfStream, Link, LinkError
-from asyncrl.messages import Drain, Exited, Finished, Hello, Message, Replace, Role, Status
-from asyncrl.messages import Ending as Closing
-from asyncrl.metrics import Metrics
-from asyncrl.simulation import parts, policy
-from asyncrl.simulation.disk import Checkpoint, Mount, Platter
-from asyncrl.simulation.process import Process, leaves
-from asyncrl.simulation.wires import MemoryPipe, pipes
-from asyncrl.simulation.witness import Witness
-from asyncrl.supervisor import NO_RESTART, ActorFailed, RestartBudget, supervise
-from asyncrl.training.checkpoints import CheckpointError
-from asyncrl.waits import WaitExpired
+from asyncrl.observe.metrics import Metrics
+from asyncrl.processes.supervisor import NO_RESTART, ActorFailed, RestartBudget, supervise
+from asyncrl.simulation import fakes, policy
+from asyncrl.simulation.checker import Checker
+from asyncrl.simulation.network import MemoryPipe, pipes
+from asyncrl.simulation.sim_disk import Mount, SimCheckpoint, SimDisk
+from asyncrl.simulation.sim_process import SimProcess, leaves
+from asyncrl.training.checkpoint_index import CheckpointError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -55,8 +54,8 @@ MESSAGES = 64
 
 EXPECTED: dict[Role, tuple[type[BaseException], ...]] = {
     "coordinator": (JournalError,),
-    "rollout": (CoordinatorLost, LinkError, parts.EngineCrash),
-    "reward": (CoordinatorLost, LinkError, parts.VerifiersLost, WaitExpired),
+    "rollout": (CoordinatorLost, LinkError, fakes.EngineCrash),
+    "reward": (CoordinatorLost, LinkError, fakes.VerifiersLost, WaitExpired),
     "trainer": (CoordinatorLost, LinkError),
     "launcher": (),
 }
@@ -64,7 +63,7 @@ EXPECTED: dict[Role, tuple[type[BaseException], ...]] = {
 
 
 @dataclass(frozen=True)
-class Ending:
+class LifeOutcome:
     """How a life ended: `finished` says whether the coordinator said so itself."""
 
     finished: bool
@@ -90,33 +89,33 @@ class World:
 
     seed: int
     config: Config
-    witness: Witness
+    checker: Checker
     speeds: Speeds = field(default_factory=Speeds)
 
     def __post_init__(self) -> None:
         self.random = random.Random(f"world/{self.seed}")
-        self.platter = Platter()
-        self.checkpoints: list[Checkpoint] = []
-        self.source = parts.Prompts(self.config)
-        self.lives: list[Ending] = []
-        self.processes: dict[str, Process] = {}
+        self.sim_disk = SimDisk()
+        self.checkpoints: list[SimCheckpoint] = []
+        self.source = fakes.FakeTask(self.config)
+        self.lives: list[LifeOutcome] = []
+        self.processes: dict[str, SimProcess] = {}
         self.coordinator: Coordinator | None = None
-        self.engine: Callable[[Process], Engine] = self._engine
-        self.dialled: Callable[[Process, MemoryPipe], None] = lambda process, pipe: None
+        self.engine: Callable[[SimProcess], Engine] = self._engine
+        self.dialled: Callable[[SimProcess, MemoryPipe], None] = lambda process, pipe: None
         """Hears of each actor's new end of a connection, before anything is sent."""
-        self.saving: Callable[[Process], Awaitable[str]] | None = None
+        self.saving: Callable[[SimProcess], Awaitable[str]] | None = None
         """What happens to the next checkpoint: returns the sentence it fails with, or nothing."""
 
-    def prompts(self) -> Prompts:
-        return Prompts(self.source, self.source, seed=self.seed, epochs=self.config.task.epochs, choice=self.config.task.choice)
+    def prompts(self) -> PromptSource:
+        return PromptSource(self.source, self.source, seed=self.seed, epochs=self.config.task.epochs, choice=self.config.task.curriculum)
 
     # ----------------------------------------------------------------------------------------------------------- a life
 
-    async def life(self) -> Ending:
+    async def life(self) -> LifeOutcome:
         """One start of the run, until it is over or cannot go on."""
-        self._finished: Finished | None = None
+        self._finished: RunFinished | None = None
         self._over, self._connected = trio.Event(), trio.Event()
-        self._broadcasts: dict[int, parts.Broadcast] = {}
+        self._broadcasts: dict[int, fakes.Broadcast] = {}
         self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES)
         self._silence = trio.CancelScope()
         self.processes, self.coordinator = {}, None
@@ -141,7 +140,7 @@ class World:
             for process in self.processes.values():
                 process.kill()
         finished = self._finished
-        ending = Ending(finished.ok, finished.ok, finished.reason) if finished is not None else Ending(False, False, failure)
+        ending = LifeOutcome(finished.ok, finished.ok, finished.reason) if finished is not None else LifeOutcome(False, False, failure)
         self.lives.append(ending)
         return ending
 
@@ -151,13 +150,13 @@ class World:
             process.kill()
         self._over.set()
 
-    def start_of(self, process: Process) -> str:
+    def start_of(self, process: SimProcess) -> str:
         """The name of one start of an actor in one life."""
         return f"{process.name}/{process.incarnation}/{len(self.lives)}"
 
-    def double(self, process: Process) -> None:
+    def double(self, process: SimProcess) -> None:
         """Start an actor a second time, beside the first."""
-        other = Process(process.role, process.index, process.incarnation + 1, self._failed)
+        other = SimProcess(process.role, process.index, process.incarnation + 1, self._failed)
         self.processes[process.name] = other
         self._nursery.start_soon(other.run, self._mains[process.role])
 
@@ -169,26 +168,26 @@ class World:
     def drain(self) -> None:
         """What the first Ctrl-C does."""
         self.tell(Drain())
-        self._nursery.cancel_scope.deadline = trio.current_time() + self.config.run.grace_s
+        self._nursery.cancel_scope.deadline = trio.current_time() + self.config.supervision.grace_s
 
-    def alive(self, role: Role | None = None) -> list[Process]:
+    def alive(self, role: Role | None = None) -> list[SimProcess]:
         """The actors that run now."""
         return [p for p in self.processes.values() if p.alive and (role is None or p.role == role)]
 
     def _places(self) -> Iterator[tuple[Role, int]]:
         yield "trainer", 0
         yield from (("rollout", index) for index in range(self.config.rollout.actors))
-        yield from (("reward", index) for index in range(self.config.run.reward_actors))
+        yield from (("reward", index) for index in range(self.config.reward.actors))
 
     @property
-    def _mains(self) -> dict[Role, Callable[[Process], Awaitable[None]]]:
+    def _mains(self) -> dict[Role, Callable[[SimProcess], Awaitable[None]]]:
         return {"coordinator": self._coordinator, "rollout": self._rollout, "reward": self._reward, "trainer": self._trainer}
 
     async def _supervise(self, role: Role, index: int) -> None:
-        run = self.config.run
+        run = self.config.supervision
 
-        def start(incarnation: int) -> Process:
-            process = Process(role, index, incarnation, self._failed)
+        def start(incarnation: int) -> SimProcess:
+            process = SimProcess(role, index, incarnation, self._failed)
             self.processes[process.name] = process
             self._nursery.start_soon(process.run, self._mains[role])
             return process
@@ -208,10 +207,10 @@ class World:
         if role == "coordinator" and self._finished is None:
             raise ActorFailed("coordinator-0", 0, "")
 
-    def _failed(self, process: Process, error: BaseException) -> None:
+    def _failed(self, process: SimProcess, error: BaseException) -> None:
         for leaf in leaves(error):
             if not isinstance(leaf, EXPECTED[process.role]):
-                self.witness.violated("no actor ends by an error that nobody injected", f"{process.name}: {leaf!r}", leaf)
+                self.checker.violated("no actor ends by an error that nobody injected", f"{process.name}: {leaf!r}", leaf)
 
     # --------------------------------------------------------------------------------------------------------- launcher
 
@@ -222,7 +221,7 @@ class World:
         raise ActorFailed("coordinator-0", 0, "nothing; its process stands still")
 
     def _heard(self) -> None:
-        self._silence.deadline = trio.current_time() + self.config.run.stall_s
+        self._silence.deadline = trio.current_time() + self.config.supervision.stall_s
 
     async def _converse(self, link: Link) -> None:
         self._connected.set()
@@ -233,17 +232,17 @@ class World:
                     match message:
                         case Hello():
                             pass
-                        case Closing():
+                        case Draining():
                             self._heard()
-                        case Status():
+                        case StatusUpdate():
                             self._heard()
-                            self.witness.on_status(message)
+                            self.checker.on_status(message)
                         case Replace(role, index, incarnation, reason):
-                            self.witness.on_blame(f"{role}-{index}/{incarnation}/{len(self.lives)}", reason)
+                            self.checker.on_blame(f"{role}-{index}/{incarnation}/{len(self.lives)}", reason)
                             process = self.processes.get(f"{role}-{index}")
                             if process is not None and process.incarnation == incarnation:
                                 process.kill()
-                        case Finished():
+                        case RunFinished():
                             self._finished = message
                             break
                         case _:
@@ -261,26 +260,26 @@ class World:
 
     # ------------------------------------------------------------------------------------------------------- processes
 
-    async def _coordinator(self, process: Process) -> None:
-        config, mount = self.config, Mount(self.platter)
+    async def _coordinator(self, process: SimProcess) -> None:
+        config, mount = self.config, Mount(self.sim_disk)
 
         def dead() -> None:
             mount.gone = True
-            self.witness.close()
+            self.checker.close()
 
         process.on_death = dead
         whole = sorted((c for c in self.checkpoints if not c.aside), key=lambda c: c.version)
-        resume = bool(self.lives) and bool(self.platter.last or whole)
-        experience, version = resumed(self.platter, whole) if resume else (Experience(), 0)
-        async with Journal.over(mount, commit_ms=config.run.journal_ms, full_s=config.run.stall_s) as journal:
-            log = _Log(journal, self.witness, self.platter, mount)
-            book = Book(experience, log)
+        resume = bool(self.lives) and bool(self.sim_disk.last or whole)
+        experience, version = resumed(self.sim_disk, whole) if resume else (Experience(), 0)
+        async with Journal.over(mount, commit_ms=config.journal.commit_ms, full_s=config.supervision.stall_s) as journal:
+            log = _Log(journal, self.checker, self.sim_disk, mount)
+            store = EventStore(experience, log)
             cursor = max((c.cursor for c in whole if c.version == version and not c.aside), default=0)
-            self.witness.begin(book, version, cursor, self.platter.last)
+            self.checker.begin(store, version, cursor, self.sim_disk.last)
             if resume:
-                begin_again(book, log, version)  # type: ignore[arg-type]
+                begin_again(store, log, version)  # type: ignore[arg-type]
             metrics = Metrics(clock=trio.current_time)
-            run = Coordinator(config, book, self.prompts(), metrics, process.waits, Progress())
+            run = Coordinator(config, store, self.prompts(), metrics, process.waits, RunStatistics())
             self.coordinator = run
             async with trio.open_nursery() as nursery:
                 self._listening = nursery
@@ -291,57 +290,57 @@ class World:
                 await launcher.send(Hello("coordinator", 0, process.incarnation, 1))
                 nursery.start_soon(run.converse, Peer(Hello("launcher", 0, 0, 1), launcher))
                 outcome = await run.conduct()
-                self.witness.on_outcome(outcome)
+                self.checker.on_outcome(outcome)
                 await run.say_goodbye(outcome)
                 nursery.cancel_scope.cancel()
 
-    async def _rollout(self, process: Process) -> None:
+    async def _rollout(self, process: SimProcess) -> None:
         link = await self._dial(process)
         engine = self.engine(process)
-        process.receiver = receiver = parts.Receiver(self._broadcasts, self.config.publication.deadline_s)
+        process.receiver = receiver = fakes.FakeReceiver(self._broadcasts, self.config.publication.deadline_s)
         async with link:
             await rollout_actor(link, engine, receiver, Reporter(process.waits, report_s(self.config)))
 
-    def _engine(self, process: Process) -> Engine:
-        process.engine = engine = parts.Engine(self.config, self.witness.keys, self.speeds.pace, process.waits.spent)
-        engine.loaded = self.witness.on_load
+    def _engine(self, process: SimProcess) -> Engine:
+        process.engine = engine = fakes.FakeEngine(self.config, self.checker.keys, self.speeds.pace, process.waits.spent)
+        engine.loaded = self.checker.on_load
         return engine
 
-    async def _reward(self, process: Process) -> None:
+    async def _reward(self, process: SimProcess) -> None:
         link = await self._dial(process)
-        verifiers, run = parts.Verifiers(self.speeds.verdict_s), self.config.run
+        verifiers = fakes.FakeVerifiers(self.speeds.verdict_s)
         process.verifiers = verifiers
-        limits = {"concurrency": run.reward_concurrency, "deadline_s": self.config.task.verdict_s}
+        limits = {"concurrency": self.config.reward.concurrency, "deadline_s": self.config.task.verdict_s}
         async with link:
             await reward_actor(link, verifiers, process.waits, Reporter(process.waits, report_s(self.config)), **limits)  # type: ignore[arg-type]
 
-    async def _trainer(self, process: Process) -> None:
+    async def _trainer(self, process: SimProcess) -> None:
         link = await self._dial(process)
         newest = max((c for c in self.checkpoints if not c.aside), key=lambda c: c.version, default=None)
         if newest is not None:
             newest.verify()
         version, weights = (newest.version, newest.weights) if newest is not None else (0, policy.initial(self.seed))
-        learner = parts.Learner(version, weights, self.witness.keys, self.witness, self._broadcasts)
+        learner = fakes.FakeLearner(version, weights, self.checker.keys, self.checker, self._broadcasts)
         learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self.speeds.step_s
         learner.store = partial(self._store, process)
         process.learner = learner
-        self.witness.on_start(version, weights)
+        self.checker.on_start(version, weights)
         async with link:
             await trainer_actor(link, learner, learner, process.waits, Reporter(process.waits))
 
-    async def _store(self, process: Process, learner: parts.Learner, cursor: int) -> str:
+    async def _store(self, process: SimProcess, learner: fakes.FakeLearner, cursor: int) -> str:
         """Write a checkpoint: complete at once, at the end, or not at all."""
-        checkpoint = Checkpoint(learner.version, learner.weights, cursor)
+        checkpoint = SimCheckpoint(learner.version, learner.weights, cursor)
         saving, self.saving = self.saving, None
         await trio.sleep(self.speeds.save_s)
         if saving is not None and (reason := await saving(process)):
             raise CheckpointError(reason)
         if process.alive:
             self.checkpoints = [c for c in self.checkpoints if c.version != checkpoint.version] + [checkpoint]
-            self.witness.written.add(checkpoint.version)
+            self.checker.written.add(checkpoint.version)
         return f"step-{learner.version}"
 
-    async def _dial(self, process: Process) -> Link:
+    async def _dial(self, process: SimProcess) -> Link:
         await trio.sleep(self.speeds.start_s())
         coordinator = self.processes["coordinator-0"]
         if not coordinator.alive:
@@ -350,7 +349,7 @@ class World:
         process.connect(ours)
         coordinator.connect(theirs)
         self.dialled(process, ours)
-        self._listening.start_soon(self._attend, _Heard(theirs, process.name, self.start_of(process), self.witness))
+        self._listening.start_soon(self._attend, _Heard(theirs, process.name, self.start_of(process), self.checker))
         link = Link(ours, peer="the coordinator")
         await link.send(Hello(process.role, process.index, process.incarnation, 1))
         return link
@@ -367,27 +366,27 @@ class World:
 
 
 class _Heard(Link):
-    """The coordinator's end of an actor's link, at which the witness listens."""
+    """The coordinator's end of an actor's link, at which the checker listens."""
 
-    def __init__(self, pipe: MemoryPipe, peer: str, start: str, witness: Witness) -> None:
+    def __init__(self, pipe: MemoryPipe, peer: str, start: str, checker: Checker) -> None:
         super().__init__(pipe, peer=peer)
-        self._witness, self._sender = witness, start
+        self._checker, self._sender = checker, start
 
     async def receive(self) -> tuple[Message, tuple[memoryview, ...]]:
         message, buffers = await super().receive()
-        self._witness.on_delivered(self._sender, message)
+        self._checker.on_delivered(self._sender, message)
         return message, buffers
 
     async def send(self, message: Message, *buffers: Buffer) -> None:
-        self._witness.on_told(self._sender, message)
+        self._checker.on_told(self._sender, message)
         await super().send(message, *buffers)
 
 
 class _Log:
-    """The journal, and the witness that reads along."""
+    """The journal, and the checker that reads along."""
 
-    def __init__(self, journal: Journal, witness: Witness, platter: Platter, mount: Mount) -> None:
-        self._journal, self._witness, self._platter, self._mount = journal, witness, platter, mount
+    def __init__(self, journal: Journal, checker: Checker, sim_disk: SimDisk, mount: Mount) -> None:
+        self._journal, self._checker, self._platter, self._mount = journal, checker, sim_disk, mount
         self.abandon, self.compact, self.room = journal.abandon, journal.compact, journal.room
 
     @property
@@ -400,19 +399,19 @@ class _Log:
 
     def append(self, event: AnyEvent) -> int:
         number = self._journal.append(event)
-        self._witness.on_event(number, event)
+        self._checker.on_event(number, event)
         return number
 
     def keep(self, version: int, experience: Experience) -> int:
         number = self._journal.keep(version, experience)
-        self._witness.on_keep(version)
+        self._checker.on_keep(version)
         return number
 
     async def flush(self) -> None:
         target = self.appended
         await self._journal.flush()
         if self._platter.last < target and not self._mount.gone:
-            self._witness.violated("what is flushed is on disk", f"event {target} is not: the last one there is {self._platter.last}")
+            self._checker.violated("what is flushed is on disk", f"event {target} is not: the last one there is {self._platter.last}")
 
 
 def _first(failures: BaseExceptionGroup[ActorFailed]) -> BaseException:

@@ -25,7 +25,7 @@ class Sizing(Protocol):
 
     def __init__(self, least: int, most: int) -> None: ...
 
-    def size(self, history: History, item: int) -> int:
+    def size(self, history: History, prompt_index: int) -> int:
         """The rollouts of the next group of this prompt."""
         ...
 
@@ -36,7 +36,7 @@ class Fixed:
     def __init__(self, least: int, most: int) -> None:
         self._least = least
 
-    def size(self, history: History, item: int) -> int:
+    def size(self, history: History, prompt_index: int) -> int:
         return self._least
 
 
@@ -47,8 +47,8 @@ class ByDifficulty:
         self._least = least
         self._most = most
 
-    def size(self, history: History, item: int) -> int:
-        a, b = history.posterior(item)
+    def size(self, history: History, prompt_index: int) -> int:
+        a, b = history.posterior(prompt_index)
         needed = math.log1p(-FOUND) / math.log1p(-a / (a + b))
         return min(max(math.ceil(needed), self._least), self._most)
 

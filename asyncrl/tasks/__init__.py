@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Protocol, Self
 
-from asyncrl.config.schema import Task as TaskConfig
-from asyncrl.messages import Purpose
+from asyncrl.config.schema import TaskConfig
+from asyncrl.ipc.messages import Split
 
 __all__ = ["NoReward", "Several", "Task", "TaskError", "open_task"]
 
@@ -43,22 +43,22 @@ class Several(float):
 class Task(Protocol):
     """Two splits of prompts, `train` and `evaluation`, that share no prompt, and the verifier of their answers."""
 
-    def size(self, purpose: Purpose) -> int:
+    def size(self, split: Split) -> int:
         """How many prompts the split has; items are numbered from 0."""
         ...
 
-    def prompt(self, purpose: Purpose, item: int) -> str:
+    def prompt(self, split: Split, prompt_index: int) -> str:
         """The text the model continues: the question in `task.template`, or the bare question where `task.chat` leaves the form to the
         model's chat template. Raises IndexError outside the split."""
         ...
 
-    def answer(self, purpose: Purpose, item: int) -> str | None:
+    def answer(self, split: Split, prompt_index: int) -> str | None:
         """A right answer, where the task knows one (the warm-up learns from these)."""
         ...
 
-    def verify(self, purpose: Purpose, item: int, answer: str) -> float:
+    def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         """The reward of an answer, 1.0 where it is fully right; `Several` where it is made of parts. It may take long, and may raise
-        anything, NoReward where what the verifier returned is none: call it in a process that can be killed (`actors.verifier`)."""
+        anything, NoReward where what the verifier returned is none: call it in a process that can be killed (`actors.verifier_process`)."""
         ...
 
 

@@ -17,8 +17,8 @@ from typing import Any
 from reasoning_gym.factory import DATASETS, create_dataset
 from reasoning_gym.utils import extract_answer
 
-from asyncrl.config.schema import Task as TaskConfig
-from asyncrl.messages import Purpose
+from asyncrl.config.schema import TaskConfig
+from asyncrl.ipc.messages import Split
 from asyncrl.tasks import TaskError
 
 HELD_OUT = 4
@@ -35,36 +35,36 @@ class GymTask:
     def __init__(self, config: TaskConfig, seed: int) -> None:
         """Raises TaskError for an unknown data set or parameter, or one that the data set refuses."""
         self._config = config
-        self._sizes: dict[Purpose, int] = {"train": config.train_size, "evaluation": config.eval_size}
+        self._sizes: dict[Split, int] = {"train": config.train_size, "evaluation": config.eval_size}
         self._indices = max(LEAST, config.train_size + config.eval_size)
         self._stride = next(s for s in range(int(self._indices * 0.618), self._indices) if math.gcd(s, self._indices) == 1)
         self._data = _create(config, seed, self._indices)
         self.entry = functools.lru_cache(maxsize=1024)(self._entry)
-        for purpose, size in self._sizes.items():
+        for split, size in self._sizes.items():
             if size:
-                self._probe(purpose)
+                self._probe(split)
 
-    def size(self, purpose: Purpose) -> int:
-        return self._sizes[purpose]
+    def size(self, split: Split) -> int:
+        return self._sizes[split]
 
-    def prompt(self, purpose: Purpose, item: int) -> str:
-        return render(self._config, str(self.entry(purpose, item)["question"]))
+    def prompt(self, split: Split, prompt_index: int) -> str:
+        return render(self._config, str(self.entry(split, prompt_index)["question"]))
 
-    def answer(self, purpose: Purpose, item: int) -> str | None:
-        known = self.entry(purpose, item)["answer"]
+    def answer(self, split: Split, prompt_index: int) -> str | None:
+        known = self.entry(split, prompt_index)["answer"]
         return None if known is None else str(known)
 
-    def verify(self, purpose: Purpose, item: int, answer: str) -> float:
+    def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         """A response that marks its answer as `<answer>…</answer>` is judged by the last such mark, else as a whole."""
-        return float(self._data.score_answer(extract_answer(answer) or answer, self.entry(purpose, item)))
+        return float(self._data.score_answer(extract_answer(answer) or answer, self.entry(split, prompt_index)))
 
-    def _entry(self, purpose: Purpose, item: int) -> dict[str, Any]:
-        if not 0 <= item < self._sizes[purpose]:
-            raise IndexError(f"item {item} is outside the {purpose} split of {self._sizes[purpose]}")
-        index = item if purpose == "train" else self._sizes["train"] + item
+    def _entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
+        if not 0 <= prompt_index < self._sizes[split]:
+            raise IndexError(f"item {prompt_index} is outside the {split} split of {self._sizes[split]}")
+        index = prompt_index if split == "train" else self._sizes["train"] + prompt_index
         for _ in range(TRIES):
             entry: dict[str, Any] = self._data[index]
-            if not self._sizes["evaluation"] or held_out(entry["question"]) == (purpose == "evaluation"):
+            if not self._sizes["evaluation"] or held_out(entry["question"]) == (split == "evaluation"):
                 return entry
             index = (index + self._stride) % self._indices
         raise TaskError(
@@ -72,9 +72,9 @@ class GymTask:
             f"allow more by task.params, or set task.eval_size = 0"
         )
 
-    def _probe(self, purpose: Purpose) -> None:
+    def _probe(self, split: Split) -> None:
         try:
-            self.entry(purpose, 0)
+            self.entry(split, 0)
         except TaskError:
             raise
         except Exception as error:

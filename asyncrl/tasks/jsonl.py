@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.schema import Task as TaskConfig
-from asyncrl.messages import Purpose
+from asyncrl.config.schema import TaskConfig
+from asyncrl.ipc.messages import Split
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.gym import render
-from asyncrl.tasks.verifiers import Verifiers, as_number, number, rewarded
+from asyncrl.tasks.verifiers import VerifierTable, as_number, number, rewarded
 
 LINE_BYTES = 16 * 2**20
 
@@ -42,7 +42,7 @@ class JsonlTask:
         if not config.path:
             raise TaskError("task.name = 'jsonl' needs task.path, the file of prompts")
         self._config = config
-        self._verifiers = Verifiers(config.verifier)
+        self._verifiers = VerifierTable(config.verifier)
         train = _File(config.path, self._verifiers)
         if config.eval_path and config.eval_size:
             held_out, rows = _File(config.eval_path, self._verifiers), range(train.lines)
@@ -51,7 +51,7 @@ class JsonlTask:
             first = max(train.lines - config.eval_size, 0)
             held_out, rows, held_rows = train, range(first), range(first, train.lines)
         digests = {held_out.digests[row] for row in held_rows}
-        self._lines: dict[Purpose, tuple[_File, array[int]]] = {
+        self._lines: dict[Split, tuple[_File, array[int]]] = {
             "train": (train, array("Q", (train.starts[row] for row in rows if train.digests[row] not in digests))),
             "evaluation": (held_out, array("Q", (held_out.starts[row] for row in held_rows))),
         }
@@ -64,33 +64,33 @@ class JsonlTask:
                 f"or give other prompts in task.eval_path"
             )
 
-    def size(self, purpose: Purpose) -> int:
-        return len(self._lines[purpose][1])
+    def size(self, split: Split) -> int:
+        return len(self._lines[split][1])
 
-    def prompt(self, purpose: Purpose, item: int) -> str:
-        return render(self._config, str(self.entry(purpose, item)["prompt"]))
+    def prompt(self, split: Split, prompt_index: int) -> str:
+        return render(self._config, str(self.entry(split, prompt_index)["prompt"]))
 
-    def answer(self, purpose: Purpose, item: int) -> str | None:
-        return str(self.entry(purpose, item)["answer"])
+    def answer(self, split: Split, prompt_index: int) -> str | None:
+        return str(self.entry(split, prompt_index)["answer"])
 
-    def verify(self, purpose: Purpose, item: int, answer: str) -> float:
-        entry = self.entry(purpose, item)
+    def verify(self, split: Split, prompt_index: int, answer: str) -> float:
+        entry = self.entry(split, prompt_index)
         verifier = self._verifiers.find(entry.get("verifier", ""))
         reward: float = rewarded(verifier, verifier(answer, entry))
         return reward
 
-    def entry(self, purpose: Purpose, item: int) -> dict[str, Any]:
+    def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
         """The line, as an object."""
-        if not 0 <= item < self.size(purpose):
-            raise IndexError(f"item {item} is outside the {purpose} split of {self.size(purpose)}")
-        file, starts = self._lines[purpose]
-        return file.read(starts[item])
+        if not 0 <= prompt_index < self.size(split):
+            raise IndexError(f"item {prompt_index} is outside the {split} split of {self.size(split)}")
+        file, starts = self._lines[split]
+        return file.read(starts[prompt_index])
 
 
 class _File:
     """A JSONL file, checked; lines are read again when asked for, by any thread."""
 
-    def __init__(self, path: str, verifiers: Verifiers) -> None:
+    def __init__(self, path: str, verifiers: VerifierTable) -> None:
         self._path = path
         self.starts = array("Q")
         self.digests = array("Q")
@@ -119,7 +119,7 @@ class _File:
         entry: dict[str, Any] = msgspec.json.decode(block.partition(b"\n")[0])
         return entry
 
-    def _checked(self, verifiers: Verifiers) -> Iterator[tuple[int, Line]]:
+    def _checked(self, verifiers: VerifierTable) -> Iterator[tuple[int, Line]]:
         decoder, start = msgspec.json.Decoder(dict[str, Any]), 0  # all of it: what a verifier will read must parse too
         for count, text in enumerate(iter(partial(self._file.readline, LINE_BYTES + 1), b""), 1):
             if len(text) > LINE_BYTES:

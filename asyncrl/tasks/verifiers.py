@@ -98,7 +98,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
-class Verifiers:
+class VerifierTable:
     """The verifiers that lines may name. `default` is `task.verifier`; where it is `module:function` that module is imported now."""
 
     def __init__(self, default: str) -> None:

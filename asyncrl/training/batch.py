@@ -13,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.messages import MicroBatch, Sample
-from asyncrl.training.rows import Bundle, pack
+from asyncrl.ipc.messages import MicroBatch, Sample
+from asyncrl.training.packing import PackedBatch, pack
 
 
 class Batch(NamedTuple):
     """The bundles, and for each response token its behaviour log-probability (float32), whether it may enter the loss (bool), the place
     of its sample in the batch (int64), and the version that sampled it and its lag (int64 >= 0)."""
 
-    bundles: list[Bundle]
+    bundles: list[PackedBatch]
     behaviour: Tensor
     mask: Tensor
     owner: Tensor
@@ -54,7 +54,7 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bo
     )
 
 
-def texts(samples: Sequence[Sample], ids: NDArray[np.int32], *, shared: bool) -> list[Bundle]:
+def texts(samples: Sequence[Sample], ids: NDArray[np.int32], *, shared: bool) -> list[PackedBatch]:
     """Prompts and responses laid out for forward passes as `pack` does. Raises ValueError where they are not of the samples."""
     return pack(ids, [s.prompt_tokens for s in samples], [s.response_tokens for s in samples], shared=shared)
 

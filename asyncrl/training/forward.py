@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from asyncrl.training.rows import Bundle, missing_to_size
+from asyncrl.training.packing import PackedBatch, missing_to_size
 
 NAME, PLAIN = "asyncrl_bundle", "sdpa"
 """Our attention function among those of transformers, and the one that it stands for."""
@@ -37,37 +37,37 @@ def shares(model: PreTrainedModel) -> bool:
     )
 
 
-def log_probabilities(model: PreTrainedModel, bundle: Bundle, temperature: float) -> Tensor:
+def log_probabilities(model: PreTrainedModel, bundle: PackedBatch, temperature: float) -> Tensor:
     """Log-probability of each response token of a bundle under the temperature-scaled distribution, float32 [tokens], with gradient."""
     logits = response_logits(model, bundle, temperature)
     return -F.cross_entropy(logits, bundle.targets.to(model.device), reduction="none")
 
 
-def response_logits(model: PreTrainedModel, bundle: Bundle, temperature: float) -> Tensor:
+def response_logits(model: PreTrainedModel, bundle: PackedBatch, temperature: float) -> Tensor:
     """What each response token of a bundle is drawn from: logits over the temperature, float32 [tokens, vocabulary], with gradient.
 
     The output layer runs at the positions that predict response tokens only (and a few more, so that there are few sizes), and what follows
     is float32 whatever the model's type.
     """
     device = model.device
-    ids, predictors = bundle.ids.to(device), bundle.predictors.to(device)
+    ids, logit_positions = bundle.ids.to(device), bundle.logit_positions.to(device)
     if shares(model):
-        rectangles = tuple(rectangle.to(device) for rectangle in bundle.rectangles)
+        padded_rows = tuple(padded_row.to(device) for padded_row in bundle.padded_rows)
         positions = bundle.positions.to(device)[None]
-        with _attention(model), _output_at(model, predictors):
+        with _attention(model), _output_at(model, logit_positions):
             found: Tensor = model(
-                input_ids=ids[None], position_ids=positions, use_cache=False, rectangles=rectangles, home=bundle.home.to(device)
+                input_ids=ids[None], position_ids=positions, use_cache=False, padded_rows=padded_rows, home=bundle.home.to(device)
             ).logits
-        return found[0, : len(predictors)].float() / temperature
-    at = bundle.home.to(device)[predictors]
+        return found[0, : len(logit_positions)].float() / temperature
+    at = bundle.home.to(device)[logit_positions]
     pieces, places, before = [], [], 0
-    for rectangle in bundle.rectangles:
-        here = torch.nonzero((at >= before) & (at < before + rectangle.numel()))[:, 0]
+    for padded_row in bundle.padded_rows:
+        here = torch.nonzero((at >= before) & (at < before + padded_row.numel()))[:, 0]
         if len(here):
             with _output_at(model, at[here] - before):
-                pieces.append(model(input_ids=ids[rectangle.to(device)], use_cache=False).logits[0, : len(here)])
+                pieces.append(model(input_ids=ids[padded_row.to(device)], use_cache=False).logits[0, : len(here)])
             places.append(here)
-        before += rectangle.numel()
+        before += padded_row.numel()
     return torch.cat(pieces)[torch.argsort(torch.cat(places))].float() / temperature
 
 
@@ -100,14 +100,14 @@ def _attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: None, *, rectangles: tuple[Tensor, ...], home: Tensor, **rest: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: None, *, padded_rows: tuple[Tensor, ...], home: Tensor, **rest: Any
 ) -> tuple[Tensor, None]:
     """Attention of a bundle: `query`, `key`, `value` are [1, heads, places, size]; gives [1, places, heads, size]."""
     flat = [of_all[0].transpose(0, 1).flatten(1) for of_all in (query, key, value)]
     outputs = []
-    for rectangle in rectangles:
+    for padded_row in padded_rows:
         rows = [
-            places.index_select(0, rectangle.flatten()).view(*rectangle.shape, -1, of_all.shape[-1]).transpose(1, 2)
+            places.index_select(0, padded_row.flatten()).view(*padded_row.shape, -1, of_all.shape[-1]).transpose(1, 2)
             for places, of_all in zip(flat, (query, key, value), strict=True)
         ]
         output, _ = sdpa_attention_forward(module, rows[0], rows[1], rows[2], None, **rest)

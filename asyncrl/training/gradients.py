@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.messages import MicroBatch
+from asyncrl.ipc.messages import MicroBatch
 from asyncrl.training.batch import Batch
 from asyncrl.training.forward import log_probabilities, response_logits
-from asyncrl.training.rows import part_of
+from asyncrl.training.packing import part_of
 from staleness.advantages import Advantages, Kind, advantages
 from staleness.ratios import log_ratio, ratio
 from staleness.vcpo import logit_norm, minimum_variance, minimum_variance_logits

@@ -16,15 +16,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.config.losses import clips_nothing, ratios_weigh
-from asyncrl.config.schema import Staleness, Train
-from asyncrl.messages import Anchor, MicroBatch, TokenCount
-from asyncrl.training.anchors import Past
+from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
 from asyncrl.training.batch import Batch, read
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.gradients import advantages_of
 from asyncrl.training.linear import accelerate
-from asyncrl.training.masters import Masters
-from asyncrl.training.rows import Bundle
+from asyncrl.training.master_weights import MasterWeights
+from asyncrl.training.packing import PackedBatch
+from asyncrl.training.proximal_logprobs import ProximalLogprobs
 from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
 from staleness import correction, proximal
@@ -40,24 +40,26 @@ REASONS = ("", "stale", "median", "nonfinite")
 
 
 class Learner:
-    """A model and its optimizer (AdamW), which changes `masters`. `version` counts the steps taken, from that of the checkpoint or 0.
+    """A model and its optimizer (AdamW), which changes `master_weights`. `version` counts the steps taken, from that of the checkpoint or 0.
 
     `temperature` is that of sampling. Dropout stays off: current and behaviour log-probabilities must be of the same policy.
     `past` is what is known of earlier versions, where the proximal policy is one of them.
     """
 
-    def __init__(self, model: PreTrainedModel, train: Train, staleness: Staleness, temperature: float, version: int = 0) -> None:
+    def __init__(
+        self, model: PreTrainedModel, train: TrainConfig, staleness: StalenessConfig, temperature: float, version: int = 0
+    ) -> None:
         model.train(False)
         accelerate(model)
         self.model = model
         self.version = version
-        self.masters = Masters(model)
-        changed = [master for _, master in self.masters.named()]
+        self.master_weights = MasterWeights(model)
+        changed = [master for _, master in self.master_weights.named()]
         self.optimizer = torch.optim.AdamW(
             changed, lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, foreach=True
         )
         most = {"boundary": max(1, staleness.max_lag), "snapshot": staleness.max_lag}.get(staleness.proximal)
-        self.past = None if most is None else Past(model, temperature, most)
+        self.past = None if most is None else ProximalLogprobs(model, temperature, most)
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._weighted = ratios_weigh(train, staleness)
         if clips_nothing(train, staleness):
@@ -65,7 +67,7 @@ class Learner:
         self._reasons = (*REASONS, *(entry.kind for entry in staleness.correction))
         self._sums = Sums()
 
-    def anchor(self, message: Anchor, buffers: Sequence[memoryview | bytes]) -> None:
+    def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview | bytes]) -> None:
         """Score and keep what the message has, while the weights are those of its step. Raises ValueError where the proximal policy is
         not `boundary`, the buffer does not fit the message, or the message is of another step."""
         if self._staleness.proximal != "boundary" or self.past is None:
@@ -98,7 +100,7 @@ class Learner:
             for sample, row in zip(batch.samples, table.tolist(), strict=True)
         ]
 
-    def _add(self, batch: Batch, bundle: Bundle, advantage: Tensor, trainable: Tensor, scores: Tensor | None) -> Tensor:
+    def _add(self, batch: Batch, bundle: PackedBatch, advantage: Tensor, trainable: Tensor, scores: Tensor | None) -> Tensor:
         """Add the gradient of the sum of a bundle's losses; returns what became of each of its response tokens, int64 [tokens].
         `advantage` (float32) and `trainable` (bool) are [samples], `scores` float32 [tokens of the batch]."""
         behaviour, fresh, owner, lag = (
@@ -138,7 +140,7 @@ class Learner:
         return fate
 
     def _proximal(
-        self, batch: Batch, bundle: Bundle, current: Tensor, behaviour: Tensor, lag: Tensor, arrived: Tensor, scores: Tensor | None
+        self, batch: Batch, bundle: PackedBatch, current: Tensor, behaviour: Tensor, lag: Tensor, arrived: Tensor, scores: Tensor | None
     ) -> tuple[Tensor | None, int]:
         """Log-probabilities under the proximal policy, float32 [tokens], or None where that is the behaviour policy; and of how many tokens
         that arrived their own version's are not known, so that they have the current ones."""
@@ -169,7 +171,7 @@ class Learner:
         rate = learning_rate(self._train, self.version) * scale
         norm = 0.0
         if sums.trained:
-            changed = [master for _, master in self.masters.named()]
+            changed = [master for _, master in self.master_weights.named()]
             torch._foreach_div_([master.grad for master in changed if master.grad is not None], float(sums.trained))
             norm = float(torch.nn.utils.clip_grad_norm_(changed, self._train.grad_clip))
         updated = sums.trained > 0 and math.isfinite(norm)
@@ -179,7 +181,7 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
-            self.masters.round()
+            self.master_weights.round()
         self.optimizer.zero_grad(set_to_none=True)
         self._sums = Sums()
         self.version += 1

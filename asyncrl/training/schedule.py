@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from asyncrl.config.schema import Train
+from asyncrl.config.schema import TrainConfig
 
 
-def learning_rate(train: Train, step: int) -> float:
+def learning_rate(train: TrainConfig, step: int) -> float:
     """Learning rate of the step that makes version `step + 1` (`step` >= 0): linear warm-up that reaches `lr` after `lr_warmup_steps`
     steps, then `lr_schedule`, where linear and cosine would reach 0 at step `train.steps`."""
     if step < train.lr_warmup_steps:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from asyncrl.training.forward import log_probabilities
-from asyncrl.training.rows import Bundle
+from asyncrl.training.packing import PackedBatch
 
 
 class Snapshots:
@@ -42,7 +42,7 @@ class Snapshots:
         """Forget `version` and what is older."""
         self._held = {held: weights for held, weights in self._held.items() if held > version}
 
-    def score(self, version: int, bundle: Bundle, temperature: float) -> Tensor:
+    def score(self, version: int, bundle: PackedBatch, temperature: float) -> Tensor:
         """Log-probability of each response token of a bundle under `version`, float32 [tokens], without gradient. Raises KeyError for
         a version that is not held."""
         weights = self._held[version]

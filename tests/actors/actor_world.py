@@ -11,42 +11,42 @@ import msgspec
 import numpy as np
 import trio
 
-from actors.coordinator.book import Book
 from actors.coordinator.coordinator import Coordinator, Outcome
-from actors.coordinator.progress import Progress
-from actors.coordinator.prompts import Prompts
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.prompts import PromptSource
+from actors.coordinator.statistics import RunStatistics
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
-from actors.reward import reward_actor
-from actors.rollout import rollout_actor
-from actors.trainer import trainer_actor
-from actors.verifier import Given
+from actors.reward_actor import reward_actor
+from actors.rollout_actor import rollout_actor
+from actors.trainer_actor import trainer_actor
+from actors.verifier_process import TimedVerdict
 from asyncrl.config import Config
 from asyncrl.config.derived import keeps_versions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine, hashed
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience, Snapshot, fold
-from asyncrl.link import Link, LinkBroken, LinkError
-from asyncrl.messages import (
-    Anchor,
+from asyncrl.ipc.link import Link, LinkBroken, LinkError
+from asyncrl.ipc.messages import (
     Exited,
     Hello,
     Message,
     MicroBatch,
     Prepare,
     Publish,
-    Purpose,
     Replace,
     Role,
     Scored,
+    ScoreProximal,
+    Split,
     TokenCount,
     Verdict,
 )
-from asyncrl.metrics import Metrics
-from asyncrl.simulation.wires import links
-from asyncrl.summary import Summary
-from asyncrl.waits import Waits
+from asyncrl.ipc.waits import Waits
+from asyncrl.observe.metrics import Metrics
+from asyncrl.observe.summary import Summary
+from asyncrl.simulation.network import links
 
 STOP = 0
 VOCABULARY = 64
@@ -57,9 +57,9 @@ def configured(**sections: dict[str, object]) -> Config:
     settings: dict[str, dict[str, object]] = {
         "task": {"eval_size": 4, "train_size": 1000},
         "engine": {"kind": "scripted", "slots": 8, "chunk_tokens": 4, "context_tokens": 64},
-        "rollout": {"group_size": 4, "max_new_tokens": 24, "filter": "none"},
+        "rollout": {"group_size": 4, "max_new_tokens": 24, "filter": "none", "lease_s": 50.0},
         "train": {"steps": 4, "batch_groups": 2, "eval_every": 2, "checkpoint_every": 2, "micro_tokens": 128},
-        "run": {"stall_s": 100.0, "lease_s": 50.0},
+        "supervision": {"stall_s": 100.0},
     }
     for name, values in sections.items():
         settings[name] = settings.get(name, {}) | values
@@ -82,7 +82,7 @@ def heavy_tailed(batch_groups: int, group_size: int, **settings: dict[str, objec
     }
     made = World(configured(**{section: base.get(section, {}) | settings.get(section, {}) for section in {*base, *settings}}))
     made.script = heavy
-    made.verifiers._verdict = lambda purpose, item, ids: Scored(float(len(ids) > 40))
+    made.verifiers._verdict = lambda split, prompt_index, ids: Scored(float(len(ids) > 40))
     return made
 
 
@@ -134,14 +134,14 @@ class Source:
     sampled = VOCABULARY
 
     def __init__(self, config: Config) -> None:
-        self._sizes: dict[Purpose, int] = {"train": config.task.train_size, "evaluation": config.task.eval_size}
-        self.prompts: Callable[[Purpose, int], str] = lambda purpose, item: f"{item}"
+        self._sizes: dict[Split, int] = {"train": config.task.train_size, "evaluation": config.task.eval_size}
+        self.prompts: Callable[[Split, int], str] = lambda split, prompt_index: f"{prompt_index}"
 
-    def size(self, purpose: Purpose) -> int:
-        return self._sizes[purpose]
+    def size(self, split: Split) -> int:
+        return self._sizes[split]
 
-    def prompt(self, purpose: Purpose, item: int) -> str:
-        return self.prompts(purpose, item)
+    def prompt(self, split: Split, prompt_index: int) -> str:
+        return self.prompts(split, prompt_index)
 
     def encode(self, text: str) -> list[int]:
         return [1 + ord(letter) % (VOCABULARY - 1) for letter in text]
@@ -162,7 +162,7 @@ class ScriptedLearner:
         self.version = 0
         self.port = 1
         self.batches: list[tuple[MicroBatch, bytes]] = []
-        self.anchored: list[Anchor] = []
+        self.anchored: list[ScoreProximal] = []
         self.saved: list[tuple[int, int]] = []
         self._seconds_per_token, self._step_s = seconds_per_token, step_s
 
@@ -181,7 +181,7 @@ class ScriptedLearner:
             at += sample.response_tokens
         return counts
 
-    async def anchor(self, message: Anchor, buffers: Sequence[memoryview]) -> None:
+    async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
         assert message.step == self.version
         assert len(buffers[0]) == 4 * sum(s.prompt_tokens + s.response_tokens for s in message.samples)
         self.anchored.append(message)
@@ -204,17 +204,17 @@ class ScriptedLearner:
 class ScriptedVerifiers:
     """A verdict after some seconds."""
 
-    def __init__(self, verdict: Callable[[Purpose, int, bytes], Verdict], seconds: float) -> None:
+    def __init__(self, verdict: Callable[[Split, int, bytes], Verdict], seconds: float) -> None:
         self._verdict, self._seconds = verdict, seconds
         self.asked = 0
 
-    async def judge(self, purpose: Purpose, item: int, ids: bytes | memoryview) -> Given:
+    async def judge(self, split: Split, prompt_index: int, ids: bytes | memoryview) -> TimedVerdict:
         self.asked += 1
         await trio.sleep(self._seconds)
-        return Given(self._verdict(purpose, item, bytes(ids)), self._seconds)
+        return TimedVerdict(self._verdict(split, prompt_index, bytes(ids)), self._seconds)
 
 
-def by_length(purpose: Purpose, item: int, ids: bytes) -> Verdict:
+def by_length(split: Split, prompt_index: int, ids: bytes) -> Verdict:
     """Rewards that differ within a group."""
     return Scored(float(len(ids) // 4 % 2))
 
@@ -225,7 +225,7 @@ class World:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.log = MemoryLog()
-        self.book = Book(Experience(), self.log)
+        self.store = EventStore(Experience(), self.log)
         self.source = Source(config)
         self.learner = ScriptedLearner()
         self.verifiers = ScriptedVerifiers(by_length, 0.05)
@@ -242,8 +242,8 @@ class World:
 
     async def run(self, *others: Callable[[], object]) -> Outcome:
         """Run to the end, beside `others` (async functions without arguments)."""
-        prompts = Prompts(self.source, self.source, seed=0, epochs=self.config.task.epochs, choice=self.config.task.choice)
-        self.coordinator = Coordinator(self.config, self.book, prompts, Metrics(clock=trio.current_time), Waits(), Progress())
+        prompts = PromptSource(self.source, self.source, seed=0, epochs=self.config.task.epochs, choice=self.config.task.curriculum)
+        self.coordinator = Coordinator(self.config, self.store, prompts, Metrics(clock=trio.current_time), Waits(), RunStatistics())
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -251,7 +251,7 @@ class World:
             nursery.start_soon(self._keep, "trainer", 0)
             for index in range(self.config.rollout.actors):
                 nursery.start_soon(self._keep, "rollout", index)
-            for index in range(self.config.run.reward_actors):
+            for index in range(self.config.reward.actors):
                 nursery.start_soon(self._keep, "reward", index)
             for other in others:
                 nursery.start_soon(other)  # type: ignore[arg-type]
@@ -271,8 +271,8 @@ class World:
 
     def holds(self, name: str) -> bool:
         """Whether an actor is in the middle of a training rollout: some of its tokens are streamed."""
-        seat = self.coordinator.seats.get(name)
-        return seat is not None and any(self.book.experience.rollouts[id].tokens for id in seat.held["train"])
+        engine_handle = self.coordinator.engine_pool.get(name)
+        return engine_handle is not None and any(self.store.experience.rollouts[id].tokens for id in engine_handle.held["train"])
 
     def tell(self, message: Message) -> None:
         """Say something as the launcher."""
@@ -313,7 +313,7 @@ class World:
 
     def check(self) -> None:
         """What holds at the end of every run."""
-        experience = self.book.experience
+        experience = self.store.experience
         assert experience.ledger.balances()
         assert self.folded() == experience
         trained = Counter(event.rollout for event in self.log.events if isinstance(event, e.Trained))
@@ -351,8 +351,7 @@ class World:
             if role == "trainer":
                 await trainer_actor(link, self.learner, self.learner, waits, reporter)
             elif role == "reward":
-                run = self.config.run
-                await reward_actor(link, self.verifiers, waits, reporter, concurrency=run.reward_concurrency, deadline_s=10.0)  # type: ignore[arg-type]
+                await reward_actor(link, self.verifiers, waits, reporter, concurrency=self.config.reward.concurrency, deadline_s=10.0)  # type: ignore[arg-type]
             else:
                 await rollout_actor(link, self._engine(waits), partial(self._receive, index), reporter)
         finally:

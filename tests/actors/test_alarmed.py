@@ -9,10 +9,10 @@ import pytest
 import trio.testing
 from actor_world import ScriptedLearner, ScriptedVerifiers, World, configured
 
-from actors.coordinator.survey import survey
+from actors.coordinator.collect_status import collect_status
 from asyncrl.experience import events as e
-from asyncrl.messages import NoVerdict, Scored
-from asyncrl.summary import Alarmed
+from asyncrl.ipc.messages import NoVerdict, Scored
+from asyncrl.observe.summary import Alarmed
 
 APART = 0.5
 """A k3 over `alarm_k3`."""
@@ -38,7 +38,7 @@ async def test_an_alarm_lasts_as_long_as_its_cause_and_is_counted(
         for version in range(1, 6):
             await world.until(lambda version=version: bool((t := world.coordinator.training) and t.version >= version))
             scraped[version] = world.coordinator.metrics.registry.get_sample_value("asyncrl_alarm", {"cause": "divergence"})
-            told[version] = survey(world.coordinator).alarms
+            told[version] = collect_status(world.coordinator).alarms
 
     with caplog.at_level(logging.WARNING):
         outcome = await world.run(watch)
@@ -72,9 +72,9 @@ async def test_tokens_left_out_for_their_age_are_an_alarm(autojump_clock: trio.t
 async def test_the_summary_has_the_distance_of_what_is_trained(autojump_clock: trio.testing.MockClock) -> None:
     """Against distances worked out from the events alone."""
     world = World(configured(train={"steps": 5, "batch_groups": 2}))
-    world.verifiers = ScriptedVerifiers(lambda purpose, item, ids: Scored(1.0) if len(ids) < 4 * 5 else NoVerdict("timeout"), 0.05)
+    world.verifiers = ScriptedVerifiers(lambda split, prompt_index, ids: Scored(1.0) if len(ids) < 4 * 5 else NoVerdict("timeout"), 0.05)
     summary = world.coordinator_summary(await world.run())
-    groups = [event for event in world.log.events if isinstance(event, e.Admitted) and event.purpose == "train"]
+    groups = [event for event in world.log.events if isinstance(event, e.Admitted) and event.split == "train"]
     training = {rollout for group in groups for rollout in range(group.first, group.first + group.size)}
     tokens: Counter[int] = Counter()
     sealed: dict[int, int] = {}

@@ -9,7 +9,7 @@ from actor_world import World, configured
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.messages import Drain, NoVerdict, Purpose, Replace, Scored, Status, Verdict
+from asyncrl.ipc.messages import Drain, NoVerdict, Replace, Scored, Split, StatusUpdate, Verdict
 
 
 async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_version(autojump_clock: trio.testing.MockClock) -> None:
@@ -24,7 +24,7 @@ async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_vers
     assert [version for version, _ in world.learner.saved] == [2, 4]
     published = [event.version for event in world.log.events if isinstance(event, e.Published)]
     assert published == sorted(published) and set(published) == {0, 1, 2, 3, 4}
-    assert any(isinstance(message, Status) for message in world.heard)
+    assert any(isinstance(message, StatusUpdate) for message in world.heard)
 
 
 async def test_nothing_is_admitted_before_version_0_is_published(autojump_clock: trio.testing.MockClock) -> None:
@@ -51,10 +51,10 @@ async def test_max_lag_0_is_on_policy(autojump_clock: trio.testing.MockClock) ->
     outcome = await world.run()
     world.check()
     assert outcome.ok and set(world.trained_lags()) == {0}
-    assert not world.book.experience.ledger.tokens.discarded.get("stale")
+    assert not world.store.experience.ledger.tokens.discarded.get("stale")
 
 
-@pytest.mark.parametrize("on_stale", ["mask", "drop", "recycle", "train"])
+@pytest.mark.parametrize("on_stale", ["mask", "drop", "restart", "train"])
 async def test_no_token_over_max_lag_is_trained_unless_asked(on_stale: str, autojump_clock: trio.testing.MockClock) -> None:
     """Responses that take several steps to generate: with `train` the same run does go over the bound."""
     world = World(
@@ -62,7 +62,7 @@ async def test_no_token_over_max_lag_is_trained_unless_asked(on_stale: str, auto
             staleness={"max_lag": 1, "depth": 1, "on_stale": on_stale},
             rollout={"max_new_tokens": 50, "group_size": 2},
             train={"steps": 12, "eval_every": 0, "batch_groups": 1},
-            run={"stall_s": 1000.0},
+            supervision={"stall_s": 1000.0},
         )
     )
 
@@ -79,9 +79,9 @@ async def test_no_token_over_max_lag_is_trained_unless_asked(on_stale: str, auto
     world.check()
     assert outcome.ok, outcome.reason
     lags = world.trained_lags()
-    stale = world.book.experience.ledger.tokens.discarded.get("stale", 0)
+    stale = world.store.experience.ledger.tokens.discarded.get("stale", 0)
     assert max(lags) > 1 if on_stale == "train" else stale > 0
-    if on_stale == "recycle":
+    if on_stale == "restart":
         assert any(event.restarts is not None for event in world.log.events if isinstance(event, e.Admitted))
 
 
@@ -98,7 +98,7 @@ async def test_a_killed_rollout_actor_costs_nothing_that_was_streamed(autojump_c
     outcome = await world.run(murderer)
     world.check()
     assert outcome.ok, outcome.reason
-    recycled = [event for event in world.log.events if isinstance(event, e.Recycled)]
+    recycled = [event for event in world.log.events if isinstance(event, e.Requeued)]
     assert recycled and {event.reason for event in recycled} <= {"actor_lost", "interrupted"}
     again = {event.rollout for event in recycled}
     trained = {event.rollout: event for event in world.log.events if isinstance(event, e.Trained)}
@@ -109,7 +109,7 @@ async def test_a_killed_rollout_actor_costs_nothing_that_was_streamed(autojump_c
 
 
 async def test_a_rollout_that_fails_again_and_again_is_buried_and_its_group_completes(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(rollout={"attempts": 2}, run={"lease_s": 3.0}))
+    world = World(configured(rollout={"attempts": 2, "lease_s": 3.0}))
 
     def script(request: Request) -> Script:
         from numpy import float32, full, int32
@@ -136,14 +136,14 @@ async def test_a_lost_reward_actor_is_asked_again_elsewhere(autojump_clock: trio
     outcome = await world.run(murderer)
     world.check()
     assert outcome.ok
-    judged = [event.rollout for event in world.log.events if isinstance(event, e.JudgedAs)]
+    judged = [event.rollout for event in world.log.events if isinstance(event, e.Judged)]
     assert len(judged) == len(set(judged)) and world.verifiers.asked > len(judged)
 
 
 async def test_answers_without_a_verdict_are_not_zero(autojump_clock: trio.testing.MockClock) -> None:
     world = World(configured(rollout={"k_min": 3}))
 
-    def verdict(purpose: Purpose, item: int, ids: bytes) -> Verdict:
+    def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
         return NoVerdict("timeout") if len(ids) // 4 % 3 == 0 else Scored(len(ids) / 4)
 
     world.verifiers._verdict = verdict
@@ -153,7 +153,7 @@ async def test_answers_without_a_verdict_are_not_zero(autojump_clock: trio.testi
     for batch, _ in world.learner.batches:
         assert all(len(rewards) >= 3 and 0.0 not in rewards for rewards in batch.rewards.values())
         assert all(sample.response_tokens % 3 for sample in batch.samples)
-    discarded = world.book.experience.ledger.rollouts.discarded
+    discarded = world.store.experience.ledger.rollouts.discarded
     assert discarded.get("no_verdict") or discarded.get("k_min")
 
 
@@ -166,7 +166,7 @@ async def test_a_lost_trainer_ends_the_run_and_says_so(autojump_clock: trio.test
 
     outcome = await world.run(murderer)
     assert not outcome.ok and "trainer" in outcome.reason
-    assert world.book.experience.ledger.balances()
+    assert world.store.experience.ledger.balances()
 
 
 async def test_pain_19_an_engine_with_other_weights_never_decodes_with_them(autojump_clock: trio.testing.MockClock) -> None:
@@ -182,7 +182,7 @@ async def test_pain_19_an_engine_with_other_weights_never_decodes_with_them(auto
 async def test_pain_01_where_nobody_returns_the_run_ends_and_names_the_missing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(run={"stall_s": 30.0, "lease_s": 1000.0}))
+    world = World(configured(supervision={"stall_s": 30.0}, rollout={"lease_s": 1000.0}))
 
     def script(request: Request) -> Script:
         from numpy import float32, full, int32
@@ -196,7 +196,7 @@ async def test_pain_01_where_nobody_returns_the_run_ends_and_names_the_missing(
 
 
 async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(train={"steps": 1000, "checkpoint_every": 0}, run={"grace_s": 5.0}))
+    world = World(configured(train={"steps": 1000, "checkpoint_every": 0}, supervision={"grace_s": 5.0}))
 
     async def user() -> None:
         await world.until(lambda: world.learner.version >= 3)
@@ -209,7 +209,7 @@ async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(autojum
     world.check()
     assert outcome.ok and "--resume" in outcome.reason
     assert world.learner.saved and world.learner.saved[-1][0] == world.learner.version
-    assert not any(rollout.owner for rollout in world.book.experience.rollouts.values())
+    assert not any(rollout.owner for rollout in world.store.experience.rollouts.values())
 
 
 @pytest.mark.parametrize("late_s", [0.06, 0.3, 1.0])
@@ -220,7 +220,7 @@ async def test_an_engine_that_joins_late_is_caught_up_and_disturbs_nobody(late_s
     world.check()
     assert outcome.ok and not any(isinstance(message, Replace) for message in world.heard)
     assert {event.owner for event in world.log.events if isinstance(event, e.Leased)} == {"rollout-0", "rollout-1", "rollout-2"}
-    asked = sum(isinstance(event, e.Admitted) and event.purpose == "evaluation" for event in world.log.events)
+    asked = sum(isinstance(event, e.Admitted) and event.split == "evaluation" for event in world.log.events)
     assert asked == 4 * len(world.coordinator.evaluation.accuracy)
     assert world.coordinator.publishing.failed == []
 
@@ -235,7 +235,11 @@ RUNS = {
     "micro-batches of one rollout": {"train": {"micro_tokens": 1}},
     "one answer token": {"rollout": {"max_new_tokens": 1}},
     "one slot": {"engine": {"slots": 1}},
-    "three engines, three reward actors": {"rollout": {"actors": 3}, "run": {"reward_actors": 3, "stall_s": 100.0, "lease_s": 50.0}},
+    "three engines, three reward actors": {
+        "rollout": {"actors": 3, "lease_s": 50.0},
+        "reward": {"actors": 3},
+        "supervision": {"stall_s": 100.0},
+    },
 }
 
 
@@ -256,9 +260,9 @@ async def test_more_steps_than_data_trains_what_there_is(autojump_clock: trio.te
         outcome = await world.run()
     world.check()
     assert outcome.ok and "used up after 4 of 50 steps" in outcome.reason
-    assert sum(isinstance(event, e.Admitted) and event.purpose == "train" for event in world.log.events) == 7
+    assert sum(isinstance(event, e.Admitted) and event.split == "train" for event in world.log.events) == 7
     assert 4 in world.coordinator.evaluation.accuracy and world.learner.saved[-1][0] == 4
-    assert world.book.experience.ledger.rollouts.live == 0
+    assert world.store.experience.ledger.rollouts.live == 0
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
@@ -266,21 +270,21 @@ async def test_pain_12_a_run_whose_groups_are_all_filtered_ends_and_says_why(epo
     world = World(
         configured(rollout={"filter": "zero_variance", "filter_patience": 30}, task={"train_size": 10, "epochs": epochs, "eval_size": 0})
     )
-    world.verifiers._verdict = lambda purpose, item, ids: Scored(1.0)
+    world.verifiers._verdict = lambda split, prompt_index, ids: Scored(1.0)
     with trio.fail_after(10_000):
         outcome = await world.run()
     world.check()
     assert ("none had rewards that differ" in outcome.reason and not outcome.ok) if epochs == 0 else "used up after 0 of" in outcome.reason
-    discarded = world.book.experience.ledger.rollouts.discarded
+    discarded = world.store.experience.ledger.rollouts.discarded
     assert discarded["zero_variance"] == sum(discarded.values())
 
 
 async def test_prompts_that_leave_no_room_for_an_answer_are_dropped_by_name(autojump_clock: trio.testing.MockClock) -> None:
     world = World(configured())
-    world.source.prompts = lambda purpose, item: "x" * (60 if purpose == "train" and item % 2 else 5)
+    world.source.prompts = lambda split, prompt_index: "x" * (60 if split == "train" and prompt_index % 2 else 5)
     outcome = await world.run()
     world.check()
-    assert outcome.ok and world.book.experience.ledger.rollouts.discarded["prompt_too_long"]
+    assert outcome.ok and world.store.experience.ledger.rollouts.discarded["prompt_too_long"]
 
 
 async def test_the_summary_says_what_the_events_say(autojump_clock: trio.testing.MockClock) -> None:
@@ -288,7 +292,7 @@ async def test_the_summary_says_what_the_events_say(autojump_clock: trio.testing
     summary = world.coordinator_summary(await world.run())
     assert summary.ok and summary.balances() and summary.steps == 4
     extended = [event for event in world.log.events if isinstance(event, e.Extended)]
-    late = sum(event.tokens for event in world.log.events if isinstance(event, e.Late))
+    late = sum(event.tokens for event in world.log.events if isinstance(event, e.LateTokens))
     assert summary.tokens.generated == sum(len(event.ids) // 4 for event in extended) + late
     lags = world.trained_lags()
     assert summary.tokens.trained == lags.total()

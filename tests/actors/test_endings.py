@@ -13,21 +13,21 @@ from actor_world import World, configured
 from numpy import float32, full, int32
 
 from actors.coordinator.lifecycle import Phase
-from asyncrl import situation
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.messages import Drain, Ending, Exited, Message, Report, Wait
-from asyncrl.situation import Situation
-from asyncrl.training.checkpoints import CheckpointError
-from asyncrl.why import answer
+from asyncrl.ipc.messages import Drain, Draining, Exited, Message, Report, Wait
+from asyncrl.observe import run_status
+from asyncrl.observe.run_status import RunStatus
+from asyncrl.observe.why import answer
+from asyncrl.training.checkpoint_index import CheckpointError
 
 GRACE_S = 10.0
 SETTLED_S = GRACE_S + 0.1
 
 
 def small(**sections: dict[str, object]) -> World:
-    sections["run"] = {"stall_s": 100.0, "lease_s": 50.0, "grace_s": GRACE_S, "start_s": 60.0} | sections.get("run", {})
+    sections["supervision"] = {"stall_s": 100.0, "grace_s": GRACE_S, "start_s": 60.0} | sections.get("supervision", {})
     return World(configured(**sections))
 
 
@@ -35,7 +35,7 @@ def everybody_gone(world: World) -> None:
     """What holds after every end: nobody holds anything, and the accounts balance."""
     world.check()
     assert world.coordinator.life.phase is Phase.STOP
-    assert not any(rollout.owner for rollout in world.book.experience.rollouts.values())
+    assert not any(rollout.owner for rollout in world.store.experience.rollouts.values())
 
 
 # ------------------------------------------------------------------------------------------------- asked to, in every phase
@@ -47,7 +47,7 @@ MOMENTS: dict[str, Callable[[World], bool]] = {
     "before the first step": lambda world: world.holds("rollout-0"),
     "while a step closes": lambda world: world.coordinator.training is not None and world.coordinator.training.closing,
     "during a later publication": lambda world: world.learner.version >= 2 and world.coordinator.publishing.busy,
-    "while verdicts are awaited": lambda world: world.learner.version >= 1 and world.coordinator.judgement.held("reward-0") > 0,
+    "while verdicts are awaited": lambda world: world.learner.version >= 1 and world.coordinator.scoring.held("reward-0") > 0,
     "during an evaluation": lambda world: world.learner.version >= 2 and world.coordinator.evaluation.running is not None,
     "while a checkpoint is written": lambda world: world.learner.version >= 2 and len(world.learner.saved) == 0,
 }
@@ -134,7 +134,7 @@ async def test_a_drain_does_not_ask_again_for_a_checkpoint_that_cannot_be_writte
 
 
 async def test_streams_end_from_source_to_sink(autojump_clock: trio.testing.MockClock) -> None:
-    world = small(rollout={"actors": 2}, run={"reward_actors": 2})
+    world = small(rollout={"actors": 2}, reward={"actors": 2})
     ended: list[str] = []
 
     class Drained(set[str]):
@@ -151,7 +151,7 @@ async def test_streams_end_from_source_to_sink(autojump_clock: trio.testing.Mock
 
 
 async def test_the_launcher_hears_of_the_drain_before_any_actor_can_end_of_it(autojump_clock: trio.testing.MockClock) -> None:
-    """So it starts nobody again (`tests/test_supervisor.py`)."""
+    """So it starts nobody again (`tests/processes/test_supervisor.py`)."""
     world = small(rollout={"actors": 2})
     said: list[str] = []
 
@@ -160,7 +160,7 @@ async def test_the_launcher_hears_of_the_drain_before_any_actor_can_end_of_it(au
             for peer in world.coordinator.roster.of(role):  # type: ignore[arg-type]
 
                 def send(message: Message, *buffers: object, send=peer.send, name=peer.name) -> None:  # type: ignore[no-untyped-def]
-                    if isinstance(message, Ending | Drain):
+                    if isinstance(message, Draining | Drain):
                         said.append(name)
                     send(message, *buffers)
 
@@ -197,7 +197,7 @@ async def test_who_comes_in_the_drain_is_sent_home(autojump_clock: trio.testing.
 @pytest.mark.parametrize("missing", ["rollout-1", "reward-0", "trainer-0"])
 async def test_an_actor_that_never_comes_ends_the_run_by_name(missing: str, autojump_clock: trio.testing.MockClock) -> None:
     world = small(rollout={"actors": 2})
-    stalls: list[Situation] = []
+    stalls: list[RunStatus] = []
     keep = world._keep
 
     async def without(role: str, index: int) -> None:
@@ -210,7 +210,7 @@ async def test_an_actor_that_never_comes_ends_the_run_by_name(missing: str, auto
         world.coordinator.stalled = stalls.append
 
     outcome = await world.run(watch)
-    assert not outcome.ok and outcome.reason.startswith(f"{missing} did not come within 60 s (run.start_s)")
+    assert not outcome.ok and outcome.reason.startswith(f"{missing} did not come within 60 s (supervision.start_s)")
     assert 60.0 <= world.seconds < 60.0 + 2 + SETTLED_S
     assert [actor.name for actor in stalls[0].actors if not actor.here] == [missing]
     assert [actor.incarnation for actor in stalls[0].actors if not actor.here] == [-1]
@@ -231,44 +231,44 @@ def slow(seconds: float) -> Callable[[Request], Script]:
     return lambda request: Script(full(4, 5, int32), full(4, -1.0, float32), seconds, "stop")
 
 
-async def stalled(world: World, *others: Callable[[], object]) -> tuple[str, Situation]:
+async def stalled(world: World, *others: Callable[[], object]) -> tuple[str, RunStatus]:
     """The reason and the dump of a run that stalls."""
-    stalls: list[Situation] = []
+    stalls: list[RunStatus] = []
 
     async def watch() -> None:
         world.coordinator.stalled = stalls.append
 
     outcome = await world.run(watch, *others)
-    assert not outcome.ok and "no token and no step for 100 s (run.stall_s)" in outcome.reason
+    assert not outcome.ok and "no token and no step for 100 s (supervision.stall_s)" in outcome.reason
     [found] = stalls
     return outcome.reason, found
 
 
 async def test_a_stalled_run_leaves_everything_that_waits(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
-    world = small(run={"lease_s": 1000.0})
+    world = small(rollout={"lease_s": 1000.0})
     world.script = slow(1e6)
     reason, found = await stalled(world)
     assert "rollout-0 has streamed nothing for" in reason and "rollout 0 with rollout-0" in reason
-    situation.write(found, tmp_path / "stall.json")
-    assert situation.read(tmp_path / "stall.json") == found
+    run_status.write(found, tmp_path / "stall.json")
+    assert run_status.read(tmp_path / "stall.json") == found
     waits = {(owner, wait.name) for owner, waits in [("", found.waits), *((a.name, a.waits) for a in found.actors)] for wait in waits}
     assert {("", "progress"), ("trainer-0", "command")} <= waits
     assert {a.name: (a.here, a.incarnation) for a in found.actors} == dict.fromkeys(("trainer-0", "rollout-0", "reward-0"), (True, 0))
     [engine] = [a for a in found.actors if a.role == "rollout"]
     assert (engine.version, engine.holds) == (0, found.rollouts["leased"]) and engine.seconds <= 2.0
     assert found.phase == "run" and found.published == 0 and found.publication is None
-    assert len(found.awaited) == situation.NAMED and all(99.0 < a.seconds < 103.0 for a in found.awaited)
-    assert (found.ledger.admitted, found.tokens.generated) == (world.book.experience.ledger.rollouts.total, 0)
+    assert len(found.awaited) == run_status.NAMED and all(99.0 < a.seconds < 103.0 for a in found.awaited)
+    assert (found.ledger.admitted, found.tokens.generated) == (world.store.experience.ledger.rollouts.total, 0)
     sentences = answer(found, lives=False, age_s=3.0, stalled=True, run=Path("r"))
     assert sentences[0].startswith("The run stalled") and "rollout-0" in sentences[-1]
 
 
 async def test_a_stalled_verifier_is_named(autojump_clock: trio.testing.MockClock) -> None:
-    world = small(run={"reward_concurrency": 64})
+    world = small(reward={"concurrency": 64})
     world.verifiers._seconds = 1e6
 
     async def patient() -> None:
-        world.coordinator.judgement._patience_s = 1e9
+        world.coordinator.scoring._patience_s = 1e9
 
     reason, found = await stalled(world, patient)
     assert "verifiers are the slow side" in reason and "reward-0" in reason
@@ -297,8 +297,8 @@ async def test_a_strange_report_harms_nobody(tmp_path: Path, autojump_clock: tri
         peer = world.coordinator.roster.get("reward-0")
         assert peer is not None
         peer.report = Report(0.0, {"verdict": 5.0}, {}, [Wait("x" * 1000, "", 1e10, 1e10)])
-        situation.write(world.coordinator.situation(), tmp_path / "situation.json")
-        assert situation.read(tmp_path / "situation.json").actors[-1].idle == {}
+        run_status.write(world.coordinator.status(), tmp_path / "status.json")
+        assert run_status.read(tmp_path / "status.json").actors[-1].idle == {}
 
     assert (await world.run(stranger)).ok
     for seconds in (math.nan, math.inf, -1.0):
@@ -310,12 +310,12 @@ async def test_a_strange_report_harms_nobody(tmp_path: Path, autojump_clock: tri
 async def test_a_live_run_can_be_asked_how_it_stands(autojump_clock: trio.testing.MockClock) -> None:
     """At any moment, and asking changes nothing."""
     world = small()
-    found: list[Situation] = []
+    found: list[RunStatus] = []
 
     async def ask() -> None:
         while True:
             before = len(world.log.events)
-            found.append(world.coordinator.situation())
+            found.append(world.coordinator.status())
             assert len(world.log.events) == before
             await trio.sleep(0.13)
 
@@ -323,7 +323,7 @@ async def test_a_live_run_can_be_asked_how_it_stands(autojump_clock: trio.testin
     world.check()
     assert {s.phase for s in found} >= {"init", "run"} and found[-1].step >= 3
     assert all(s.ok is None for s in found)
-    final = world.coordinator.situation()
+    final = world.coordinator.status()
     assert (final.ok, final.phase, final.step) == (True, "stop", 4)
     assert all(answer(s, lives=True, age_s=0.0, stalled=False, run=Path("r")) for s in found)
 

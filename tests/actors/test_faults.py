@@ -12,19 +12,16 @@ import trio
 from actor_world import MemoryLog, World, configured
 from numpy import float32, full, int32
 
-from actors.coordinator.book import Book
 from actors.coordinator.coordinator import Outcome
+from actors.coordinator.event_store import EventStore
 from actors.coordinator.resume import begin_again
-from asyncrl import situation
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import Status
+from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.experience.state import Experience, Snapshot
-from asyncrl.journal import Journal
-from asyncrl.journal.disk import DiskFull, Write
-from asyncrl.messages import (
+from asyncrl.ipc.messages import (
     ChunkHead,
     Chunks,
     Consumed,
@@ -40,7 +37,10 @@ from asyncrl.messages import (
     TokenCount,
     TrainerReady,
 )
-from asyncrl.training.checkpoints import CheckpointError
+from asyncrl.journal import Journal
+from asyncrl.journal.disk import DiskFull, Write
+from asyncrl.observe import run_status
+from asyncrl.training.checkpoint_index import CheckpointError
 
 
 def same(tokens: int, seconds_per_token: float, ends: str = "stop") -> object:
@@ -57,7 +57,7 @@ def same(tokens: int, seconds_per_token: float, ends: str = "stop") -> object:
 async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothing_twice(
     closing: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(configured(train={"steps": 1000, "checkpoint_every": 0}, run={"grace_s": 20.0}))
+    world = World(configured(train={"steps": 1000, "checkpoint_every": 0}, supervision={"grace_s": 20.0}))
     world.learner._step_s = 1.0
 
     async def user() -> None:
@@ -71,24 +71,24 @@ async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothi
     assert (number, kept) == (cursor, version)
     in_weights = {s.rollout for batch, _ in world.learner.batches if batch.step < version for s in batch.samples}
     state = recovered(Experience.of(msgspec.msgpack.decode(written, type=Snapshot)), world.log.events[cursor:])
-    assert not any(r.status is Status.TAKEN for r in state.rollouts.values())
+    assert not any(r.status is RolloutStatus.TAKEN for r in state.rollouts.values())
     again = World(configured(train={"steps": version + 3, "checkpoint_every": 0}))
     again.log.events = list(world.log.events)
-    again.book = Book(state, again.log)
-    begin_again(again.book, again.log, version)  # type: ignore[arg-type]
-    assert not any(r.status is Status.LEASED for r in state.rollouts.values())
+    again.store = EventStore(state, again.log)
+    begin_again(again.store, again.log, version)  # type: ignore[arg-type]
+    assert not any(r.status is RolloutStatus.LEASED for r in state.rollouts.values())
     again.learner.version = version
     with trio.fail_after(5000):
         outcome = await again.run()
     again.check()
-    assert again.book.experience.prescribed is None
+    assert again.store.experience.prescribed is None
     assert outcome.ok and not any(isinstance(message, Replace) for message in again.heard)
     assert not in_weights & {s.rollout for batch, _ in again.learner.batches for s in batch.samples}
 
 
 async def test_a_run_without_verdicts_ends_and_names_the_commonest_reason(autojump_clock: trio.testing.MockClock) -> None:
     world = World(configured(task={"eval_size": 0}, rollout={"filter_patience": 20}))
-    world.verifiers._verdict = lambda purpose, item, ids: NoVerdict("raised: ValueError: no")
+    world.verifiers._verdict = lambda split, prompt_index, ids: NoVerdict("raised: ValueError: no")
     with trio.fail_after(5000):
         outcome = await world.run()
     world.check()
@@ -103,7 +103,7 @@ async def test_a_response_with_all_its_tokens_and_no_finish_is_sealed_when_its_e
 
     async def murderer() -> None:
         while True:
-            await world.until(lambda: any(not r.remaining and r.owner for r in world.book.experience.rollouts.values()))
+            await world.until(lambda: any(not r.remaining and r.owner for r in world.store.experience.rollouts.values()))
             world.kill("rollout-0")
             await trio.sleep(2)
 
@@ -121,19 +121,19 @@ async def test_a_successor_that_comes_before_its_predecessor_is_gone_takes_its_w
     world.verifiers._seconds = 0.5
 
     async def successor() -> None:
-        busy = lambda: world.holds("rollout-0") and world.coordinator.judgement._load.get("reward-0", 0) > 1  # noqa: E731
+        busy = lambda: world.holds("rollout-0") and world.coordinator.scoring._load.get("reward-0", 0) > 1  # noqa: E731
         await world.until(lambda: world.learner.version >= 2 and busy())
         await world._keep(role, 0)  # type: ignore[arg-type]
 
     outcome = await world.run(successor)
     world.check()
-    assert outcome.ok and world.seconds < world.config.run.lease_s
+    assert outcome.ok and world.seconds < world.config.rollout.lease_s
     assert not any(isinstance(message, Replace) for message in world.heard)
 
 
 @pytest.mark.parametrize("seconds", [10.0, 70.0, 150.0])
 async def test_a_long_checkpoint_does_not_hold_up_publications(seconds: float, autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(train={"steps": 6}, run={"stall_s": 1000.0}))
+    world = World(configured(train={"steps": 6}, supervision={"stall_s": 1000.0}))
 
     async def save(cursor: int, short=world.learner.save) -> object:  # type: ignore[no-untyped-def]
         await trio.sleep(seconds)
@@ -174,7 +174,7 @@ async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_th
 
 
 async def test_a_slow_step_is_no_stall(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(train={"steps": 2, "micro_tokens": 16}, run={"stall_s": 20.0}, task={"eval_size": 0}))
+    world = World(configured(train={"steps": 2, "micro_tokens": 16}, supervision={"stall_s": 20.0}, task={"eval_size": 0}))
     world.learner._seconds_per_token = 0.5
     outcome = await world.run()
     assert outcome.ok and world.seconds > 40
@@ -190,7 +190,7 @@ async def test_dropped_groups_are_replaced_at_once(autojump_clock: trio.testing.
             rollout={"filter": "zero_variance", "filter_patience": 100},
         )
     )
-    world.verifiers._verdict = lambda purpose, item, ids: Scored(1.0)
+    world.verifiers._verdict = lambda split, prompt_index, ids: Scored(1.0)
     world.script = same(4, 0.01)  # type: ignore[assignment]
     await world.run()
     assert world.seconds < 30
@@ -199,8 +199,8 @@ async def test_dropped_groups_are_replaced_at_once(autojump_clock: trio.testing.
 async def test_an_engine_that_streams_nothing_for_a_whole_lease_is_replaced(autojump_clock: trio.testing.MockClock) -> None:
     world = World(
         configured(
-            rollout={"actors": 2, "attempts": 50},
-            run={"lease_s": 10.0, "stall_s": 300.0},
+            rollout={"actors": 2, "attempts": 50, "lease_s": 10.0},
+            supervision={"stall_s": 300.0},
             task={"eval_size": 0},
             train={"steps": 80},
         )
@@ -223,11 +223,11 @@ async def test_an_engine_that_streams_nothing_for_a_whole_lease_is_replaced(auto
 
 async def test_long_held_out_prompts_do_not_end_a_run(autojump_clock: trio.testing.MockClock) -> None:
     world = World(configured(task={"eval_size": 40}, rollout={"filter_patience": 32}))
-    world.source.prompts = lambda purpose, item: "x" * (60 if purpose == "evaluation" else 5)
+    world.source.prompts = lambda split, prompt_index: "x" * (60 if split == "evaluation" else 5)
     outcome = await world.run()
     world.check()
     assert outcome.ok and world.learner.version == 4
-    assert world.book.experience.ledger.rollouts.discarded["prompt_too_long"] >= 40
+    assert world.store.experience.ledger.rollouts.discarded["prompt_too_long"] >= 40
 
 
 async def test_a_fenced_engine_is_out_at_once(autojump_clock: trio.testing.MockClock) -> None:
@@ -259,13 +259,13 @@ class _Filling:
 @pytest.mark.parametrize("at", [0.5, 1.5])
 async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(at: float, autojump_clock: trio.testing.MockClock) -> None:
     """What actors answer meanwhile is not read, because the journal has no room for what follows of it."""
-    sections = {"rollout": {"actors": 2}, "run": {"stall_s": 100.0, "lease_s": 30.0}, "publication": {"deadline_s": 20.0}}
+    sections = {"rollout": {"actors": 2, "lease_s": 30.0}, "supervision": {"stall_s": 100.0}, "publication": {"deadline_s": 20.0}}
     world, disk = World(configured(task={"eval_size": 0}, train={"steps": 60}, **sections)), _Filling()
     async with Journal.over(disk, limit_bytes=8000, full_s=100.0) as journal:
-        world.book = Book(Experience(), journal)
+        world.store = EventStore(Experience(), journal)
 
         async def fill() -> None:
-            world.coordinator.journal = lambda: situation.Journal(trouble=journal.trouble)
+            world.coordinator.journal = lambda: run_status.JournalStatus(trouble=journal.trouble)
             await trio.sleep(at)
             disk.full = True
             await trio.sleep(90.0)
@@ -331,7 +331,7 @@ async def test_no_second_checkpoint_is_written_before_the_journal_knows_the_firs
 
     world = World(configured(train={"steps": 8, "checkpoint_every": 1}, task={"eval_size": 0}))
     world.log = Locked()
-    world.book = Book(world.book.experience, world.log)
+    world.store = EventStore(world.store.experience, world.log)
 
     async def unlock() -> None:
         await world.until(lambda: world.learner.version >= 8)

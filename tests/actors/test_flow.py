@@ -12,9 +12,9 @@ from actor_world import World, heavy_tailed, run_well
 
 from asyncrl.config import VARIABLES, load
 from asyncrl.experience import events as e
-from asyncrl.experience.rollout import Status
-from asyncrl.messages import NoVerdict, Purpose, Scored, Verdict
-from staleness.admission import most_live, worst_lag
+from asyncrl.experience.rollout import RolloutStatus
+from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
+from staleness.admission import max_live, worst_lag
 
 B = 3
 GROUP = 4
@@ -52,7 +52,7 @@ async def test_overprovision_starts_so_many_groups_for_each_that_a_step_needs(
     overprovision: float, most: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     made = await run_well(world(rollout={"overprovision": overprovision}))
-    assert max(live_over_time(made)) == most == most_live(1, B, overprovision)
+    assert max(live_over_time(made)) == most == max_live(1, B, overprovision)
 
 
 async def test_batch_mode_interrupts_what_a_full_step_does_not_need_and_leases_it_again_first(
@@ -73,7 +73,7 @@ async def test_batch_mode_interrupts_what_a_full_step_does_not_need_and_leases_i
                 rests = taken[event.step] == B
             case e.Published():
                 rests = False
-            case e.Recycled():
+            case e.Requeued():
                 assert event.reason == "interrupted" and not event.failed
                 interrupted.append(event.rollout)
             case e.Leased():
@@ -84,15 +84,17 @@ async def test_batch_mode_interrupts_what_a_full_step_does_not_need_and_leases_i
                     interrupted.remove(event.rollout)
             case _:
                 pass
-    assert again and not made.book.experience.ledger.tokens.discarded
+    assert again and not made.store.experience.ledger.tokens.discarded
     spans = Counter(event.rollout for event in made.log.events if isinstance(event, e.Extended))
     assert max(spans.values()) > 1
 
 
 async def test_in_flight_nobody_is_interrupted(autojump_clock: trio.testing.MockClock) -> None:
     made = await run_well(world(rollout={"overprovision": 2.0}))
-    recycled = [event for event in made.log.events if isinstance(event, e.Recycled)]
-    assert all(made.book.experience.rollouts[event.rollout].status is Status.WAITING for event in recycled), "only when the run ends"
+    recycled = [event for event in made.log.events if isinstance(event, e.Requeued)]
+    assert all(made.store.experience.rollouts[event.rollout].status is RolloutStatus.WAITING for event in recycled), (
+        "only when the run ends"
+    )
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 7])
@@ -134,8 +136,8 @@ async def test_a_rollout_is_trained_before_its_group_is_complete_by_a_baseline_o
         match event:
             case e.Admitted():
                 members[event.group] = range(event.first, event.first + event.size)
-                items[event.group] = event.item
-            case e.JudgedAs(rollout, Scored(reward)):
+                items[event.group] = event.prompt_index
+            case e.Judged(rollout, Scored(reward)):
                 rewards[rollout] = reward
                 order.append(rollout)
             case e.Taken():
@@ -158,13 +160,13 @@ async def test_a_rollout_is_trained_before_its_group_is_complete_by_a_baseline_o
 
 
 async def test_of_single_rollouts_what_has_no_verdict_or_no_signal_leaves_by_name(autojump_clock: trio.testing.MockClock) -> None:
-    def verdict(purpose: Purpose, item: int, ids: bytes) -> Verdict:
-        return NoVerdict("refused") if item % 3 == 0 else Scored(1.0 if item % 3 == 1 else float(len(ids) > 40))
+    def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
+        return NoVerdict("refused") if prompt_index % 3 == 0 else Scored(1.0 if prompt_index % 3 == 1 else float(len(ids) > 40))
 
     made = world(train={"unit": "rollout", "advantage": "first_k", "prior_visits": 0.0, "steps": 4}, rollout={"filter": "zero_variance"})
     made.verifiers._verdict = verdict
     await run_well(made)
-    assert set(made.book.experience.ledger.rollouts.discarded) >= {"no_verdict", "zero_variance"}
+    assert set(made.store.experience.ledger.rollouts.discarded) >= {"no_verdict", "zero_variance"}
     for batch, _ in made.learner.batches:
         assert all(sample.reward != sample.baseline for sample in batch.samples)
 
@@ -194,7 +196,7 @@ async def test_trained_groups_are_trained_once_more_with_the_versions_that_sampl
     replays = [event for event in made.log.events if isinstance(event, e.Replayed)]
     assert sorted(group for event in replays for group in event.groups) == sorted(again)
     assert all(len(event.groups) == 1 and event.step == again[event.groups[0]][1] for event in replays)
-    assert made.book.experience.ledger.tokens.trained == sum(event.trained for event in made.log.events if isinstance(event, e.Trained)), (
+    assert made.store.experience.ledger.tokens.trained == sum(event.trained for event in made.log.events if isinstance(event, e.Trained)), (
         "the ledger counts a token once"
     )
 
@@ -226,18 +228,18 @@ async def test_batch_relative_advantages_are_given_the_rewards_of_the_whole_step
 
 
 async def test_more_groups_are_started_where_the_filter_leaves_many_out(autojump_clock: trio.testing.MockClock) -> None:
-    def verdict(purpose: Purpose, item: int, ids: bytes) -> Verdict:
-        return Scored(float(len(ids) > 40) if item % 4 == 0 else 1.0)
+    def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
+        return Scored(float(len(ids) > 40) if prompt_index % 4 == 0 else 1.0)
 
     made = world(rollout={"filter": "zero_variance", "group_size": 9}, train={"steps": 10}, staleness={"max_lag": 6})
     made.verifiers._verdict = verdict
     await run_well(made)
-    assert most_live(1, B) < max(live_over_time(made)) <= min(4 * most_live(1, B), 7 * B)
+    assert max_live(1, B) < max(live_over_time(made)) <= min(4 * max_live(1, B), 7 * B)
 
 
 async def test_a_filter_that_leaves_hardly_anything_ends_the_run_by_name(autojump_clock: trio.testing.MockClock) -> None:
-    def verdict(purpose: Purpose, item: int, ids: bytes) -> Verdict:
-        return Scored(float(len(ids) > 40) if item % 20 == 0 else 1.0)
+    def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
+        return Scored(float(len(ids) > 40) if prompt_index % 20 == 0 else 1.0)
 
     made = world(rollout={"filter": "zero_variance", "group_size": 9, "accept_floor": 0.5, "filter_patience": 30}, train={"steps": 50})
     made.verifiers._verdict = verdict

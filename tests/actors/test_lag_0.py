@@ -29,7 +29,7 @@ async def batches(pace: int, **sections: dict[str, object]) -> tuple[World, list
     world.script = script
     assert (await world.run()).ok
     world.check()
-    items = {event.group: event.item for event in world.log.events if isinstance(event, e.Admitted)}
+    items = {event.group: event.prompt_index for event in world.log.events if isinstance(event, e.Admitted)}
     return world, [[batch.step, *dict.fromkeys(items[sample.group] for sample in batch.samples)] for batch, _ in world.learner.batches]
 
 
@@ -57,8 +57,8 @@ async def test_what_is_sampled_depends_on_the_prompts_place_in_the_data_and_not_
     def sampled(world: World) -> dict[tuple[int, int], bytes]:
         owners, ids = {}, dict[tuple[int, int], bytes]()
         for event in world.log.events:
-            if isinstance(event, e.Admitted) and event.purpose == "train":
-                owners |= {event.first + member: (event.item, member) for member in range(event.size)}
+            if isinstance(event, e.Admitted) and event.split == "train":
+                owners |= {event.first + member: (event.prompt_index, member) for member in range(event.size)}
             elif isinstance(event, e.Extended) and event.rollout in owners:
                 ids[owners[event.rollout]] = ids.get(owners[event.rollout], b"") + event.ids
         return ids
@@ -69,7 +69,7 @@ async def test_what_is_sampled_depends_on_the_prompts_place_in_the_data_and_not_
 
 
 async def test_a_prompt_that_comes_again_or_starts_again_is_answered_with_draws_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
-    stale = {"max_lag": 1, "depth": 1, "on_stale": "recycle"}
+    stale = {"max_lag": 1, "depth": 1, "on_stale": "restart"}
     again = World(configured(task={"train_size": 2, "eval_size": 0}, train={"steps": 8, "checkpoint_every": 0}, staleness=stale))
     keys: dict[int, int] = {}
     written = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10)

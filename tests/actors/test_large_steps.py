@@ -10,7 +10,7 @@ from actor_world import World, configured
 from actors.coordinator.peers import OUTBOX
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
-from asyncrl.messages import Scored
+from asyncrl.ipc.messages import Scored
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ async def test_a_step_of_more_micro_batches_than_an_outbox_holds(
             rollout={"group_size": 4, "max_new_tokens": 8},
             train={"steps": 2, "batch_groups": groups, "micro_tokens": 32, "eval_every": 0, "checkpoint_every": 0, **train},
             staleness={"depth": 1, **staleness},
-            run={"reward_concurrency": 1000},
+            reward={"concurrency": 1000},
         )
     )
 
@@ -37,9 +37,9 @@ async def test_a_step_of_more_micro_batches_than_an_outbox_holds(
         left = 8 - request.prefix_tokens
         return Script(np.full(left, 5, np.int32), np.full(left, -1.0, np.float32), 0.01, "stop")
 
-    made.source.prompts = lambda purpose, item: f"{item:010}"
+    made.source.prompts = lambda split, prompt_index: f"{prompt_index:010}"
     made.script = full
-    made.verifiers._verdict = lambda purpose, item, ids: Scored(float(item % 2))
+    made.verifiers._verdict = lambda split, prompt_index, ids: Scored(float(prompt_index % 2))
     outcome = await made.run()
     made.check()
     assert outcome.ok, outcome.reason

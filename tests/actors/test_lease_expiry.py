@@ -12,7 +12,7 @@ from numpy import float32, full, int32
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.messages import Replace
+from asyncrl.ipc.messages import Replace
 
 LONG = 50
 
@@ -28,10 +28,10 @@ async def test_responses_ten_times_as_long_as_the_others_are_not_buried(autojump
     world = World(
         configured(
             task={"eval_size": 0},
-            rollout={"actors": 2, "attempts": 1, "max_new_tokens": LONG},
+            rollout={"actors": 2, "attempts": 1, "max_new_tokens": LONG, "lease_s": 600.0},
             train={"steps": 60, "batch_groups": 2},
             staleness={"on_stale": "train"},
-            run={"lease_s": 600.0, "stall_s": 1000.0},
+            supervision={"stall_s": 1000.0},
         )
     )
     world.script = lengths
@@ -40,12 +40,12 @@ async def test_responses_ten_times_as_long_as_the_others_are_not_buried(autojump
     times = world.coordinator.generation.out.times
     assert outcome.ok and times.p95_s is not None and times.deadline_s < 100.0
     assert world.of(e.Buried) == []
-    expired = {event.rollout for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "lease_expired"}
+    expired = {event.rollout for event in world.log.events if isinstance(event, e.Requeued) and event.reason == "lease_expired"}
     trained = {event.rollout: event.trained for event in world.log.events if isinstance(event, e.Trained)}
     long = [rollout for rollout in trained if rollout % 50 == 7]
     assert len(long) >= 5 and {trained[rollout] for rollout in long} == {LONG}
     assert expired and expired <= {event.rollout for event in world.log.events if isinstance(event, e.Sealed)} | set(
-        world.book.experience.rollouts
+        world.store.experience.rollouts
     )
     scraped = {sample.name: sample.value for family in world.coordinator.metrics.registry.collect() for sample in family.samples}
     assert scraped["asyncrl_lease_tail_seconds"] == pytest.approx(times.p95_s, rel=0.5)
@@ -56,7 +56,7 @@ async def test_a_response_that_hangs_is_buried_after_its_attempts_and_named(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its first lease brought tokens, and is no failed attempt; the following ones brought none."""
-    world = World(configured(task={"eval_size": 0}, rollout={"attempts": 3}, run={"lease_s": 20.0}, train={"steps": 100}))
+    world = World(configured(task={"eval_size": 0}, rollout={"attempts": 3, "lease_s": 20.0}, train={"steps": 100}))
 
     def script(request: Request) -> Script:
         hangs = request.rollout == 5
@@ -79,8 +79,8 @@ async def test_a_lease_that_ran_out_goes_on_with_another_engine(autojump_clock: 
     world = World(
         configured(
             task={"eval_size": 0},
-            rollout={"actors": 2, "attempts": 1},
-            run={"lease_s": 20.0, "stall_s": 1000.0},
+            rollout={"actors": 2, "attempts": 1, "lease_s": 20.0},
+            supervision={"stall_s": 1000.0},
             train={"steps": 10},
             staleness={"on_stale": "train"},
         )
@@ -114,13 +114,15 @@ async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(autojump_cl
     world.script = lambda request: Script(full(8, 5, int32)[request.prefix_tokens :], full(8, -1.0, float32)[request.prefix_tokens :], 0.1)
 
     async def murderer() -> None:
-        await world.until(lambda: (seat := world.coordinator.seats.get("rollout-0")) is not None and len(seat.held["train"]) == 5)
+        await world.until(
+            lambda: (engine_handle := world.coordinator.engine_pool.get("rollout-0")) is not None and len(engine_handle.held["train"]) == 5
+        )
         world.kill("rollout-0")
 
     outcome = await world.run(murderer)
     world.check()
     assert outcome.ok and world.of(e.Buried) == []
-    lost = {event.rollout: event.failed for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "actor_lost"}
+    lost = {event.rollout: event.failed for event in world.log.events if isinstance(event, e.Requeued) and event.reason == "actor_lost"}
     assert lost == {0: True, 1: True, 2: True, 3: True, 4: False}
 
 
@@ -138,19 +140,21 @@ async def test_an_engine_that_gives_everything_back_unasked_fails_what_it_decode
     world.script = lambda request: Script(full(8, 5, int32)[request.prefix_tokens :], full(8, -1.0, float32)[request.prefix_tokens :], 0.1)
 
     async def abort() -> None:
-        await world.until(lambda: (seat := world.coordinator.seats.get("rollout-0")) is not None and len(seat.held["train"]) == 5)
+        await world.until(
+            lambda: (engine_handle := world.coordinator.engine_pool.get("rollout-0")) is not None and len(engine_handle.held["train"]) == 5
+        )
         await trio.sleep(0.05)
         engines[0].interrupt(range(5))
 
     outcome = await world.run(abort)
     world.check()
-    back = {event.rollout: event.failed for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "interrupted"}
+    back = {event.rollout: event.failed for event in world.log.events if isinstance(event, e.Requeued) and event.reason == "interrupted"}
     assert outcome.ok and back == {0: True, 1: True, 2: True, 3: True, 4: False}
 
 
 async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_read(autojump_clock: trio.testing.MockClock) -> None:
     """Its loop is held up for longer than a lease and a stall may last; what came meanwhile is read before anybody is judged."""
-    world = World(configured(run={"lease_s": 20.0, "stall_s": 60.0}, train={"steps": 30}))
+    world = World(configured(rollout={"lease_s": 20.0}, supervision={"stall_s": 60.0}, train={"steps": 30}))
 
     async def hold_up() -> None:
         await world.until(lambda: world.learner.version >= 3)
@@ -176,7 +180,7 @@ async def test_a_response_that_ends_every_engine_takes_no_other_with_it(autojump
 
     def script(request: Request) -> Script:
         if request.rollout == 1:
-            owner = world.book.experience.rollouts[1].owner
+            owner = world.store.experience.rollouts[1].owner
             if owner:
                 world.kill(owner)
         return inner(request)
@@ -187,4 +191,4 @@ async def test_a_response_that_ends_every_engine_takes_no_other_with_it(autojump
     world.check()
     assert outcome.ok
     assert [event.rollout for event in world.log.events if isinstance(event, e.Buried)] == [1]
-    assert sum(isinstance(event, e.Recycled) and event.failed for event in world.log.events) > 2
+    assert sum(isinstance(event, e.Requeued) and event.failed for event in world.log.events) > 2

@@ -1,4 +1,4 @@
-"""Lease deadlines follow the running 95th percentile, between a floor and run.lease_s."""
+"""Lease deadlines follow the running 95th percentile, between a floor and rollout.lease_s."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.coordinator.leases import ENOUGH, FLOOR_S, MULTIPLE, WINDOW, LeaseTimes, Out
+from actors.coordinator.leases import ENOUGH, FLOOR_S, MULTIPLE, WINDOW, LeaseTable, LeaseTimes
 
 SECONDS = st.floats(0, 1e4, allow_nan=False)
 
@@ -27,13 +27,13 @@ def test_the_percentile_is_that_of_the_window(seconds: list[float], padding: int
 
 
 @given(st.lists(SECONDS, max_size=300), st.floats(1, 1e4))
-def test_a_deadline_is_never_over_the_limit_and_under_the_floor_only_where_the_limit_is(seconds: list[float], most_s: float) -> None:
-    times = LeaseTimes(most_s)
+def test_a_deadline_is_never_over_the_limit_and_under_the_floor_only_where_the_limit_is(seconds: list[float], max_s: float) -> None:
+    times = LeaseTimes(max_s)
     for number, each in enumerate(seconds, 1):
         times.took(each)
-        assert min(most_s, FLOOR_S) <= times.deadline_s <= most_s
+        assert min(max_s, FLOOR_S) <= times.deadline_s <= max_s
         if number < ENOUGH:
-            assert times.p95_s is None and times.deadline_s == most_s
+            assert times.p95_s is None and times.deadline_s == max_s
 
 
 def test_a_deadline_is_a_multiple_of_the_percentile() -> None:
@@ -63,7 +63,7 @@ def test_where_more_than_a_twentieth_runs_out_deadlines_grow_until_it_does_not()
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.floats(0, 50)), max_size=60))
 def test_what_runs_out_is_named_once_and_in_order(actions: list[tuple[int, int, float]]) -> None:
     """Against a table that is searched."""
-    leased, table, now = Out(10.0), dict[int, tuple[int, float]](), 0.0
+    leased, table, now = LeaseTable(10.0), dict[int, tuple[int, float]](), 0.0
     for attempt, (rollout, action, seconds) in enumerate(actions):
         if action == 0 and rollout not in table:
             leased.give(rollout, attempt, 0, now)
@@ -82,7 +82,7 @@ def test_what_runs_out_is_named_once_and_in_order(actions: list[tuple[int, int, 
 
 
 def test_the_oldest_leases_are_found() -> None:
-    leased = Out(10.0)
+    leased = LeaseTable(10.0)
     for rollout in range(20):
         leased.give(rollout, 1, 0, float(rollout * 7 % 20))
     assert [held.since for _, held in leased.oldest(3)] == [0.0, 1.0, 2.0]

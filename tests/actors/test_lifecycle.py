@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.coordinator.lifecycle import GOODBYE_S, Late, Lifecycle, Phase, Stage
-from asyncrl.config.schema import Run
+from actors.coordinator.lifecycle import GOODBYE_S, Lifecycle, OverduePhase, Phase, Stage
+from asyncrl.config.schema import SupervisionConfig
 
 ACTORS = ("trainer-0", "rollout-0", "reward-0")
-RUN = Run(start_s=100.0, stall_s=30.0, grace_s=10.0)
+RUN = SupervisionConfig(start_s=100.0, stall_s=30.0, grace_s=10.0)
 
 
 def begun(*phases: Phase) -> Lifecycle:
@@ -66,7 +66,7 @@ def test_who_never_comes_is_named_at_the_deadline_of_init() -> None:
     life = Lifecycle(ACTORS, RUN, 5.0)
     life.came("reward-0", 6.0)
     assert life.late(104.0, 104.9) is None, "what others do does not put it off"
-    assert life.late(0.0, 105.0) == Late(Phase.INIT, ("trainer-0", "rollout-0"))
+    assert life.late(0.0, 105.0) == OverduePhase(Phase.INIT, ("trainer-0", "rollout-0"))
 
 
 @pytest.mark.parametrize("phases", [(Phase.READY,), (Phase.READY, Phase.RUN)])
@@ -74,9 +74,9 @@ def test_the_watchdog_counts_from_what_happened_last(phases: tuple[Phase, ...]) 
     life = begun(*phases)
     began = life.since
     assert life.late(0.0, began + 29.9) is None
-    assert life.late(0.0, began + 30.0) == Late(phases[-1], ())
+    assert life.late(0.0, began + 30.0) == OverduePhase(phases[-1], ())
     assert life.late(50.0, 79.9) is None
-    assert life.late(50.0, 81.0) == Late(phases[-1], ())
+    assert life.late(50.0, 81.0) == OverduePhase(phases[-1], ())
 
 
 @pytest.mark.parametrize("phases", [(), (Phase.READY,), (Phase.READY, Phase.RUN)])

@@ -37,7 +37,7 @@ def under(made: World) -> dict[int, set[int]]:
     asked: set[int] = set()
     found: dict[int, set[int]] = {}
     for event in made.log.events:
-        if isinstance(event, e.Admitted) and event.purpose == "evaluation":
+        if isinstance(event, e.Admitted) and event.split == "evaluation":
             asked.add(event.first)
         elif isinstance(event, e.Extended) and event.rollout in asked:
             found.setdefault(event.rollout, set()).add(event.version)

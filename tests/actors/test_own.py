@@ -13,7 +13,7 @@ from actor_world import STOP, VOCABULARY, World, configured
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
 from asyncrl.experience import events as e
-from asyncrl.messages import Replace
+from asyncrl.ipc.messages import Replace
 
 LONG = 0.08
 """Seconds a token of a long response: versions come and go meanwhile."""
@@ -76,7 +76,7 @@ def versions(world: World) -> dict[int, set[int]]:
     training: set[int] = set()
     found: dict[int, set[int]] = {}
     for event in world.log.events:
-        if isinstance(event, e.Admitted) and event.purpose == "train":
+        if isinstance(event, e.Admitted) and event.split == "train":
             training |= set(range(event.first, event.first + event.size))
         elif isinstance(event, e.Extended) and event.rollout in training:
             found.setdefault(event.rollout, set()).add(event.version)
@@ -120,16 +120,16 @@ async def test_what_nobody_needs_is_forgotten(autojump_clock: trio.testing.MockC
         nonlocal most
         while True:
             await trio.sleep(0.01)
-            live = {r.spans[0].version for r in world.book.experience.rollouts.values() if r.spans and not r.sealed}
+            live = {r.spans[0].version for r in world.store.experience.rollouts.values() if r.spans and not r.sealed}
             if not world.coordinator.publishing.busy and world.coordinator.publishing.published is not None:
-                for seat in world.coordinator.seats:
-                    assert live | {seat.version} <= seat.kept
-                    most = max(most, len(seat.kept - live - {seat.version}))
+                for engine_handle in world.coordinator.engine_pool:
+                    assert live | {engine_handle.version} <= engine_handle.kept
+                    most = max(most, len(engine_handle.kept - live - {engine_handle.version}))
 
     await finished(world, watch)
     assert most <= 2
-    for seat, engine in zip(world.coordinator.seats, kept.engines, strict=False):
-        assert engine._kept == seat.kept  # type: ignore[attr-defined]
+    for engine_handle, engine in zip(world.coordinator.engine_pool, kept.engines, strict=False):
+        assert engine._kept == engine_handle.kept  # type: ignore[attr-defined]
 
 
 async def test_an_engine_that_dies_with_the_only_copy_costs_what_began_with_it_and_nothing_hangs(
@@ -142,7 +142,7 @@ async def test_an_engine_that_dies_with_the_only_copy_costs_what_began_with_it_a
 
     def old() -> bool:
         published = world.coordinator.publishing.published
-        return any(r.owner and r.spans and r.spans[0].version != published for r in world.book.experience.rollouts.values())
+        return any(r.owner and r.spans and r.spans[0].version != published for r in world.store.experience.rollouts.values())
 
     async def murderer() -> None:
         for _ in range(3):
@@ -170,7 +170,7 @@ async def test_what_an_engine_that_dies_had_goes_on_with_another_that_kept_the_v
             await trio.sleep(3.0)
 
     await finished(world, murderer)
-    lost = {event.rollout for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "actor_lost"}
+    lost = {event.rollout for event in world.log.events if isinstance(event, e.Requeued) and event.reason == "actor_lost"}
     trained = {event.rollout for event in world.log.events if isinstance(event, e.Trained)}
     began = versions(world)
     assert lost & trained & began.keys() and max(map(len, began.values())) == 1

@@ -7,14 +7,14 @@ import trio
 from actor_world import configured
 
 from actors.reporting import REPORT_S, REPORTS_PER_S, Reporter, report_s
-from asyncrl.link import memory_links
-from asyncrl.messages import Report
-from asyncrl.waits import Waits
+from asyncrl.ipc.link import memory_links
+from asyncrl.ipc.messages import Report
+from asyncrl.ipc.waits import Waits
 
 
 @pytest.mark.parametrize("actors", [1, 15, 16, 100, 2000])
 def test_a_coordinator_is_sent_a_bounded_number_of_reports_a_second(actors: int) -> None:
-    every_s = report_s(configured(rollout={"actors": actors}, run={"reward_actors": 1 + actors // 32}))
+    every_s = report_s(configured(rollout={"actors": actors}, reward={"actors": 1 + actors // 32}))
     reporting = actors + 1 + actors // 32
     assert every_s >= REPORT_S and reporting / every_s <= REPORTS_PER_S
     assert every_s == REPORT_S or reporting / every_s > REPORTS_PER_S - 1, "and no more seldom than that asks for"

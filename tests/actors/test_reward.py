@@ -18,13 +18,13 @@ import trio
 
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
-from actors.reward import VerifierLost, Verifiers, _ask, open_verifiers, reward_actor
-from actors.verifier import LARGEST, Answer, Given, frame, read
-from asyncrl.config.schema import Task as Config
-from asyncrl.link import Link, memory_links
-from asyncrl.messages import Drain, Drained, Interrupt, Judge, Judged, NoVerdict, Report, Scored, Verdict, Wait
+from actors.reward_actor import VerifierLost, VerifierPool, _ask, open_verifiers, reward_actor
+from actors.verifier_process import LARGEST, TimedVerdict, VerifyRequest, frame, read
+from asyncrl.config.schema import TaskConfig
+from asyncrl.ipc.link import Link, memory_links
+from asyncrl.ipc.messages import Drain, Drained, Interrupt, NoVerdict, Report, Scored, ScoreRequest, ScoreResult, Verdict, Wait
+from asyncrl.ipc.waits import Waits
 from asyncrl.training.bundled import write_tokenizer
-from asyncrl.waits import Waits
 from staleness import advantages
 
 pytestmark = pytest.mark.processes
@@ -76,18 +76,18 @@ def several(answer, entry):
 several.rewards = ("right", "brief")
 '''
 
-Open = Callable[..., AbstractAsyncContextManager[Verifiers]]
+Open = Callable[..., AbstractAsyncContextManager[VerifierPool]]
 
 
 @pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskConfig:
     name = f"doing_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(VERIFIERS)
     (tmp_path / "data.jsonl").write_text('{"prompt": "do", "answer": ""}\n' * 10)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     write_tokenizer(tmp_path)
-    return Config(name="jsonl", path=str(tmp_path / "data.jsonl"), verifier=f"{name}:do", eval_size=0, verdict_s=20.0)
+    return TaskConfig(name="jsonl", path=str(tmp_path / "data.jsonl"), verifier=f"{name}:do", eval_size=0, verdict_s=20.0)
 
 
 @pytest.fixture
@@ -97,16 +97,16 @@ def waits() -> Waits:
 
 
 @pytest.fixture
-def opened(task: Config, tmp_path: Path, waits: Waits) -> Open:
+def opened(task: TaskConfig, tmp_path: Path, waits: Waits) -> Open:
     """Opens verifiers of that task, with other settings if given."""
 
-    def opened(**changes: object) -> AbstractAsyncContextManager[Verifiers]:
+    def opened(**changes: object) -> AbstractAsyncContextManager[VerifierPool]:
         return open_verifiers(msgspec.structs.replace(task, **changes), 0, str(tmp_path), waits)
 
     return opened
 
 
-async def verdict(verifiers: Verifiers, answer: str) -> Verdict:
+async def verdict(verifiers: VerifierPool, answer: str) -> Verdict:
     given = await verifiers.judge("train", 0, ids(answer))
     return given.verdict
 
@@ -139,7 +139,7 @@ async def gone(process: int) -> None:
     os.close(process)
 
 
-async def worker(verifiers: Verifiers) -> int:
+async def worker(verifiers: VerifierPool) -> int:
     """A process id that judged."""
     pid = await verdict(verifiers, "pid")
     assert isinstance(pid, Scored)
@@ -165,7 +165,7 @@ async def test_every_way_to_give_no_verdict(opened: Open) -> None:
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
 
 
-async def test_several_rewards_are_one_verdict_with_its_parts_or_none(opened: Open, task: Config) -> None:
+async def test_several_rewards_are_one_verdict_with_its_parts_or_none(opened: Open, task: TaskConfig) -> None:
     async with opened(verifier=task.verifier.replace(":do", ":several")) as verifiers:
         expected: dict[str, Verdict] = {
             "rewards 1 0.25": Scored(1.25, [1.0, 0.25]),
@@ -196,7 +196,7 @@ async def test_a_timeout_kills_what_the_verifier_started(opened: Open, pipe: Cal
     found: list[Verdict] = []
     child = pipe("child")
 
-    async def judge(verifiers: Verifiers) -> None:
+    async def judge(verifiers: VerifierPool) -> None:
         found.append(await verdict(verifiers, f"child {child}"))
 
     async with opened(verdict_s=10.0) as verifiers, trio.open_nursery() as nursery:
@@ -216,7 +216,7 @@ async def test_the_innocent_do_not_notice(opened: Open, tmp_path: Path) -> None:
     """Four that hang, two that crash and two hundred good ones, all at a time."""
     found: list[tuple[str, Verdict]] = []
 
-    async def judge(verifiers: Verifiers, places: trio.Semaphore, answer: str) -> None:
+    async def judge(verifiers: VerifierPool, places: trio.Semaphore, answer: str) -> None:
         async with places:
             found.append((answer, await verdict(verifiers, answer)))
 
@@ -312,16 +312,16 @@ def test_what_is_too_large_to_be_trained_is_what_advantages_refuse() -> None:
 async def test_what_a_worker_writes_is_checked_again(said: Scored, expected: Verdict) -> None:
     ours, theirs = socket.socketpair()
     with ours:
-        ours.sendall(frame(Given(said, 0.5)))
+        ours.sendall(frame(TimedVerdict(said, 0.5)))
         async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as stream:
-            assert await _ask(stream, Answer("train", 0, b"")) == Given(expected, 0.5)
+            assert await _ask(stream, VerifyRequest("train", 0, b"")) == TimedVerdict(expected, 0.5)
 
 
 # ------------------------------------------------------------------------------------------------------------ the actor
 
 
 @asynccontextmanager
-async def acting(verifiers: Verifiers, *, concurrency: int, waits: Waits | None = None) -> AsyncIterator[Link]:
+async def acting(verifiers: VerifierPool, *, concurrency: int, waits: Waits | None = None) -> AsyncIterator[Link]:
     """The coordinator's end of a reward actor's link."""
     ours, theirs = memory_links()
     waits = waits or Waits()
@@ -342,16 +342,16 @@ async def next_of(link: Link, kind: type) -> object:
 async def test_the_actor_judges_what_it_is_asked_and_then_drains(opened: Open) -> None:
     async with opened() as verifiers, acting(verifiers, concurrency=2) as link:
         for rollout in range(50):
-            await link.send(Judge(rollout, "train", rollout % 10), ids(f"give {rollout}"))
-        judged = [await next_of(link, Judged) for _ in range(50)]
-        assert {j.rollout: j.verdict for j in judged if isinstance(j, Judged)} == {i: Scored(float(i)) for i in range(50)}
+            await link.send(ScoreRequest(rollout, "train", rollout % 10), ids(f"give {rollout}"))
+        judged = [await next_of(link, ScoreResult) for _ in range(50)]
+        assert {j.rollout: j.verdict for j in judged if isinstance(j, ScoreResult)} == {i: Scored(float(i)) for i in range(50)}
         await link.send(Drain())
         assert await next_of(link, Drained) == Drained()
 
 
 async def test_the_actor_reports_what_it_waits_for(opened: Open, waits: Waits) -> None:
     async with opened() as verifiers, acting(verifiers, concurrency=2, waits=waits) as link:
-        await link.send(Judge(0, "train", 3), ids("hang"))
+        await link.send(ScoreRequest(0, "train", 3), ids("hang"))
         table: list[Wait] = []
         while not any(wait.name == "verdict" for wait in table):
             report = await next_of(link, Report)
@@ -363,12 +363,14 @@ async def test_the_actor_reports_what_it_waits_for(opened: Open, waits: Waits) -
 
 
 async def test_a_drain_parks_what_would_take_long(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.reward.ENDING_S", 5.0)
+    monkeypatch.setattr("actors.reward_actor.ENDING_S", 5.0)
     async with opened() as verifiers, acting(verifiers, concurrency=4) as link:
-        await link.send(Judge(0, "train", 0), ids("hang"))
-        await link.send(Judge(1, "train", 0), ids("give 1"))
+        await link.send(ScoreRequest(0, "train", 0), ids("hang"))
+        await link.send(ScoreRequest(1, "train", 0), ids("give 1"))
         await link.send(Drain())
-        assert await next_of(link, Judged) == msgspec.structs.replace(Judged(1, Scored(1.0), 0.0), seconds=pytest.approx(0, abs=5))
+        assert await next_of(link, ScoreResult) == msgspec.structs.replace(
+            ScoreResult(1, Scored(1.0), 0.0), seconds=pytest.approx(0, abs=5)
+        )
         assert await next_of(link, Drained) == Drained()
 
 

@@ -10,11 +10,11 @@ import trio.testing
 from actor_world import ScriptedVerifiers, World, configured
 
 from asyncrl.experience import events as e
-from asyncrl.messages import NoVerdict, Purpose, Scored, Verdict
+from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
 from staleness.advantages import advantages
 
 
-def right_and_brief(purpose: Purpose, item: int, ids: bytes) -> Verdict:
+def right_and_brief(split: Split, prompt_index: int, ids: bytes) -> Verdict:
     """Long answers get no verdict, so that rewards and members are not in step."""
     tokens = len(ids) // 4
     parts = [float(tokens % 2), 1.0 / (1 + tokens)]
@@ -28,7 +28,7 @@ async def test_the_trainer_gets_the_parts_of_each_reward(advantage: str, autojum
     outcome = await world.run()
     world.check()
     assert outcome.ok
-    judged = {event.rollout: event.verdict for event in world.log.events if isinstance(event, e.JudgedAs)}
+    judged = {event.rollout: event.verdict for event in world.log.events if isinstance(event, e.Judged)}
     assert any(isinstance(verdict, NoVerdict) for verdict in judged.values()), "or this shows less"
     trained: Counter[int] = Counter()
     for batch, _ in world.learner.batches:

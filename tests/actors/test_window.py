@@ -36,10 +36,10 @@ def of(depth: int, batch_groups: int, window: int, overprovision: float, most: i
     return configured(
         task={"eval_size": 0},
         engine={"slots": 200, "chunk_tokens": 1},
-        rollout={"group_size": SIZE, "max_new_tokens": TOKENS, "k_min": 2, "overprovision": overprovision},
+        rollout={"group_size": SIZE, "max_new_tokens": TOKENS, "k_min": 2, "overprovision": overprovision, "lease_s": 1000.0},
         train={"steps": most + 4, "batch_groups": batch_groups, "eval_every": 0, "checkpoint_every": 0} | alone,
         staleness={"max_lag": most, "depth": depth, "window": window, "on_stale": "mask"},
-        run={"stall_s": 1000.0, "lease_s": 1000.0},
+        supervision={"stall_s": 1000.0},
     )
 
 
@@ -67,7 +67,7 @@ async def test_the_bound_of_a_window_is_met_and_reached(
     world.check()
     assert outcome.ok, outcome.reason
     assert max(world.trained_lags()) == most
-    assert not world.book.experience.ledger.tokens.discarded.get("stale")
+    assert not world.store.experience.ledger.tokens.discarded.get("stale")
 
 
 @pytest.mark.parametrize("unit", ["group", "rollout"])
@@ -88,7 +88,7 @@ async def test_nothing_is_ever_over_the_bound_of_a_window_however_long_responses
     world.check()
     assert outcome.ok, outcome.reason
     assert max(world.trained_lags()) <= most
-    assert not world.book.experience.ledger.tokens.discarded.get("stale")
+    assert not world.store.experience.ledger.tokens.discarded.get("stale")
 
 
 async def test_without_a_window_a_slow_response_is_overtaken_for_as_long_as_it_takes(autojump_clock: trio.testing.MockClock) -> None:
@@ -101,4 +101,4 @@ async def test_without_a_window_a_slow_response_is_overtaken_for_as_long_as_it_t
     assert (await world.run()).ok
     world.check()
     taken = {rollout // SIZE: event.step for event in world.log.events if isinstance(event, e.Taken) for rollout in event.rollouts}
-    assert taken[3] == 5 and world.book.experience.ledger.tokens.discarded["stale"] > 0
+    assert taken[3] == 5 and world.store.experience.ledger.tokens.discarded["stale"] > 0

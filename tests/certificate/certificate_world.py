@@ -15,10 +15,10 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.experience import events as e
-from asyncrl.messages import MicroBatch, Prepare, Publish, Purpose, Scored, TokenCount, Verdict
+from asyncrl.ipc.messages import MicroBatch, Prepare, Publish, Scored, Split, TokenCount, Verdict
+from asyncrl.ipc.waits import Waits
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import parameters_for_publication
-from asyncrl.waits import Waits
 
 CONTEXT = 64
 
@@ -55,13 +55,13 @@ def short(**sections: dict[str, object]) -> Config:
     return configured(**{name: settings.get(name, {}) | sections.get(name, {}) for name in settings.keys() | sections.keys()})
 
 
-def judge(item: int, ids: Sequence[int]) -> float:
+def judge(prompt_index: int, ids: Sequence[int]) -> float:
     """A reward that differs within a group: the share of even ids, and more for each that is the item's own."""
-    return sum((token % 2 == 0) + (token % 40 == item) for token in ids) / len(ids)
+    return sum((token % 2 == 0) + (token % 40 == prompt_index) for token in ids) / len(ids)
 
 
-def verdict(purpose: Purpose, item: int, ids: bytes) -> Verdict:
-    return Scored(judge(item, np.frombuffer(ids, np.int32).tolist()))
+def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
+    return Scored(judge(prompt_index, np.frombuffer(ids, np.int32).tolist()))
 
 
 def engine_of(model: PreTrainedModel, config: Config, waits: Waits | None = None) -> EmbeddedEngine:
@@ -146,7 +146,7 @@ class RealWorld(World):
         found: dict[tuple[int, int], tuple[bytes, bytes]] = {}
         for event in self.log.events:
             if isinstance(event, e.Admitted):
-                whose |= {event.first + member: (event.item, member) for member in range(event.size)}
+                whose |= {event.first + member: (event.prompt_index, member) for member in range(event.size)}
             elif isinstance(event, e.Extended) and version in (None, event.version):
                 ids, behaviour = found.get(whose[event.rollout], (b"", b""))
                 found[whose[event.rollout]] = ids + event.ids, behaviour + event.behaviour

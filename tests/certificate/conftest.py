@@ -1,13 +1,9 @@
 """The whole run in one process that the actors' tests have is used here too. One thread: these models are too small to share."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "actors"))
 
 
 @pytest.fixture(autouse=True)

@@ -145,12 +145,14 @@ def train(model: nn.Module, rules: Rules) -> Outcome:
     for step in range(rules.steps):
         found: list[Tensor] = []
         for place in range(step * rules.batch_groups, (step + 1) * rules.batch_groups):
-            item = order[place]
-            group = [sampled(model, rules, rules.prompt(item), rules.group_size * place + member) for member in range(rules.group_size)]
+            prompt_index = order[place]
+            group = [
+                sampled(model, rules, rules.prompt(prompt_index), rules.group_size * place + member) for member in range(rules.group_size)
+            ]
             for member, (told, advantage) in enumerate(
-                zip(group, advantages([rules.judge(item, told.ids) for told in group]), strict=True)
+                zip(group, advantages([rules.judge(prompt_index, told.ids) for told in group]), strict=True)
             ):
-                outcome.responses[item, member] = told.ids
+                outcome.responses[prompt_index, member] = told.ids
                 found += losses(model, rules, told, advantage)
         loss = torch.stack(found).mean()
         model.zero_grad()

@@ -26,12 +26,13 @@ from train_support import train as train_for_real
 from verdicts import score
 
 from asyncrl import config as configuration
-from asyncrl import journal, summary
+from asyncrl import journal
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
-from asyncrl.messages import MicroBatch, Sample, Span
-from asyncrl.places import JOURNAL, MODEL, SUMMARY
+from asyncrl.ipc.messages import MicroBatch, Sample, Span
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import JOURNAL, MODEL, SUMMARY
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import load_model
 
@@ -40,7 +41,7 @@ ROUNDING = 5e-6
 
 
 def rules(config: Config, source: Source) -> Rules:
-    return told(config, stop=STOP, prompt=lambda item: source.encode(source.prompt("train", item)), judge=judge)
+    return told(config, stop=STOP, prompt=lambda prompt_index: source.encode(source.prompt("train", prompt_index)), judge=judge)
 
 
 def told(config: Config, **others: object) -> Rules:
@@ -91,12 +92,16 @@ async def test_a_step_of_asynchrony_is_seen(plain: Outcome) -> None:
     """What tells the two apart at lag 0 would: at lag 1 the first step's prompts are answered as by the plain loop, as far as version 0 got
     with them, and later ones are not."""
     world = await run(short(staleness={"max_lag": 1, "depth": 1}))
-    order = list(dict.fromkeys(item for item, _ in plain.responses))
-    for (item, member), (ids, _) in world.sampled(0).items():
-        if item in order[:2]:
-            assert np.frombuffer(ids, np.int32).tolist() == plain.responses[item, member][: len(ids) // 4]
+    order = list(dict.fromkeys(prompt_index for prompt_index, _ in plain.responses))
+    for (prompt_index, member), (ids, _) in world.sampled(0).items():
+        if prompt_index in order[:2]:
+            assert np.frombuffer(ids, np.int32).tolist() == plain.responses[prompt_index, member][: len(ids) // 4]
     mine = world.responses()
-    same = [item for item in order if all(mine[item, member] == plain.responses[item, member] for member in range(4))]
+    same = [
+        prompt_index
+        for prompt_index in order
+        if all(mine[prompt_index, member] == plain.responses[prompt_index, member] for member in range(4))
+    ]
     assert len(same) < 8
     assert farthest(world.learner.weights(), plain.weights) > 200 * ROUNDING
 
@@ -215,7 +220,7 @@ def test_at_lag_0_real_processes_do_what_a_plain_loop_does(tmp_path: Path) -> No
     settings = {
         "task__name": "jsonl", "task__path": str(file), "task__verifier": "verdicts:verdict", "task__eval_size": 4,
         "train__steps": 5, "train__lr": 3e-3, "train__lr_warmup_steps": 2, "train__micro_tokens": 64, "train__eval_every": 0,
-        "engine__context_tokens": 48, "rollout__max_new_tokens": 10, "rollout__actors": 2, "run__cores": 2,
+        "engine__context_tokens": 48, "rollout__max_new_tokens": 10, "rollout__actors": 2, "machine__cores": 2,
         "staleness__max_lag": 0, "staleness__depth": 0,
     }  # fmt: skip
     done = train_for_real(command(model, path, **settings), PYTHONPATH=str(Path(__file__).parent))
@@ -229,7 +234,7 @@ def test_at_lag_0_real_processes_do_what_a_plain_loop_does(tmp_path: Path) -> No
             config,
             train_size=16,
             stop=stop,
-            prompt=lambda item: tokenizer.encode(f"say {item} of it\n"),
+            prompt=lambda prompt_index: tokenizer.encode(f"say {prompt_index} of it\n"),
             judge=lambda item, ids: score(tokenizer.decode(ids)),
         ),
     )
@@ -243,8 +248,8 @@ def real_responses(path: Path) -> dict[tuple[int, int], list[int]]:
     whose: dict[int, tuple[int, int]] = {}
     found: dict[tuple[int, int], list[int]] = {}
     for _, event in journal.read(path / JOURNAL):
-        if isinstance(event, e.Admitted) and event.purpose == "train":
-            whose |= {event.first + member: (event.item, member) for member in range(event.size)}
+        if isinstance(event, e.Admitted) and event.split == "train":
+            whose |= {event.first + member: (event.prompt_index, member) for member in range(event.size)}
         elif isinstance(event, e.Extended) and event.rollout in whose:
             found.setdefault(whose[event.rollout], []).extend(np.frombuffer(event.ids, np.int32).tolist())
     return found

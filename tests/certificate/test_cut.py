@@ -25,7 +25,7 @@ from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
 from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.state import Experience
-from asyncrl.messages import Span
+from asyncrl.ipc.messages import Span
 
 TOKENS, SEED, TEMPERATURE = 12, 5, 0.9
 PROMPTS = [[3, 14, 15], [9, 2, 6, 5, 35]]
@@ -139,7 +139,7 @@ class Story:
                 self.back(rollout, "interrupted")
 
     def back(self, rollout: Rollout, reason: str) -> None:
-        self.experience.apply(e.Recycled(rollout.id, rollout.attempt, reason))
+        self.experience.apply(e.Requeued(rollout.id, rollout.attempt, reason))
 
 
 class Deaf(Story):

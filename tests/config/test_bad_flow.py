@@ -12,7 +12,7 @@ import pytest
 from asyncrl.cli import main
 from asyncrl.config import VARIABLES, Config, load
 from asyncrl.config.advice import advice
-from asyncrl.config.derived import derived, group_size, live_groups, most_groups
+from asyncrl.config.derived import derived, group_size, live_groups, max_groups
 from asyncrl.config.fields import FIELDS
 from staleness.admission import worst_lag
 
@@ -56,7 +56,6 @@ REFUSED: dict[str, tuple[list[str], list[str], str]] = {
         ["staleness.proximal", "staleness.correction", "train.objective"],
         "token_tis would weigh by it once more",
     ),
-    "truncated sampling": (["rollout.top_p=0.95"], ["rollout.top_p"], "no engine records the kept set"),
     "more verdicts than rollouts": (
         ["rollout.k_min=9"],
         ["rollout.k_min", "rollout.group_size"],
@@ -93,7 +92,7 @@ REFUSED: dict[str, tuple[list[str], list[str], str]] = {
         "set advantage to first_k, or unit to group",
     ),
     "rollouts alone, and prompts that start again": (
-        [*FIRST_K, "staleness.on_stale=recycle"],
+        [*FIRST_K, "staleness.on_stale=restart"],
         ["train.unit", "staleness.on_stale"],
         "a prompt cannot start again while rollouts of it are trained: set unit to group, or on_stale to mask or drop",
     ),
@@ -276,7 +275,7 @@ def test_check_shows_advice_below_what_follows_and_goes_on(capsys: pytest.Captur
             "1",
             "with this window none is older than 1",
         ),
-        (["staleness.on_stale=recycle"], "lag, worst", "4", "the prompt of older tokens starts again"),
+        (["staleness.on_stale=restart"], "lag, worst", "4", "the prompt of older tokens starts again"),
     ],
 )
 def test_the_table_says_what_is_minimized_and_what_a_step_has(sets: list[str], name: str, value: str, meaning: str) -> None:
@@ -287,7 +286,7 @@ def test_the_table_says_what_is_minimized_and_what_a_step_has(sets: list[str], n
 @pytest.mark.parametrize(("step_tokens", "most"), [(0, 80), (4096, 80), (2048, 40), (1, 32)])
 def test_no_more_groups_are_started_for_filtered_ones_than_small_steps_train_in_time(step_tokens: int, most: int) -> None:
     """Within a max_lag of 4: five steps, which have 16 groups, or as few as their tokens need of the longest (8 * 32 tokens)."""
-    assert most_groups(load(None, [f"train.step_tokens={step_tokens}"], {})) == most
+    assert max_groups(load(None, [f"train.step_tokens={step_tokens}"], {})) == most
 
 
 def test_rollouts_that_live_are_counted_at_their_most() -> None:

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from asyncrl.config import load
-from asyncrl.config.derived import EVENT_BYTES, LOG_BYTES, derived, journal_bytes, live_groups, most_groups, queue_bytes, size, steps
+from asyncrl.config.derived import EVENT_BYTES, LOG_BYTES, derived, journal_bytes, live_groups, max_groups, queue_bytes, size, steps
 from asyncrl.experience import events as e
+from asyncrl.ipc.messages import Scored
 from asyncrl.journal.sqlite import WAL_BYTES
-from asyncrl.messages import Scored
 
 
 def table(*sets: str, available: int = 2) -> dict[str, tuple[str, str]]:
@@ -23,12 +23,12 @@ def test_numbers_of_a_small_run() -> None:
         {},
     )
     assert live_groups(config) == 9
-    assert most_groups(config) == 15, "so many can be trained within a max_lag of 4, if all that are started for filtered ones pass"
+    assert max_groups(config) == 15, "so many can be trained within a max_lag of 4, if all that are started for filtered ones pass"
     assert queue_bytes(config) == 15 * 4 * (100 * 4 + 40 * 4)  # ids of the context, log-probabilities of the response
 
 
 def test_the_table_says_what_follows() -> None:
-    rows = table("train.steps=7", "rollout.actors=3", "engine.slots=10", "staleness.depth=2", "run.metrics_port=9100")
+    rows = table("train.steps=7", "rollout.actors=3", "engine.slots=10", "staleness.depth=2", "metrics.port=9100")
     assert rows["slots"][0] == "30"
     assert rows["rollouts per step"] == ("128", "16 groups of 8")
     assert rows["response tokens per step"][0] == "≤ 4,096"
@@ -66,7 +66,7 @@ def test_an_event_takes_no_more_beside_its_tokens_than_is_said() -> None:
         (e.Extended(rollout, 3, 60_000, 60_000, bytes(4 * 999), bytes(4 * 999)), 999),
         (e.Leased(rollout, owner, 3), 0),
         (e.Sealed(rollout, 3, "length"), 0),
-        (e.JudgedAs(rollout, Scored(0.5)), 0),
+        (e.Judged(rollout, Scored(0.5)), 0),
         (e.Trained(rollout, 60_000, {}), 0),
     ):
         assert len(msgspec.msgpack.encode(event)) - 8 * tokens <= EVENT_BYTES
@@ -90,7 +90,7 @@ def test_the_data_may_end_the_run(epochs: int, size_: int, expected: int) -> Non
     [
         ([], 1, ("1 of 1", "trainer 1; rollout actors 1")),
         ([], 2, ("2 of 2", "trainer 1; rollout actors 1")),
-        (["run.cores=8", "run.trainer_cores=3", "rollout.actors=2"], 64, ("8 of 64", "trainer 3; rollout actors 2, 3")),
+        (["machine.cores=8", "machine.trainer_cores=3", "rollout.actors=2"], 64, ("8 of 64", "trainer 3; rollout actors 2, 3")),
     ],
 )
 def test_cores_are_said_as_the_launcher_divides_them(sets: list[str], available: int, said: tuple[str, str]) -> None:

@@ -38,7 +38,7 @@ ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
             {"train.unit", "rollout.sizing"},
             "sizing to fixed",
         ),
-        ({"train": ALONE, "staleness": {"on_stale": "recycle"}}, {"train.unit", "staleness.on_stale"}, "set unit to group"),
+        ({"train": ALONE, "staleness": {"on_stale": "restart"}}, {"train.unit", "staleness.on_stale"}, "set unit to group"),
         (
             {"rollout": {"sizing": "difficulty", "group_size": 8, "group_size_max": 4}},
             {"rollout.group_size_max", "rollout.group_size"},

@@ -171,7 +171,6 @@ TWICE = "staleness.correction=icepop,icepop"
 @pytest.mark.parametrize(
     ("sets", "keys", "said"),
     [
-        (["rollout.top_p=0.9"], ["rollout.top_p"], "no engine records the kept set"),
         (["train.objective=dual_clip", "train.dual_clip=1.28"], ["train.dual_clip", "train.clip_hi"], "larger than 1 + clip_hi"),
         ([EMPTY], ["staleness.correction"], "the band [lo, hi] of icepop is empty: lower lo or raise hi"),
         ([TWICE], ["staleness.correction"], "icepop is there twice"),
@@ -218,7 +217,6 @@ def test_a_loss_that_is_not_defined_is_refused(sets: list[str], keys: list[str],
 @pytest.mark.parametrize(
     "sets",
     [
-        ["rollout.top_p=1"],
         ["train.objective=dual_clip", "train.dual_clip=1.29"],
         ["train.dual_clip=1.01"],
         ["staleness.correction=none"],

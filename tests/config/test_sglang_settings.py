@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config import Config, ConfigError, load, read, write
-from asyncrl.config.schema import Sglang
+from asyncrl.config.schema import SglangConfig
 
 SGLANG = "engine.kind=sglang"
 LAUNCH = 'engine.sglang.launch=["/opt/sglang/bin/python"]'
@@ -26,7 +26,7 @@ def test_a_section_in_a_section_is_read_from_a_file_and_from_set(tmp_path: Path)
     path = tmp_path / "run.toml"
     path.write_text('[engine]\nkind = "sglang"\nslots = 8\n[engine.sglang]\nlaunch = ["python"]\n')
     config = load(path, ["engine.sglang.tensor_parallel=2"], {})
-    assert config.engine.slots == 8 and config.engine.sglang == Sglang(launch=("python",), tensor_parallel=2)
+    assert config.engine.slots == 8 and config.engine.sglang == SglangConfig(launch=("python",), tensor_parallel=2)
     write(config, path)
     assert read(path) == config
 
@@ -71,4 +71,4 @@ def test_a_file_is_refused_likewise(text: str, tmp_path: Path) -> None:
 
 
 def test_the_defaults_use_none_of_it() -> None:
-    assert Config().engine.sglang == Sglang()
+    assert Config().engine.sglang == SglangConfig()

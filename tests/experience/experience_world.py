@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from asyncrl.experience import events as e
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import Group, Rollout, Status
-from asyncrl.experience.state import Experience, Refused, Snapshot
-from asyncrl.messages import NoVerdict, Scored
+from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
+from asyncrl.experience.state import Experience, ImpossibleEvent, Snapshot
+from asyncrl.ipc.messages import NoVerdict, Scored
 from staleness.lag import fresh_mask
 
 MAX_LAG = 1
@@ -30,13 +30,13 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
     st.builds(e.Leased, small, st.sampled_from(["", "rollout-0"]), small),
     st.builds(e.Extended, small, small, st.integers(-1, 7), small, token_bytes, token_bytes),
     st.builds(e.Sealed, small, small, st.sampled_from(["", "stop", "length", "interrupted"])),
-    st.builds(e.Recycled, small, small, reasons),
+    st.builds(e.Requeued, small, small, reasons),
     st.builds(e.Buried, small, reasons),
-    st.builds(e.Late, st.integers(-1, 3)),
-    st.builds(e.JudgedAs, small, st.sampled_from([Scored(0.0), Scored(float("nan")), NoVerdict("timeout")])),
+    st.builds(e.LateTokens, st.integers(-1, 3)),
+    st.builds(e.Judged, small, st.sampled_from([Scored(0.0), Scored(float("nan")), NoVerdict("timeout")])),
     st.builds(e.Taken, st.integers(-1, 7), st.lists(small, max_size=3)),
     st.builds(e.Trained, small, st.integers(-1, 7), st.dictionaries(reasons, st.integers(-1, 7), max_size=2)),
-    st.builds(e.Shelved, small, small),
+    st.builds(e.StoredForReplay, small, small),
     st.builds(e.Replayed, small, st.lists(small, max_size=2)),
     st.builds(e.Discarded, small, reasons),
     st.builds(e.Dropped, small, reasons, st.booleans()),
@@ -77,10 +77,10 @@ class Account:
                     self.tokens[event.rollout].append(Token(event.version, event.ids[i : i + 4], event.behaviour[i : i + 4]))
             case e.Buried():
                 self._end(event.rollout, event.reason)
-            case e.Late():
+            case e.LateTokens():
                 self.late += event.tokens
                 self.discarded_tokens["late"] += event.tokens
-            case e.JudgedAs():
+            case e.Judged():
                 self.verdicts[event.rollout] = event.verdict
             case e.Taken():
                 for rollout in event.rollouts:
@@ -147,10 +147,10 @@ class World(RuleBasedStateMachine):
             taking = event.step, event.rollouts
             self.takings += [taking] * (taking not in self.takings)
 
-    def members(self, status: Status) -> list[Rollout]:
+    def members(self, status: RolloutStatus) -> list[Rollout]:
         return [r for r in self.experience.rollouts.values() if r.status is status]
 
-    def has(self, *statuses: Status) -> bool:
+    def has(self, *statuses: RolloutStatus) -> bool:
         return any(self.members(status) for status in statuses)
 
     def open_groups(self) -> list[Group]:
@@ -159,30 +159,30 @@ class World(RuleBasedStateMachine):
     def on_offer(self) -> list[Rollout]:
         return [rollout for rollout in self.experience.judged() if isinstance(rollout.verdict, Scored)]
 
-    @rule(size=st.integers(1, 3), budget=st.integers(1, 6), purpose=st.sampled_from(["train", "train", "evaluation"]))
-    def admit(self, size: int, budget: int, purpose: str) -> None:
+    @rule(size=st.integers(1, 3), budget=st.integers(1, 6), split=st.sampled_from(["train", "train", "evaluation"]))
+    def admit(self, size: int, budget: int, split: str) -> None:
         x = self.experience
-        pin = x.version if purpose == "evaluation" else None
-        self.apply(e.Admitted(x.next_group, x.next_rollout, size, purpose, x.items(purpose), b"\7\0\0\0", budget, pin))
+        pin = x.version if split == "evaluation" else None
+        self.apply(e.Admitted(x.next_group, x.next_rollout, size, split, x.items(split), b"\7\0\0\0", budget, pin))
 
     @precondition(lambda self: self.experience.restarts)
     @rule(size=st.integers(1, 3))
     def admit_again(self, size: int) -> None:
         x = self.experience
-        group, item = next(iter(x.restarts.items()))
-        self.apply(e.Admitted(x.next_group, x.next_rollout, size, "train", item, b"\7\0\0\0", 4, None, group))
+        group, prompt_index = next(iter(x.restarts.items()))
+        self.apply(e.Admitted(x.next_group, x.next_rollout, size, "train", prompt_index, b"\7\0\0\0", 4, None, group))
 
-    @precondition(lambda self: self.has(Status.WAITING))
+    @precondition(lambda self: self.has(RolloutStatus.WAITING))
     @rule(index=st.integers(0, 99), all_of_it=st.booleans())
     def lease(self, index: int, all_of_it: bool) -> None:
         waiting = self.experience.to_lease("train", 99) + self.experience.to_lease("evaluation", 99)
         for rollout in waiting if all_of_it else [pick(waiting, index)]:
             self.apply(e.Leased(rollout.id, "rollout-0", rollout.attempt + 1))
 
-    @precondition(lambda self: self.has(Status.LEASED))
+    @precondition(lambda self: self.has(RolloutStatus.LEASED))
     @rule(index=st.integers(0, 99), count=st.integers(1, 6), age=st.integers(0, 3), values=st.integers(0, 2**16))
     def extend(self, index: int, count: int, age: int, values: int) -> None:
-        rollout = pick(self.members(Status.LEASED), index)
+        rollout = pick(self.members(RolloutStatus.LEASED), index)
         count = min(count, rollout.remaining)
         if count:
             pinned = self.experience.groups[rollout.group].version
@@ -191,35 +191,35 @@ class World(RuleBasedStateMachine):
             behaviour = struct.pack(f"<{count}f", *(-0.5 * n for n in range(values, values + count)))
             self.apply(e.Extended(rollout.id, rollout.attempt, version, rollout.tokens, ids, behaviour))
 
-    @precondition(lambda self: self.has(Status.LEASED))
+    @precondition(lambda self: self.has(RolloutStatus.LEASED))
     @rule(index=st.integers(0, 99), all_of_it=st.booleans())
     def seal(self, index: int, all_of_it: bool) -> None:
-        leased = self.members(Status.LEASED)
+        leased = self.members(RolloutStatus.LEASED)
         for rollout in leased if all_of_it else [pick(leased, index)]:
             self.apply(e.Sealed(rollout.id, rollout.attempt, "stop" if rollout.remaining else "length"))
 
-    @precondition(lambda self: self.has(Status.LEASED))
+    @precondition(lambda self: self.has(RolloutStatus.LEASED))
     @rule(index=st.integers(0, 99), failed=st.booleans())
     def recycle(self, index: int, failed: bool) -> None:
-        rollout = pick(self.members(Status.LEASED), index)
+        rollout = pick(self.members(RolloutStatus.LEASED), index)
         if rollout.remaining:
-            self.apply(e.Recycled(rollout.id, rollout.attempt, "lease expired", failed))
+            self.apply(e.Requeued(rollout.id, rollout.attempt, "lease expired", failed))
 
-    @precondition(lambda self: self.has(Status.WAITING, Status.LEASED))
+    @precondition(lambda self: self.has(RolloutStatus.WAITING, RolloutStatus.LEASED))
     @rule(index=st.integers(0, 99))
     def bury(self, index: int) -> None:
-        self.apply(e.Buried(pick(self.members(Status.WAITING) + self.members(Status.LEASED), index).id, "died"))
+        self.apply(e.Buried(pick(self.members(RolloutStatus.WAITING) + self.members(RolloutStatus.LEASED), index).id, "died"))
 
     @rule(tokens=st.integers(1, 5))
     def late(self, tokens: int) -> None:
-        self.apply(e.Late(tokens))
+        self.apply(e.LateTokens(tokens))
 
-    @precondition(lambda self: self.has(Status.SEALED))
+    @precondition(lambda self: self.has(RolloutStatus.SEALED))
     @rule(verdict=st.sampled_from([Scored(0.0), Scored(1.0), Scored(0.25), NoVerdict("timeout")]), all_of_it=st.booleans())
     def judge(self, verdict: Scored | NoVerdict, all_of_it: bool) -> None:
         sealed = self.experience.to_judge()
         for rollout in sealed if all_of_it else sealed[-1:]:
-            self.apply(e.JudgedAs(rollout.id, verdict))
+            self.apply(e.Judged(rollout.id, verdict))
 
     @precondition(lambda self: self.experience.prescribed or self.on_offer())
     @rule(ahead=st.integers(0, 2), count=st.integers(1, 3), whole=st.booleans())
@@ -227,7 +227,7 @@ class World(RuleBasedStateMachine):
         if self.experience.prescribed is not None:
             step, rollouts = self.experience.prescribed
         else:
-            groups = [[m for m in group.scored if m.status is Status.JUDGED] for group in self.experience.ready()]
+            groups = [[m for m in group.scored if m.status is RolloutStatus.JUDGED] for group in self.experience.ready()]
             rollouts = [m for group in [group for group in groups if group][:count] for m in group] if whole else []
             rollouts = rollouts or self.on_offer()[:count]
             newest = max((span.version for rollout in rollouts for span in rollout.spans), default=0)
@@ -242,8 +242,8 @@ class World(RuleBasedStateMachine):
     def half_trained(self) -> bool:
         """Whether something of a step is trained, and something not: no checkpoint is written then."""
         members = [member for group in self.experience.groups.values() for member in group.members if member.step is not None]
-        taken = {member.step for member in members if member.status is Status.TAKEN}
-        return any(member.status is not Status.TAKEN for member in members if member.step in taken)
+        taken = {member.step for member in members if member.status is RolloutStatus.TAKEN}
+        return any(member.status is not RolloutStatus.TAKEN for member in members if member.step in taken)
 
     @precondition(lambda self: not self.half_trained())
     @rule()
@@ -258,7 +258,9 @@ class World(RuleBasedStateMachine):
         since = self.events[self.cut :]
         self.experience = recovered(Experience.of(msgspec.msgpack.decode(self.checkpointed, type=Snapshot)), since)
         kept = [
-            event for event in since if not isinstance(event, e.Taken | e.Trained | e.Shelved | e.Replayed | e.Published | e.Checkpointed)
+            event
+            for event in since
+            if not isinstance(event, e.Taken | e.Trained | e.StoredForReplay | e.Replayed | e.Published | e.Checkpointed)
         ]
         self.events[self.cut :] = kept
         del self.assembled[self.then_assembled :]
@@ -267,14 +269,14 @@ class World(RuleBasedStateMachine):
         self.written = self.checkpointed = self.write()
         self.since, self.cut = [], len(self.events)
 
-    @precondition(lambda self: self.has(Status.TAKEN))
+    @precondition(lambda self: self.has(RolloutStatus.TAKEN))
     @rule(how_many=st.integers(1, 6), masked=st.booleans())
     def train(self, how_many: int, masked: bool) -> None:
         for rollout in self.experience.taken()[:how_many]:
             group = self.experience.groups[rollout.group]
-            whole = all(member.step is None or member.status is Status.TAKEN for member in group.members)
-            if how_many % 2 == 0 and whole and group.id not in self.experience.shelf.kept:
-                self.apply(e.Shelved(group.id, max(member.step for member in group.members if member.step is not None) + 1))
+            whole = all(member.step is None or member.status is RolloutStatus.TAKEN for member in group.members)
+            if how_many % 2 == 0 and whole and group.id not in self.experience.replay_buffer.kept:
+                self.apply(e.StoredForReplay(group.id, max(member.step for member in group.members if member.step is not None) + 1))
             step = rollout.step
             assert step is not None
             mask = fresh_mask(rollout.spans, step, MAX_LAG)
@@ -284,10 +286,10 @@ class World(RuleBasedStateMachine):
             self.apply(event)
             self.assembled.append((event, step, mask))
 
-    @precondition(lambda self: self.experience.shelf.kept)
+    @precondition(lambda self: self.experience.replay_buffer.kept)
     @rule()
     def replay(self) -> None:
-        group, kept = next(iter(self.experience.shelf.kept.items()))
+        group, kept = next(iter(self.experience.replay_buffer.kept.items()))
         self.apply(e.Replayed(kept.until, [group]))
 
     @rule(moves=st.lists(st.integers(0, 2**20), min_size=4, max_size=16))
@@ -297,18 +299,18 @@ class World(RuleBasedStateMachine):
             how = move >> 3
             verdict = NoVerdict("timeout") if how % 3 == 0 else Scored(how % 3 / 2)
             due = [
-                (self.has(Status.WAITING), lambda how=how: self.lease(how, True)),
-                *[(self.has(Status.LEASED), lambda how=how: self.extend(how, 1 + how % 6, how % 3, how))] * 3,
-                (self.has(Status.LEASED), lambda how=how: self.seal(how, how % 4 == 0)),
-                (self.has(Status.SEALED), lambda verdict=verdict: self.judge(verdict, False)),
+                (self.has(RolloutStatus.WAITING), lambda how=how: self.lease(how, True)),
+                *[(self.has(RolloutStatus.LEASED), lambda how=how: self.extend(how, 1 + how % 6, how % 3, how))] * 3,
+                (self.has(RolloutStatus.LEASED), lambda how=how: self.seal(how, how % 4 == 0)),
+                (self.has(RolloutStatus.SEALED), lambda verdict=verdict: self.judge(verdict, False)),
                 (
                     self.experience.prescribed is not None or bool(self.on_offer()),
                     lambda how=how: self.take(how % 2, 2, how % 4 < 2),
                 ),
-                (self.has(Status.TAKEN), lambda how=how: self.train(6, how % 2 == 0)),
+                (self.has(RolloutStatus.TAKEN), lambda how=how: self.train(6, how % 2 == 0)),
                 (True, lambda: self.publish(1)),
                 (len(self.experience.groups) < 3, lambda how=how: self.admit(1 + how % 3, 6, "train")),
-                (self.has(Status.TAKEN) and not self.half_trained(), self.checkpoint),
+                (self.has(RolloutStatus.TAKEN) and not self.half_trained(), self.checkpoint),
                 (how % 4 == 0 and self.cut > 0, self.crash),
             ]
             pick([act for possible, act in due if possible], move)()
@@ -317,7 +319,7 @@ class World(RuleBasedStateMachine):
     @rule(index=st.integers(0, 99), again=st.booleans())
     def drop(self, index: int, again: bool) -> None:
         group = pick(self.open_groups(), index)
-        self.apply(e.Dropped(group.id, "filtered", again and group.purpose == "train"))
+        self.apply(e.Dropped(group.id, "filtered", again and group.split == "train"))
 
     @rule(ahead=st.integers(0, 2))
     def publish(self, ahead: int) -> None:
@@ -332,7 +334,7 @@ class World(RuleBasedStateMachine):
         before = copy.deepcopy(self.experience)
         try:
             self.experience.apply(event)
-        except Refused as refusal:
+        except ImpossibleEvent as refusal:
             assert str(refusal)
             assert self.experience == before
         else:
@@ -344,8 +346,8 @@ class World(RuleBasedStateMachine):
     def again(self, index: int) -> None:
         """What happened once cannot happen again, unless it is a repeatable kind."""
         event = pick(self.events, index)
-        if not isinstance(event, e.Late | e.Published | e.Extended | e.Taken):
+        if not isinstance(event, e.LateTokens | e.Published | e.Extended | e.Taken):
             before = copy.deepcopy(self.experience)
-            with pytest.raises(Refused):
+            with pytest.raises(ImpossibleEvent):
                 self.experience.apply(event)
             assert self.experience == before

@@ -17,9 +17,9 @@ visits = st.lists(st.tuples(st.integers(0, 4), rewards, st.integers(0, 2)), max_
 
 def played(groups: list[tuple[int, list[float], int]], into: History | None = None) -> History:
     into = into or History()
-    for item, seen, missing in groups:
-        into.admit(item, into.cursor + 1)
-        into.record(item, seen, len(seen) + missing)
+    for prompt_index, seen, missing in groups:
+        into.admit(prompt_index, into.cursor + 1)
+        into.record(prompt_index, seen, len(seen) + missing)
     return into
 
 
@@ -30,19 +30,19 @@ def again(written: History) -> History:
 @given(visits)
 def test_the_sums_are_those_of_all_visits_with_the_earlier_ones_discounted(groups: list[tuple[int, list[float], int]]) -> None:
     got = played(groups)
-    for item in range(5):
-        mine = [(seen, missing) for other, seen, missing in groups if other == item]
+    for prompt_index in range(5):
+        mine = [(seen, missing) for other, seen, missing in groups if other == prompt_index]
         weights = [KEPT ** (len(mine) - 1 - i) for i in range(len(mine))]
         count = sum(w * len(seen) for w, (seen, _) in zip(weights, mine, strict=True))
         total = sum(w * reward for w, (seen, _) in zip(weights, mine, strict=True) for reward in seen)
         solved = sum(w for w, (seen, _) in zip(weights, mine, strict=True) for reward in seen if reward >= 1)
-        assert got.prior(item) == pytest.approx((total / count, count) if count else (0, 0))
-        assert got.posterior(item) == pytest.approx((1 + solved, 1 + count - solved))
-        assert (item in got.seen) == bool(mine)
+        assert got.prior(prompt_index) == pytest.approx((total / count, count) if count else (0, 0))
+        assert got.posterior(prompt_index) == pytest.approx((1 + solved, 1 + count - solved))
+        assert (prompt_index in got.seen) == bool(mine)
         if mine:
             last, missing = mine[-1]
-            assert got.seen[item].visits == len(mine)
-            assert got.seen[item].easy == (not missing and all(reward >= 1 for reward in last))
+            assert got.seen[prompt_index].visits == len(mine)
+            assert got.seen[prompt_index].easy == (not missing and all(reward >= 1 for reward in last))
     assert got.cursor == len(groups)
     assert list(got.recent) == [len({*seen}) > 1 for _, seen, _ in groups]
 
@@ -84,7 +84,7 @@ def test_memory_is_bounded_by_the_items_and_by_what_is_recent(monkeypatch: pytes
     monkeypatch.setattr(history, "RECENT", 8)
     sizes = []
     for times in (10, 100):
-        known = played([(item, [0.0, 1.0 * (item % 2)], 0) for _ in range(times) for item in range(50)])
+        known = played([(prompt_index, [0.0, 1.0 * (prompt_index % 2)], 0) for _ in range(times) for prompt_index in range(50)])
         assert list(known.recent) == [0, 1] * 4
         sizes.append(len(msgspec.msgpack.encode(known)))
     assert sizes[1] < sizes[0] + 50 * 8, "visits of the same items cost a few digits at most"

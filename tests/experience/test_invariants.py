@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
 from asyncrl.experience import events as e
-from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Status
+from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, RolloutStatus
 from asyncrl.experience.state import Experience, Snapshot
 
-OPEN = (Status.WAITING, Status.LEASED, Status.SEALED)
+OPEN = (RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.SEALED)
 PROFILE = settings(max_examples=120, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -99,44 +99,50 @@ class Views(World):
     @invariant()
     def agree(self) -> None:
         x = self.experience
-        for purpose in ("train", "evaluation"):
-            groups = [group for group in x.groups.values() if group.purpose == purpose]
-            rollouts = [rollout for rollout in x.rollouts.values() if x.groups[rollout.group].purpose == purpose]
-            waiting = [rollout for rollout in rollouts if rollout.status is Status.WAITING]
+        for split in ("train", "evaluation"):
+            groups = [group for group in x.groups.values() if group.split == split]
+            rollouts = [rollout for rollout in x.rollouts.values() if x.groups[rollout.group].split == split]
+            waiting = [rollout for rollout in rollouts if rollout.status is RolloutStatus.WAITING]
             recycled = sorted(rollout.id for rollout in waiting if rollout.recycled)
             new = sorted(rollout.id for rollout in waiting if not rollout.recycled)
-            assert [rollout.id for rollout in x.to_lease(purpose, 99)] == recycled + new
-            assert [rollout.id for rollout in x.to_lease(purpose, 2)] == (recycled + new)[:2]
-            due = [group for group in self.open_groups() if group.purpose == purpose and group.complete]
-            assert x.ready(purpose) == sorted(due, key=lambda group: (group.oldest, group.id))
-            taken = [group for group in groups if any(m.step is not None and m.status is not Status.JUDGED for m in group.members)]
-            assert purpose != "train" or x.groups_untaken == x.groups_live - len(taken)
-            admitted = [event for event in self.events if isinstance(event, e.Admitted) and event.purpose == purpose]
-            assert x.items(purpose) == sum(event.restarts is None for event in admitted)
-        judged = [r for r in x.rollouts.values() if r.status is Status.JUDGED and r.step is None and x.groups[r.group].purpose == "train"]
+            assert [rollout.id for rollout in x.to_lease(split, 99)] == recycled + new
+            assert [rollout.id for rollout in x.to_lease(split, 2)] == (recycled + new)[:2]
+            due = [group for group in self.open_groups() if group.split == split and group.complete]
+            assert x.ready(split) == sorted(due, key=lambda group: (group.oldest, group.id))
+            taken = [group for group in groups if any(m.step is not None and m.status is not RolloutStatus.JUDGED for m in group.members)]
+            assert split != "train" or x.groups_untaken == x.groups_live - len(taken)
+            admitted = [event for event in self.events if isinstance(event, e.Admitted) and event.split == split]
+            assert x.items(split) == sum(event.restarts is None for event in admitted)
+        judged = [
+            r for r in x.rollouts.values() if r.status is RolloutStatus.JUDGED and r.step is None and x.groups[r.group].split == "train"
+        ]
         assert x.judged() == sorted(judged, key=lambda rollout: (rollout.oldest, rollout.id))
-        untaken = [r for r in x.rollouts.values() if r.status is not Status.TAKEN and x.groups[r.group].purpose == "train"]
-        training = [m for group in x.groups.values() for m in group.members if m.step is not None and m.status is not Status.JUDGED]
+        untaken = [r for r in x.rollouts.values() if r.status is not RolloutStatus.TAKEN and x.groups[r.group].split == "train"]
+        training = [m for group in x.groups.values() for m in group.members if m.step is not None and m.status is not RolloutStatus.JUDGED]
         unpublished = [member for member in training if member.step >= (x.version or 0)]
         assert (x.rollouts_untaken, x.rollouts_live) == (len(untaken), len(untaken) + len(unpublished))
-        admitted = [event.group for event in self.events if isinstance(event, e.Admitted) and event.purpose == "train"]
+        admitted = [event.group for event in self.events if isinstance(event, e.Admitted) and event.split == "train"]
         first = min((group for group in x.groups.values() if any(m in judged or m.status in OPEN for m in group.members)
-                     and group.purpose == "train"), key=lambda group: group.id, default=None)  # fmt: skip
+                     and group.split == "train"), key=lambda group: group.id, default=None)  # fmt: skip
         assert x.oldest() is first and (first is None or first.ordinal == admitted.index(first.id))
-        verdicts = [event.rollout for event in self.events if isinstance(event, e.JudgedAs)]
+        verdicts = [event.rollout for event in self.events if isinstance(event, e.Judged)]
         assert all(rollout.judged == (verdicts.index(rollout.id) + 1 if rollout.verdict else 0) for rollout in x.rollouts.values())
         sealed = [event.rollout for event in self.events if isinstance(event, e.Sealed)]
-        unjudged = [number for number in sealed if number in x.rollouts and x.rollouts[number].status is Status.SEALED]
+        unjudged = [number for number in sealed if number in x.rollouts and x.rollouts[number].status is RolloutStatus.SEALED]
         assert [rollout.id for rollout in x.to_judge()] == unjudged
         if unjudged:
             assert [rollout.id for rollout in x.to_judge(after=x.rollouts[unjudged[0]].sealed)] == unjudged[1:]
-        assert x.groups_live == sum(group.purpose == "train" for group in x.groups.values())
-        queue = [r for r in x.rollouts.values() if r.status in (Status.SEALED, Status.JUDGED) and x.groups[r.group].purpose == "train"]
+        assert x.groups_live == sum(group.split == "train" for group in x.groups.values())
+        queue = [
+            r
+            for r in x.rollouts.values()
+            if r.status in (RolloutStatus.SEALED, RolloutStatus.JUDGED) and x.groups[r.group].split == "train"
+        ]
         assert (x.queue_items, x.queue_bytes) == (len(queue), sum(r.tokens * TOKEN_BYTES for r in queue))
-        assert sorted(r.id for r in x.taken()) == sorted(r.id for r in x.rollouts.values() if r.status is Status.TAKEN)
+        assert sorted(r.id for r in x.taken()) == sorted(r.id for r in x.rollouts.values() if r.status is RolloutStatus.TAKEN)
         assert x.statuses() == Counter(rollout.status for rollout in x.rollouts.values())
         assert x.statuses().total() == x.ledger.rollouts.live
-        failed = Counter(event.rollout for event in self.events if isinstance(event, e.Recycled) and event.failed)
+        failed = Counter(event.rollout for event in self.events if isinstance(event, e.Requeued) and event.failed)
         assert all(rollout.failures == failed[rollout.id] for rollout in x.rollouts.values())
         again = {event.group for event in self.events if isinstance(event, e.Dropped) and event.again}
         assert set(x.restarts) == again - {event.restarts for event in self.events if isinstance(event, e.Admitted)}

@@ -10,9 +10,9 @@ import pytest
 
 from asyncrl.experience import events as e
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import Status
-from asyncrl.experience.state import Experience, Refused, Snapshot, fold
-from asyncrl.messages import NoVerdict, Purpose, Scored, Span
+from asyncrl.experience.rollout import RolloutStatus
+from asyncrl.experience.state import Experience, ImpossibleEvent, Snapshot, fold
+from asyncrl.ipc.messages import NoVerdict, Scored, Span, Split
 
 PROMPT = b"\5\0\0\0\6\0\0\0"
 
@@ -35,9 +35,9 @@ class Story:
         for event in events:
             self.experience.apply(event)
 
-    def admit(self, size: int = 2, purpose: Purpose = "train", budget: int = 8, version: int | None = None) -> int:
+    def admit(self, size: int = 2, split: Split = "train", budget: int = 8, version: int | None = None) -> int:
         x = self.experience
-        self(e.Admitted(x.next_group, x.next_rollout, size, purpose, x.items(purpose), PROMPT, budget, version))
+        self(e.Admitted(x.next_group, x.next_rollout, size, split, x.items(split), PROMPT, budget, version))
         return x.next_group - 1
 
     def lease(self, *rollouts: int) -> None:
@@ -57,7 +57,7 @@ class Story:
             self.lease(rollout)
             self.extend(rollout, tokens, version)
             self.seal(rollout)
-            self(e.JudgedAs(rollout, Scored(reward)))
+            self(e.Judged(rollout, Scored(reward)))
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def test_a_group_from_prompt_to_publication(story: Story) -> None:
     assert [r.id for r in x.to_judge()] == [1, 0]
     assert (x.queue_items, x.queue_bytes) == (2, 7 * 8)
     assert [r.id for r in x.to_judge(after=x.rollouts[1].sealed)] == [0]
-    story(e.JudgedAs(0, Scored(1.0)))
+    story(e.Judged(0, Scored(1.0)))
     assert x.ready() == []
-    story(e.JudgedAs(1, Scored(0.5)))
+    story(e.Judged(1, Scored(0.5)))
     assert [g.id for g in x.ready()] == [group]
     assert x.ready()[0].rewards == [1.0, 0.5]
     story(e.Published(1), e.Taken(1, [0, 1]))
@@ -109,7 +109,7 @@ def test_recycled_rollouts_keep_their_tokens_and_go_first_the_oldest_first(story
     story.admit(size=4)
     story.lease(1, 2, 3)
     story.extend(1, 2)
-    story(e.Recycled(3, 1, "owner died"), e.Recycled(1, 1, "owner died"))
+    story(e.Requeued(3, 1, "owner died"), e.Requeued(1, 1, "owner died"))
     assert [r.id for r in x.to_lease("train", 9)] == [1, 3, 0]
     assert [r.id for r in x.to_lease("train", 1)] == [1]
     assert x.rollouts[1].recycled and not x.rollouts[0].recycled
@@ -141,7 +141,7 @@ def test_a_group_completes_around_its_tombstones(story: Story) -> None:
     assert x.ready() == [] and x.rollouts.keys() == {0, 2}
     story(e.Buried(2, "attempts"))
     assert x.ready()[0].rewards == [1.0]
-    assert [m.status for m in x.ready()[0].members] == [Status.JUDGED, Status.BURIED, Status.BURIED]
+    assert [m.status for m in x.ready()[0].members] == [RolloutStatus.JUDGED, RolloutStatus.BURIED, RolloutStatus.BURIED]
     story(e.Taken(0, [0]), e.Trained(0, 3, {}), e.Published(1))
     assert x.groups_live == 0
     assert x.ledger.tokens.discarded == {"attempts": 2} and x.ledger.rollouts.discarded == {"attempts": 2}
@@ -164,9 +164,9 @@ def test_no_verdict_is_no_reward_and_leaves_when_its_group_is_taken(story: Story
     story.lease(1)
     story.extend(1, 2)
     story.seal(1)
-    story(e.JudgedAs(1, NoVerdict("timeout")))
+    story(e.Judged(1, NoVerdict("timeout")))
     assert x.ready()[0].rewards == [1.0]
-    with pytest.raises(Refused, match="without a reward"):
+    with pytest.raises(ImpossibleEvent, match="without a reward"):
         story(e.Taken(0, [0, 1]))
     assert x.queue_items == 2
     story(e.Taken(0, [0]))
@@ -182,30 +182,30 @@ def test_dropping_a_group_discards_what_is_left_of_it_wherever_it_is(story: Stor
     story.extend(1, 2)
     story.extend(2, 1)
     story.seal(2)
-    story(e.Recycled(3, 1, "owner died"), e.Dropped(0, "stale"))
+    story(e.Requeued(3, 1, "owner died"), e.Dropped(0, "stale"))
     assert (x.rollouts, x.groups, x.groups_live, x.queue_items, x.queue_bytes) == ({}, {}, 0, 0, 0)
     assert x.to_lease("train", 9) == [] and x.to_judge() == []
-    with pytest.raises(Refused, match="not live"):
+    with pytest.raises(ImpossibleEvent, match="not live"):
         story(e.Extended(1, 1, 0, 2, ints(1), floats(0)))
-    story(e.Late(1))
+    story(e.LateTokens(1))
     assert x.ledger.tokens.discarded == {"stale": 6, "late": 1} and x.ledger.rollouts.discarded == {"stale": 5}
     assert x.ledger.balances()
 
 
 def test_evaluation_is_pinned_and_apart(story: Story) -> None:
     x = story.experience
-    story.admit(size=1, purpose="evaluation", version=3)
+    story.admit(size=1, split="evaluation", version=3)
     story.admit(size=1)
     assert [r.id for r in x.to_lease("evaluation", 9)] == [0] and [r.id for r in x.to_lease("train", 9)] == [1]
     assert (x.items("evaluation"), x.items("train"), x.groups_live) == (1, 1, 1)
     story.lease(0)
-    with pytest.raises(Refused, match="pinned to version 3"):
+    with pytest.raises(ImpossibleEvent, match="pinned to version 3"):
         story.extend(0, 1, version=4)
     story.extend(0, 1, version=3)
     story.seal(0)
-    story(e.JudgedAs(0, Scored(1.0)))
+    story(e.Judged(0, Scored(1.0)))
     assert [g.id for g in x.ready("evaluation")] == [0] and x.ready() == [] and x.queue_items == 0
-    with pytest.raises(Refused, match="evaluation"):
+    with pytest.raises(ImpossibleEvent, match="evaluation"):
         story(e.Taken(3, [0]))
     story(e.Dropped(0, "evaluation"))
     assert x.ledger.tokens.discarded == {"evaluation": 1}
@@ -217,7 +217,7 @@ def test_a_restarted_prompt_does_not_move_the_cursor(story: Story) -> None:
     assert story.experience.restarts == {0: 0}
     story(e.Admitted(1, 2, 2, "train", 0, PROMPT, 8, None, restarts=0))
     assert story.experience.items("train") == 1 and story.experience.groups_live == 1 and not story.experience.restarts
-    with pytest.raises(Refused, match="does not wait for that"):
+    with pytest.raises(ImpossibleEvent, match="does not wait for that"):
         story(e.Admitted(2, 4, 2, "train", 0, PROMPT, 8, None, restarts=0))
 
 
@@ -228,7 +228,7 @@ def test_what_a_crash_undid_is_taken_again_first_and_as_it_was(story: Story) -> 
     story.lease(1)
     story.extend(1, 2)
     story.seal(1)
-    story(e.JudgedAs(1, NoVerdict("timeout")))
+    story(e.Judged(1, NoVerdict("timeout")))
     story(e.Taken(0, [0]))
     base = Experience.of(msgspec.msgpack.decode(msgspec.msgpack.encode(story.experience.snapshot()), type=Snapshot))
     since = [e.Taken(0, [4, 5]), *(e.Trained(n, 3, {}) for n in (0, 4, 5)), e.Published(1), e.Taken(1, [2, 3])]
@@ -237,7 +237,7 @@ def test_what_a_crash_undid_is_taken_again_first_and_as_it_was(story: Story) -> 
     assert x.ledger.tokens.trained == 0 and x.ledger.tokens.discarded == {"no_verdict": 2} and x.ledger.balances()
     assert (x.ready(), x.taken(), x.groups_untaken, x.queue_items, x.queue_bytes) == ([], [], 4, 5, 5 * 3 * 8)
     for refused in (e.Taken(0, [4, 5]), e.Taken(1, [0]), e.Dropped(2, "filtered"), e.Published(1)):
-        with pytest.raises(Refused, match=r"first|again"):
+        with pytest.raises(ImpossibleEvent, match=r"first|again"):
             x.apply(refused)
     for taken in (e.Taken(0, [0]), e.Taken(0, [4, 5]), e.Taken(1, [2, 3])):
         assert x.prescribed is not None and x.prescribed[0] == taken.step
@@ -274,7 +274,7 @@ def middle_of_everything() -> Story:
     story.extend(3, 1)
     story.extend(4, 1)
     story.seal(3, 4)
-    story(e.JudgedAs(4, Scored(0.0)), e.Buried(5, "attempts"))
+    story(e.Judged(4, Scored(0.0)), e.Buried(5, "attempts"))
     story.finish(6, 7, 8, 9, version=1)
     story(e.Taken(2, [8, 9]))
     return story
@@ -312,19 +312,19 @@ ONE = (ints(1), floats(-1))
         (e.Sealed(1, 1, ""), "complete by"),
         (e.Sealed(1, 2, "stop"), "of attempt 2"),
         (e.Sealed(3, 1, "stop"), "is sealed, not leased"),
-        (e.Recycled(2, 1, "lease expired"), "to be sealed"),
-        (e.Recycled(1, 2, "lease expired"), "of attempt 2"),
-        (e.Recycled(0, 0, "lease expired"), "is waiting, not leased"),
+        (e.Requeued(2, 1, "lease expired"), "to be sealed"),
+        (e.Requeued(1, 2, "lease expired"), "of attempt 2"),
+        (e.Requeued(0, 0, "lease expired"), "is waiting, not leased"),
         (e.Buried(3, "attempts"), "is sealed"),
         (e.Buried(5, "attempts"), "not live"),
         (e.Buried(1, ""), "no name"),
-        (e.Late(0), "none"),
-        (e.JudgedAs(1, Scored(1.0)), "is leased, not sealed"),
-        (e.JudgedAs(4, Scored(1.0)), "is judged, not sealed"),
-        (e.JudgedAs(3, Scored(float("nan"))), "no verdict"),
-        (e.JudgedAs(3, Scored(float("inf"))), "no verdict"),
-        (e.JudgedAs(3, Scored(1.0, [0.5, float("nan")])), "no verdict"),
-        (e.JudgedAs(3, Scored(1.0, [0.5, 0.5])), "by 2 rewards, and others of its group were not"),
+        (e.LateTokens(0), "none"),
+        (e.Judged(1, Scored(1.0)), "is leased, not sealed"),
+        (e.Judged(4, Scored(1.0)), "is judged, not sealed"),
+        (e.Judged(3, Scored(float("nan"))), "no verdict"),
+        (e.Judged(3, Scored(float("inf"))), "no verdict"),
+        (e.Judged(3, Scored(1.0, [0.5, float("nan")])), "no verdict"),
+        (e.Judged(3, Scored(1.0, [0.5, 0.5])), "by 2 rewards, and others of its group were not"),
         (e.Taken(2, [3]), "is sealed, not judged"),
         (e.Taken(2, [6, 6]), "each once"),
         (e.Taken(2, [6, 7, 7]), "each once"),
@@ -351,7 +351,7 @@ ONE = (ints(1), floats(-1))
 def test_what_cannot_have_happened_is_refused_and_changes_nothing(event: e.AnyEvent, says: str) -> None:
     experience = middle_of_everything().experience
     before = copy.deepcopy(experience)
-    with pytest.raises(Refused, match=says):
+    with pytest.raises(ImpossibleEvent, match=says):
         experience.apply(event)
     assert experience == before
     assert experience.ledger.balances()
@@ -360,12 +360,12 @@ def test_what_cannot_have_happened_is_refused_and_changes_nothing(event: e.AnyEv
 def test_a_token_newer_than_the_policy_of_the_step_is_refused(story: Story) -> None:
     story.admit(size=1)
     story.finish(0, version=1)
-    with pytest.raises(Refused, match="only step 0 makes"):
+    with pytest.raises(ImpossibleEvent, match="only step 0 makes"):
         story(e.Taken(0, [0]))
     story(e.Taken(1, [0]))
 
 
 def test_fold_of_nothing_is_the_beginning() -> None:
     assert fold([]) == Experience()
-    assert Experience() != fold([e.Late(1)])
+    assert Experience() != fold([e.LateTokens(1)])
     assert Experience() != 0

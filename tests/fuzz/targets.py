@@ -17,36 +17,37 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from actors.reward import _ask
-from actors.verifier import Answer, Bury, Given, Opening, frame, receive
-from asyncrl import messages, summary
+from actors.reward_actor import _ask
+from actors.verifier_process import Bury, Opening, TimedVerdict, VerifyRequest, frame, receive
 from asyncrl.config import Config, ConfigError
 from asyncrl.config import load as load_config
 from asyncrl.config import render as render_config
-from asyncrl.config.schema import Task
+from asyncrl.config.schema import TaskConfig
 from asyncrl.experience.events import (
     Admitted,
     AnyEvent,
     Buried,
     Extended,
-    JudgedAs,
-    Late,
+    Judged,
+    LateTokens,
     Leased,
     Published,
-    Recycled,
+    Requeued,
     Sealed,
     Taken,
     Trained,
 )
-from asyncrl.experience.rollout import Refused
+from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.experience.state import fold
-from asyncrl.keys import prove_to_client, prove_to_server, proving
-from asyncrl.link import EndOfStream, Link, LinkError
+from asyncrl.ipc import messages
+from asyncrl.ipc.framing import Bytes
+from asyncrl.ipc.keys import prove_to_client, prove_to_server, proving
+from asyncrl.ipc.link import EndOfStream, Link, LinkError
+from asyncrl.observe import summary
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.jsonl import JsonlTask
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.checkpoints import CheckpointError, scalars
-from asyncrl.wire import Bytes
+from asyncrl.training.checkpoint_index import CheckpointError, scalars
 
 KEY = b"k" * 32
 _HELD = tempfile.TemporaryDirectory(prefix="asyncrl-fuzz-")  # until this process ends
@@ -90,7 +91,7 @@ class Script:
 
 
 def framed(text: bytes, *buffers: bytes) -> bytes:
-    """A frame as `asyncrl.link` describes it, of a message in msgpack and of buffers; made here a second time."""
+    """A frame as `asyncrl.ipc.link` describes it, of a message in msgpack and of buffers; made here a second time."""
     padded = b"".join(buffer + bytes(-len(buffer) % 8) for buffer in buffers)
     sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
     return struct.pack("<III", len(sizes) + len(text) + len(padded), len(text), len(buffers)) + sizes + text + padded
@@ -102,8 +103,8 @@ SAID: list[messages.Message] = [
     messages.Report(1.0, {"weights": 0.5}, {"tokens": 12.0}, [messages.Wait("verdict", "item 3", 1.0, 5.0)]),
     messages.Chunks([messages.ChunkHead(7, 0, 3, 0, 4, "stop"), messages.ChunkHead(8, 1, 3, 16, 4, "")]),
     messages.Leases([messages.Lease(7, 0, 11, "train", 3, 0, 16, 1.0, None)]),
-    messages.Judged(7, messages.NoVerdict("timeout"), 0.5),
-    messages.Judged(8, messages.Scored(1.0), 0.5),
+    messages.ScoreResult(7, messages.NoVerdict("timeout"), 0.5),
+    messages.ScoreResult(8, messages.Scored(1.0), 0.5),
     messages.MicroBatch(1, 0, [messages.Sample(7, 3, 4, 4, 1.0, [messages.Span(1, 0, 4)])], {3: [1.0, 0.0]}),
     messages.Consumed(1, 0, [messages.TokenCount(7, 4, {"stale": 2})], 0.1),
     messages.Prepared(1, [2**64 - 1, 0], ""),
@@ -190,8 +191,8 @@ def worker_reply(data: bytes) -> None:
             ours.sendall(data)
             ours.shutdown(socket.SHUT_WR)
             async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as stream:
-                given = await _ask(stream, Answer("train", 0, b""))
-        assert given is None or isinstance(given, Given)
+                given = await _ask(stream, VerifyRequest("train", 0, b""))
+        assert given is None or isinstance(given, TimedVerdict)
         if given is not None and isinstance(given.verdict, messages.Scored):
             for number in (given.verdict.reward, *given.verdict.parts):
                 assert number - number == 0, "a reward that is not finite"
@@ -202,7 +203,7 @@ def worker_reply(data: bytes) -> None:
 
 def worker_request(data: bytes) -> None:
     """What a worker, and the process that forks workers, read."""
-    for kind in (Answer, Opening):
+    for kind in (VerifyRequest, Opening):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.sendall(data[:60_000])
@@ -234,13 +235,13 @@ def jsonl(data: bytes) -> None:
     """A file of prompts: every prompt can be given out and judged, or TaskError."""
     path = written("prompts.jsonl", data)
     try:
-        task = JsonlTask(Task(name="jsonl", path=str(path), eval_size=0, verifier="exact"))
+        task = JsonlTask(TaskConfig(name="jsonl", path=str(path), eval_size=0, verifier="exact"))
     except TaskError as error:
         sentence(error)
         return
-    for item in range(task.size("train")):
-        task.prompt("train", item).encode()
-        assert task.verify("train", item, "an answer") in (0.0, 1.0)
+    for prompt_index in range(task.size("train")):
+        task.prompt("train", prompt_index).encode()
+        assert task.verify("train", prompt_index, "an answer") in (0.0, 1.0)
 
 
 def run_toml(data: bytes) -> None:
@@ -284,7 +285,7 @@ def events(data: bytes) -> None:
         return
     try:
         assert fold(found).ledger.balances()
-    except Refused:
+    except ImpossibleEvent:
         return
 
 
@@ -326,20 +327,20 @@ ENDS = [
 ]
 LINES = b'{"prompt": "1+1", "answer": 2, "verifier": "number"}\n{"prompt": "say a", "answer": "a", "more": {"x": [1.5e3, null]}}\n'
 TOML = b'[train]\nsteps = 3\nlearning_rate = 1e-4\n[task]\nname = "chain_sum"\n[task.params]\nmin_terms = 2\n[run]\nseed = 1\n'
-SUMMARY = msgspec.json.encode(summary.Summary(ok=True, reason="done", steps=1, seconds=2.0, tokens=summary.Tokens(3, 2, {"late": 1})))
+SUMMARY = msgspec.json.encode(summary.Summary(ok=True, reason="done", steps=1, seconds=2.0, tokens=summary.TokenTotals(3, 2, {"late": 1})))
 EVENTS: list[AnyEvent] = [
     Admitted(0, 0, 2, "train", 3, b"\x01\x00\x00\x00", 8),
     Published(0),
     Leased(0, "rollout-0", 1),
     Extended(0, 1, 0, 0, b"\x01\x00\x00\x00" * 2, bytes(8)),
     Sealed(0, 1, "stop"),
-    JudgedAs(0, messages.Scored(1.0)),
+    Judged(0, messages.Scored(1.0)),
     Leased(1, "rollout-0", 1),
-    Recycled(1, 1, "lost"),
+    Requeued(1, 1, "lost"),
     Buried(1, "attempts"),
     Taken(0, [0]),
     Trained(0, 1, {"stale": 1}),
-    Late(3),
+    LateTokens(3),
 ]
 PROOF = b"\x07" * 32
 
@@ -355,17 +356,17 @@ TARGETS: list[Target] = [
     Target(
         "worker_reply",
         [
-            frame(Given(messages.Scored(0.5), 1.0)),
-            frame(Given(messages.NoVerdict("raised: x"), 1.0)),
-            frame(Given(messages.Scored(float("nan")), 0.0)),
-            frame(Given(messages.Scored(1.5, [0.5, 1.0]), 1.0)),
-            frame(Given(messages.Scored(1.5, [0.5, float("inf")]), 1.0)),
+            frame(TimedVerdict(messages.Scored(0.5), 1.0)),
+            frame(TimedVerdict(messages.NoVerdict("raised: x"), 1.0)),
+            frame(TimedVerdict(messages.Scored(float("nan")), 0.0)),
+            frame(TimedVerdict(messages.Scored(1.5, [0.5, 1.0]), 1.0)),
+            frame(TimedVerdict(messages.Scored(1.5, [0.5, float("inf")]), 1.0)),
         ],
         worker_reply,
     ),
     Target(
         "worker_request",
-        [frame(Answer("train", 3, b"\x01\x00\x00\x00")), frame(Opening(Task(), 0, "model")), frame(Bury(1))],
+        [frame(VerifyRequest("train", 3, b"\x01\x00\x00\x00")), frame(Opening(TaskConfig(), 0, "model")), frame(Bury(1))],
         worker_request,
     ),
     Target("jsonl", [LINES, b'{"prompt": "a", "answer": 1, "more": ' + b"[" * DEEP], jsonl),

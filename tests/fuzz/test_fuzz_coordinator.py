@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_link import of_type
 
 from actors.coordinator.coordinator import TAKEN
-from asyncrl import messages
-from asyncrl.link import EndOfStream, LinkError, memory_links
+from asyncrl.ipc import messages
+from asyncrl.ipc.link import EndOfStream, LinkError, memory_links
 
 SMALL = st.one_of(st.integers(0, 12), st.sampled_from([-1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1]))
 
@@ -102,7 +102,7 @@ def test_a_peer_that_says_what_it_likes_harms_itself(role: messages.Role, data: 
         assert outcome.reason
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert world.book.experience.ledger.balances()
+    assert world.store.experience.ledger.balances()
     for event in world.log.events:
-        if event.__class__.__name__ == "JudgedAs" and isinstance(event.verdict, messages.Scored):
+        if event.__class__.__name__ == "Judged" and isinstance(event.verdict, messages.Scored):
             assert event.verdict.reward - event.verdict.reward == 0, "a reward that is not finite"

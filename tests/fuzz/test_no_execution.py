@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncrl.config import ConfigError
-from asyncrl.preflight import _model
+from asyncrl.launch.preflight import _model
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import ModelError, empty_model, load_model

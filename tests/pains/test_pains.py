@@ -17,21 +17,21 @@ from actor_world import ScriptedLearner, Weights, World, configured
 from numpy import float32, full, int32
 from pains_world import simulated
 
-from actors.coordinator.book import Book
+from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import OUTBOX
 from asyncrl.config import VARIABLES, ConfigError, load
 from asyncrl.config.derived import derived
-from asyncrl.culprit import culprit
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience
+from asyncrl.ipc.messages import NoVerdict, Prepare, Publish, Replace, Scored
+from asyncrl.ipc.waits import Waits
 from asyncrl.journal import Journal
 from asyncrl.journal.disk import DiskFull, Write
-from asyncrl.messages import NoVerdict, Prepare, Publish, Replace, Scored
+from asyncrl.observe.diagnosis import diagnose
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.scale import scale
-from asyncrl.waits import Waits
 
 
 def alike(tokens: int, seconds_per_token: float) -> Callable[[Request], Script]:
@@ -49,7 +49,7 @@ def answer(request: Request, tokens: int, seconds_per_token: float, ends: str = 
 
 async def test_pain_01_a_producer_dies_and_one_rollout_never_returns(autojump_clock: trio.testing.MockClock) -> None:
     """Rollout 5 hangs with whoever has it, and an engine is killed in the middle: every step is trained, and one rollout is missing."""
-    world = World(configured(rollout={"actors": 2, "attempts": 2}, run={"lease_s": 20.0, "stall_s": 100.0}, train={"steps": 40}))
+    world = World(configured(rollout={"actors": 2, "attempts": 2, "lease_s": 20.0}, supervision={"stall_s": 100.0}, train={"steps": 40}))
     world.script = lambda request: answer(request, 8, 0.5, "hang" if request.rollout == 5 else "stop")
 
     async def murderer() -> None:
@@ -96,7 +96,7 @@ async def test_pain_02_an_engine_that_hangs_in_a_publication_is_fenced(phase: st
 
 
 async def test_pain_02_a_trainer_that_hangs_in_a_publication_ends_the_run_by_name(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(publication={"deadline_s": 5.0}, run={"stall_s": 1000.0, "lease_s": 500.0}))
+    world = World(configured(publication={"deadline_s": 5.0}, supervision={"stall_s": 1000.0}, rollout={"lease_s": 500.0}))
 
     async def send(message: Publish, honest=world.learner.send) -> Weights:  # type: ignore[no-untyped-def]
         if world.learner.version == 2:
@@ -168,7 +168,7 @@ async def test_pain_04_no_rollout_before_the_first_weights(late_s: float, autoju
 
 async def test_pain_05_engines_that_die_again_and_again_cost_neither_the_run_nor_a_token(autojump_clock: trio.testing.MockClock) -> None:
     """Whichever engine is in the middle of something is killed, every two seconds; three times all of them at once."""
-    world = World(configured(rollout={"actors": 3, "attempts": 50}, train={"steps": 16}, run={"lease_s": 50.0, "stall_s": 100.0}))
+    world = World(configured(rollout={"actors": 3, "attempts": 50, "lease_s": 50.0}, train={"steps": 16}, supervision={"stall_s": 100.0}))
     world.script = alike(20, 0.1)
     killed: list[str] = []
 
@@ -184,8 +184,8 @@ async def test_pain_05_engines_that_die_again_and_again_cost_neither_the_run_nor
     outcome = await world.run(murderer)
     world.check()
     assert outcome.ok and world.learner.version == 16 and len(killed) > 10, outcome.reason
-    assert world.of(e.Buried) == [] and world.book.experience.ledger.tokens.discarded.keys() <= {"evaluation", "stale"}
-    lost = {event.rollout for event in world.log.events if isinstance(event, e.Recycled) and event.reason == "actor_lost"}
+    assert world.of(e.Buried) == [] and world.store.experience.ledger.tokens.discarded.keys() <= {"evaluation", "stale"}
+    lost = {event.rollout for event in world.log.events if isinstance(event, e.Requeued) and event.reason == "actor_lost"}
     tokens = Counter[int]()
     for event in world.log.events:
         if isinstance(event, e.Extended):
@@ -199,7 +199,7 @@ async def test_pain_05_engines_that_die_again_and_again_cost_neither_the_run_nor
 
 @pytest.mark.parametrize("at", [0.5, 0.9, 1.3, 1.7, 2.1, 2.9])
 def test_pain_07_a_crash_loses_nothing_and_neither_skips_nor_repeats_a_prompt(at: float) -> None:
-    """Everything is killed, twice. The witness of the simulation compares the resumed state with its own account of what was on disk, each
+    """Everything is killed, twice. The checker of the simulation compares the resumed state with its own account of what was on disk, each
     prompt admitted with the next of the data set, and each rollout trained with all that earlier versions were made of."""
     report = simulated(7, Fault(at, "kill_everything", 1), Fault(at + 2.0, "kill_everything", 2))
     assert report.ok, report.violation
@@ -225,7 +225,7 @@ async def test_pain_08_an_update_aborts_nothing(autojump_clock: trio.testing.Moc
     outcome = await world.run()
     world.check()
     assert outcome.ok
-    assert world.of(e.Recycled) == [] and world.of(e.Late) == []
+    assert world.of(e.Requeued) == [] and world.of(e.LateTokens) == []
     leases = Counter(event.rollout for event in world.log.events if isinstance(event, e.Leased))
     assert set(leases.values()) == {1}
     versions = defaultdict[int, set[int]](set)
@@ -234,7 +234,7 @@ async def test_pain_08_an_update_aborts_nothing(autojump_clock: trio.testing.Moc
             versions[event.rollout].add(event.version)
     trained = [event for event in world.log.events if isinstance(event, e.Trained)]
     assert sum(len(versions[event.rollout]) > 2 for event in trained) > 10
-    assert not world.book.experience.ledger.tokens.discarded
+    assert not world.store.experience.ledger.tokens.discarded
 
 
 # -------------------------------------------------------------------------------------------------- 9: limits that do not limit
@@ -243,7 +243,7 @@ async def test_pain_08_an_update_aborts_nothing(autojump_clock: trio.testing.Moc
 @pytest.mark.parametrize(("max_lag", "depth"), [(0, 0), (1, 1), (2, 1), (1, 3)])
 @pytest.mark.parametrize("kind", ["kill_everything", "restart_everything", "kill_coordinator"])
 def test_pain_09_the_staleness_bound_bounds_across_resume(kind: str, max_lag: int, depth: int) -> None:
-    """The witness counts the lag of each token that the learner is given from the versions that sampled it, in every life of the run."""
+    """The checker counts the lag of each token that the learner is given from the versions that sampled it, in every life of the run."""
     staleness: dict[str, object] = {"max_lag": max_lag, "depth": depth}
     report = simulated(9, Fault(1.1, kind, 1), Fault(2.7, kind, 2), staleness=staleness)
     assert report.ok, report.violation
@@ -253,7 +253,7 @@ def test_pain_09_the_staleness_bound_bounds_across_resume(kind: str, max_lag: in
 # ------------------------------------------------------------------------------------------------------ 10: hard prompts that starve
 
 
-@pytest.mark.parametrize("on_stale", ["mask", "recycle", "drop"])
+@pytest.mark.parametrize("on_stale", ["mask", "restart", "drop"])
 async def test_pain_10_hard_prompts_neither_starve_nor_hold_up_the_run(on_stale: str, autojump_clock: trio.testing.MockClock) -> None:
     """Every third prompt takes ten times as long as the others, longer than the bound allows beside them. As is the default, it is trained
     like the others, and loses only its oldest tokens; a prompt that starts again goes first, so that it is not overtaken for ever; only
@@ -262,9 +262,9 @@ async def test_pain_10_hard_prompts_neither_starve_nor_hold_up_the_run(on_stale:
         configured(
             task={"eval_size": 0},
             staleness={"max_lag": 1, "depth": 1, "on_stale": on_stale},
-            rollout={"max_new_tokens": 50, "group_size": 2},
+            rollout={"max_new_tokens": 50, "group_size": 2, "lease_s": 500.0},
             train={"steps": 40, "batch_groups": 1},
-            run={"stall_s": 1000.0, "lease_s": 500.0},
+            supervision={"stall_s": 1000.0},
         )
     )
 
@@ -272,7 +272,7 @@ async def test_pain_10_hard_prompts_neither_starve_nor_hold_up_the_run(on_stale:
 
     def append(event: e.AnyEvent, honest=world.log.append) -> int:  # type: ignore[no-untyped-def]
         if isinstance(event, e.Admitted):
-            items.update(dict.fromkeys(range(event.first, event.first + event.size), event.item))
+            items.update(dict.fromkeys(range(event.first, event.first + event.size), event.prompt_index))
         return honest(event)
 
     def hard(rollout: int) -> bool:
@@ -285,7 +285,7 @@ async def test_pain_10_hard_prompts_neither_starve_nor_hold_up_the_run(on_stale:
     world.check()
     assert outcome.ok and world.learner.version == 40
     trained = Counter(hard(event.rollout) for event in world.log.events if isinstance(event, e.Trained) and event.trained)
-    ledger = world.book.experience.ledger
+    ledger = world.store.experience.ledger
     if on_stale == "drop":
         assert ledger.rollouts.discarded == {"stale": ledger.rollouts.total - 80} and trained[True] > 0
     else:
@@ -303,14 +303,13 @@ async def test_pain_11_one_slow_and_one_failed_sample_do_not_take_their_group_wi
     world = World(
         configured(
             task={"eval_size": 0},
-            rollout={"actors": 2, "group_size": 8, "k_min": 4, "attempts": 2, "filter_patience": 8},
+            rollout={"actors": 2, "group_size": 8, "k_min": 4, "attempts": 2, "filter_patience": 8, "lease_s": 10.0},
             train={"steps": 40, "batch_groups": 1},
-            run={"lease_s": 10.0},
             staleness={"on_stale": "train"},
         )
     )
     world.script = lambda request: answer(request, 4 + request.rollout % 8, 0.05, "hang" if request.rollout == 5 else "stop")
-    world.verifiers._verdict = lambda purpose, item, ids: NoVerdict("raised") if len(ids) // 4 == 6 else Scored(len(ids) / 4)
+    world.verifiers._verdict = lambda split, prompt_index, ids: NoVerdict("raised") if len(ids) // 4 == 6 else Scored(len(ids) / 4)
     with trio.fail_after(200):
         outcome = await world.run()
     world.check()
@@ -320,7 +319,7 @@ async def test_pain_11_one_slow_and_one_failed_sample_do_not_take_their_group_wi
     rewards = {group: values for batch, _ in world.learner.batches for group, values in batch.rewards.items()}
     assert len(rewards[0]) == 6 and {len(values) for group, values in rewards.items() if group} == {7}
     assert all(6.0 not in values and 0.0 not in values for values in rewards.values())
-    lost = world.book.experience.ledger.rollouts.discarded
+    lost = world.store.experience.ledger.rollouts.discarded
     assert lost == {"no_verdict": 40, "lease_expired": 1}
 
 
@@ -337,8 +336,8 @@ async def test_pain_13_a_slow_trainer_fills_no_memory(autojump_clock: trio.testi
     async def look() -> None:
         while True:
             await trio.sleep(0.05)
-            groups.append(len(world.book.experience.groups))
-            tokens.append(world.book.experience.ledger.tokens.live)
+            groups.append(len(world.store.experience.groups))
+            tokens.append(world.store.experience.ledger.tokens.live)
             frames.extend(peer._outbox.statistics().current_buffer_used for peer in world.coordinator.roster)
 
     outcome = await world.run(look)
@@ -369,11 +368,13 @@ class Filling:
 
 async def test_pain_13_a_slow_disk_fills_no_memory(autojump_clock: trio.testing.MockClock) -> None:
     """The journal takes in its limit and one message more from each who sends; then everybody waits, until there is room."""
-    world = World(configured(task={"eval_size": 0}, rollout={"actors": 2}, train={"steps": 30}, run={"stall_s": 500.0, "lease_s": 400.0}))
+    world = World(
+        configured(task={"eval_size": 0}, rollout={"actors": 2, "lease_s": 400.0}, train={"steps": 30}, supervision={"stall_s": 500.0})
+    )
     disk, pending, steps = Filling(), [0], [0]
     limit = 8000
     async with Journal.over(disk, limit_bytes=limit) as journal:
-        world.book = Book(Experience(), journal)
+        world.store = EventStore(Experience(), journal)
 
         async def look() -> None:
             while True:
@@ -386,7 +387,7 @@ async def test_pain_13_a_slow_disk_fills_no_memory(autojump_clock: trio.testing.
         outcome = await world.run(look)
     assert outcome.ok and world.learner.version == 30 > steps[-1]
     assert limit <= max(pending) < 2 * limit, max(pending)
-    assert world.book.experience.ledger.balances()
+    assert world.store.experience.ledger.balances()
 
 
 # ------------------------------------------------------------------------------------- 14: asynchronous at lag 0 is synchronous
@@ -452,7 +453,7 @@ async def asked(world: World) -> str:
 
     async def ask() -> None:
         await trio.sleep_until(60.0)
-        said.append(culprit(world.coordinator.situation()))
+        said.append(diagnose(world.coordinator.status()))
         world.coordinator.end(True, "asked")
 
     await world.run(ask)

@@ -1,6 +1,6 @@
 """What docs/reliability.md promises of faults that have no test of their own elsewhere: each kind alone, several times, in the simulation.
 
-Its witness checks every invariant after every event, and that a life which ends badly does so by the name of a fault that it had.
+Its checker checks every invariant after every event, and that a life which ends badly does so by the name of a fault that it had.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pains_world import simulated
 from actors.coordinator.resume import resumed
 from asyncrl.experience import events as e
 from asyncrl.experience.state import Experience
-from asyncrl.journal.disk import Events, Keep
-from asyncrl.simulation.disk import Platter
+from asyncrl.journal.disk import EventRows, Keep
 from asyncrl.simulation.faults import Fault
-from asyncrl.simulation.run import Report
+from asyncrl.simulation.run import SeedReport
+from asyncrl.simulation.sim_disk import SimDisk
 
 
-def met(kinds: Sequence[str], seeds: int = 2) -> list[Report]:
+def met(kinds: Sequence[str], seeds: int = 2) -> list[SeedReport]:
     """Runs with one of these faults each, which all of them survived."""
     found = []
     for kind in kinds:
@@ -97,11 +97,11 @@ class Saved:
 
 def test_a_checkpoint_newer_than_the_journal_is_put_aside() -> None:
     """The machine lost its power: the weights of version 4 were on disk, and the events and the state that belong to them were not."""
-    history, experience = Platter(), Experience()
-    events = [e.Published(0), e.Late(3)]
+    history, experience = SimDisk(), Experience()
+    events = [e.Published(0), e.LateTokens(3)]
     for event in events:
         experience.apply(event)
-    history.write(Events(1, 2, msgspec.msgpack.encode(events)))
+    history.write(EventRows(1, 2, msgspec.msgpack.encode(events)))
     history.write(Keep(2, 2, msgspec.msgpack.encode(experience.snapshot())))
     checkpoints = [Saved(2), Saved(4)]
     state, version = resumed(history, checkpoints)

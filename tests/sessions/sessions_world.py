@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from asyncrl.messages import Span
-from asyncrl.sessions.records import Leaf, Sampled
+from asyncrl.ipc.messages import Span
+from asyncrl.sessions.finished import Leaf, Sampled
 
 
 def ids(tokens: list[int]) -> bytes:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sessions_world import Samples, check, ids, tokens
 
+from asyncrl.sessions.finished import FinishedSession, Sampled
 from asyncrl.sessions.recorder import Bounds, Call, Recorder, SessionEnded, SessionFull, TooManySessions, UnknownSession
-from asyncrl.sessions.records import Finished, Sampled
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 NOTHING = Sampled(b"", b"", (), "interrupted")
@@ -28,7 +28,7 @@ class Sessions(RuleBasedStateMachine):
         self.samples: dict[str, Samples] = {}
         self.paths: dict[str, list[list[int]]] = {}
         self.running: list[tuple[str, Call, list[int]]] = []
-        self.fetched: list[Finished] = []
+        self.fetched: list[FinishedSession] = []
 
     @rule(name=NAMES, new=st.lists(st.integers(0, 2), min_size=1, max_size=4), on=st.booleans(), cut=st.integers(0, 20))
     def begin(self, name: str, new: list[int], on: bool, cut: int) -> None:
@@ -72,7 +72,7 @@ class Sessions(RuleBasedStateMachine):
             assert finished.sampled == len(made) == sum(leaf.trained for leaf in finished.leaves)
             assert sum(finished.meetings.values()) == finished.calls == len(self.paths.pop(finished.session))
             assert (finished.reward is not None) == (finished.end == "rewarded")
-            assert msgspec.msgpack.decode(msgspec.msgpack.encode(finished), type=Finished) == finished
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(finished), type=FinishedSession) == finished
 
     @invariant()
     def bounded(self) -> None:

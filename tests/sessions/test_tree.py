@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from sessions_world import Samples, check, ids, tokens
 
-from asyncrl.messages import Span
-from asyncrl.sessions.records import Sampled
+from asyncrl.ipc.messages import Span
+from asyncrl.sessions.finished import Sampled
 from asyncrl.sessions.tree import Tree, _common
 
 TOKENS = st.lists(st.integers(0, 2), max_size=6)  # few different ones, so that contents meet by chance

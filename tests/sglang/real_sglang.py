@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import httpx2
 
-from asyncrl.machine import free_port
+from asyncrl.processes.machine import free_port
 
 PYTHON = Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"
 SEED = 11

@@ -18,8 +18,8 @@ from trio.testing import MockClock
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.sglang.client import Client, ServerGone
 from asyncrl.engines.sglang.engine import SglangEngine
+from asyncrl.engines.sglang.gather import gather
 from asyncrl.engines.sglang.routed import Routed
-from asyncrl.engines.sglang.together import together
 
 
 class Router(httpx2.AsyncBaseTransport):
@@ -63,7 +63,7 @@ async def world() -> AsyncIterator[World]:
 
         async def load(version: int, weights: Any, stop: Callable[[], None]) -> float:
             stop()
-            await together(*(partial(server.load, version, 0.5) for server in servers))
+            await gather(*(partial(server.load, version, 0.5) for server in servers))
             return 0.5
 
         routed = Routed(router, [a, b])
@@ -129,6 +129,6 @@ async def test_the_first_error_of_calls_at_the_same_time_is_raised_alone(autojum
         raise ServerGone("gone")
 
     with pytest.raises(ServerGone, match="gone"):
-        await together(slow, fail)
+        await gather(slow, fail)
     assert ended == ["slow"] and trio.current_time() == pytest.approx(1, abs=1e-3)
-    assert await together() == []
+    assert await gather() == []

@@ -1,4 +1,4 @@
-"""An agent behind the door of a real server: its calls are sessions like those of any other engine, also during a publication."""
+"""An agent behind the gateway of a real server: its calls are sessions like those of any other engine, also during a publication."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pytest
 import trio
 from real_sglang import Server
 
-from asyncrl.door.app import application
-from asyncrl.door.door import Door, Settings
-from asyncrl.door.engine import EngineGenerator
-from asyncrl.door.serve import serve
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang import client as client_module
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
-from asyncrl.engines.sglang.publishing import Publisher
-from asyncrl.engines.sglang.ways import ByDisk
+from asyncrl.engines.sglang.weight_loader import WeightLoader
+from asyncrl.engines.sglang.weight_transfer import DiskTransfer
+from asyncrl.gateway.app import application
+from asyncrl.gateway.engine_generator import EngineGenerator
+from asyncrl.gateway.gateway import Gateway, Settings
+from asyncrl.gateway.serve import serve
+from asyncrl.ipc.waits import Waits
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
-from asyncrl.waits import Waits
 
 CONTEXT = 600
 KEY, MODEL = "the-key-of-this-run", "policy"
@@ -59,7 +59,9 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
     with trio.fail_after(120):
         async with Client.open(sglang_server.url) as client, trio.open_nursery() as nursery:
             text = canary.text(VOCABULARY, {END_ID})
-            publisher = Publisher(client, ByDisk(tmp_path / "weights"), new_model(0), text, mode="retract", tolerance=1e-3, deadline_s=60.0)
+            publisher = WeightLoader(
+                client, DiskTransfer(tmp_path / "weights"), new_model(0), text, mode="retract", tolerance=1e-3, deadline_s=60.0
+            )
 
             async def load(version: int, given: Any, stop: Callable[[], None]) -> float:
                 return (await publisher.load(version, given, stop)).pause_s
@@ -71,14 +73,14 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
             nursery.start_soon(generator.run)
             await engine.load(0, weights(SEEDS[0]))
             settings = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY)
-            door, close = Door(generator, Tokenizer(sglang_server.model), settings, Waits()), trio.Event()
+            gateway, close = Gateway(generator, Tokenizer(sglang_server.model), settings, Waits()), trio.Event()
 
             async def serving(task_status: trio.TaskStatus[str]) -> None:
-                await serve(door, application(door, KEY), close=close, drain_s=10.0, task_status=task_status)
+                await serve(gateway, application(gateway, KEY), close=close, drain_s=10.0, task_status=task_status)
 
             url = await nursery.start(serving)
             await trio.to_thread.run_sync(agent, url, lambda: engine.load(1, weights(SEEDS[1])))
-            finished = await door.fetch()
+            finished = await gateway.fetch()
             close.set()
             nursery.cancel_scope.cancel()
 

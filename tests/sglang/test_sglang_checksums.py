@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.engines.sglang.checksums import Checks, UnknownName, WrongWeights, sources
+from asyncrl.engines.sglang.server_checksums import Checks, UnknownName, WrongWeights, sources
 
 LAYER = "model.layers.0"
 Weights = dict[str, Tensor]

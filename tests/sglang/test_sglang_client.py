@@ -15,8 +15,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.engines.sglang.client import Client, Misread, Refused, ServerGone, SglangError
-from asyncrl.engines.sglang.wire import Event, Events, Garbled, Increments
+from asyncrl.engines.sglang.client import Client, Misread, RequestRefused, ServerGone, SglangError
+from asyncrl.engines.sglang.http_types import Garbled, Increments, StreamEvent, StreamEvents
 
 URL = "http://fake:1"
 RID = "0" * 32
@@ -45,7 +45,7 @@ def event(ids: list[int], done: int, *, finish: dict[str, Any] | None = None, **
     return b"data: " + json.dumps({"output_ids": ids, "meta_info": head | meta}).encode() + b"\n\n"
 
 
-async def stream(transport: httpx2.AsyncBaseTransport, **settings: Any) -> list[Event]:
+async def stream(transport: httpx2.AsyncBaseTransport, **settings: Any) -> list[StreamEvent]:
     async with Client.open(URL, transport=transport, **settings) as client:
         return [e async for e in client.generate(RID, np.array([1, 2], np.int32), max_new_tokens=9, temperature=1.0)]
 
@@ -58,10 +58,10 @@ def test_a_stream_comes_out_as_increments_however_it_is_sent_and_cut(ids: list[i
         b"".join(event(ids[0 if cumulative else a : b], b) for a, b in zip(starts, ends, strict=True)) + b": a remark\n\ndata: [DONE]\n\n"
     )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=20)))
-    events, increments, got = Events(), Increments(), []
+    events, increments, got = StreamEvents(), Increments(), []
     for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True):
         got += [increments.read(text) for text in events.feed(sent[a:b]) if text != b"[DONE]"]
-    assert all(isinstance(e, Event) for e in got)
+    assert all(isinstance(e, StreamEvent) for e in got)
     assert [e.start for e in got] == starts
     assert np.concatenate([e.ids for e in got]).tolist() == ids
     assert np.concatenate([e.behaviour for e in got]).tolist() == [-float(i) for i in ids]
@@ -72,14 +72,14 @@ def test_the_last_event_of_an_aborted_request_repeats_and_adds_nothing() -> None
     first = increments.read(event([5, 6], 2)[6:])
     for repeated in ([5, 6], [6]):  # as a server says it that sends all each time, and one that sends news
         last = increments.read(event(repeated, 2, finish={"type": "abort", "message": "Abort in waiting queue"})[6:])
-        assert isinstance(first, Event) and isinstance(last, Event) and last.ending is not None
+        assert isinstance(first, StreamEvent) and isinstance(last, StreamEvent) and last.ending is not None
         assert (last.start, len(last.ids), last.ending.type) == (2, 0, "abort")
 
 
 def test_a_log_probability_that_is_no_number_stays_none() -> None:
     text = event([7], 1).replace(b"-7.0", b"null")
     read = Increments().read(text[6:])
-    assert isinstance(read, Event) and math.isnan(read.behaviour[0])
+    assert isinstance(read, StreamEvent) and math.isnan(read.behaviour[0])
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ async def test_events_that_cannot_be_told_are_named(sent: bytes, why: str) -> No
 
 
 def test_an_event_without_end_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrl.engines.sglang.wire.LARGEST_EVENT", 100)
-    events = Events()
+    monkeypatch.setattr("asyncrl.engines.sglang.http_types.LARGEST_EVENT", 100)
+    events = StreamEvents()
     with pytest.raises(Garbled, match="bytes without an end"):
         for _ in range(3):
             list(events.feed(b"x" * 50))
@@ -137,7 +137,7 @@ async def test_a_refusal_inside_a_stream_is_one(sent: bytes, status: int) -> Non
     async def parts() -> AsyncIterator[bytes]:
         yield sent + b"data: [DONE]\n\n"
 
-    with pytest.raises(Refused, match="too long") as caught:
+    with pytest.raises(RequestRefused, match="too long") as caught:
         await stream(answering(200, parts))
     assert caught.value.status == status
 
@@ -155,14 +155,14 @@ async def test_a_refusal_inside_a_stream_is_one(sent: bytes, status: int) -> Non
 @pytest.mark.parametrize("status", [400, 401, 422, 503])
 async def test_what_a_server_says_against_a_call_is_passed_on(body: bytes, said: str, status: int) -> None:
     async with Client.open(URL, transport=answering(status, body)) as client:
-        with pytest.raises(Refused, match=f"{URL}/begin_weight_update was refused with {status}: .*{said}") as caught:
+        with pytest.raises(RequestRefused, match=f"{URL}/begin_weight_update was refused with {status}: .*{said}") as caught:
             await client.begin_update()
     assert caught.value.status == status
 
 
 async def test_a_failure_told_with_status_200_is_one() -> None:
     async with Client.open(URL, transport=answering(200, b'{"success": false, "message": "shape"}')) as client:
-        with pytest.raises(Refused, match="shape"):
+        with pytest.raises(RequestRefused, match="shape"):
             await client.update(["a"], ["float32"], [[1]], group="g", version=4, flush=True)
 
 
@@ -288,4 +288,4 @@ async def test_requests_say_what_was_asked() -> None:
 
 
 def test_the_errors_are_of_one_family() -> None:
-    assert all(issubclass(kind, SglangError) for kind in (ServerGone, Refused, Misread))
+    assert all(issubclass(kind, SglangError) for kind in (ServerGone, RequestRefused, Misread))

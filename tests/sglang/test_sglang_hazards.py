@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from real_sglang import SEED, Server
 
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.engines.sglang.client import Client, Mode, Refused, ServerGone
+from asyncrl.engines.sglang.client import Client, Mode, RequestRefused, ServerGone
 from asyncrl.engines.sglang.engine import SglangEngine
+from asyncrl.engines.sglang.http_types import Load, StreamEvent
 from asyncrl.engines.sglang.routed import Routed, Served
-from asyncrl.engines.sglang.wire import Event, Load
+from asyncrl.ipc.waits import Pulse
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
-from asyncrl.waits import Pulse
 
 ROUNDING = 2e-5
 """Nats that float32 may lose between one order of adding up and another, in this model."""
@@ -74,7 +74,7 @@ def stream(client: Client, rid: str, *, budget: int = 24, temperature: float = 0
     return aclosing(client.generate(rid, PROMPT, max_new_tokens=budget, temperature=temperature, **more))
 
 
-async def read(client: Client, rid: str, **more: Any) -> list[Event]:
+async def read(client: Client, rid: str, **more: Any) -> list[StreamEvent]:
     async with stream(client, rid, **more) as events:
         return [event async for event in events]
 
@@ -88,7 +88,7 @@ class Response(NamedTuple):
     behaviour: NDArray[np.float32]
 
 
-def whole(parts: Sequence[Event] | Sequence[Chunk]) -> Response:
+def whole(parts: Sequence[StreamEvent] | Sequence[Chunk]) -> Response:
     """All tokens, which must follow one another."""
     counts = [len(part.ids) for part in parts]
     assert [part.start - parts[0].start for part in parts] == [sum(counts[:place]) for place in range(len(parts))]
@@ -201,7 +201,7 @@ async def test_a_stop_id_is_the_last_token(client: Client) -> None:
 
 @pytest.mark.parametrize(("more", "said"), [({"budget": 5000}, "context length"), ({"temperature": -1.0}, "temperature")])
 async def test_what_the_server_does_not_take_is_named(client: Client, more: dict[str, Any], said: str) -> None:
-    with pytest.raises(Refused, match=said) as caught:
+    with pytest.raises(RequestRefused, match=said) as caught:
         await read(client, name(1), **more)
     assert caught.value.status == 400
 
@@ -211,7 +211,7 @@ async def test_an_id_that_is_in_use_is_refused(client: Client) -> None:
     await slow(client, 0.05)
     async with stream(client, name(1), budget=1000) as events:
         await anext(events)
-        with pytest.raises(Refused, match="Duplicate request ID"):
+        with pytest.raises(RequestRefused, match="Duplicate request ID"):
             await read(client, name(1))
         endings = [event.ending async for event in events]
     assert endings[-1] is not None and endings[-1].type == "abort"
@@ -338,7 +338,7 @@ class Heard(Routed):
         self._more = Pulse()
         self.generate = self._counted
 
-    async def _counted(self, rid: str, ids: NDArray[np.int32], **more: Any) -> AsyncGenerator[Event, None]:
+    async def _counted(self, rid: str, ids: NDArray[np.int32], **more: Any) -> AsyncGenerator[StreamEvent, None]:
         async with aclosing(self._router.generate(rid, ids, **more)) as events:
             async for event in events:
                 self.tokens += len(event.ids)

@@ -22,12 +22,12 @@ from transformers import Qwen3ForCausalLM
 from asyncrl.config import Config
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang import client as client_module
-from asyncrl.engines.sglang.client import Client, Mode, Refused, ServerGone
-from asyncrl.engines.sglang.publishing import HalfLoaded, NotLoaded, Publisher
-from asyncrl.engines.sglang.ways import ByBroadcast, ByDisk, Way
-from asyncrl.engines.sglang.wire import Event
+from asyncrl.engines.sglang.client import Client, Mode, RequestRefused, ServerGone
+from asyncrl.engines.sglang.http_types import StreamEvent
+from asyncrl.engines.sglang.weight_loader import HalfLoaded, NotLoaded, WeightLoader
+from asyncrl.engines.sglang.weight_transfer import BroadcastTransfer, DiskTransfer, WeightTransfer
 from asyncrl.training.bundled import model_config, new_model
-from weightsync.server_group import ServerGroup, Transfer
+from weightsync.server_group import ServerGroup, ServerTransfer
 
 HOST = "127.0.0.1"
 DEADLINE_S = 60.0
@@ -60,7 +60,7 @@ async def server(sglang_server: Server) -> AsyncIterator[Server]:
     async with httpx2.AsyncClient(trust_env=False, timeout=60) as http:
         await http.post(f"{sglang_server.url}/slow_down", json={"forward_sleep_time": None})
     async with Client.open(sglang_server.url) as client:
-        with suppress(Refused):
+        with suppress(RequestRefused):
             await client.end_update()
         await client.resume()
 
@@ -89,13 +89,13 @@ async def connected(server: Server, ranks: int = 1) -> AsyncIterator[tuple[Clien
 
 
 def publisher(
-    client: Client, way: Way, *, mode: Mode = "retract", tolerance: float = 1e-3, model: torch.nn.Module | None = None
-) -> Publisher:
-    return Publisher(client, way, model or new_model(0), TEXT, mode=mode, tolerance=tolerance, deadline_s=DEADLINE_S)
+    client: Client, way: WeightTransfer, *, mode: Mode = "retract", tolerance: float = 1e-3, model: torch.nn.Module | None = None
+) -> WeightLoader:
+    return WeightLoader(client, way, model or new_model(0), TEXT, mode=mode, tolerance=tolerance, deadline_s=DEADLINE_S)
 
 
-def by_broadcast(group: ServerGroup) -> ByBroadcast:
-    return ByBroadcast(group, DEADLINE_S)
+def by_broadcast(group: ServerGroup) -> BroadcastTransfer:
+    return BroadcastTransfer(group, DEADLINE_S)
 
 
 class Decoding:
@@ -103,7 +103,7 @@ class Decoding:
 
     def __init__(self, prompt: NDArray[np.int32] = PROMPT, tokens: int = 400, key: str = "") -> None:
         self.rid, self.prompt, self.tokens, self.key = uuid.uuid4().hex, prompt, tokens, key
-        self.events: list[Event] = []
+        self.events: list[StreamEvent] = []
         self.news = trio.Event()
 
     @property
@@ -145,7 +145,7 @@ def assert_sampled_under(decoding: Decoding, seeds: Mapping[str, int]) -> None:
 @pytest.mark.parametrize("kind", ["broadcast", "disk"])
 async def test_version_after_version_is_served_to_the_bit(server: Server, tmp_path: Path, kind: str) -> None:
     async with connected(server) as (client, group):
-        way = by_broadcast(group) if kind == "broadcast" else ByDisk(tmp_path / "weights")
+        way = by_broadcast(group) if kind == "broadcast" else DiskTransfer(tmp_path / "weights")
         publish = publisher(client, way)
         for version in (3, 4):
             loaded = await publish.load(version, weights(version))
@@ -210,7 +210,7 @@ async def test_hazard_4_a_flush_refused_for_frozen_requests_comes_when_the_weigh
             async def update() -> None:
                 try:
                     await client.update(bucket.names, bucket.dtypes, bucket.shapes, group=group.name, version=2, flush=True)
-                except Refused as refusal:
+                except RequestRefused as refusal:
                     refusals.append(refusal)
 
             async with trio.open_nursery() as both:
@@ -294,7 +294,7 @@ class Meddler:
 
 
 class _Meddling:
-    def __init__(self, transfer: Transfer, at: int, before: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, transfer: ServerTransfer, at: int, before: Callable[[], Awaitable[None]]) -> None:
         self.buckets = transfer.buckets
         self._transfer, self._left, self._before = transfer, at, before
 
@@ -324,7 +324,7 @@ async def test_our_side_failing_in_mid_transfer_is_told_to_the_server_at_once(se
         raise OSError("the network is down")
 
     async with connected(server) as (client, group):
-        publish = publisher(client, ByBroadcast(Meddler(group, 2, fail), DEADLINE_S))
+        publish = publisher(client, BroadcastTransfer(Meddler(group, 2, fail), DEADLINE_S))
         with trio.fail_after(DEADLINE_S / 2), pytest.raises(HalfLoaded, match="the network is down"):
             await publish.load(2, weights(2))
     async with connected(server) as (client, group):
@@ -341,10 +341,10 @@ async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(
             nursery.start_soon(stream.run, client)
             await stream.has(5)
             with pytest.raises(NotLoaded, match=r"goes on with what it had: .*Not a directory"):
-                await publisher(client, ByDisk(tmp_path / "file" / "weights")).load(2, weights(2))
+                await publisher(client, DiskTransfer(tmp_path / "file" / "weights")).load(2, weights(2))
 
             async def never() -> None:
-                raise Refused("no session today", 400)
+                raise RequestRefused("no session today", 400)
 
             async with Client.open(server.url) as other:
                 other.begin_update = never  # type: ignore[method-assign]
@@ -390,7 +390,7 @@ async def test_pain_19_a_wrong_weight_that_nothing_else_notices_is_found_by_the_
     """A server without checksums takes a weight that is not the trainer's."""
 
     async def none_offered() -> Any:
-        raise Refused("there is no such endpoint", 404)
+        raise RequestRefused("there is no such endpoint", 404)
 
     async with connected(server) as (client, group):
         client.checksums = none_offered  # type: ignore[method-assign]
@@ -403,7 +403,7 @@ async def test_pain_19_a_wrong_weight_that_nothing_else_notices_is_found_by_the_
         await publish.load(3, weights(3))
 
 
-def publisher_sending(publish: Publisher, group: ServerGroup, instead: Weights) -> Publisher:
+def publisher_sending(publish: WeightLoader, group: ServerGroup, instead: Weights) -> WeightLoader:
     """The same publisher, which now sends other weights than it is given, and does not know."""
 
     class Swapped(Meddler):
@@ -413,7 +413,7 @@ def publisher_sending(publish: Publisher, group: ServerGroup, instead: Weights) 
     async def nothing() -> None:
         pass
 
-    swapped = publisher(publish._client, ByBroadcast(Swapped(group, 0, nothing), DEADLINE_S))
+    swapped = publisher(publish._client, BroadcastTransfer(Swapped(group, 0, nothing), DEADLINE_S))
     swapped._checks = publish._checks
     return swapped
 
@@ -447,7 +447,7 @@ async def test_a_server_that_dies_during_a_load_is_named_at_once(sglang_start: C
 
     async with connected(server) as (client, group):
         with trio.fail_after(DEADLINE_S / 2), pytest.raises(HalfLoaded) as failure:
-            await publisher(client, ByBroadcast(Meddler(group, 1, kill), DEADLINE_S)).load(1, weights(1))
+            await publisher(client, BroadcastTransfer(Meddler(group, 1, kill), DEADLINE_S)).load(1, weights(1))
         with pytest.raises((NotLoaded, ServerGone)):
             await publisher(client, by_broadcast(group)).load(2, weights(2))
     assert "version 1" in str(failure.value)

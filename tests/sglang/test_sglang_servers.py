@@ -219,7 +219,7 @@ ACTOR = """
 import json, sys
 from pathlib import Path
 import msgspec, trio
-from asyncrl.engines.sglang.servers import Launch, managed
+from asyncrl.engines.sglang.servers import (Launch, managed)
 
 async def main():
     launch = msgspec.json.decode(sys.argv[1], type=Launch)

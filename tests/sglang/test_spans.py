@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.engines.sglang.spans import Piece, SpanError, Stream
-from asyncrl.engines.sglang.wire import Ending, Event, Span
+from asyncrl.engines.sglang.http_types import FinishReason, StreamEvent, WireSpan
+from asyncrl.engines.sglang.spans import SpanError, SpanStream, TokenRun
 
-END = Ending("stop")
+END = FinishReason("stop")
 
 
 def event(
-    start: int, count: int, version: object, *, ending: Ending | None = None, spans: list[tuple[object, int, int]] | None = None
-) -> Event:
+    start: int, count: int, version: object, *, ending: FinishReason | None = None, spans: list[tuple[object, int, int]] | None = None
+) -> StreamEvent:
     """Tokens whose id is their index, and whose log-probability is minus their index."""
     indices = np.arange(start, start + count)
-    told = None if spans is None else tuple(Span(str(v), a, b) for v, a, b in spans)
-    return Event(start, indices.astype(np.int32), -indices.astype(np.float32), str(version), ending, told)
+    told = None if spans is None else tuple(WireSpan(str(v), a, b) for v, a, b in spans)
+    return StreamEvent(start, indices.astype(np.int32), -indices.astype(np.float32), str(version), ending, told)
 
 
 def spans_of(versions: list[int]) -> list[tuple[object, int, int]]:
@@ -42,7 +42,7 @@ def responses(draw: st.DrawFn) -> tuple[int, list[int], list[int]]:
     return sent, versions, [end for end in ends if end <= len(versions)] + [len(versions)]
 
 
-def events_of(versions: list[int], ends: list[int], served: int) -> list[Event]:
+def events_of(versions: list[int], ends: list[int], served: int) -> list[StreamEvent]:
     """As the server says them: each with its newest version, `served` where there is no token."""
     starts = [0, *ends[:-1]]
     found = []
@@ -53,7 +53,7 @@ def events_of(versions: list[int], ends: list[int], served: int) -> list[Event]:
     return found
 
 
-def told(pieces: list[Piece]) -> list[tuple[int, int]]:
+def told(pieces: list[TokenRun]) -> list[tuple[int, int]]:
     """(version, index) of each token."""
     assert all(len(p.ids) == len(p.behaviour) > 0 for p in pieces)
     assert all(p.ids[0] == p.start and np.array_equal(p.behaviour, -p.ids.astype(np.float32)) for p in pieces)
@@ -63,7 +63,7 @@ def told(pieces: list[Piece]) -> list[tuple[int, int]]:
 @given(responses())
 def test_version_truth_each_token_once_in_order_under_its_version(response: tuple[int, list[int], list[int]]) -> None:
     sent, versions, ends = response
-    stream, out = Stream(sent), []
+    stream, out = SpanStream(sent), []
     for e in events_of(versions, ends, sent):
         out += stream.feed(e)
         known = told(out)
@@ -74,7 +74,7 @@ def test_version_truth_each_token_once_in_order_under_its_version(response: tupl
 @given(responses())
 def test_nothing_is_held_back_before_the_weights_change_under_an_event(response: tuple[int, list[int], list[int]]) -> None:
     sent, versions, ends = response
-    stream, straddled, before = Stream(sent), False, sent
+    stream, straddled, before = SpanStream(sent), False, sent
     for e in events_of(versions, ends, sent)[:-1]:
         straddled |= len(e.ids) > 1 and int(e.version) != before
         before = int(e.version)
@@ -86,7 +86,7 @@ def test_nothing_is_held_back_before_the_weights_change_under_an_event(response:
 def test_an_end_that_says_otherwise_is_named(response: tuple[int, list[int], list[int]], data: st.DataObject) -> None:
     sent, versions, ends = response
     *early, last = events_of(versions, ends, sent)
-    stream, out = Stream(sent), []
+    stream, out = SpanStream(sent), []
     for e in early:
         out += stream.feed(e)
     known = told(out)
@@ -104,29 +104,29 @@ def test_an_end_that_says_otherwise_is_named(response: tuple[int, list[int], lis
     [[], [(1, 0, 3)], [(1, 0, 5)], [(1, 1, 4)], [(1, 0, 2), (1, 3, 4)], [(1, 0, 3), (2, 2, 4)], [(1, -1, 4)], [(2, 3, 4), (1, 0, 3)]],
 )
 def test_spans_that_do_not_tile_are_named(spans: list[tuple[object, int, int]]) -> None:
-    stream = Stream(1)
+    stream = SpanStream(1)
     stream.feed(event(0, 2, 1))
     with pytest.raises(SpanError, match="do not tile its 4"):
         stream.feed(event(2, 2, 1, ending=END, spans=spans))
 
 
 def test_an_end_without_spans_is_enough_where_nothing_is_held() -> None:
-    stream = Stream(1)
+    stream = SpanStream(1)
     assert told(stream.feed(event(0, 2, 1)) + stream.feed(event(2, 0, 1, ending=END))) == [(1, 0), (1, 1)]
-    stream = Stream(1)
+    stream = SpanStream(1)
     assert not stream.feed(event(0, 2, 2))
     with pytest.raises(SpanError, match="its last 2 tokens"):
         stream.feed(event(2, 0, 2, ending=END))
-    assert Stream(1).feed(event(0, 0, 2, ending=END)) == []
+    assert SpanStream(1).feed(event(0, 0, 2, ending=END)) == []
 
 
 def test_an_empty_span_says_nothing() -> None:
-    assert Stream(1).feed(event(0, 0, 2, ending=END, spans=[(2, 0, 0)])) == []
+    assert SpanStream(1).feed(event(0, 0, 2, ending=END, spans=[(2, 0, 0)])) == []
 
 
 @pytest.mark.parametrize("name", ["default", "", "-1", "1.0", "٣", "9" * 30])
 def test_weights_that_this_run_did_not_load_are_named(name: str) -> None:
     with pytest.raises(SpanError, match="this run did not load"):
-        Stream(0).feed(event(0, 1, name))
+        SpanStream(0).feed(event(0, 1, name))
     with pytest.raises(SpanError, match="this run did not load"):
-        Stream(0).feed(event(0, 1, 0, ending=END, spans=[(name, 0, 1)]))
+        SpanStream(0).feed(event(0, 1, 0, ending=END, spans=[(name, 0, 1)]))

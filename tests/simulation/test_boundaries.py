@@ -8,9 +8,9 @@ from test_found import plain
 
 from asyncrl.config import Config
 from asyncrl.experience import events as e
-from asyncrl.simulation import witness
+from asyncrl.simulation import checker
 from asyncrl.simulation.faults import Injector
-from asyncrl.simulation.run import Report, simulate
+from asyncrl.simulation.run import SeedReport, simulate
 
 KILLS = 200
 SHARES = 8
@@ -19,19 +19,19 @@ SHARES = 8
 def config(share: int) -> Config:
     """By turns on policy and ahead of it, with a journal that commits at once, soon, and late."""
     ahead = {"max_lag": share % 2, "depth": share % 2}
-    return plain(5, staleness=ahead, run={"journal_ms": (0, 20, 100, 500)[share // 2]})
+    return plain(5, staleness=ahead, journal={"commit_ms": (0, 20, 100, 500)[share // 2]})
 
 
-def killed_at(number: int, config: Config, monkeypatch: pytest.MonkeyPatch) -> Report:
+def killed_at(number: int, config: Config, monkeypatch: pytest.MonkeyPatch) -> SeedReport:
     """The run of which everything is killed when that event has been appended, for the first time."""
     injectors: list[Injector] = []
-    began, appended = Injector.__init__, witness.Witness.on_event
+    began, appended = Injector.__init__, checker.Checker.on_event
 
-    def born(self: Injector, world: object, clock: object) -> None:
+    def admitted_version(self: Injector, world: object, clock: object) -> None:
         began(self, world, clock)  # type: ignore[arg-type]
         injectors.append(self)
 
-    def on_event(self: witness.Witness, at: int, event: e.AnyEvent) -> None:
+    def on_event(self: checker.Checker, at: int, event: e.AnyEvent) -> None:
         appended(self, at, event)
         [injector] = injectors
         if at == number and not injector.injected:
@@ -39,8 +39,8 @@ def killed_at(number: int, config: Config, monkeypatch: pytest.MonkeyPatch) -> R
             injector.world.kill_everything()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Injector, "__init__", born)
-        patched.setattr(witness.Witness, "on_event", on_event)
+        patched.setattr(Injector, "__init__", admitted_version)
+        patched.setattr(checker.Checker, "on_event", on_event)
         return simulate(5, config=config, faults=[])
 
 
@@ -60,4 +60,4 @@ def test_a_run_killed_at_any_event_goes_on_and_finishes(share: int, monkeypatch:
         lost += report.lost_tail
         if not shape.staleness.max_lag:
             assert report.versions == whole.versions, f"killed at event {number} of {whole.events}"
-    assert lost > 0 or not shape.run.journal_ms
+    assert lost > 0 or not shape.journal.commit_ms

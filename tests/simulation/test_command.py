@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.coordinator.book import Book
+from actors.coordinator.event_store import EventStore
 from asyncrl import cli
 from asyncrl.experience import events as e
 from asyncrl.simulation.command import Tally, tally
@@ -13,13 +13,13 @@ from asyncrl.simulation.command import Tally, tally
 def test_a_failing_seed_is_printed_with_the_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = Book.record
+    record = EventStore.record
 
-    def forgetful(self: Book, event: e.AnyEvent) -> None:
+    def forgetful(self: EventStore, event: e.AnyEvent) -> None:
         if not isinstance(event, e.Sealed):
             record(self, event)
 
-    monkeypatch.setattr(Book, "record", forgetful)
+    monkeypatch.setattr(EventStore, "record", forgetful)
     assert cli.main(["simulate", "--seeds", "4:6"]) == 1
     said = capsys.readouterr().out
     assert "seed 4 violates" in said and "again: asyncrl simulate --seed 4\n" in said

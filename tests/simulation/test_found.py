@@ -95,7 +95,7 @@ def test_a_published_step_that_was_closed_short_takes_nothing_more_when_a_crash_
         train=ALONE | short,
         rollout={"filter": "zero_variance", "max_new_tokens": 8},
         staleness={"max_lag": 1, "depth": 0},
-        run={"journal_ms": 0},
+        journal={"commit_ms": 0},
     )
     report = simulate(seed, config=config, faults=[Fault(at, "kill_everything", seed)])
     assert report.ok and len(report.lives) == 2, report.violation

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 from simulation_support import plain
 
-from asyncrl.messages import MicroBatch
-from asyncrl.simulation import witness
+from asyncrl.ipc.messages import MicroBatch
+from asyncrl.simulation import checker
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.run import simulate
 
@@ -28,9 +28,9 @@ PLANS: dict[str, list[str]] = {
 def lags(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """The tokens that learners may train, by lag."""
     found = Counter[int]()
-    looked = witness.Witness.on_batch
+    looked = checker.Checker.on_batch
 
-    def on_batch(self: witness.Witness, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview) -> None:
+    def on_batch(self: checker.Checker, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview) -> None:
         at = 0
         for sample in batch.samples:
             for span in sample.spans:
@@ -38,7 +38,7 @@ def lags(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
             at += sample.response_tokens
         looked(self, batch, ids, behaviour, mask)
 
-    monkeypatch.setattr(witness.Witness, "on_batch", on_batch)
+    monkeypatch.setattr(checker.Checker, "on_batch", on_batch)
     return found
 
 
@@ -65,7 +65,7 @@ def run(on_stale: str, unit: str, name: str, found: Counter[int]) -> Counter[str
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize(
-    ("on_stale", "unit"), [("mask", "group"), ("recycle", "group"), ("drop", "group"), ("mask", "rollout"), ("drop", "rollout")]
+    ("on_stale", "unit"), [("mask", "group"), ("restart", "group"), ("drop", "group"), ("mask", "rollout"), ("drop", "rollout")]
 )
 def test_no_token_over_max_lag_is_in_any_loss(on_stale: str, unit: str, name: str, lags: Counter[int]) -> None:
     left_out = run(on_stale, unit, name, lags)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from asyncrl.messages import Sample
+from asyncrl.ipc.messages import Sample
 from staleness.advantages import BY_MEMBER, LARGEST, STD_FLOOR, Advantages, Kind, advantages
 from staleness.baseline import WHOLE_STEP
 

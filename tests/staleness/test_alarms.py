@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.config.schema import Staleness
+from asyncrl.config.schema import StalenessConfig
 from staleness.alarms import FEW, alarms
 from staleness.bins import at_lag
 from staleness.diagnostics import by_lag
 
-THRESHOLDS = Staleness(alarm_k3=0.1, alarm_masked=0.5, alarm_ess=0.1)
+THRESHOLDS = StalenessConfig(alarm_k3=0.1, alarm_masked=0.5, alarm_ess=0.1)
 WELL = {"k3": 0.01, "ess": 0.9}
 
 

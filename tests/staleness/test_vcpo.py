@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.messages import Sample
+from asyncrl.ipc.messages import Sample
 from staleness import vcpo
 from staleness.vcpo import learning_rate_scale, logit_norm, minimum_variance, minimum_variance_logits
 

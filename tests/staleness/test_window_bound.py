@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staleness.admission import most_live, worst_lag
+from staleness.admission import max_live, worst_lag
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def explored(game: Game, enough: float = math.inf) -> int:
     return worst
 
 
-SMALL = [(depth, batch, f) for depth, batch, f in product((0, 1, 2), (1, 2, 3), (1.0, 1.5, 2.0)) if most_live(depth, batch, f) <= 6]
+SMALL = [(depth, batch, f) for depth, batch, f in product((0, 1, 2), (1, 2, 3), (1.0, 1.5, 2.0)) if max_live(depth, batch, f) <= 6]
 
 
 @pytest.mark.parametrize(("depth", "batch", "f"), SMALL)
@@ -116,7 +116,7 @@ def test_the_bound_is_never_exceeded_and_always_reached(depth: int, batch: int, 
 
 @pytest.mark.parametrize(("depth", "batch", "f"), [(0, 1, 2.0), (1, 1, 1.0), (1, 2, 1.0), (0, 2, 1.5)])
 def test_without_a_window_there_is_no_bound(depth: int, batch: int, f: float) -> None:
-    assert explored(Game(batch, most_live(depth, batch, f), math.inf), enough=30) == 30
+    assert explored(Game(batch, max_live(depth, batch, f), math.inf), enough=30) == 30
 
 
 def test_where_a_step_needs_every_live_group_no_order_makes_any_lag() -> None:
@@ -126,7 +126,7 @@ def test_where_a_step_needs_every_live_group_no_order_makes_any_lag() -> None:
 @given(st.integers(0, 4), st.integers(1, 6), st.sampled_from([1.0, 1.25, 2.0, 3.0]), st.integers(1, 20))
 def test_what_admission_promises_is_the_theorem(depth: int, batch: int, f: float, window: int) -> None:
     game = Game(batch, depth * batch + math.ceil(f * batch), window)
-    assert most_live(depth, batch, f) == game.live
+    assert max_live(depth, batch, f) == game.live
     assert worst_lag(depth, batch, f, window) == game.bound
 
 
@@ -158,7 +158,7 @@ def test_the_adversary_of_the_proof_reaches_the_bound(depth: int, batch: int, f:
 @given(st.data(), st.integers(0, 3), st.integers(1, 4), st.sampled_from([1.0, 1.5, 2.0]), st.integers(1, 9))
 def test_groups_that_are_dropped_leave_the_bound_as_it_is(data: st.DataObject, depth: int, batch: int, f: float, window: int) -> None:
     """A filter, a stale group, one whose members are all buried: it leaves, and another one may start."""
-    game, state, worst = Game(batch, most_live(depth, batch, f), window), State(), 0
+    game, state, worst = Game(batch, max_live(depth, batch, f), window), State(), 0
     for _ in range(data.draw(st.integers(1, 80))):
         found = list(moves(state, game)) + [(without(state, index), -1) for index in range(len(state.untaken))]
         state, lag = data.draw(st.sampled_from(found))

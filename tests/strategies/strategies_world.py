@@ -10,7 +10,7 @@ from msgspec import inspect
 
 from asyncrl.config.schema import Section
 from asyncrl.experience.history import History
-from asyncrl.strategies.choice import Choice
+from asyncrl.strategies.curriculum import Curriculum
 
 Outcome = Callable[[int, int], list[float]]
 """The rewards of a group, from (item, admissions before)."""
@@ -28,7 +28,7 @@ def values(section: type[Section], setting: str) -> tuple[str, ...]:
 class Play:
     """Admits one group after another, and keeps `ahead` of them live."""
 
-    def __init__(self, choice: Choice, outcome: Outcome, ahead: int = 0, history: History | None = None) -> None:
+    def __init__(self, choice: Curriculum, outcome: Outcome, ahead: int = 0, history: History | None = None) -> None:
         self.choice = choice
         self.outcome = outcome
         self.ahead = ahead
@@ -41,12 +41,12 @@ class Play:
         if (chosen := self.choice.next(self.history, self.live)) is None:
             return False
         self.history.admit(*chosen)
-        self.live.append(chosen.item)
-        self.admitted.append(chosen.item)
+        self.live.append(chosen.prompt_index)
+        self.admitted.append(chosen.prompt_index)
         while len(self.live) > self.ahead:
-            item = self.live.popleft()
-            rewards = self.outcome(item, len(self.admitted) - 1)
-            self.history.record(item, rewards, len(rewards))
+            prompt_index = self.live.popleft()
+            rewards = self.outcome(prompt_index, len(self.admitted) - 1)
+            self.history.record(prompt_index, rewards, len(rewards))
         return True
 
     def run(self, admissions: int) -> list[int]:
@@ -60,8 +60,8 @@ class Play:
 def solving(chances: list[float], size: int = 8) -> Outcome:
     """Each rollout of item i solves it with chance `chances[i]`."""
 
-    def outcome(item: int, at: int) -> list[float]:
-        random = Random(f"{item}/{at}")
-        return [float(random.random() < chances[item]) for _ in range(size)]
+    def outcome(prompt_index: int, at: int) -> list[float]:
+        random = Random(f"{prompt_index}/{at}")
+        return [float(random.random() < chances[prompt_index]) for _ in range(size)]
 
     return outcome

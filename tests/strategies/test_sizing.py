@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies_world import values
 
-from asyncrl.config.schema import Rollout
+from asyncrl.config.schema import RolloutConfig
 from asyncrl.experience.history import History
 from asyncrl.strategies.sizing import FOUND, SIZINGS, ByDifficulty, Fixed
 
@@ -24,7 +24,7 @@ def known(*groups: tuple[int, int]) -> History:
 
 
 def test_run_toml_has_these_names() -> None:
-    assert set(values(Rollout, "sizing")) == set(SIZINGS)
+    assert set(values(RolloutConfig, "sizing")) == set(SIZINGS)
 
 
 def test_more_for_harder_prompts() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.schema import Task as Config
+from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import NoReward, Several, TaskError, open_task
 
 Write = Callable[..., Path]
@@ -35,8 +35,8 @@ def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def config(path: Path, **more: Any) -> Config:
-    return Config(**{"name": "jsonl", "path": str(path), "eval_size": 2, **more})
+def config(path: Path, **more: Any) -> TaskConfig:
+    return TaskConfig(**{"name": "jsonl", "path": str(path), "eval_size": 2, **more})
 
 
 def test_the_last_lines_are_held_out(write: Write) -> None:
@@ -100,7 +100,7 @@ def test_a_missing_or_empty_file_is_said(write: Write, tmp_path: Path) -> None:
         with pytest.raises(TaskError, match=said):
             open_task(config(path), 0)
     with pytest.raises(TaskError, match=r"needs task\.path"):
-        open_task(Config(name="jsonl"), 0)
+        open_task(TaskConfig(name="jsonl"), 0)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,6 @@ def test_a_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:
 
 
 def test_neither_a_task_nor_its_text_imports_torch() -> None:
-    code = "import sys; from asyncrl.tasks import open_task, text; from asyncrl.config.schema import Task\n"
-    code += "open_task(Task(), 0); assert not {'torch', 'transformers'} & {*sys.modules}"
+    code = "import sys; from asyncrl.tasks import open_task, text; from asyncrl.config.schema import TaskConfig\n"
+    code += "open_task(TaskConfig(), 0); assert not {'torch', 'transformers'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,14 +12,14 @@ import torch
 from training_world import CONFIGS, build, micro_batch, rollouts
 from transformers import AutoModelForCausalLM
 
-from asyncrl.config.schema import Staleness, Train
-from asyncrl.training import checkpoint
-from asyncrl.training.checkpoint import export, restore, save
-from asyncrl.training.checkpoints import Checkpoint, CheckpointError, complete, latest, place, scalars
+from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.training import checkpoint_io
+from asyncrl.training.checkpoint_index import Checkpoint, CheckpointError, complete, latest, place, scalars
+from asyncrl.training.checkpoint_io import export, restore, save
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
 
-TRAIN = Train(lr=1e-2, lr_warmup_steps=2, lr_schedule="cosine", steps=8, weight_decay=0.1)
+TRAIN = TrainConfig(lr=1e-2, lr_warmup_steps=2, lr_schedule="cosine", steps=8, weight_decay=0.1)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def tokenizer(tmp_path: Path) -> Path:
 
 
 def fresh(name: str = "qwen3", dtype: torch.dtype = torch.float32) -> Learner:
-    return Learner(build(name, dtype), TRAIN, Staleness(), 1.0)
+    return Learner(build(name, dtype), TRAIN, StalenessConfig(), 1.0)
 
 
 def train(learner: Learner, steps: int) -> None:
@@ -60,7 +60,7 @@ def test_resumed_training_gives_the_weights_of_training_that_was_never_interrupt
     train(learner, 3)
 
     torch.manual_seed(99)
-    resumed = Learner(load_model(path, dtype), TRAIN, Staleness(), 1.0)
+    resumed = Learner(load_model(path, dtype), TRAIN, StalenessConfig(), 1.0)
     found = restore(path, resumed)
     assert (found.version, found.cursor) == (3, 41) and found == scalars(path)
     assert torch.equal(torch.rand(3), drawn)
@@ -123,7 +123,7 @@ def test_what_is_not_complete_is_never_seen(moment: str, tmp_path: Path, tokeniz
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, moment, full)
+    monkeypatch.setattr(checkpoint_io, moment, full)
     learner.version = 1
     with pytest.raises(CheckpointError, match=r"step-000001 cannot be written: .*No space left on device"):
         save(tmp_path, learner, 2, tokenizer)
@@ -187,16 +187,16 @@ def test_scalars_are_plain_json(tmp_path: Path, tokenizer: Path) -> None:
 @pytest.mark.parametrize("how", ["cut", "changed", "gone"])
 def test_a_damaged_checkpoint_is_known_and_put_aside(name: str, how: str, tmp_path: Path, tokenizer: Path) -> None:
     path = save(tmp_path, fresh(), 12, tokenizer)
-    [checkpoint] = complete(tmp_path)
-    checkpoint.verify()
+    [checkpoint_io] = complete(tmp_path)
+    checkpoint_io.verify()
     content = bytearray((path / name).read_bytes())
     content[len(content) // 2] ^= 0xFF
     (path / name).unlink()
     if how != "gone":
         (path / name).write_bytes(content[: len(content) // 3] if how == "cut" else content)
     with pytest.raises(CheckpointError, match=name):
-        checkpoint.verify()
-    checkpoint.set_aside()
+        checkpoint_io.verify()
+    checkpoint_io.set_aside()
     assert complete(tmp_path) == [] and latest(tmp_path) is None
 
 

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from asyncrl.training.forward import log_probabilities, shares
-from asyncrl.training.rows import Bundle, pack, part_of
+from asyncrl.training.packing import PackedBatch, pack, part_of
 
 SMALL = {
     "hidden_size": 16,
@@ -68,7 +68,7 @@ def groups(model: PreTrainedModel, seed: int = 4, count: int = 9) -> list[Rollou
     return made
 
 
-def bundles(every: Sequence[Rollout], shared: bool) -> list[Bundle]:
+def bundles(every: Sequence[Rollout], shared: bool) -> list[PackedBatch]:
     ids = np.array([i for r in every for i in r.prompt + r.response], dtype=np.int32)
     return pack(ids, [len(r.prompt) for r in every], [len(r.response) for r in every], shared=shared)
 
@@ -106,7 +106,7 @@ def test_a_model_is_given_each_token_once_where_nothing_but_full_attention_looks
     (bundle,) = bundles(groups(model), True)
     with widths(model) as seen:
         log_probabilities(model, bundle, 1.0)
-    assert seen == ([torch.Size([1, len(bundle.ids)])] if shares(model) else [rectangle.shape for rectangle in bundle.rectangles])
+    assert seen == ([torch.Size([1, len(bundle.ids)])] if shares(model) else [padded_row.shape for padded_row in bundle.padded_rows])
 
 
 def gradients(model: PreTrainedModel, of: Tensor) -> Mapping[str, Tensor]:

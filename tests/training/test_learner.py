@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_world import CONFIGS, Rollout, build, micro_batch, reference, rollouts
 
-from asyncrl.config.schema import Staleness, Train
-from asyncrl.messages import TokenCount
+from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.ipc.messages import TokenCount
 from asyncrl.training.learner import Learner
 from staleness.estimators import IcePop
 
-TRAIN = Train(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3)
+TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3)
 
 
-def learner(name: str = "qwen3", staleness: Staleness | None = None, temperature: float = 1.0, train: Train = TRAIN) -> Learner:
-    return Learner(build(name), train, staleness or Staleness(), temperature)
+def learner(name: str = "qwen3", staleness: StalenessConfig | None = None, temperature: float = 1.0, train: TrainConfig = TRAIN) -> Learner:
+    return Learner(build(name), train, staleness or StalenessConfig(), temperature)
 
 
 def run(subject: Learner, parts: list[list[Rollout]]) -> tuple[dict[str, torch.Tensor], dict[str, float], dict[int, TokenCount]]:
@@ -55,7 +55,7 @@ def weights(subject: Learner) -> list[torch.Tensor]:
 @pytest.mark.parametrize("correction", [(IcePop(lo=0.5, hi=2.5),), ()])
 def test_gradient_loss_and_counts_are_the_reference(name: str, correction: tuple[IcePop, ...]) -> None:
     """Uneven groups, empty responses, stale tokens, asymmetric bounds, a sampling temperature; GPT-2 has dropout, which must stay off."""
-    staleness, temperature = Staleness(correction=correction), 1.3
+    staleness, temperature = StalenessConfig(correction=correction), 1.3
     subject = learner(name, staleness, temperature)
     every = rollouts(subject.model, seed=1, temperature=temperature)
     every[3].behaviour[0] = math.nan
@@ -94,7 +94,7 @@ def test_temperature_is_in_the_current_log_probabilities() -> None:
 
 def test_log_softmax_is_float32_for_a_bfloat16_model() -> None:
     """Trap 7: a bfloat16 log-probability near -3 is a multiple of 1/64; means of them would show."""
-    subject = Learner(build("llama", torch.bfloat16), TRAIN, Staleness(), 1.0)
+    subject = Learner(build("llama", torch.bfloat16), TRAIN, StalenessConfig(), 1.0)
     every = rollouts(subject.model, seed=2, noise=0.0)
     _, metrics, _ = run(subject, [every])
     assert metrics["log_ratio_abs"] < 0.05
@@ -163,17 +163,17 @@ def test_the_loss_does_not_count_masked_tokens() -> None:
 
 
 def test_the_gradient_is_clipped_after_it_is_divided() -> None:
-    train = Train(grad_clip=1e-3, lr_warmup_steps=0)
+    train = TrainConfig(grad_clip=1e-3, lr_warmup_steps=0)
     subject = learner(train=train)
     every = rollouts(subject.model, seed=1)
     gradients, metrics, _ = run(subject, [every])
-    expected, _, _ = reference(build("qwen3"), every, train, Staleness(), 1.0)
+    expected, _, _ = reference(build("qwen3"), every, train, StalenessConfig(), 1.0)
     assert metrics["grad_norm"] == pytest.approx(math.sqrt(sum(float(g.square().sum()) for g in expected.values())), rel=1e-4)
     assert math.sqrt(sum(float(g.square().sum()) for g in gradients.values())) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_learning_raises_the_reward_of_what_was_rewarded() -> None:
-    subject = learner(train=Train(lr=1e-2, lr_warmup_steps=0))
+    subject = learner(train=TrainConfig(lr=1e-2, lr_warmup_steps=0))
     rollout, sibling = Rollout(0, 0, 1.0, [1, 2], [3, 4, 5]), Rollout(1, 0, 0.0, [1, 2], [6, 7, 8])
 
     def scored() -> list[float]:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from test_learner import assert_close, run
 from training_world import Rollout, alone, build, micro_batch, rollouts
 
-from asyncrl.config.schema import Staleness, Train
-from asyncrl.messages import Span
+from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.ipc.messages import Span
 from asyncrl.training.learner import Learner
 from staleness.estimators import Estimator, IcePop
 
@@ -25,8 +25,8 @@ GROUPS = (4, 3, 2)
 
 
 def learner(correction: tuple[Any, ...] = (IcePop(),), proximal: str = "behaviour", **train: Any) -> Learner:
-    loss = Train(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3, **train)
-    return Learner(build("qwen3"), loss, Staleness(correction=correction, proximal=proximal), 1.0)  # type: ignore[arg-type]
+    loss = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3, **train)
+    return Learner(build("qwen3"), loss, StalenessConfig(correction=correction, proximal=proximal), 1.0)  # type: ignore[arg-type]
 
 
 def groups(seed: int) -> list[list[Rollout]]:

@@ -14,23 +14,23 @@ import torch
 from training_world import VOCABULARY, Rollout, alone, build, micro_batch
 from transformers import PreTrainedModel
 
-from asyncrl.config.schema import Staleness, Train
-from asyncrl.messages import Anchor, Span
-from asyncrl.training.checkpoint import restore, save
-from asyncrl.training.checkpoints import CheckpointError
+from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.ipc.messages import ScoreProximal, Span
+from asyncrl.training.checkpoint_index import CheckpointError
+from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
 from staleness.estimators import IcePop
 
 KINDS = ("behaviour", "boundary", "snapshot", "recompute", "loglinear")
-TRAIN = Train(grad_clip=1e9, lr_warmup_steps=0, lr=2e-3, clip_lo=0.1, clip_hi=0.15)
+TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=2e-3, clip_lo=0.1, clip_hi=0.15)
 BAND = IcePop(lo=0.6, hi=1.8)
 STEPS = 4
 Gradient = dict[str, torch.Tensor]
 
 
-def settings(kind: str, max_lag: int = 3) -> Staleness:
-    return Staleness(proximal=kind, max_lag=max_lag, correction=(BAND,))  # type: ignore[arg-type]
+def settings(kind: str, max_lag: int = 3) -> StalenessConfig:
+    return StalenessConfig(proximal=kind, max_lag=max_lag, correction=(BAND,))  # type: ignore[arg-type]
 
 
 class Story:
@@ -69,7 +69,7 @@ class Story:
         of_version = {v: alone(models[v], rollout, 1.0).detach().numpy() for v in set(self.versions[rollout.number])}
         return np.array([of_version[v][t] for t, v in enumerate(self.versions[rollout.number])])
 
-    def anchor(self, step: int, behind: int = 0, oldest: int | None = None) -> tuple[Anchor, tuple[bytes]]:
+    def anchor(self, step: int, behind: int = 0, oldest: int | None = None) -> tuple[ScoreProximal, tuple[bytes]]:
         """What is known of the rollouts of later steps when `step` is closed: the last tokens of its version are still on their way, and
         all those of the `behind` versions up to it."""
         samples, ids = [], list[int]()
@@ -82,7 +82,7 @@ class Story:
             part.spans = [Span(s.version, s.start, min(s.end, known)) for s in rollout.spans if s.start < known]
             samples.append(part.sample)
             ids += part.prompt + part.response
-        return Anchor(step, samples, [r.number for r in living], oldest), (np.array(ids, np.int32).tobytes(),)
+        return ScoreProximal(step, samples, [r.number for r in living], oldest), (np.array(ids, np.int32).tobytes(),)
 
 
 def proximal(kind: str, story: Story, rollout: Rollout, models: Sequence[PreTrainedModel], current: np.ndarray) -> np.ndarray:
@@ -211,9 +211,9 @@ def replay(kind: str, kept: bool) -> tuple[Learner, dict[str, float]]:
         every = story.steps[trained] if step == 2 else story.sampled(trained, models)
         learner.accumulate(*micro_batch(every, every, step))
         message, buffers = story.anchor(step)
-        shelf = [r.number for r in story.steps[0]] if kept and step else []
+        replay_buffer = [r.number for r in story.steps[0]] if kept and step else []
         if kind == "boundary":
-            learner.anchor(msgspec.structs.replace(message, live=message.live + shelf), buffers)
+            learner.anchor(msgspec.structs.replace(message, live=message.live + replay_buffer), buffers)
         metrics = learner.step()
     return learner, metrics
 

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from asyncrl.config.schema import Config, Model, Run
-from asyncrl.config.schema import Task as TaskConfig
+from asyncrl.config.schema import Config, ModelConfig, RunConfig, TaskConfig
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled, warmup
@@ -27,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config(*, steps: int = 3, enough: float = 1.0, seed: int = 0, **task: Any) -> Config:
     changed = msgspec.structs.replace(TASK, **task)
-    return Config(task=changed, model=Model(warmup_steps=steps, warmup_accuracy=enough), run=Run(seed=seed))
+    return Config(task=changed, model=ModelConfig(warmup_steps=steps, warmup_accuracy=enough), run=RunConfig(seed=seed))
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -85,11 +84,11 @@ def test_other_settings_are_another_model(other: dict[str, Any]) -> None:
 
 def test_settings_of_the_run_are_the_same_model() -> None:
     one = config()
-    assert warmup.key(one) == warmup.key(msgspec.structs.replace(one, run=Run(dir="elsewhere", lease_s=5)))
+    assert warmup.key(one) == warmup.key(msgspec.structs.replace(one, run=RunConfig(dir="elsewhere", lease_s=5)))
 
 
 def test_the_model_given_is_the_model() -> None:
-    assert warmup.prepare_model(Config(model=Model(path="/some/where"))) == Path("/some/where")
+    assert warmup.prepare_model(Config(model=ModelConfig(path="/some/where"))) == Path("/some/where")
 
 
 def test_what_is_kept_is_whole_or_not_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
-from asyncrl.config.schema import Staleness, Train
-from asyncrl.messages import MicroBatch, Sample, Span
+from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.ipc.messages import MicroBatch, Sample, Span
 from staleness.estimators import IcePop
 
 VOCABULARY = 23
@@ -108,7 +108,7 @@ def alone(model: PreTrainedModel, rollout: Rollout, temperature: float) -> torch
 
 
 def reference(
-    model: PreTrainedModel, every: Sequence[Rollout], train: Train, staleness: Staleness, temperature: float
+    model: PreTrainedModel, every: Sequence[Rollout], train: TrainConfig, staleness: StalenessConfig, temperature: float
 ) -> tuple[dict[str, torch.Tensor], float, dict[int, tuple[int, dict[str, int]]]]:
     """Gradient of the mean loss by parameter, the mean loss, and (trained, discarded) by rollout, one token at a time."""
     exact = copy.deepcopy(model).double().eval()

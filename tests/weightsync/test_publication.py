@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncrl.messages import Abort, Commit, Committed, Prepare, Prepared, Publish, Transferred
+from asyncrl.ipc.messages import Abort, Commit, Committed, Prepare, Prepared, Publish, Transferred
 from weightsync.publication import (
     Action,
     Decided,
@@ -20,8 +20,8 @@ from weightsync.publication import (
     Fence,
     FenceTrainer,
     Membership,
-    Phase,
     Publication,
+    PublicationPhase,
     ToMember,
     ToTrainer,
 )
@@ -72,10 +72,10 @@ def test_the_whole_way() -> None:
         ToMember(4, Prepare(NUMBER, VERSION, 2, 1, 3, "127.0.0.1", 999)),
         ToMember(5, Prepare(NUMBER, VERSION, 2, 2, 3, "127.0.0.1", 999)),
     ]
-    assert (p.phase, p.deadline, p.waiting_for) == (Phase.TRANSFER, 10.0, "the trainer")
+    assert (p.phase, p.deadline, p.waiting_for) == (PublicationPhase.TRANSFER, 10.0, "the trainer")
     assert p.prepared(5, prepared(), 1.0) == []
     assert p.transferred(transferred(), 2.0) == []
-    assert (p.phase, p.deadline, p.waiting_for) == (Phase.VERIFY, 12.0, "engine 4")
+    assert (p.phase, p.deadline, p.waiting_for) == (PublicationPhase.VERIFY, 12.0, "engine 4")
     commit = Commit(NUMBER, VERSION, True)
     assert p.prepared(4, prepared(), 3.0) == [Decided(VERSION), ToMember(4, commit), ToMember(5, commit)]
     assert p.deadline == 13.0
@@ -128,7 +128,7 @@ def test_a_trainer_that_hangs_ends_the_run() -> None:
     p.late(10.0)
     p.prepared(4, prepared([], "aborted"), 11.0)
     assert p.late(20.0)[0] == FenceTrainer("no answer within 10 s of abort")
-    assert p.phase is Phase.FAILED
+    assert p.phase is PublicationPhase.FAILED
 
 
 def test_an_engine_lost_after_the_decision_is_fenced_and_the_commit_stands() -> None:
@@ -147,7 +147,7 @@ def test_answers_of_other_publications_change_nothing() -> None:
     assert p.transferred(transferred(number=6, error="old"), 1.0) == []
     assert p.prepared(4, prepared(number=6, error="old"), 1.0) == []
     assert p.prepared(9, prepared(error="no member"), 1.0) == []
-    assert p.phase is Phase.TRANSFER and p.waiting_for == "the trainer"
+    assert p.phase is PublicationPhase.TRANSFER and p.waiting_for == "the trainer"
     p.transferred(transferred(), 1.0)
     p.prepared(4, prepared(), 1.0)
     assert p.committed(4, committed(number=6), 1.0) == []
@@ -211,8 +211,8 @@ class AnyOrder(RuleBasedStateMachine):
     def start(self, count: int) -> None:
         self.now = 0.0
         self.p = new(tuple(range(count)))
-        self.witness = Witness(self.p.membership.members)
-        self.witness.heard(self.p.begin(self.now))
+        self.checker = Witness(self.p.membership.members)
+        self.checker.heard(self.p.begin(self.now))
 
     member = st.integers(0, 4)
     number = st.sampled_from([NUMBER] * 8 + [NUMBER - 1])
@@ -220,40 +220,40 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(number=number, answer=answer, version=st.sampled_from([VERSION] * 8 + [VERSION + 1]))
     def trainer_answers(self, number: int, answer: tuple[list[int], str], version: int) -> None:
-        first = number == NUMBER and self.witness.sent is None
+        first = number == NUMBER and self.checker.sent is None
         if first and not answer[1]:
-            self.witness.sent = answer[0] if version == VERSION else [-1]
+            self.checker.sent = answer[0] if version == VERSION else [-1]
         elif first:
-            self.witness.sent = [-1]
-        self.witness.heard(self.p.transferred(transferred(*answer, number, version), self.now))
+            self.checker.sent = [-1]
+        self.checker.heard(self.p.transferred(transferred(*answer, number, version), self.now))
 
     @rule(member=member, number=number, answer=answer)
     def member_answers(self, member: int, number: int, answer: tuple[list[int], str]) -> None:
-        if number == NUMBER and not answer[1] and member not in self.witness.fenced:
-            self.witness.sums.setdefault(member, answer[0])
+        if number == NUMBER and not answer[1] and member not in self.checker.fenced:
+            self.checker.sums.setdefault(member, answer[0])
         elif number == NUMBER:
-            self.witness.sums.setdefault(member, [-2])
-        self.witness.heard(self.p.prepared(member, prepared(*answer, number), self.now))
+            self.checker.sums.setdefault(member, [-2])
+        self.checker.heard(self.p.prepared(member, prepared(*answer, number), self.now))
 
     @rule(member=member, number=number, version=st.sampled_from([VERSION] * 8 + [VERSION + 1]))
     def member_commits(self, member: int, number: int, version: int) -> None:
-        self.witness.heard(self.p.committed(member, committed(number, version), self.now))
+        self.checker.heard(self.p.committed(member, committed(number, version), self.now))
 
     @rule(member=member)
     def member_is_lost(self, member: int) -> None:
-        self.witness.heard(self.p.lost(member, "lost", self.now))
+        self.checker.heard(self.p.lost(member, "lost", self.now))
 
     @rule(seconds=st.floats(0, 2 * DEADLINE))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.witness.heard(self.p.late(self.now))
+        self.checker.heard(self.p.late(self.now))
 
     @precondition(lambda self: hasattr(self, "p"))
     @invariant()
     def it_waits_only_with_a_deadline_and_a_name(self) -> None:
-        assert self.p.finished == (self.p.deadline is None) == self.witness.over
+        assert self.p.finished == (self.p.deadline is None) == self.checker.over
         assert self.p.finished or self.p.waiting_for
-        assert set(self.p.live) == set(self.p.membership.members) - self.witness.fenced
+        assert set(self.p.live) == set(self.p.membership.members) - self.checker.fenced
 
     def teardown(self) -> None:
         if not hasattr(self, "p"):
@@ -261,7 +261,7 @@ class AnyOrder(RuleBasedStateMachine):
         for _ in range(3):  # TRANSFER or VERIFY or COMMIT, and ABORT: no more deadlines than that
             if self.p.deadline is not None:
                 self.now = max(self.now, self.p.deadline)
-                self.witness.heard(self.p.late(self.now))
+                self.checker.heard(self.p.late(self.now))
         assert self.p.finished
 
 
@@ -276,32 +276,32 @@ def test_all_orders_of_two_engines() -> None:
         events = ["trainer", "tick", *(f"prepare {m}" for m in (0, 1)), *(f"commit {m}" for m in (0, 1))]
         for order in itertools.permutations(events):
             p, now = new((0, 1)), 0.0
-            witness = Witness((0, 1))
-            witness.heard(p.begin(now))
+            checker = Witness((0, 1))
+            checker.heard(p.begin(now))
             for event in order:
                 kind, _, who = event.partition(" ")
                 if kind == "trainer":
-                    witness.sent = GOOD
-                    witness.heard(p.transferred(transferred(), now))
+                    checker.sent = GOOD
+                    checker.heard(p.transferred(transferred(), now))
                 elif kind == "tick":
                     now += DEADLINE
-                    witness.heard(p.late(now))
+                    checker.heard(p.late(now))
                 elif kind == "commit":
-                    witness.heard(p.committed(int(who), committed(), now))
+                    checker.heard(p.committed(int(who), committed(), now))
                 else:
                     m = int(who)
                     match kinds[m]:
                         case "lost":
-                            witness.heard(p.lost(m, "lost", now))
+                            checker.heard(p.lost(m, "lost", now))
                         case "silent":
                             pass
                         case what:
                             sums, error = {"good": (GOOD, ""), "wrong": (BAD, ""), "error": ([], "broken")}[what]
-                            witness.sums[m] = sums
-                            witness.heard(p.prepared(m, prepared(sums, error), now))
+                            checker.sums[m] = sums
+                            checker.heard(p.prepared(m, prepared(sums, error), now))
             while p.deadline is not None:
                 now = max(now, p.deadline)
-                witness.heard(p.late(now))
+                checker.heard(p.late(now))
             assert p.finished
             outcomes[f"{p.phase.value} {' '.join(sorted(kinds))}"] += 1
     assert all(("good good" in key) for key in outcomes if key.startswith("done"))

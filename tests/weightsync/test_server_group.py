@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weightsync.errors import TransferError
-from weightsync.server_group import Bucket, ServerGroup, cut
+from weightsync.server_group import ServerBucket, ServerGroup, cut
 
 HOST = "127.0.0.1"
 AMPLE = 60.0
@@ -37,7 +37,7 @@ def model(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def flat(weights: dict[str, Tensor], bucket: Bucket) -> bytes:
+def flat(weights: dict[str, Tensor], bucket: ServerBucket) -> bytes:
     return b"".join(weights[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name in bucket.names)
 
 

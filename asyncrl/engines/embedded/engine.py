@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.engines.embedded.batcher import Batcher
 from asyncrl.engines.protocol import Emit, Idle, Request
-from asyncrl.engines.requests import refuse_misfit
+from asyncrl.engines.request_checks import refuse_misfit
 
 
 class EmbeddedEngine:

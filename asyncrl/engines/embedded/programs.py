@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicCache
 from asyncrl.engines.embedded.cache import ATTENTION
 from asyncrl.engines.embedded.kernels import KERNEL_ATTENTION, load_kernels, replace_norms
 from asyncrl.engines.embedded.linears import packable, packed, packed_layers
-from asyncrl.engines.embedded.steps import DecodeStep, KernelDecodeStep, PrefillStep
+from asyncrl.engines.embedded.model_steps import DecodeStep, KernelDecodeStep, PrefillStep
 
 _log = logging.getLogger(__name__)
 Program = Callable[..., Any]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from asyncrl.engines.draws import stream, uniforms
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.messages import Finish
+from asyncrl.ipc.messages import Finish
 
 
 class Slots:

@@ -17,19 +17,19 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from asyncrl.engines.sglang.wire import (
-    Answer,
-    Event,
-    Events,
-    Failure,
+from asyncrl.engines.sglang.http_types import (
     Garbled,
     Increments,
     Load,
     Loads,
     ModelInfo,
+    PromptScores,
     RankChecksums,
-    Scored,
+    ServerAnswer,
+    ServerFailure,
     ServerInfo,
+    StreamEvent,
+    StreamEvents,
     decode,
 )
 
@@ -53,7 +53,7 @@ class ServerGone(SglangError):
     """The connection was refused or broke, or the server was silent for too long: what it holds is lost."""
 
 
-class Refused(SglangError):
+class RequestRefused(SglangError):
     """The server said no, or that it cannot; `status` is the HTTP status it gave."""
 
     def __init__(self, text: str, status: int) -> None:
@@ -111,7 +111,7 @@ class Client:
         """Whether it says what it serves: it is there, and may be paused."""
         try:
             await self.model_info()
-        except (ServerGone, Refused):
+        except (ServerGone, RequestRefused):
             return False
         return True
 
@@ -155,7 +155,7 @@ class Client:
         stream_interval: int = 1,
         stop_ids: Sequence[int] = (),
         extra_key: str = "",
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[StreamEvent, None]:
         """Stream one request; where you may stop early, do so inside `contextlib.aclosing`. Closing it closes the connection, which ends
         the request on the server within seconds.
 
@@ -177,7 +177,7 @@ class Client:
             "stream": True,
             "extra_key": extra_key or None,
         }
-        events, increments = Events(), Increments()
+        events, increments = StreamEvents(), Increments()
         with self._named("/generate"):
             async with self._http.stream("POST", "/generate", content=msgspec.json.encode(body)) as response:
                 if response.status_code != 200:
@@ -185,10 +185,10 @@ class Client:
                 async for data in response.aiter_bytes():
                     for text in events.feed(data):
                         event = increments.read(text)
-                        if isinstance(event, Failure):
-                            raise Refused(f"{self.url} refused request {rid}: {event.message}", event.code)
+                        if isinstance(event, ServerFailure):
+                            raise RequestRefused(f"{self.url} refused request {rid}: {event.message}", event.code)
                         if event.ending is not None and event.ending.status_code is not None and event.ending.status_code >= 400:
-                            raise Refused(f"{self.url} ended request {rid}: {event.ending.message}", event.ending.status_code)
+                            raise RequestRefused(f"{self.url} ended request {rid}: {event.ending.message}", event.ending.status_code)
                         yield event
                         if event.ending is not None:
                             return
@@ -203,7 +203,7 @@ class Client:
             "logprob_start_len": 0,
             "extra_key": extra_key or None,
         }
-        entries = (await self._post("/generate", body, Scored)).meta_info.input_token_logprobs
+        entries = (await self._post("/generate", body, PromptScores)).meta_info.input_token_logprobs
         if [entry[1] for entry in entries] != body["input_ids"]:
             raise Misread(f"{self.url} scored other ids than the {len(ids)} it was given: {len(entries)} came back")
         return [math.nan if entry[0] is None else entry[0] for entry in entries[1:]]
@@ -290,12 +290,12 @@ class Client:
     async def _tell(self, path: str, body: Mapping[str, object], *, slow: bool = False) -> None:
         await self._send(path, body, self._silence_s if slow else self._deadline_s)
 
-    async def _control(self, path: str, body: Mapping[str, object]) -> Answer:
+    async def _control(self, path: str, body: Mapping[str, object]) -> ServerAnswer:
         """What concerns weights: slow, and answered with whether it went well."""
         with self._named(path):
-            answer = decode(Answer, await self._send(path, body, self._silence_s))
+            answer = decode(ServerAnswer, await self._send(path, body, self._silence_s))
         if not answer.success:
-            raise Refused(f"{self.url}{path} was refused: {answer.said()}", 200)
+            raise RequestRefused(f"{self.url}{path} was refused: {answer.said()}", 200)
         return answer
 
     def _refuse(self, path: str, status: int, body: bytes) -> None:
@@ -303,10 +303,10 @@ class Client:
         if status == 200:
             return
         try:
-            said = decode(Answer, body).said()
+            said = decode(ServerAnswer, body).said()
         except Garbled:
             said = body[:300].decode(errors="replace")
-        raise Refused(f"{self.url}{path} was refused with {status}: {said.strip() or 'no reason was given'}", status)
+        raise RequestRefused(f"{self.url}{path} was refused with {status}: {said.strip() or 'no reason was given'}", status)
 
     @contextmanager
     def _within(self, path: str, seconds: float) -> Iterator[None]:

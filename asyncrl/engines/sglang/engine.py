@@ -21,13 +21,13 @@ import trio
 from numpy.typing import NDArray
 
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
-from asyncrl.engines.requests import refuse_misfit
-from asyncrl.engines.sglang.client import Refused, ServerGone, SglangError
+from asyncrl.engines.request_checks import refuse_misfit
+from asyncrl.engines.sglang.client import RequestRefused, ServerGone, SglangError
+from asyncrl.engines.sglang.http_types import FinishReason
 from asyncrl.engines.sglang.routed import Served
-from asyncrl.engines.sglang.spans import Piece, SpanError, Stream
-from asyncrl.engines.sglang.wire import Ending
-from asyncrl.messages import Finish
-from asyncrl.waits import Pulse
+from asyncrl.engines.sglang.spans import SpanError, SpanStream, TokenRun
+from asyncrl.ipc.messages import Finish
+from asyncrl.ipc.waits import Pulse
 
 if TYPE_CHECKING:
     import torch
@@ -229,7 +229,7 @@ class SglangEngine:
         """One stream, from what is known to its end. Empty where the server ended it unasked."""
         assert self._version is not None, "nothing is sampled before the first load"
         request, first = live.request, live.done
-        stream, ending, cut = Stream(self._version), None, False
+        stream, ending, cut = SpanStream(self._version), None, False
         live.rid, live.heard, live.stream, live.over = uuid4().hex, False, trio.CancelScope(), trio.Event()
         self._heard = trio.current_time()
         events = self._client.generate(
@@ -260,7 +260,7 @@ class SglangEngine:
             live.over.set()
         return self._ended(live, ending)
 
-    def _ended(self, live: _Live, ending: Ending | None) -> Finish:
+    def _ended(self, live: _Live, ending: FinishReason | None) -> Finish:
         if ending is None:
             return "interrupted"  # its connection was closed
         self._failures = 0
@@ -271,7 +271,7 @@ class SglangEngine:
     async def _failed(self, live: _Live, error: Exception) -> None:
         """A stream failed. Raise the error where that is more than an accident; a 400 is about the request, not about the server."""
         _log.warning("rollout %d is given back after %d tokens: %s", live.request.rollout, live.done, error)
-        if isinstance(error, Refused) and error.status == 400:
+        if isinstance(error, RequestRefused) and error.status == 400:
             return
         self._failures += 1
         gone = isinstance(error, ServerGone) and self._gate.is_set() and not await self._client.ready()
@@ -303,7 +303,7 @@ class SglangEngine:
 
     # ---------------------------------------------------------------------------------------------------------- what leaves
 
-    def _tell(self, live: _Live, first: int, pieces: Sequence[Piece]) -> None:
+    def _tell(self, live: _Live, first: int, pieces: Sequence[TokenRun]) -> None:
         request = live.request
         for piece in pieces:
             start = request.prefix_tokens + first + piece.start

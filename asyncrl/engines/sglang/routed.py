@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.together import together
-from asyncrl.engines.sglang.wire import Event
+from asyncrl.engines.sglang.gather import gather
+from asyncrl.engines.sglang.http_types import StreamEvent
 
 
 class Served(Protocol):
@@ -37,7 +37,7 @@ class Served(Protocol):
         stream_interval: int = ...,
         stop_ids: Sequence[int] = ...,
         extra_key: str = ...,
-    ) -> AsyncGenerator[Event, None]: ...
+    ) -> AsyncGenerator[StreamEvent, None]: ...
 
     async def abort(self, rid: str) -> None: ...
 
@@ -52,8 +52,8 @@ class Routed:
 
     async def ready(self) -> bool:
         """Whether each server takes requests."""
-        return all(await together(*(server.ready for server in self._servers)))
+        return all(await gather(*(server.ready for server in self._servers)))
 
     async def abort(self, rid: str) -> None:
         """As of a client; raises the error of a server that does not answer."""
-        await together(*(partial(server.abort, rid) for server in self._servers))
+        await gather(*(partial(server.abort, rid) for server in self._servers))

@@ -19,8 +19,8 @@ import trio
 
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client, ServerGone
-from asyncrl.machine import free_port
-from asyncrl.process import Process, spawn
+from asyncrl.processes.machine import free_port
+from asyncrl.processes.process import Process, spawn
 
 HOST = "127.0.0.1"
 _TERM_S = 5.0
@@ -117,7 +117,7 @@ async def managed(
     of it is left either. In the block, run `watch` beside everything else.
     """
     port = free_port(HOST)
-    argv = [sys.executable, "-m", "asyncrl.engines.sglang.child", *command(launch, port)]
+    argv = [sys.executable, "-m", "asyncrl.engines.sglang.guarded_command", *command(launch, port)]
     env = environment(launch, sorted(cores or os.sched_getaffinity(0))) | dict(extra_environment or {})
     process = spawn(name, argv, log=log, cores=cores, env=env)
     server = Server(f"http://{HOST}:{port}", process)

@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.engines.sglang.wire import Event, Span
+from asyncrl.engines.sglang.http_types import StreamEvent, WireSpan
 
 
 class SpanError(Exception):
     """What a server said of versions contradicts itself, or is missing; says how, as the end of a sentence that begins with the request."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TokenRun(msgspec.Struct, frozen=True):
     """Output tokens from index `start`, all sampled under `version`: `ids` int32 and `behaviour` float32, of equal length of at least 1."""
 
     version: int
@@ -35,21 +35,21 @@ class _Told(msgspec.Struct):
     end: int
 
 
-class Stream:
+class SpanStream:
     """The tokens of one request, sent while the server served `version`."""
 
     def __init__(self, version: int) -> None:
         self.version = version
         """The newest version heard of."""
         self._told: list[_Told] = []
-        self._held: list[Event] = []
+        self._held: list[StreamEvent] = []
 
     @property
     def held(self) -> int:
         """Tokens that nobody knows the version of yet."""
         return sum(len(event.ids) for event in self._held)
 
-    def feed(self, event: Event) -> list[Piece]:
+    def feed(self, event: StreamEvent) -> list[TokenRun]:
         """What can be told now; after the last event, all. Raises SpanError, and tells nothing then."""
         before, self.version = self.version, _number(event.version)
         if event.ending is not None and event.spans is not None:
@@ -59,9 +59,9 @@ class Stream:
             if event.ending is not None and self.held:
                 raise SpanError(f"ended without saying which version sampled its last {self.held} tokens")
             return []
-        return self._tell([Piece(self.version, event.start, event.ids, event.behaviour)] if len(event.ids) else [])
+        return self._tell([TokenRun(self.version, event.start, event.ids, event.behaviour)] if len(event.ids) else [])
 
-    def _all(self, event: Event, spans: tuple[Span, ...]) -> list[Piece]:
+    def _all(self, event: StreamEvent, spans: tuple[WireSpan, ...]) -> list[TokenRun]:
         """Everything that was not told, by spans that must tile what there is and agree with what was told."""
         total = event.start + len(event.ids)
         spans = tuple(span for span in spans if span.end > span.start)
@@ -84,10 +84,10 @@ class Stream:
             if span.end > at:
                 start = max(span.start, at)
                 part = slice(start - at, span.end - at)
-                pieces.append(Piece(_number(span.version), start, ids[part], behaviour[part]))
+                pieces.append(TokenRun(_number(span.version), start, ids[part], behaviour[part]))
         return self._tell(pieces)
 
-    def _tell(self, pieces: list[Piece]) -> list[Piece]:
+    def _tell(self, pieces: list[TokenRun]) -> list[TokenRun]:
         for piece in pieces:
             end = piece.start + len(piece.ids)
             if self._told and self._told[-1].version == piece.version:

@@ -1,0 +1,109 @@
+"""Sealed rollouts to verdicts. Invariant: each is with exactly one reward actor, or waits for one; what a lost actor had is asked again."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+import trio
+
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.peers import Peer, Roster
+from asyncrl.config import Config
+from asyncrl.experience.events import Judged
+from asyncrl.ipc.messages import NoVerdict, Scored, ScoreRequest, ScoreResult
+
+logger = logging.getLogger(__name__)
+
+AHEAD = 2
+"""A reward actor is given this many times what it judges at a time, so that it never waits for the next."""
+
+
+class Scoring:
+    """Which reward actor judges what."""
+
+    def __init__(self, store: EventStore, roster: Roster, config: Config) -> None:
+        self._store = store
+        self._roster = roster
+        self._capacity = AHEAD * config.reward.concurrency
+        # A reward actor answers within the verifier's deadline, after what it was given before, and once more for a worker that died.
+        self._patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0
+        self._due: deque[int] = deque()  # sealed, and with nobody
+        self._listed = 0  # the last sealing that was put there
+        self._with: dict[int, tuple[str, float]] = {}  # rollout → (reward actor, deadline), the earliest first
+        self._load: dict[str, int] = {}
+        self.no_verdicts: dict[str, int] = {}
+        self.slowest: tuple[float, int] = (0.0, -1)
+        self.progress = trio.current_time()
+
+    def dispatch(self) -> None:
+        """Ask for every verdict that is due and that a reward actor has room for."""
+        experience = self._store.experience
+        for sealed in experience.to_judge(self._listed):
+            self._due.append(sealed.id)
+            self._listed = sealed.sealed
+        while self._due:
+            rollout = experience.rollouts.get(self._due[0])
+            if rollout is None:  # its group was dropped meanwhile
+                self._due.popleft()
+                continue
+            peer = min(self._roster.of("reward"), key=lambda p: self._load.get(p.name, 0), default=None)
+            if peer is None or self._load.get(peer.name, 0) >= self._capacity or not peer.has_room():
+                return
+            self._due.popleft()
+            group = experience.groups[rollout.group]
+            self._with[rollout.id] = peer.name, trio.current_time() + self._patience_s
+            self._load[peer.name] = self._load.get(peer.name, 0) + 1
+            peer.send(ScoreRequest(rollout.id, group.split, group.prompt_index), bytes(rollout.ids))
+
+    def on_score_result(self, sender: Peer, message: ScoreResult) -> None:
+        """Book a verdict; one that came from an actor that was given up meanwhile is ignored, another gives it."""
+        holder = self._with.get(message.rollout)
+        if holder is None or holder[0] != sender.name:
+            return
+        self._release(message.rollout)
+        rollout = self._store.experience.rollouts.get(message.rollout)
+        if rollout is None:
+            return
+        group = self._store.experience.groups[rollout.group]
+        prompt_index, verdict = group.prompt_index, message.verdict
+        if isinstance(verdict, Scored) and not group.comparable(verdict):  # its siblings were judged before the verifier was changed
+            verdict = NoVerdict(f"other rewards: {len(verdict.parts)} of them, where others of the group have {len(group.parts[0])}")
+        if isinstance(verdict, NoVerdict):
+            reason = verdict.reason.split(":", 1)[0]
+            if reason not in self.no_verdicts:
+                logger.warning(
+                    "an answer to item %d has no verdict: %s; others for the same reason are only counted", prompt_index, verdict.reason
+                )
+            self.no_verdicts[reason] = self.no_verdicts.get(reason, 0) + 1
+        self.progress = trio.current_time()
+        self.slowest = max(self.slowest, (message.seconds, prompt_index))
+        self._store.record(Judged(message.rollout, verdict))
+
+    def held(self, name: str) -> int:
+        """How many answers a reward actor has."""
+        return self._load.get(name, 0)
+
+    def complaint(self) -> str:
+        """What verifiers failed of most, in words; empty where all gave their verdicts."""
+        if not self.no_verdicts:
+            return ""
+        reason, count = max(self.no_verdicts.items(), key=lambda item: item[1])
+        return f" ({count} answers without a verdict: {reason})"
+
+    def lose(self, peer: Peer) -> None:
+        """A reward actor is gone: what it held is asked again."""
+        lost = [id for id, (name, _) in self._with.items() if name == peer.name]
+        for rollout in lost:
+            self._release(rollout)
+        self._due.extendleft(reversed(lost))
+
+    def overdue(self, now: float) -> str | None:
+        """A reward actor that owes a verdict for too long."""
+        for name, deadline in self._with.values():
+            return name if deadline < now else None
+        return None
+
+    def _release(self, rollout: int) -> None:
+        name, _ = self._with.pop(rollout)
+        self._load[name] -= 1

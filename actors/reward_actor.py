@@ -1,0 +1,213 @@
+"""The reward actor: a nursery around verifiers that can be killed. Invariant: each answer gets one verdict, in bounded time.
+
+A verifier that returns a finite number gives `Scored`. Else the verdict is `NoVerdict`, never a reward of zero: `raised: …`, `timeout` (its
+worker was killed at the deadline), `crashed` (its worker died by itself, twice), `not a number: …`, `not finite`, `too large`, and where
+rewards by name are not those that the verifier has said `unnamed rewards: …` or `other rewards: …`. Each answer has a worker process of its
+own while it is judged, so no other answer notices.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import trio
+
+from actors.errors import CoordinatorLost
+from actors.reporting import Reporter
+from actors.verifier_process import LENGTH, Bury, Opening, Start, TimedVerdict, VerifyRequest, decode, frame, length, read
+from asyncrl.config.schema import TaskConfig
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.messages import Drain, Drained, NoVerdict, Scored, ScoreRequest, ScoreResult, Split
+from asyncrl.ipc.waits import WaitExpired, Waits
+from asyncrl.tasks import Several
+
+OPENING_S = 120.0
+"""Seconds in which a task must be opened: imports, and a pass over a JSONL file."""
+START_S = 10.0
+"""Seconds in which a worker must be forked."""
+ENDING_S = 1.0
+"""Seconds that answers in flight, and then the workers, get when the actor ends."""
+
+
+class VerifierLost(RuntimeError):
+    """The process that forks workers ended or stands still. The actor cannot go on; its successor starts a new one."""
+
+
+class _Worker(NamedTuple):
+    pid: int
+    stream: trio.SocketStream
+
+
+class VerifierPool:
+    """Judges answers, each in a worker process of its own; workers are forked when none is idle, and used again.
+
+    Made by `open_verifiers`. The caller bounds how many answers it asks for at a time: that is how many workers there are.
+    """
+
+    def __init__(self, control: trio.SocketStream, waits: Waits, *, deadline_s: float) -> None:
+        self._control = control
+        self._waits = waits
+        self._deadline_s = deadline_s
+        self._idle: list[_Worker] = []
+        self._starting = trio.Lock()
+        self.slowest: tuple[float, Split, int] = (0.0, "train", -1)
+        """Seconds, and the item they were spent on."""
+
+    async def judge(self, split: Split, prompt_index: int, ids: bytes | memoryview) -> TimedVerdict:
+        """The verdict on `int32` response ids; within twice the deadline, as an answer whose worker dies is given to one more.
+        Cancelled, it kills the worker. Raises VerifierLost."""
+        answer = VerifyRequest(split, prompt_index, bytes(ids))
+        given = await self._attempt(answer) or await self._attempt(answer) or TimedVerdict(NoVerdict("crashed"), 0.0)
+        self.slowest = max(self.slowest, (given.seconds, split, prompt_index))
+        return given
+
+    async def _attempt(self, answer: VerifyRequest) -> TimedVerdict | None:
+        """One worker's verdict; None where it died."""
+        worker = self._idle.pop() if self._idle else await self._start()
+        given: TimedVerdict | None = None
+        try:
+            with self._waits.on("verdict", owner=f"{answer.split} item {answer.prompt_index}", deadline_s=self._deadline_s):
+                given = await _ask(worker.stream, answer)
+        except WaitExpired:
+            return TimedVerdict(NoVerdict("timeout"), self._deadline_s)
+        finally:
+            if given is None:
+                await self._bury(worker)
+            else:
+                self._idle.append(worker)
+        return given
+
+    async def _start(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        # shielded: a worker whose number was not read would be nobody's
+        with theirs, trio.CancelScope(shield=True):
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+            async with self._starting:
+                pid = await _exchange(self._control, self._waits, frame(Start()), theirs, deadline_s=START_S)
+        return _Worker(pid, stream)
+
+    async def _bury(self, worker: _Worker) -> None:
+        with trio.CancelScope(shield=True):  # a few bytes into a socket's buffer
+            await trio.aclose_forcefully(worker.stream)
+            async with self._starting:
+                try:
+                    await self._control.send_all(frame(Bury(worker.pid)))
+                except trio.BrokenResourceError as error:
+                    raise VerifierLost(_LOST) from error
+
+
+_LOST = "the process that starts verifiers ended; its own error is in this actor's log, just above"
+
+
+@asynccontextmanager
+async def open_verifiers(task: TaskConfig, seed: int, tokenizer: str, waits: Waits) -> AsyncIterator[VerifierPool]:
+    """Verifiers of the task's answers, with `tokenizer` (a model directory) to read them; none of their processes outlives the block.
+
+    Raises VerifierLost where the task cannot be opened.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "actors.verifier_process", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            # no thread pools: it forks
+            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )
+    control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+    try:
+        await _exchange(control, waits, frame(Opening(task, seed, tokenizer)), None, deadline_s=OPENING_S)
+        yield VerifierPool(control, waits, deadline_s=task.verdict_s)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(control)  # it kills its workers, and ends
+            with trio.move_on_after(ENDING_S):
+                await process.wait()
+            process.kill()
+            await process.wait()
+
+
+async def reward_actor(
+    link: Link, verifiers: VerifierPool, waits: Waits, reporter: Reporter, *, concurrency: int, deadline_s: float
+) -> None:
+    """Serve the coordinator until it drains this actor, judging at most `concurrency` answers at a time; `deadline_s` is a verifier's.
+
+    What is not judged when the drain's second is over is not judged here: it is sealed in the journal and asked for again.
+    """
+    places = trio.Semaphore(concurrency)
+
+    async def judge(message: ScoreRequest, ids: memoryview) -> None:
+        given = await verifiers.judge(message.split, message.prompt_index, ids)
+        places.release()
+        reporter.count("verdicts")
+        await link.send(ScoreResult(message.rollout, given.verdict, given.seconds))
+
+    async with trio.open_nursery() as reports:
+        reports.start_soon(reporter.run, link)
+        async with trio.open_nursery() as judges:
+            async for message, buffers in link:
+                match message:
+                    case ScoreRequest():
+                        # all places are taken by answers that are each judged within two deadlines and two starts
+                        with waits.on("verifier", owner="reward", deadline_s=2 * (deadline_s + START_S) + ENDING_S):
+                            await places.acquire()
+                        judges.start_soon(judge, message, buffers[0])
+                    case Drain():
+                        break
+                    case _:
+                        raise ValueError(f"a reward actor does not understand {type(message).__name__}")
+            else:
+                raise CoordinatorLost("a reward actor")
+            judges.cancel_scope.deadline = trio.current_time() + ENDING_S
+        reports.cancel_scope.cancel()
+    await link.send(Drained())
+
+
+async def _exchange(control: trio.SocketStream, waits: Waits, text: bytes, beside: socket.socket | None, *, deadline_s: float) -> int:
+    """Send a frame, with a descriptor beside it, and read the process id that answers it."""
+    rights = [] if beside is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [beside.fileno()]))]
+    try:
+        with waits.on("fork", owner="verifiers", deadline_s=deadline_s):
+            sent = await control.socket.sendmsg([text], rights)
+            await control.send_all(text[sent:])
+            head = await _exactly(control, LENGTH.size)
+    except (OSError, trio.BrokenResourceError) as error:
+        raise VerifierLost(_LOST) from error
+    except WaitExpired as error:
+        raise VerifierLost(f"the process that starts verifiers stands still: {error}") from error
+    if head is None:
+        raise VerifierLost(_LOST)
+    pid: int = LENGTH.unpack(head)[0]
+    return pid
+
+
+async def _ask(stream: trio.SocketStream, answer: VerifyRequest) -> TimedVerdict | None:
+    """A worker's reply; None where it died, or where what it runs, which is somebody else's code, has sent what is no reply."""
+    try:
+        await stream.send_all(frame(answer))
+        head = await _exactly(stream, LENGTH.size)
+        body = None if head is None else await _exactly(stream, length(head))
+        given = None if body is None else decode(body, TimedVerdict)
+    except (trio.BrokenResourceError, ValueError):
+        return None
+    if given is not None and isinstance(given.verdict, Scored):
+        parts = {str(place): part for place, part in enumerate(given.verdict.parts)}
+        return TimedVerdict(read(Several(parts) if parts else given.verdict.reward), given.seconds)
+    return given
+
+
+async def _exactly(stream: trio.SocketStream, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        part = await stream.receive_some(size - len(parts))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

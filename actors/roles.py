@@ -1,0 +1,294 @@
+"""How the process of each role is put together. Invariant: a role imports what it needs and no more, and uses the threads it was given.
+
+Only this file knows both an actor and what stands around it: journal, task, model, transfer. `actors/__main__.py` calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from actors.reporting import Reporter, report_s
+from asyncrl.config import Config
+from asyncrl.ipc.link import Link, UnixAddress, connect, read_key, serve
+from asyncrl.ipc.messages import Hello, MicroBatch, Prepare, Publish, Role, ScoreProximal, TokenCount
+from asyncrl.ipc.waits import Waits
+from asyncrl.observe import run_status
+from asyncrl.observe.run_dir import BEFORE, COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, STALL, STATUS, SUMMARY
+
+if TYPE_CHECKING:
+    import torch
+
+    from actors.coordinator.coordinator import Coordinator
+    from asyncrl.journal import Journal
+    from asyncrl.training.learner import Learner
+    from weightsync.buckets import Plan
+    from weightsync.collective import Sender, SendResult, Staged
+
+STATUS_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ActorContext:
+    """Which actor this process is, and where."""
+
+    role: Role
+    index: int
+    incarnation: int
+    threads: int
+    pid: int
+    run: Path
+    config: Config
+    resume: bool
+
+    @property
+    def initial(self) -> Path:
+        """The model that the run started from."""
+        return self.run / INITIAL
+
+    async def link(self) -> Link:
+        """A link to the coordinator, which knows who is at this end."""
+        link = await connect(UnixAddress(self.run / COORDINATOR), read_key(self.run / KEY))
+        await link.send(Hello(self.role, self.index, self.incarnation, self.pid))
+        return link
+
+
+async def coordinator(place: ActorContext) -> None:
+    """The coordinator's process. It ends when the launcher has heard that the run is over."""
+    from actors.coordinator.coordinator import Coordinator, Outcome
+    from actors.coordinator.event_store import EventStore
+    from actors.coordinator.peers import Peer
+    from actors.coordinator.prompts import PromptSource
+    from actors.coordinator.resume import begin_again, resumed
+    from actors.coordinator.statistics import RunStatistics
+    from asyncrl.experience.state import Experience
+    from asyncrl.journal import Journal, SqliteHistory
+    from asyncrl.observe import summary
+    from asyncrl.observe.metrics import Metrics
+    from asyncrl.tasks import open_task
+    from asyncrl.tasks.text import Tokenizer
+    from asyncrl.training.checkpoint_index import complete
+
+    config, path = place.config, place.run / JOURNAL
+    tokenizer = Tokenizer(place.initial, chat=config.task.chat)
+    task = open_task(config.task, config.run.seed)
+    prompts = PromptSource(task, tokenizer, seed=config.run.seed, epochs=config.task.epochs, choice=config.task.curriculum)
+    metrics = Metrics()
+    metrics.describe(task=config.task.name, engine=config.engine.kind, run=str(place.run))
+    before = summary.read(place.run / BEFORE) if place.resume and (place.run / BEFORE).exists() else None
+    checkpoints = complete(place.run)
+    resume = place.resume and (path.exists() or bool(checkpoints))  # else it ended before it had begun
+    experience, version = resumed(SqliteHistory(path), checkpoints) if resume else (Experience(), 0)
+    async with Journal.open(path, commit_ms=config.journal.commit_ms, full_s=config.supervision.stall_s) as journal:
+        store = EventStore(experience, journal)
+        if resume:
+            begin_again(store, journal, version)
+        run = Coordinator(
+            config,
+            store,
+            prompts,
+            metrics,
+            Waits(),
+            RunStatistics(before.accuracy.start if before else None),
+            journal=partial(_standing, journal),
+            stalled=partial(_keep, place.run / STALL),
+        )
+        outcome = Outcome(False, "the coordinator failed; its log says why")
+        try:
+            with metrics.serve(config.metrics.port, config.metrics.host):
+                async with trio.open_nursery() as nursery:
+                    address, key = UnixAddress(place.run / COORDINATOR), read_key(place.run / KEY)
+                    await nursery.start(partial(serve, address, key, run.attend, refused=metrics.refused))
+                    launcher = await connect(UnixAddress(place.run / LAUNCHER), key)
+                    await launcher.send(Hello("coordinator", 0, place.incarnation, place.pid))
+                    nursery.start_soon(run.converse, Peer(Hello("launcher", 0, 0, os.getppid()), launcher))
+                    async with _kept(run, place.run / STATUS):
+                        outcome = await run.conduct()
+                    summary.write(run.summary(outcome), place.run / SUMMARY)
+                    await run.say_goodbye(outcome)
+                    nursery.cancel_scope.cancel()
+        finally:
+            summary.write(run.summary(outcome), place.run / SUMMARY)
+
+
+def _standing(journal: Journal) -> run_status.JournalStatus:
+    """How the journal stands."""
+    counts = journal.statistics()
+    return run_status.JournalStatus(
+        appended=counts.appended,
+        durable=counts.durable,
+        pending_bytes=counts.pending_bytes,
+        disk_bytes=counts.disk_bytes,
+        commits=counts.commits,
+        slowest_s=counts.slowest_s,
+        trouble=journal.trouble,
+    )
+
+
+@asynccontextmanager
+async def _kept(run: Coordinator, path: Path) -> AsyncIterator[None]:
+    """Write down how the run stands, every second and at the end of the block, beside the coordinator's loop."""
+
+    async def keep() -> None:
+        while True:
+            await trio.to_thread.run_sync(_keep, path, run.status())
+            await trio.sleep(STATUS_S)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep)
+            yield
+            nursery.cancel_scope.cancel()
+    finally:
+        _keep(path, run.status())
+
+
+def _keep(path: Path, found: run_status.RunStatus) -> None:
+    """Write it down. A run goes on without it where the disk has no room."""
+    try:
+        run_status.write(found, path)
+    except OSError as error:
+        logger.warning("how the run stands is not written down: %s", error)
+
+
+async def rollout(place: ActorContext) -> None:
+    """A rollout actor's process: an engine, and a receiver of weights."""
+    from actors.engines import open_engine
+    from actors.rollout_actor import rollout_actor
+    from asyncrl.tasks.text import Tokenizer
+    from asyncrl.training.models import empty_model, parameters_for_publication
+    from weightsync.buckets import Plan
+    from weightsync.collective import Receiver
+
+    config, waits = place.config, Waits()
+    model, tokenizer = empty_model(place.initial, _dtype(config)), Tokenizer(place.initial)
+    plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
+    async with (
+        open_engine(config, place.run, place.initial, place.index, model, tokenizer, waits) as engine,
+        Receiver.open() as receiver,
+        await place.link() as link,
+    ):
+
+        async def receive(message: Prepare) -> Staged:
+            engine_handle = message.host, message.port, message.epoch, message.rank, message.world
+            return await receiver.receive(*engine_handle, plan, config.publication.deadline_s)
+
+        reporter = Reporter(waits, report_s(config))
+        if not config.gateway.port:
+            await rollout_actor(link, engine, receive, reporter)
+            return
+        from actors.agents import open_agents
+
+        async with open_agents(config, place.run, place.initial, place.index, place.incarnation, engine, waits, reporter) as agents:
+            await rollout_actor(link, engine, receive, reporter, agents)
+
+
+async def reward(place: ActorContext) -> None:
+    """A reward actor's process; the verifiers run in processes of their own."""
+    from actors.reward_actor import open_verifiers, reward_actor
+
+    config, waits = place.config, Waits()
+    async with (
+        open_verifiers(config.task, config.run.seed, str(place.initial), waits) as verifiers,
+        await place.link() as link,
+    ):
+        concurrency, deadline_s = config.reward.concurrency, config.task.verdict_s
+        await reward_actor(link, verifiers, waits, Reporter(waits, report_s(config)), concurrency=concurrency, deadline_s=deadline_s)
+
+
+async def trainer(place: ActorContext) -> None:
+    """The trainer's process: a learner from the newest checkpoint, or from the initial model, and a sender of weights."""
+    import torch
+
+    from actors.trainer_actor import trainer_actor
+    from asyncrl.training.checkpoint_index import latest
+    from asyncrl.training.checkpoint_io import restore
+    from asyncrl.training.learner import Learner
+    from asyncrl.training.models import load_model, parameters_for_publication
+    from weightsync.buckets import Plan
+    from weightsync.collective import Sender
+
+    config, waits = place.config, Waits()
+    torch.manual_seed(config.run.seed)
+    checkpoint = latest(place.run) if place.resume else None
+    model = load_model(checkpoint or place.initial, _dtype(config))
+    torch.nn.Module.to(model, config.train.device)
+    learner = Learner(model, config.train, config.staleness, config.rollout.temperature)
+    if checkpoint is not None:
+        restore(checkpoint, learner)
+    plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
+    async with Sender.open(config.publication.host) as sender, await place.link() as link:
+        transfer = _Transfer(sender, learner, plan, config.publication.deadline_s)
+        await trainer_actor(link, _Threaded(learner, place), transfer, waits, Reporter(waits))
+
+
+@dataclass(frozen=True)
+class _Threaded:
+    """A learner that computes in a thread, and knows where its checkpoints go."""
+
+    learner: Learner
+    place: ActorContext
+
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
+    async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
+        return await trio.to_thread.run_sync(self.learner.accumulate, batch, buffers)
+
+    async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
+        await trio.to_thread.run_sync(self.learner.anchor, message, buffers)
+
+    async def step(self) -> dict[str, float]:
+        return await trio.to_thread.run_sync(self.learner.step)
+
+    async def save(self, cursor: int) -> Path:
+        """A checkpoint; after the last step also the model alone, for use elsewhere."""
+        return await trio.to_thread.run_sync(self._save, cursor)
+
+    def _save(self, cursor: int) -> Path:
+        from asyncrl.training.checkpoint_io import export, save
+
+        path = save(self.place.run, self.learner, cursor, self.place.initial)
+        if self.learner.version >= self.place.config.train.steps:
+            export(self.place.run / MODEL, self.learner.model, self.place.initial)
+        return path
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """A sender that knows what it sends."""
+
+    sender: Sender
+    learner: Learner
+    plan: Plan
+    deadline_s: float
+
+    @property
+    def port(self) -> int:
+        return self.sender.port
+
+    async def send(self, message: Publish) -> SendResult:
+        from asyncrl.training.models import parameters_for_publication
+
+        tensors = parameters_for_publication(self.learner.model)
+        return await self.sender.send(message.epoch, message.world, self.plan, tensors, self.deadline_s)
+
+
+def _dtype(config: Config) -> torch.dtype:
+    import torch
+
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
+
+
+ROLES = {"coordinator": coordinator, "rollout": rollout, "reward": reward, "trainer": trainer}

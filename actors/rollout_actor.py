@@ -1,0 +1,177 @@
+"""The rollout actor: a nursery around an engine. Invariant: what it streams is what its engine sampled, under the version the engine said.
+
+    leases     coordinator → engine.submit                     (the engine queues what has no slot yet)
+    chunks     engine.run → coordinator                        (one frame for all slots)
+    weights    coordinator: Prepare → receive beside decoding → Prepared → Commit → engine.load → Committed
+
+Nothing is kept here: a rollout's tokens live with the coordinator from when they are streamed, so this process may be killed at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import trio
+
+from actors.errors import CoordinatorLost
+from actors.reporting import Reporter
+from asyncrl.engines.protocol import Chunk, Engine, Request
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.messages import (
+    Abort,
+    ChunkHead,
+    Chunks,
+    Commit,
+    Committed,
+    Drain,
+    Drained,
+    EngineReady,
+    Interrupt,
+    Leases,
+    Prepare,
+    Prepared,
+    Unpin,
+)
+from weightsync.errors import TransferError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Received(Protocol):
+    """Weights in a staging place, and what they were checked by."""
+
+    @property
+    def weights(self) -> Mapping[str, torch.Tensor]: ...
+
+    @property
+    def checksums(self) -> list[int]: ...
+
+
+Receive = Callable[[Prepare], Awaitable[Received]]
+"""Takes part in one broadcast; raises TransferError."""
+
+
+class _Staging:
+    """The one publication that this actor is receiving, or has received and not committed."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._publication = -1
+        self._staged: Received | None = None
+        self._scope = trio.CancelScope()
+
+    async def prepare(self, message: Prepare) -> Prepared:
+        """Receive. Every Prepare has one answer, also where an abort or a newer publication ended it."""
+        self.abort()
+        self._publication = message.publication
+        with trio.CancelScope() as self._scope:
+            try:
+                staged = await self._receive(message)
+            except TransferError as error:
+                return Prepared(message.publication, [], str(error))
+            if message.publication == self._publication:
+                self._staged = staged
+                return Prepared(message.publication, staged.checksums, "")
+        return Prepared(message.publication, [], "aborted")
+
+    def abort(self) -> None:
+        self._scope.cancel()
+        self._publication, self._staged = -1, None
+
+    def take(self, publication: int) -> Received | None:
+        """What `publication` staged, once."""
+        if publication != self._publication:
+            return None
+        staged, self._staged = self._staged, None
+        return staged
+
+
+def requests(message: Leases, ids: memoryview) -> list[Request]:
+    """The engine's requests of a frame of leases."""
+    tokens = np.frombuffer(ids, np.int32)
+    found, at = [], 0
+    for lease in message.leases:
+        end = at + lease.prompt_tokens + lease.prefix_tokens
+        found.append(
+            Request(
+                rollout=lease.rollout,
+                attempt=lease.attempt,
+                key=lease.key,
+                ids=tokens[at:end],
+                prefix_tokens=lease.prefix_tokens,
+                max_new_tokens=lease.max_new_tokens,
+                temperature=lease.temperature,
+                version=lease.version,
+            )
+        )
+        at = end
+    return found
+
+
+class AgentsProtocol(Protocol):
+    """Whoever else the engine samples for."""
+
+    def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Takes its own, and gives those of leases back."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: Reporter, agents: AgentsProtocol | None = None) -> None:
+    """Serve the coordinator until it drains this actor. A lost link ends it with the link's error."""
+    staging = _Staging(receive)
+
+    async def emit(chunks: Sequence[Chunk]) -> None:
+        if agents is not None:
+            sampled = sum(len(c.ids) for c in chunks)
+            chunks = agents.take(chunks)
+            reporter.count("agents_tokens", sampled - sum(len(c.ids) for c in chunks))
+            if not chunks:
+                return
+        heads = [ChunkHead(c.rollout, c.attempt, c.version, c.start, len(c.ids), c.finish) for c in chunks]
+        ids = np.concatenate([c.ids for c in chunks])
+        behaviour = np.concatenate([c.behaviour for c in chunks])
+        reporter.count("sampled_tokens", len(ids))
+        await link.send(Chunks(heads), ids.data, behaviour.data)
+
+    async def prepare(message: Prepare) -> None:
+        await link.send(await staging.prepare(message))
+
+    async def commit(message: Commit) -> None:
+        staged = staging.take(message.publication)
+        if staged is not None:
+            pause = await engine.load(message.version, staged.weights, pin=message.pin)
+            await link.send(Committed(message.publication, message.version, pause))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run, emit)
+        nursery.start_soon(reporter.run, link)
+        await link.send(EngineReady(engine.slots))
+        async for message, buffers in link:
+            match message:
+                case Leases():
+                    engine.submit(requests(message, buffers[0]))
+                case Interrupt(rollouts):
+                    engine.interrupt(rollouts)
+                case Prepare():
+                    nursery.start_soon(prepare, message)
+                case Commit():
+                    nursery.start_soon(commit, message)
+                case Abort():
+                    staging.abort()
+                case Unpin(version):
+                    engine.unpin(version)
+                case Drain():
+                    break
+                case _:
+                    raise ValueError(f"a rollout actor does not understand {type(message).__name__}")
+        else:
+            raise CoordinatorLost("a rollout actor")
+        if agents is not None:
+            await agents.close()
+        nursery.cancel_scope.cancel()
+    await link.send(Drained())

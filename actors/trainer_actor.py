@@ -1,0 +1,151 @@
+"""The trainer actor: a nursery around a learner. Invariant: what computes is carried out one at a time, in the order it came.
+
+    micro-batch  accumulate its gradients               → Consumed
+    anchor       score texts under the weights there are, and keep the scores
+    close step   one optimizer step, one version more   → Stepped
+    publish      send the weights as they are           → Transferred     (beside accumulation, never beside an optimizer step)
+    save         write a checkpoint                     → Saved
+
+It waits only for commands; what that costs is the trainer's idle time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from actors.errors import CoordinatorLost
+from actors.reporting import Reporter
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.messages import (
+    Abort,
+    CloseStep,
+    Consumed,
+    Drain,
+    Drained,
+    Message,
+    MicroBatch,
+    Publish,
+    Save,
+    Saved,
+    ScoreProximal,
+    Stepped,
+    TokenCount,
+    TrainerReady,
+    Transferred,
+)
+from asyncrl.ipc.waits import Waits
+from asyncrl.training.checkpoint_index import CheckpointError
+from weightsync.errors import TransferError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FOR_EVER_S = 1e9
+"""A command may be long in coming while engines are at work; the end of the link, and the coordinator's watchdog, bound it."""
+COMMANDS = 64
+"""Commands that may wait here. The coordinator has two micro-batches outstanding at most, and few other commands."""
+
+
+class LearnerProtocol(Protocol):
+    """What a trainer actor drives. Its methods are called one at a time, and let links go on while they compute."""
+
+    @property
+    def version(self) -> int: ...
+
+    async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]: ...
+
+    async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None: ...
+
+    async def step(self) -> dict[str, float]: ...
+
+    async def save(self, cursor: int) -> Path:
+        """Raises CheckpointError where it cannot be written."""
+        ...
+
+
+class Sent(Protocol):
+    """What a transfer sent: one checksum a bucket."""
+
+    @property
+    def checksums(self) -> list[int]: ...
+
+
+class TransferProtocol(Protocol):
+    """Sends the learner's weights."""
+
+    @property
+    def port(self) -> int: ...
+
+    async def send(self, message: Publish) -> Sent: ...
+
+
+async def trainer_actor(link: Link, learner: LearnerProtocol, transfer: TransferProtocol, waits: Waits, reporter: Reporter) -> None:
+    """Serve the coordinator until it drains this actor. Its link is what bounds the wait for a command: it ends with the coordinator,
+    whose watchdog ends a run that stands still."""
+    weights = trio.Lock()  # held while the weights must not change
+
+    async def publish(message: Publish, *, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED) -> None:
+        checksums, error = list[int](), "aborted"
+        async with weights:
+            version, start = learner.version, trio.current_time()
+            with trio.CancelScope() as scope:
+                task_status.started(scope)
+                try:
+                    checksums, error = (await transfer.send(message)).checksums, ""
+                except TransferError as failure:
+                    error = str(failure)
+        await link.send(Transferred(message.publication, version, checksums, trio.current_time() - start, error))
+
+    send, commands = trio.open_memory_channel[tuple[Message, tuple[memoryview, ...]]](COMMANDS)
+
+    async def read() -> None:
+        """Take publications at once, beside whatever is computed, and queue the rest."""
+        transfer_scope = trio.CancelScope()
+        async with send:
+            async for message, buffers in link:
+                match message:
+                    case Publish():
+                        transfer_scope = await nursery.start(publish, message)
+                    case Abort():
+                        transfer_scope.cancel()
+                    case _:
+                        await send.send((message, buffers))
+                        if isinstance(message, Drain):
+                            return
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        nursery.start_soon(reporter.run, link)
+        await link.send(TrainerReady(learner.version, transfer.port))
+        while True:
+            with waits.on("command", owner="trainer", deadline_s=FOR_EVER_S):
+                try:
+                    message, buffers = await commands.receive()
+                except trio.EndOfChannel:
+                    raise CoordinatorLost("the trainer") from None
+            start = trio.current_time()
+            match message:
+                case MicroBatch(step, index):
+                    counts = await learner.accumulate(message, buffers)
+                    await link.send(Consumed(step, index, counts, trio.current_time() - start))
+                case ScoreProximal():
+                    await learner.anchor(message, buffers)
+                case CloseStep():
+                    async with weights:
+                        metrics = await learner.step()
+                    await link.send(Stepped(learner.version, trio.current_time() - start, metrics))
+                case Save(cursor):
+                    try:
+                        saved = Saved(learner.version, str(await learner.save(cursor)))
+                    except CheckpointError as error:
+                        saved = Saved(learner.version, "", str(error))
+                    await link.send(saved)
+                case Drain():
+                    break
+                case _:
+                    raise ValueError(f"a trainer does not understand {type(message).__name__}")
+        nursery.cancel_scope.cancel()
+    await link.send(Drained())

@@ -1,0 +1,253 @@
+"""Where verifiers run: processes that can be killed. Invariant: a process judges one answer at a time, so killing it harms no other.
+
+    reward actor ── control socket ──▶ nursery process ── fork ──▶ worker, worker, …
+         └────────────── one socket pair for each worker ──────────────┘
+
+The nursery process (`python -m actors.verifier_process FD`) opens the task once and then only forks and buries workers: a new worker costs
+milliseconds and shares the task's memory. What it starts in has no second thread, so that a fork is safe. Workers talk over sockets; what a
+verifier prints goes to standard error. A worker and all that its verifier started are one process group. When the reward actor is gone the
+control socket ends, and with it every worker.
+
+On sockets a frame is `u32 length, msgpack`; the control socket carries `Start`, with the worker's end of its socket pair as a descriptor,
+answered by the worker's process id as a u32, and `Bury`, which has no answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from asyncrl.config.schema import TaskConfig
+from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
+from asyncrl.tasks import NoReward, Several, Task, open_task
+from asyncrl.tasks.text import Tokenizer
+
+LENGTH = struct.Struct("<I")
+FRAME_BYTES = 2**24
+"""Bytes of the largest frame: a response of four million tokens."""
+SAID = 200
+"""Characters of an exception's text that a verdict keeps."""
+LARGEST = 1e38
+"""Largest reward, either sign, as `staleness.advantages` has it: what is larger could not be trained."""
+
+
+class Opening(msgspec.Struct, frozen=True, array_like=True):
+    """The first frame on the control socket: what to judge with. `tokenizer` is a model directory."""
+
+    task: TaskConfig
+    seed: int
+    tokenizer: str
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Fork a worker on the socket that comes as a descriptor beside this frame."""
+
+
+class Bury(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Kill the process group of worker `pid` and wait for it; until then its number cannot be another's."""
+
+    pid: int
+
+
+class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
+    """To a worker: judge these `int32` response ids."""
+
+    split: Split
+    prompt_index: int
+    ids: bytes
+
+
+class TimedVerdict(msgspec.Struct, frozen=True, array_like=True):
+    """From a worker: the verdict, and the seconds the verifier took."""
+
+    verdict: Verdict
+    seconds: float
+
+
+T = TypeVar("T")
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """The message with its length in front."""
+    text = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(text)) + text
+
+
+def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdict:
+    """What the task's verifier says of an answer, whatever it does short of not returning."""
+    start = time.perf_counter()
+    try:
+        ids = np.frombuffer(answer.ids, "<i4").tolist()
+        verdict = read(task.verify(answer.split, answer.prompt_index, tokenizer.decode(ids)))
+    except NoReward as error:
+        verdict = NoVerdict(str(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 (a verifier is somebody else's code: what it raises is its verdict, SystemExit too)
+        verdict = NoVerdict(f"raised: {type(error).__name__}: {str(error)[:SAID]}")
+    return TimedVerdict(verdict, time.perf_counter() - start)
+
+
+def read(value: Any) -> Verdict:
+    """A verifier's result as a verdict: a finite number is a reward, True and False are 1 and 0. Of several each must be one, and their
+    sum."""
+    try:
+        reward = float(value) if not isinstance(value, str | bytes) else None
+    except (TypeError, ValueError, OverflowError):
+        reward = None
+    if reward is None:
+        return NoVerdict(f"not a number: {type(value).__name__}")
+    parts = value.parts if isinstance(value, Several) else {}
+    for number, detail in [*((part, f": {name}") for name, part in parts.items()), (reward, "")]:
+        if not np.isfinite(number):
+            return NoVerdict(f"not finite{detail}")
+        if abs(number) > LARGEST:
+            return NoVerdict(f"too large{detail}")
+    return Scored(reward, list(parts.values()))
+
+
+def serve_answers(sock: socket.socket, task: Task, tokenizer: Tokenizer) -> None:
+    """A worker's life: judge what comes, one at a time, until the socket ends."""
+    while (answer := receive(sock, VerifyRequest)) is not None:
+        sock.sendall(frame(judge(task, tokenizer, answer)))
+
+
+def receive(sock: socket.socket, kind: type[T]) -> T | None:
+    """The next frame; None where the peer ended. Raises ValueError where it is none."""
+    head = _exactly(sock, LENGTH.size)
+    if head is None:
+        return None
+    body = _exactly(sock, length(head))
+    return None if body is None else decode(body, kind)
+
+
+def length(head: bytes) -> int:
+    """The bytes that a frame's head announces. Raises ValueError for more than FRAME_BYTES."""
+    size: int = LENGTH.unpack(head)[0]
+    if size > FRAME_BYTES:
+        raise ValueError(f"a frame of {size} bytes is announced, over the limit of {FRAME_BYTES}")
+    return size
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """What a frame holds. Raises ValueError where it is no `kind`."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < size:
+        part = sock.recv(size - len(parts))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+class _Nursery:
+    """Forks and buries workers, as the reward actor says."""
+
+    def __init__(self, control: socket.socket, task: Task, tokenizer: Tokenizer) -> None:
+        self._control = control
+        self._task = task
+        self._tokenizer = tokenizer
+        self._workers: set[int] = set()
+
+    def run(self) -> None:
+        """Until the control socket ends; then no worker is left."""
+        try:
+            while (command := self._next()) is not None:
+                match command:
+                    case socket.socket():
+                        self._start(command)
+                    case Bury(pid):
+                        self._bury(pid)
+        finally:
+            for pid in list(self._workers):
+                self._bury(pid)
+
+    def _next(self) -> socket.socket | Bury | None:
+        """The socket of a worker to start, or a worker to bury."""
+        text, descriptors, _, _ = socket.recv_fds(self._control, LENGTH.size, 1)
+        if not text:
+            return None
+        text += _exactly(self._control, LENGTH.size - len(text)) or b""
+        body = _exactly(self._control, length(text))
+        if body is None:
+            return None
+        command = msgspec.msgpack.decode(body, type=Start | Bury)
+        if isinstance(command, Bury):
+            return command
+        sock = socket.socket(fileno=descriptors[0])
+        sock.set_inheritable(False)  # what a verifier starts must not hold it open
+        return sock
+
+    def _start(self, sock: socket.socket) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            sock.close()
+            self._workers.add(pid)
+            with contextlib.suppress(PermissionError):  # the worker has done it itself
+                os.setpgid(pid, pid)
+            self._control.sendall(LENGTH.pack(pid))
+            return
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            _end_with(parent)
+            self._control.close()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
+            serve_answers(sock, self._task, self._tokenizer)
+            code = 0
+        finally:
+            os._exit(code)
+
+    def _bury(self, pid: int) -> None:
+        if pid in self._workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self._workers.remove(pid)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent is killed, which cannot bury it then (prctl(2), PR_SET_PDEATHSIG = 1)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(descriptor: int) -> None:
+    """The nursery process. Standard output becomes standard error: nothing a verifier prints reaches anybody's protocol."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)
+    control = socket.socket(fileno=descriptor)
+    opening = receive(control, Opening)
+    if opening is None:
+        return
+    task, tokenizer = open_task(opening.task, opening.seed), Tokenizer(opening.tokenizer)
+    tokenizer.decode(tokenizer.encode(task.prompt("train", 0)))  # what is lazy is loaded before the first fork
+    gc.freeze()  # the collector would touch, and so copy, the pages that workers share
+    control.sendall(LENGTH.pack(os.getpid()))
+    _Nursery(control, task, tokenizer).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

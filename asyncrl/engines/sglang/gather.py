@@ -1,0 +1,30 @@
+"""Calls at the same time. Invariant: all of them have ended when this returns or raises, and an error is raised as the call raised it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+
+async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
+    """What each gives, in their order. The first to fail ends the others, and is raised, alone."""
+    found: dict[int, T] = {}
+    failures: list[Exception] = []
+
+    async def run(place: int, call: Callable[[], Awaitable[T]]) -> None:
+        try:
+            found[place] = await call()
+        except Exception as error:  # noqa: BLE001 raised below, alone
+            failures.append(error)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for place, call in enumerate(calls):
+            nursery.start_soon(run, place, call)
+    if failures:
+        raise failures[0]
+    return [found[place] for place in range(len(calls))]

@@ -1,0 +1,238 @@
+"""What an SGLang server sends, typed. Invariant: a stream comes out as increments: each token once, in order, with its log-probability.
+
+A server sends a request's tokens as server-sent events. Each holds all tokens so far, or with `--incremental-streaming-output` those that
+are new; which of the two is told by the count of tokens that comes with them, so nobody has to ask how the server was started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+LARGEST_EVENT = 1 << 28
+"""Bytes: more without an end of the event is no stream of tokens. A response of 128,000 tokens is 5 MB where an event holds all."""
+
+T = TypeVar("T")
+
+
+class Garbled(Exception):
+    """The answer cannot be read; says why, as the end of a sentence that begins with the server's address."""
+
+
+class WireSpan(msgspec.Struct, frozen=True):
+    """The output tokens `start` to `end` (half-open) were sampled under the weights called `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class FinishReason(msgspec.Struct, frozen=True):
+    """Why a request ended: `type` is `stop`, `length` or `abort`. `status_code` is given where the server refused the request."""
+
+    type: str
+    message: str = ""
+    status_code: int | None = None
+
+
+Entry = tuple[float | None, int, object]
+"""Log-probability (null for NaN), token id, and the token's text, which a server without a tokenizer leaves out."""
+
+
+class StreamEvent(msgspec.Struct, frozen=True):
+    """The news of one event: output tokens from index `start`, `ids` int32 and `behaviour` float32 of equal length, which may be 0.
+
+    `version` is the newest that sampled any of them. At the end `ending` is set, and `spans` where the server knows them.
+    """
+
+    start: int
+    ids: NDArray[np.int32]
+    behaviour: NDArray[np.float32]
+    version: str
+    ending: FinishReason | None = None
+    spans: tuple[WireSpan, ...] | None = None
+    cached_tokens: int = 0
+    retractions: int = 0
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """`GET /model_info`: what is served now. `weight_version` is `default` until somebody names one."""
+
+    model_path: str
+    weight_version: str
+    is_generation: bool = True
+    model_type: str | None = None
+    architectures: list[str] | None = None
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """`GET /server_info`: how the server was started, as far as it matters here."""
+
+    version: str
+    model_path: str = ""
+    dtype: str = ""
+    tp_size: int = 1
+    dp_size: int = 1
+    skip_tokenizer_init: bool = False
+    incremental_streaming_output: bool = False
+    disable_radix_cache: bool = False
+    context_length: int | None = None
+    max_total_num_tokens: int | None = None
+    max_running_requests: int | None = None
+    max_req_input_len: int | None = None
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Requests that a server holds: `running` are being decoded, `queued` wait (a retracted one waits, too)."""
+
+    running: int
+    queued: int
+
+
+class RankChecksums(msgspec.Struct, frozen=True):
+    """Of one rank's weights: a hash for each tensor by name, and one of all together."""
+
+    checksums: dict[str, str]
+    per_gpu_checksum: str
+
+
+class ServerAnswer(msgspec.Struct, frozen=True):
+    """What control endpoints answer. Each has its own place for what went wrong."""
+
+    success: bool = True
+    message: str = ""
+    ranks: list[RankChecksums] = []
+    detail: object = None
+    error: object = None
+
+    def said(self) -> str:
+        return self.message or str(self.error or self.detail or "")
+
+
+class LoadOfRank(msgspec.Struct, frozen=True):
+    num_running_reqs: int
+    num_waiting_reqs: int
+
+
+class Loads(msgspec.Struct, frozen=True):
+    loads: list[LoadOfRank]
+
+
+class ServerFailure(msgspec.Struct, frozen=True):
+    """An error inside a stream, whose HTTP status was 200 by then."""
+
+    message: str
+    code: int = 400
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    weight_version: str
+    completion_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    weight_versions: tuple[WireSpan, ...] | None = None
+    output_token_logprobs: list[Entry] = []
+    cached_tokens: int = 0
+    num_retractions: int = 0
+
+
+class _Output(msgspec.Struct, frozen=True):
+    output_ids: list[int] = []
+    meta_info: _Meta | None = None
+    error: ServerFailure | None = None
+
+
+class _ScoredMeta(msgspec.Struct, frozen=True):
+    input_token_logprobs: list[Entry]
+
+
+class PromptScores(msgspec.Struct, frozen=True):
+    meta_info: _ScoredMeta
+
+
+_OUTPUT = msgspec.json.Decoder(_Output)
+
+
+def decode(kind: type[T], body: bytes) -> T:
+    """Raises Garbled where `body` is not a `kind`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Garbled(f"answered what is not {kind.__name__}: {error}") from error
+
+
+class StreamEvents:
+    """Bytes as they come, cut into the data of server-sent events."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._seen = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The data of each event that these bytes complete. Raises Garbled for what is no event."""
+        self._rest += data
+        at = 0
+        while (end := self._rest.find(b"\n\n", max(at, self._seen - 1))) >= 0:
+            lines = bytes(self._rest[at:end])
+            at = self._seen = end + 2
+            if lines.startswith(b"data:"):
+                yield lines[5:].lstrip()
+            elif lines.strip() and not lines.startswith(b":"):
+                raise Garbled(f"sent what is no event of a stream: {lines[:80]!r}")
+        del self._rest[:at]
+        self._seen = len(self._rest)
+        if self._seen > LARGEST_EVENT:
+            raise Garbled(f"sent {self._seen} bytes without an end of the event")
+
+
+class Increments:
+    """The events of one request, each resolved to what is new in it."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    def read(self, data: bytes) -> StreamEvent | ServerFailure:
+        """Raises Garbled where the tokens of an event cannot be told, or come without a log-probability each."""
+        try:
+            output = _OUTPUT.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Garbled(f"sent an event that cannot be read: {error}") from error
+        if output.error is not None:
+            return output.error
+        meta = output.meta_info
+        if meta is None:
+            raise Garbled(f"sent an event without meta_info: {data[:80]!r}")
+        start, self._done = self._done, meta.completion_tokens
+        new = self._done - start
+        if new < 0:
+            raise Garbled(f"took back tokens: {self._done} after {start}")
+        ids, entries = _newest(output.output_ids, new, start, "ids"), _newest(meta.output_token_logprobs, new, start, "log-probabilities")
+        if [entry[1] for entry in entries] != ids:
+            raise Garbled(f"sent log-probabilities of other tokens than those from index {start} on")
+        try:
+            known = np.array(ids, np.int32)
+        except OverflowError as error:
+            raise Garbled(f"sent an id that no vocabulary has: {max(ids, key=abs)}") from error
+        return StreamEvent(
+            start=start,
+            ids=known,
+            behaviour=np.array([entry[0] for entry in entries], np.float32),  # None becomes NaN
+            version=meta.weight_version,
+            ending=meta.finish_reason,
+            spans=meta.weight_versions,
+            cached_tokens=meta.cached_tokens,
+            retractions=meta.num_retractions,
+        )
+
+
+def _newest(sent: list[T], new: int, start: int, what: str) -> list[T]:
+    """The last `new`: all of what was sent, or all but the `start` that were known. Of an event without news nothing is asked: the last
+    one of an aborted request repeats what was sent, in part or in whole."""
+    if new == 0:
+        return []
+    if len(sent) != new and len(sent) != start + new:
+        raise Garbled(f"sent {len(sent)} {what} where {new} are new of {start + new}")
+    return sent[-new:]

@@ -1,0 +1,114 @@
+"""What is due next. Invariant: it follows from the live groups alone, so it can be made anew from them and is never written down.
+
+Rollouts and groups are held by their numbers, in sorted lists: the order of each view is the order kept. A rollout gets another status
+through `move` and in no other way, so what waits for what, and how much is queued, is right after every event.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Group, Rollout, RolloutStatus
+from asyncrl.ipc.messages import Split
+
+
+def _by_purpose() -> dict[Split, list[Any]]:
+    return {"train": [], "evaluation": []}
+
+
+class WorkIndex(msgspec.Struct):
+    """What waits for a lease, for a verdict, for a step.
+
+    `queue_items` and `queue_bytes` measure the experience queue: training rollouts that are sealed or judged, and not taken. `statuses`
+    counts live rollouts; a status that none has any more may be there with zero. `open` counts those that no step has taken.
+    """
+
+    statuses: Counter[RolloutStatus] = msgspec.field(default_factory=Counter)
+    queue_items: int = 0
+    queue_bytes: int = 0
+    _waiting: dict[Split, list[tuple[bool, int]]] = msgspec.field(default_factory=_by_purpose)  # never leased, rollout
+    _unjudged: list[tuple[int, int]] = msgspec.field(default_factory=list)  # sealed as, rollout
+    open: Counter[Split] = msgspec.field(default_factory=Counter)
+    _judged: list[tuple[int, int]] = msgspec.field(default_factory=list)  # oldest version, rollout
+    _complete: dict[Split, list[tuple[int, int]]] = msgspec.field(default_factory=_by_purpose)  # oldest version, group
+
+    def to_lease(self, split: Split, n: int) -> list[int]:
+        """At most `n` waiting rollouts: recycled ones first, then new ones, each the oldest first."""
+        return [rollout for _, rollout in self._waiting[split][:n]]
+
+    def to_judge(self, after: int) -> list[int]:
+        """Rollouts sealed and not judged whose `sealed` number is larger than `after`, the first sealed first."""
+        return [rollout for _, rollout in self._unjudged[bisect_left(self._unjudged, (after + 1, 0)) :]]
+
+    def ready(self, split: Split) -> list[int]:
+        """The groups that may be taken: those with the oldest tokens first, then those admitted first."""
+        return [group for _, group in self._complete[split]]
+
+    def judged(self) -> list[int]:
+        """The training rollouts with a verdict that no step has taken: those with the oldest tokens first."""
+        return [rollout for _, rollout in self._judged]
+
+    def enter(self, group: Group, rollout: Rollout) -> None:
+        """A live rollout of this group comes in with the status it has."""
+        status = rollout.status
+        self.statuses[status] += 1
+        self.open[group.split] += status is not RolloutStatus.TAKEN
+        if status is RolloutStatus.WAITING:
+            insort(self._waiting[group.split], (not rollout.attempt, rollout.id))
+        elif status is RolloutStatus.SEALED:
+            insort(self._unjudged, (rollout.sealed, rollout.id))
+            self._queue(group, rollout, 1)
+        elif status is RolloutStatus.JUDGED:
+            self._queue(group, rollout, 1)
+            if _on_offer(group, rollout):
+                insort(self._judged, (rollout.oldest, rollout.id))
+
+    def move(self, group: Group, rollout: Rollout, status: RolloutStatus) -> None:
+        """The only way from one status to another. While it waits its `attempt` stays, from its sealing on its `sealed` and its
+        tokens, and once it is judged its verdict and its `step`."""
+        before = rollout.status
+        self.statuses[before] -= 1
+        self.open[group.split] -= before is not RolloutStatus.TAKEN
+        if before is RolloutStatus.WAITING:
+            _remove(self._waiting[group.split], (not rollout.attempt, rollout.id))
+        elif before is RolloutStatus.SEALED:
+            _remove(self._unjudged, (rollout.sealed, rollout.id))
+            self._queue(group, rollout, -1)
+        elif before is RolloutStatus.JUDGED:
+            self._queue(group, rollout, -1)
+            if _on_offer(group, rollout):
+                _remove(self._judged, (rollout.oldest, rollout.id))
+        rollout.status = status
+        if status not in ENDED:
+            self.enter(group, rollout)
+
+    def promise(self, group: Group, rollout: Rollout, step: int) -> None:
+        """A judged rollout on offer is nobody else's than this step's from now on."""
+        _remove(self._judged, (rollout.oldest, rollout.id))
+        rollout.step = step
+
+    def offer(self, group: Group) -> None:
+        """A group that nothing keeps from being taken whole, once it is complete, is ready."""
+        if group.complete and not group.begun:
+            insort(self._complete[group.split], (group.oldest, group.id))
+
+    def withdraw(self, group: Group) -> None:
+        """A group that is ready, and still what it was when it became so, is not any more."""
+        _remove(self._complete[group.split], (group.oldest, group.id))
+
+    def _queue(self, group: Group, rollout: Rollout, sign: int) -> None:
+        if group.split == "train":
+            self.queue_items += sign
+            self.queue_bytes += sign * rollout.tokens * TOKEN_BYTES
+
+
+def _on_offer(group: Group, rollout: Rollout) -> bool:
+    return rollout.step is None and group.split == "train"
+
+
+def _remove(order: list[Any], key: tuple[int, int]) -> None:
+    del order[bisect_left(order, key)]

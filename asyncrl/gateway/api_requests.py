@@ -1,0 +1,252 @@
+"""What agents ask, out of JSON. Invariant: a request that is accepted is done as it says; what cannot be done is a 400 that names
+the parameter.
+
+Two kinds of parameters are refused on purpose: those that change the distribution that tokens are drawn from (`top_p`, penalties), because
+the recorded log-probabilities would not be those of the sampling; and those that ask for what an engine does not give.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from asyncrl.gateway.errors import GatewayError, bad
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Neutral = {"top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "n": 1, "best_of": 1, "parallel_tool_calls": True}
+"""What these must be, where they are given at all."""
+IGNORED = ("seed",)
+"""What is accepted and has no effect; an answer says so in the header `x-ignored`."""
+_STOPS = 4
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+
+
+class _Part(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["text"]
+    text: str
+
+
+class _Function(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+    function: _Function
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] = ""
+    tool_calls: list[_Call] = []
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning_content: str = ""
+    annotations: list[Any] = []
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """What both kinds of request have. None is what the gateway chooses."""
+
+    model: str
+    max_tokens: Positive | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: int | None = None
+    user: str | None = None
+    n: int | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+    @property
+    def budget(self) -> int | None:
+        """Tokens to sample at most."""
+        return self.max_tokens
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def usage(self) -> bool:
+        """Whether a stream ends with what it took."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities are wanted."""
+        return False
+
+
+class ChatRequest(Asked, kw_only=True):
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def budget(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def scored(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+
+class TextRequest(Asked, kw_only=True):
+    prompt: str | list[int | str]
+    logprobs: int | None = None
+    best_of: int | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+
+    @property
+    def scored(self) -> bool:
+        return self.logprobs is not None
+
+
+Item = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _Reward(msgspec.Struct, forbid_unknown_fields=True):
+    reward: float | None = None
+    prompt_index: Item | None = None
+
+
+class RewardGiven(NamedTuple):
+    """A session's reward, and the prompt of the task that it was about, where that was said."""
+
+    reward: float
+    prompt_index: int | None
+
+
+class RewardByTask(NamedTuple):
+    """The prompt of the task that a session's last reply answers: the task says the reward."""
+
+    prompt_index: int
+
+
+_Request = TypeVar("_Request", ChatRequest, TextRequest)
+
+
+def parse(body: bytes, kind: type[_Request]) -> _Request:
+    """The request in `body`. Raises DoorError (400)."""
+    given = _decode(body, dict[str, msgspec.Raw])
+    known = kind.__struct_fields__
+    if unknown := [name for name in given if name not in known]:
+        raise bad(
+            f"the gateway does not know {unknown[0]!r}; leave it out (it knows {', '.join(sorted(known))})", unknown[0], "unknown_parameter"
+        )
+    request = _decode(body, kind)
+    for name, neutral in Neutral.items():
+        value = getattr(request, name, None)
+        if value is not None and value != neutral:
+            raise bad(f"{name} must be {msgspec.json.encode(neutral).decode()} or left out, not {value}", name, "unsupported_value")
+    if len(request.stops) > _STOPS or not all(request.stops):
+        raise bad(f"stop must be at most {_STOPS} strings, none of them empty", "stop")
+    if getattr(request, "top_logprobs", 0) or (isinstance(request, TextRequest) and request.logprobs):
+        name = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
+        raise bad(f"{name} must be 0 or left out: the gateway knows the log-probabilities of the tokens that were sampled alone", name)
+    return request
+
+
+def reward(body: bytes) -> RewardGiven | RewardByTask:
+    """The reward in `body`, or who says it. Raises DoorError (400) unless it is a finite number, or left to the task."""
+    asked = _decode(body, _Reward)
+    if asked.reward is None:
+        if asked.prompt_index is None:
+            raise bad("give a reward, or the prompt_index that the last reply answers", "reward")
+        return RewardByTask(asked.prompt_index)
+    if not math.isfinite(asked.reward):
+        raise bad("a reward must be a finite number", "reward")
+    return RewardGiven(asked.reward, asked.prompt_index)
+
+
+def prompt_index(text: str) -> int:
+    """The number of a prompt in a path. Raises DoorError (404) for what is none."""
+    try:
+        return msgspec.convert(text, Item, strict=False)
+    except msgspec.ValidationError as error:
+        raise GatewayError(
+            404, "unknown_prompt", f"a prompt of the task is a number from 0 on, and {text[:20]!r} is none", param="prompt_index"
+        ) from error
+
+
+def messages(request: ChatRequest) -> list[dict[str, Any]]:
+    """The messages as chat templates know them: text alone, arguments as objects, and nothing that is null. Raises DoorError (400)."""
+    return [_message(at, message) for at, message in enumerate(request.messages)]
+
+
+def tools(request: ChatRequest) -> list[dict[str, Any]]:
+    """The tools as they were given. Raises DoorError (400) for what is no function with a name."""
+    for at, tool in enumerate(request.offered):
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise bad(f"tools[{at}] must be a function with a name: {{'type': 'function', 'function': {{'name': ...}}}}", "tools")
+    return request.offered
+
+
+def _message(at: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Clients send back what they were sent, with every field that was null."""
+    try:
+        message = msgspec.convert({name: value for name, value in given.items() if value is not None}, _Message)
+    except msgspec.ValidationError as error:
+        raise bad(f"messages[{at}]: {error}", "messages") from error
+    text = message.content if isinstance(message.content, str) else "".join(part.text for part in message.content)
+    found: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": _arguments(at, call.function)}}
+            for call in message.tool_calls
+        ]
+    for name in ("tool_call_id", "name", "reasoning_content"):
+        if value := getattr(message, name):
+            found[name] = value
+    return found
+
+
+def _arguments(at: int, function: _Function) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(function.arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise bad(f"messages[{at}]: the arguments of {function.name!r} are no JSON object", "messages") from error
+
+
+_Type = TypeVar("_Type")
+
+
+def _decode(body: bytes, kind: type[_Type]) -> _Type:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        found = re.search(r"`\$\.(\w+)", str(error)) or re.search(r"required field `(\w+)`", str(error))
+        raise bad(str(error), found[1] if found else None) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise GatewayError(400, "invalid_json", f"the body is not the JSON of a request: {error}") from error

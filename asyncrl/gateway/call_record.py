@@ -1,0 +1,66 @@
+"""What is sampled for one call, as it comes. Invariant: what is recorded is what could be read, up to what ended it; of what came after
+that only the number of tokens is kept.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from asyncrl.gateway.api_answers import Read, Token
+from asyncrl.gateway.generator import GeneratedPiece
+from asyncrl.gateway.reading import Reading
+from asyncrl.gateway.tools import ToolCall
+from asyncrl.ipc.messages import Finish, Span
+from asyncrl.sessions.finished import Sampled
+from asyncrl.tasks.text import Tokenizer
+
+
+class CallRecord:
+    """Takes the pieces of a call."""
+
+    def __init__(self, reading: Reading, tokenizer: Tokenizer, vocabulary: int, *, scored: bool) -> None:
+        self._reading, self._tokenizer, self._vocabulary, self._scored = reading, tokenizer, vocabulary, scored
+        self.ids: list[int] = []
+        self._behaviour: list[float] = []
+        self._spans: list[Span] = []
+        self._unused = 0
+        self.finish: Finish = "interrupted"
+        self.called = False
+        self.broken = ""
+        """What was wrong with what the engine gave, in words."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is to be had of this answer: a stop string is complete, or the engine is not to be believed."""
+        return self._reading.stopped or bool(self.broken)
+
+    def take(self, piece: GeneratedPiece) -> Read:
+        """Read a piece; what comes when it is closed is counted and left out."""
+        read, start = Read(), len(self.ids)
+        self.broken = self.broken or self._wrong(piece)
+        for token, behaviour in zip(piece.ids.tolist(), piece.behaviour.tolist(), strict=True):
+            if self.closed:
+                self._unused += 1
+                continue
+            self.ids.append(token)
+            self._behaviour.append(behaviour)
+            read.deltas += self._reading.push(token)
+            if self._scored:
+                read.tokens.append(Token(self._tokenizer.decode([token], special=True), behaviour))
+        if len(self.ids) > start:
+            self._spans.append(Span(piece.version, start, len(self.ids)))
+        if piece.finish:
+            read.deltas += self._reading.end()
+            self.finish = "interrupted" if self.broken else "stop" if self.closed else piece.finish
+        self.called |= any(isinstance(delta, ToolCall) for delta in read.deltas)
+        return read
+
+    def _wrong(self, piece: GeneratedPiece) -> str:
+        """What no engine may give, in words."""
+        if len(piece.ids) and not 0 <= int(piece.ids.min()) <= int(piece.ids.max()) < self._vocabulary:
+            return f"the engine sampled an id outside of the vocabulary of {self._vocabulary}"
+        return "" if np.isfinite(piece.behaviour).all() else "the engine gave a log-probability that is no number"
+
+    def sampled(self) -> Sampled:
+        behaviour = np.array(self._behaviour, np.float32).tobytes()
+        return Sampled(np.array(self.ids, np.int32).tobytes(), behaviour, tuple(self._spans), self.finish, self._unused)

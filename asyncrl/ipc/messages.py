@@ -1,0 +1,403 @@
+"""Every struct that crosses a process boundary. Invariant: a message is plain data, and says in its docstring which buffers travel with it.
+
+A frame on a link is one message and zero or more raw buffers (`asyncrl.ipc.link`). Arrays never enter a message: they travel as
+buffers, little-endian and C-contiguous, `int32` for token ids, `float32` for log-probabilities and `uint8` for masks. A message that
+names several rollouts carries the concatenation of their arrays, in the order of its list.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+Role = Literal["coordinator", "rollout", "reward", "trainer", "launcher"]
+Split = Literal["train", "evaluation"]
+Finish = Literal["", "stop", "length", "interrupted"]
+"""Why a rollout's chunk is its last under this lease; empty while it goes on."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A message on a link. Its class name is its tag."""
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a message or of an event."""
+
+
+class Span(Part, frozen=True):
+    """Tokens `[start, end)` of a response, sampled under `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Scored(Part, frozen=True, tag=True):
+    """The verifier's reward; `parts` are the rewards that it is made of, where there are several (GDPO), in the task's order."""
+
+    reward: float
+    parts: list[float] = []
+
+
+class NoVerdict(Part, frozen=True, tag=True):
+    """The verifier gave no reward; never to be read as a reward of zero."""
+
+    reason: str
+
+
+Verdict = Scored | NoVerdict
+
+
+# ------------------------------------------------------------------------------------------------------------ all links
+
+
+class Hello(Message, frozen=True):
+    """The first message of every actor. `incarnation` counts the starts of this actor, from 0."""
+
+    role: Role
+    index: int
+    incarnation: int
+    pid: int
+
+
+class Drain(Message, frozen=True):
+    """Coordinator to actor: no more work will come; finish or park what you hold, answer `Drained`, and end.
+    Launcher to coordinator: end the run early, keeping everything."""
+
+
+class Drained(Message, frozen=True):
+    """Actor to coordinator: the end of its stream; nothing follows."""
+
+
+Duration = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+"""Seconds; no number at all, a negative or an endless one does not parse."""
+
+
+class Wait(Part, frozen=True):
+    """One row of the table of waits: who waits for what, since when."""
+
+    name: str
+    owner: str
+    seconds: Duration
+    deadline_s: Duration
+
+
+Increase = Annotated[float, msgspec.Meta(ge=0)]
+"""Of a counter, which cannot go down: another one does not parse."""
+
+
+class Report(Message, frozen=True):
+    """Actor to coordinator, about once a second: what it did since the last report.
+
+    `idle` maps a cause to seconds spent waiting for it; `counts` maps a counter to its increase; `waits` is the table now.
+    """
+
+    seconds: Duration
+    idle: dict[str, Duration]
+    counts: dict[str, Increase]
+    waits: list[Wait]
+
+
+# -------------------------------------------------------------------------------------------------------------- rollout
+
+
+class EngineReady(Message, frozen=True):
+    """Rollout actor to coordinator, once: its engine can take `slots` rollouts at a time. It holds no weights yet."""
+
+    slots: int
+
+
+class Lease(Part, frozen=True):
+    """One rollout to generate. `prefix_tokens` of its response are known already (it was recycled); at most `max_new_tokens` more
+    may be sampled. `key` and a token's index decide that token's draw, whoever the neighbours are.
+    `version` pins the weights (evaluation), or is None: whatever is current."""
+
+    rollout: int
+    attempt: int
+    key: int
+    split: Split
+    prompt_tokens: int
+    prefix_tokens: int
+    max_new_tokens: int
+    temperature: float
+    version: int | None
+
+
+class Leases(Message, frozen=True):
+    """Coordinator to rollout actor. Buffer 0: `int32` ids, for each lease its prompt and then its prefix."""
+
+    leases: list[Lease]
+
+
+class Interrupt(Message, frozen=True):
+    """Coordinator to rollout actor: stop these rollouts at the next token boundary (their last chunk says `interrupted`)."""
+
+    rollouts: list[int]
+
+
+class ChunkHead(Part, frozen=True):
+    """`count` tokens of a rollout from response index `start`, all sampled under `version`."""
+
+    rollout: int
+    attempt: int
+    version: int
+    start: int
+    count: int
+    finish: Finish
+
+
+class Chunks(Message, frozen=True):
+    """Rollout actor to coordinator: one frame for all slots. Buffer 0: `int32` ids. Buffer 1: `float32` behaviour log-probabilities."""
+
+    heads: list[ChunkHead]
+
+
+# --------------------------------------------------------------------------------------------------------------- reward
+
+
+class ScoreRequest(Message, frozen=True):
+    """Coordinator to reward actor: judge a response to the prompt at `prompt_index` of the task's split. Buffer 0: `int32` response ids."""
+
+    rollout: int
+    split: Split
+    prompt_index: int
+
+
+class ScoreResult(Message, frozen=True):
+    """Reward actor to coordinator. `seconds` is what the verifier took."""
+
+    rollout: int
+    verdict: Verdict
+    seconds: float
+
+
+# -------------------------------------------------------------------------------------------------------------- trainer
+
+
+class TrainerReady(Message, frozen=True):
+    """Trainer to coordinator, once: it holds `version` (0, or the checkpoint's), and its weight store listens on `port`."""
+
+    version: int
+    port: int
+
+
+class Sample(Part, frozen=True):
+    """One rollout of a micro-batch. `spans` tile its response. `baseline` is what is subtracted from its reward, where the coordinator
+    knows it (`unit = rollout`); None: the trainer derives it from the group's rewards. `member` is its place among the rewards of its
+    group in the micro-batch; None: any of those equal to its own."""
+
+    rollout: int
+    group: int
+    prompt_tokens: int
+    response_tokens: int
+    reward: float
+    spans: list[Span]
+    baseline: float | None = None
+    member: int | None = None
+
+
+class MicroBatch(Message, frozen=True):
+    """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a verdict, for every group named, or,
+    where advantages are relative to the batch, for every group of the step; `parts` their parts, where there are any, in the same order.
+    Buffer 0: `int32` ids, for each sample its prompt and then its response. Buffer 1: `float32` behaviour
+    log-probabilities of the responses. Buffer 2: `uint8` mask of the responses, 1 where the token may enter the loss."""
+
+    step: int
+    index: int
+    samples: list[Sample]
+    rewards: dict[int, list[float]]
+    parts: dict[int, list[list[float]]] = {}
+
+
+class ScoreProximal(Message, frozen=True):
+    """Coordinator to trainer, before the step is closed (`proximal = boundary`): score what was sampled under the version there is, and
+    late under earlier ones, and keep it for when it is trained. `live` are all the rollouts whose scores may still be asked for; the
+    others' are forgotten. `oldest` is the oldest version that more tokens may come of: its weights and those since are held. None: that
+    of the step. Buffer 0: `int32` ids, for each sample its prompt and then what there is of its response."""
+
+    step: int
+    samples: list[Sample]
+    live: list[int]
+    oldest: int | None = None
+
+
+class TokenCount(Part, frozen=True):
+    """What became of one rollout's response tokens: `trained` entered a loss unmasked, the rest was left out, by reason."""
+
+    rollout: int
+    trained: int
+    discarded: dict[str, int]
+
+
+class Consumed(Message, frozen=True):
+    """Trainer to coordinator: the micro-batch's gradients are accumulated."""
+
+    step: int
+    index: int
+    counts: list[TokenCount]
+    seconds: float
+
+
+class CloseStep(Message, frozen=True):
+    """Coordinator to trainer: every micro-batch of `step` is sent; take the optimizer step, which makes version `step + 1`."""
+
+    step: int
+
+
+class Stepped(Message, frozen=True):
+    """Trainer to coordinator: `version` exists. `metrics` are means over the step's trained tokens unless their name says otherwise."""
+
+    version: int
+    seconds: float
+    metrics: dict[str, float]
+
+
+class Save(Message, frozen=True):
+    """Coordinator to trainer: write a checkpoint of the current version. `cursor` is the number of the last journalled event it
+    belongs to; it is kept in the checkpoint for `--resume`."""
+
+    cursor: int
+
+
+class Saved(Message, frozen=True):
+    """Trainer to coordinator: the checkpoint of `version` is complete at `path`; or `error`, and there is none."""
+
+    version: int
+    path: str
+    error: str = ""
+
+
+# ---------------------------------------------------------------------------------------------------------- publication
+
+
+class Publish(Message, frozen=True):
+    """Coordinator to trainer: send the current weights to the `world - 1` engines of `epoch`."""
+
+    publication: int
+    epoch: int
+    world: int
+
+
+class Prepare(Message, frozen=True):
+    """Coordinator to rollout actor: receive `version` into a staging place, while decoding goes on."""
+
+    publication: int
+    version: int
+    epoch: int
+    rank: int
+    world: int
+    host: str
+    port: int
+
+
+class Transferred(Message, frozen=True):
+    """Trainer to coordinator: what was sent, one checksum a bucket; or `error`, and nothing counts."""
+
+    publication: int
+    version: int
+    checksums: list[int]
+    seconds: float
+    error: str
+
+
+class Prepared(Message, frozen=True):
+    """Rollout actor to coordinator: what was received; or `error`, and nothing is staged."""
+
+    publication: int
+    checksums: list[int]
+    error: str
+
+
+class Commit(Message, frozen=True):
+    """Coordinator to rollout actor: swap to the staged weights between two decode steps. With `pin`, keep a copy of them for
+    evaluation until `Unpin`."""
+
+    publication: int
+    version: int
+    pin: bool
+
+
+class Abort(Message, frozen=True):
+    """Coordinator to rollout actor or trainer: forget what is staged; the old version stays."""
+
+    publication: int
+
+
+class Committed(Message, frozen=True):
+    """Rollout actor to coordinator: it decodes with `version`; decoding stood still for `pause_seconds`."""
+
+    publication: int
+    version: int
+    pause_seconds: float
+
+
+class Unpin(Message, frozen=True):
+    """Coordinator to rollout actor: evaluation of `version` is over."""
+
+    version: int
+
+
+# ------------------------------------------------------------------------------------------------------------- launcher
+
+
+class Exited(Message, frozen=True):
+    """Launcher to coordinator: this actor's process ended; `restarting` says whether another takes its place."""
+
+    role: Role
+    index: int
+    code: int
+    restarting: bool
+
+
+class Replace(Message, frozen=True):
+    """Coordinator to launcher: this start of an actor is cut off; end its process, and start another within the restart budget."""
+
+    role: Role
+    index: int
+    incarnation: int
+    reason: str
+
+
+class Draining(Message, frozen=True):
+    """Coordinator to launcher: the run is over and drains; an actor whose process ends from now on is not started again."""
+
+
+class StatusUpdate(Message, frozen=True):
+    """Coordinator to launcher, about once a second: what the display shows. Rates are over the last seconds; shares are 0 to 1."""
+
+    seconds: float
+    phase: str
+    step: int
+    steps: int
+    reward: float
+    accuracy: float
+    accuracy_version: int
+    generated_per_s: float
+    trained_per_s: float
+    lag_mean: float
+    lag_max: int
+    queue_items: int
+    queue_bytes: int
+    idle_trainer: float
+    idle_rollout: float
+    pause_seconds: float
+    note: str
+
+
+class RunFinished(Message, frozen=True):
+    """Coordinator to launcher: the run is over, `summary.json` is written; `reason` is one sentence, `ok` decides the exit code."""
+
+    ok: bool
+    reason: str
+
+
+def _tagged(base: type[Message]) -> tuple[type[Message], ...]:
+    return tuple(base.__subclasses__())
+
+
+ALL: tuple[type[Message], ...] = _tagged(Message)
+"""Every message there is: what a link may decode, and nothing else."""

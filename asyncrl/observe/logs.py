@@ -1,0 +1,54 @@
+"""The log of one actor. Invariant: what a process says, tracebacks included, is in `<run>/logs/<role>-<index>.log`, one line a record.
+
+The launcher redirects the process's stderr to the same file, so what Python or a library prints as it dies is there too.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from asyncrl.ipc.messages import Role
+
+FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
+
+
+FOLDER = "logs"
+"""Of a run's directory."""
+
+
+def path(run: Path, role: Role, index: int) -> Path:
+    """Where an actor's log is. The same file over its restarts: it is only ever appended to."""
+    return run / FOLDER / f"{role}-{index}.log"
+
+
+def start(run: Path, role: Role, index: int, level: str) -> Path:
+    """Send this process's logging, warnings and uncaught exceptions to its log. `level` is `run.log`. Returns the log's path."""
+    target = path(run, role, index)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(target, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(FORMAT.format(actor=f"{role}-{index}"), datefmt="%Y-%m-%dT%H:%M:%S"))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+    sys.excepthook = _uncaught
+    threading.excepthook = _uncaught_in_thread
+    return target
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        return
+    logging.getLogger("asyncrl").critical("ended by an exception nobody caught", exc_info=(kind, error, trace))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None:
+        _uncaught(args.exc_type, args.exc_value, args.exc_traceback)

@@ -1,0 +1,144 @@
+"""`summary.json`: what a run came to. Invariant: it is written whole or not at all, and what it says of tokens and rollouts balances.
+
+A number that does not exist (the accuracy of a run without evaluation, the lag where nothing was trained) is None
+here and null there; NaN becomes null too.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.experience.ledger import Account, Ledger
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    """Share of held-out prompts answered right, greedily: of the first version, and of the last."""
+
+    start: float | None = None
+    end: float | None = None
+
+
+class TokenTotals(msgspec.Struct, frozen=True):
+    """`generated = trained + Σ discarded + live`."""
+
+    generated: int = 0
+    trained: int = 0
+    discarded: dict[str, int] = {}
+    live: int = 0
+
+    @classmethod
+    def of(cls, account: Account) -> TokenTotals:
+        return cls(account.total, account.trained, dict(sorted(account.discarded.items())), account.live)
+
+
+class RolloutTotals(msgspec.Struct, frozen=True):
+    """`admitted = trained + Σ discarded + live`."""
+
+    admitted: int = 0
+    trained: int = 0
+    discarded: dict[str, int] = {}
+    live: int = 0
+
+    @classmethod
+    def of(cls, account: Account) -> RolloutTotals:
+        return cls(account.total, account.trained, dict(sorted(account.discarded.items())), account.live)
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """Versions, over trained tokens."""
+
+    mean: float | None = None
+    max: int = 0
+
+
+class Alarmed(msgspec.Struct, frozen=True):
+    """How many steps raised an alarm, and what it said last."""
+
+    steps: int
+    last: str
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """Shares of the run's seconds, 0 to 1."""
+
+    trainer: float | None = None
+    rollout: float | None = None
+
+
+class Publications(msgspec.Struct, frozen=True):
+    """Committed publications; `seconds` from preparation to commit, `pause_seconds` that decoding stood still, both in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+    pause_seconds: float = 0.0
+
+
+class SlowestVerifier(msgspec.Struct, frozen=True):
+    """The verdict that took longest."""
+
+    prompt_index: int
+    seconds: float
+    reason: str = ""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole of it. `reason` is one sentence; `training_seconds` are those from the first admission to the last step, without start and
+    end; `alarms` are by cause; `bias` is how far what was trained is from what was generated (`asyncrl.experience.audit`); `restarts` are
+    by role."""
+
+    ok: bool
+    reason: str
+    steps: int
+    seconds: float
+    training_seconds: float | None = None
+    accuracy: Accuracy = Accuracy()
+    tokens: TokenTotals = TokenTotals()
+    rollouts: RolloutTotals = RolloutTotals()
+    lag: Lag = Lag()
+    alarms: dict[str, Alarmed] = {}
+    bias: dict[str, float] = {}
+    idle: Idle = Idle()
+    publication: Publications = Publications()
+    restarts: dict[str, int] = {}
+    slowest_verifier: SlowestVerifier | None = None
+
+    def balances(self) -> bool:
+        """Whether both ledgers balance."""
+        tokens, rollouts = self.tokens, self.rollouts
+        return (
+            tokens.generated == tokens.trained + sum(tokens.discarded.values()) + tokens.live
+            and rollouts.admitted == rollouts.trained + sum(rollouts.discarded.values()) + rollouts.live
+        )
+
+
+def of_ledger(ledger: Ledger, reason: str) -> Summary:
+    """The summary of a run whose coordinator could not write one: what its journal knows."""
+    return Summary(
+        ok=False,
+        reason=reason,
+        steps=0,
+        seconds=0.0,
+        tokens=TokenTotals.of(ledger.tokens),
+        rollouts=RolloutTotals.of(ledger.rollouts),
+    )
+
+
+def write(summary: Summary, path: Path) -> None:
+    """Write it atomically, as JSON that any reader takes: msgspec writes NaN as null."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read(path: Path) -> Summary:
+    """The summary that `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or msgspec.ValidationError (no summary)."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error

@@ -1,0 +1,231 @@
+"""Child processes that cannot outlive the run. Invariant: a child's session ends with the child, and the child with its parent.
+
+The parent-death signal belongs to the *thread* that forked: it fires when that thread ends, not only when its process does. trio starts
+processes in a worker thread, which ends when it is idle; so `spawn` calls Popen itself, and only from the main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import trio
+
+_PARENT = "_ASYNCRL_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+_KILL_S = 10.0
+_TAIL_BYTES = 2**16
+_TAIL_LINES = 20
+_TRACEBACK = re.compile(r"^(  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error: ", re.MULTILINE)
+_EXCEPTION = re.compile(r"([a-z_]\w*\.)*[A-Z]\w*: \S")
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+
+
+# --------------------------------------------------------------------------------------------------------------- the child
+
+
+def become_child(ended: signal.Signals = signal.SIGKILL) -> None:
+    """Die with the parent, or hear of its end by the signal `ended`. The first thing the main of a process started by `spawn` does.
+
+    Raises RuntimeError in a process that `spawn` did not start, and ends this process where the parent has gone already.
+    """
+    parent = os.environ.pop(_PARENT, None)
+    if parent is None:
+        raise RuntimeError("this process is one of a run's actors and is started by the launcher; run `asyncrl train` instead")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, ended, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot ask for a signal at the parent's death")
+    if os.getppid() != int(parent):  # it died before the line above
+        raise SystemExit(1)
+    faulthandler.enable()  # a crash in native code leaves its Python stack in the log
+
+
+# -------------------------------------------------------------------------------------------------------------- the parent
+
+
+def spawn(
+    name: str, argv: Sequence[str], *, log: Path, cores: Collection[int] | None = None, env: Mapping[str, str] | None = None
+) -> Process:
+    """Start `argv`, which calls `become_child` first, as the leader of a new session. Call it in the main thread of a trio run.
+
+    Output and errors are appended to `log`. With `cores`, it runs on these only, and numerical libraries start that many threads.
+    `env` is added to this process's environment. Raises OSError.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(f"{name} must be started from the main thread: its life is tied to the thread that starts it")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", _PARENT: str(os.getpid())}
+    if cores is not None:
+        environment |= dict.fromkeys(_THREADS, str(len(cores)))
+    with log.open("ab") as file, _affinity(cores):
+        start = file.tell()
+        popen = subprocess.Popen(
+            argv, env=environment | dict(env or {}), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+    return Process(name, popen, log, start)
+
+
+class Process:
+    """A child, and the session that it leads."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path, log_start: int) -> None:
+        self.name = name
+        self.pid = popen.pid
+        self.log = log
+        self._log_start = log_start
+        self._popen = popen
+        self._pidfd = os.pidfd_open(popen.pid)
+        self._ending = trio.Lock()
+
+    async def wait(self) -> int:
+        """The child's exit code (-9 where SIGKILL ended it), once nothing of its session is left: what the child left behind is killed."""
+        async with self._ending:
+            if self._popen.returncode is None:
+                await trio.lowlevel.wait_readable(self._pidfd)
+                # Until it is reaped, a dead leader keeps its number, and so its group's, from being given to anybody else.
+                await self._empty_session()
+                self._popen.wait()
+                os.close(self._pidfd)
+        code: int = self._popen.returncode
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the child alone; nothing where it has ended."""
+        if self._popen.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        """Ask the child to end."""
+        self.signal(signal.SIGTERM)
+
+    async def kill_group(self) -> int:
+        """Kill the child and its group, and return its exit code once they are gone. A cancellation waits for that."""
+        if self._popen.returncode is None:
+            _kill(self.pid)
+        with trio.CancelScope(deadline=trio.current_time() + _KILL_S, shield=True):
+            return await self.wait()
+        raise RuntimeError(
+            f"{self.name} (process {self.pid}) is not dead {_KILL_S:g} s after SIGKILL; look at it with ps, it may hang in a driver"
+        )
+
+    def tail(self) -> str:
+        """The last traceback in the child's log, or else its last lines."""
+        with self.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_start, size - _TAIL_BYTES))
+            return last_traceback(file.read().decode(errors="replace"))
+
+    async def _empty_session(self) -> None:
+        """Kill what is left of the session of a dead leader, in whatever group it is, and wait until it is gone."""
+        while True:
+            _kill(self.pid)  # the leader's group at once, so that none of it can fork a way out before the look
+            others = [pid for pid in _living() if pid != self.pid and _session(pid) == self.pid]
+            if not others:
+                return
+            for pid in others:
+                with contextlib.suppress(ProcessLookupError):
+                    pidfd = os.pidfd_open(pid)
+                    try:
+                        if _session(pid) == self.pid:  # still: the number was not given to a stranger before the line above
+                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                            await trio.lowlevel.wait_readable(pidfd)
+                    finally:
+                        os.close(pidfd)
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _living() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _session(pid: int) -> int | None:
+    """The session of a living process; None of a dead one."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, _, _, session = stat.rpartition(")")[2].split()[:4]  # "pid (name) state parent group session …", the name may hold anything
+    return None if state in "ZX" else int(session)
+
+
+@contextlib.contextmanager
+def _affinity(cores: Collection[int] | None) -> Iterator[None]:
+    """Run this thread on `cores`, so that a child started now has them from its first instruction."""
+    if cores is None:
+        yield
+        return
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def last_traceback(text: str) -> str:
+    """The last Python traceback in `text` with those that led to it, and what follows; or else the last lines of `text`."""
+    starts = [match.start() for match in _TRACEBACK.finditer(text)]
+    if not starts:
+        return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])
+    while len(starts) > 1 and text[: starts[-1]].rstrip().endswith(_CHAINED):
+        starts.pop()
+    return text[starts[-1] :].rstrip()
+
+
+def last_words(text: str) -> str:
+    """The line of `text` that says most: the last that is an exception, in a group of them too, or else the last with a word in it."""
+    lines = [line.strip(" |+-") for line in text.splitlines()]
+    said = [line for line in lines if _EXCEPTION.match(line)] or [line for line in lines if line]
+    return said[-1] if said else "it said nothing"
+
+
+# -------------------------------------------------------------------------------------------------------------- the cores
+
+
+class Shares(msgspec.Struct, frozen=True):
+    """The cores of each trainer and each rollout actor, and of everybody else, who gets one thread."""
+
+    trainers: list[tuple[int, ...]]
+    rollouts: list[tuple[int, ...]]
+    others: tuple[int, ...]
+
+
+def divide_cores(available: Sequence[int], trainers: int, rollouts: int, trainer_cores: int) -> Shares:
+    """Divide `available` (at least one) between `trainers` trainer and `rollouts` rollout processes.
+
+    The trainers get `trainer_cores` together (0: half), as far as that leaves each process a core of its own. With fewer cores than
+    processes the two sides still do not share, and with one core all share it. The others may use every core.
+    """
+    cores = list(dict.fromkeys(available))
+    count = len(cores)
+    if not count:
+        raise ValueError("there are no cores to divide; check machine.cores and the affinity of this process")
+    if count == 1 or not trainers or not rollouts:
+        return Shares(_deal(cores, trainers), _deal(cores, rollouts), tuple(cores))
+    least, most = (trainers, count - rollouts) if count >= trainers + rollouts else (1, count - 1)
+    split = min(max(trainer_cores or count // 2, least), most)
+    return Shares(_deal(cores[:split], trainers), _deal(cores[split:], rollouts), tuple(cores))
+
+
+def _deal(cores: Sequence[int], processes: int) -> list[tuple[int, ...]]:
+    """Near-equal consecutive parts; one core each, in turn, where there are too few."""
+    if processes >= len(cores):
+        return [(cores[index % len(cores)],) for index in range(processes)]
+    return [tuple(cores[len(cores) * index // processes : len(cores) * (index + 1) // processes]) for index in range(processes)]

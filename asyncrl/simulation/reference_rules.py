@@ -1,0 +1,106 @@
+"""What a configuration lets a run do, worked out once more. Invariant: it shares no code with admission, selection and baselines.
+
+A *unit* is what is trained together: a group, or each of its rollouts (`train.unit`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+from asyncrl.config import Config
+from asyncrl.simulation.reference_state import Filling, ReferenceRollout, ReferenceState
+
+
+class ReferenceRules:
+    """The rules, for the run as it stands: its account, the weights of each version there is (`lineage`), the versions `here` that are
+    published in this life, and the `version` that training started from in it."""
+
+    config: Config
+    account: ReferenceState
+    here: set[int]
+    version: int
+    lineage: dict[int, int]
+
+    @property
+    def max_lag(self) -> int:
+        staleness = self.config.staleness
+        return 2**31 if staleness.on_stale == "train" else staleness.max_lag
+
+    @property
+    def per_group(self) -> int:
+        """Units that a group is: what is trained together is a group, or each of its rollouts."""
+        return 1 if self.config.train.unit == "group" else self.config.rollout.group_size
+
+    @property
+    def live(self) -> int:
+        """Units that are not over."""
+        return self.account.groups_live if self.config.train.unit == "group" else self.account.rollouts_live
+
+    @property
+    def cap(self) -> int:
+        """Groups that may be live where none is filtered."""
+        groups = self.config.train.batch_groups
+        return self.config.staleness.depth * groups + math.ceil(self.config.rollout.overprovision * groups)
+
+    @property
+    def most(self) -> int:
+        """Groups that may be live. Where a filter leaves some out, others are started for them, as far as lag and a factor of 4 allow."""
+        train, staleness = self.config.train, self.config.staleness
+        if self.config.rollout.filter == "none" or train.unit == "rollout":
+            return self.cap
+        return min(4 * self.cap, max(self.cap, (self.max_lag + 1) * train.batch_groups - max(0, staleness.window - 1)))
+
+    @property
+    def worst_lag(self) -> int:
+        """The largest lag that the window leaves possible: of a group that has `most` before it or beside it, and is overtaken by all that
+        the window lets overtake it. Where a step needs all that may be live there is nobody to wait for."""
+        groups = self.config.train.batch_groups
+        return 0 if self.most == groups else math.ceil((self.most + self.config.staleness.window - 1) / groups) - 1
+
+    def units(self, rollouts: Sequence[ReferenceRollout]) -> list[list[ReferenceRollout]]:
+        """What is trained together of what was taken in this order."""
+        if self.config.train.unit == "rollout":
+            return [[seen] for seen in rollouts]
+        return [list(members) for _, members in groupby(rollouts, lambda seen: seen.group.event.group)]
+
+    def full(self, filling: Filling, more: Sequence[ReferenceRollout] = ()) -> bool:
+        """Whether a step that has taken all this has as much as it needs."""
+        train, count = self.config.train, self._count(filling, more)
+        if train.step_tokens:
+            tokens = filling.tokens + sum(len(seen.versions) for seen in more)
+            return tokens >= train.step_tokens or count >= self.per_group * self.cap
+        return count >= self.per_group * train.batch_groups
+
+    def closes(self, filling: Filling) -> bool:
+        """Whether it is closed with what it has: it is full, or has all there is and no group more may be live."""
+        alone = not self.account.rollouts_untaken and self._count(filling) > self.per_group * (self.cap - 1)
+        return self.full(filling) or alone
+
+    def _count(self, filling: Filling, more: Sequence[ReferenceRollout] = ()) -> int:
+        if self.config.train.unit == "rollout":
+            return filling.rollouts + len(more)
+        return len(filling.groups | {seen.group.event.group for seen in more})
+
+    @property
+    def open_step(self) -> int:
+        """The step that takes next."""
+        begun = max(self.account.steps, default=-1)
+        return max(self.version, max(self.lineage), begun + (begun >= 0 and self.closes(self.account.steps[begun])))
+
+    def rests_for(self) -> int | None:
+        """The version that has to be published before anything is generated again; None where generation goes on."""
+        batch = self.config.rollout.mode == "batch" and max(self.here, default=-1) < self.open_step
+        return self.open_step if batch else None
+
+    def stale(self, unit: Sequence[ReferenceRollout], step: int) -> bool:
+        """Whether this step cannot train a unit: where stale tokens are masked because it has no others, else because it has one."""
+        versions = [version for seen in unit for version in seen.versions]
+        if self.config.staleness.on_stale == "mask":
+            return all(step - version > self.max_lag for version in versions)
+        return any(step - version > self.max_lag for version in versions)
+
+    def baseline(self, seen: ReferenceRollout) -> float:
+        """What a rollout that is trained alone is compared with."""
+        return seen.group.baseline(seen.id, self.config.rollout.k_min, self.config.train.prior_visits)

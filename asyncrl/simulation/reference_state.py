@@ -1,0 +1,298 @@
+"""A run's account, kept from its events alone. Invariant: it shares no code with `asyncrl.experience`, and is written to be read, not to be
+fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+
+from asyncrl.experience import events as e
+from asyncrl.ipc.messages import NoVerdict, Scored, Split
+from asyncrl.simulation import policy
+
+
+class ReferenceRollout:
+    """One rollout, as the events tell it."""
+
+    __slots__ = (
+        "attempt", "before", "behaviour", "failures", "group", "hops", "id", "ids", "key", "lease", "owner", "sealed", "step", "verdict",
+        "versions",
+    )  # fmt: skip
+
+    def __init__(self, id: int, group: ReferenceGroup, key: int) -> None:
+        self.id, self.group, self.key = id, group, key
+        self.ids, self.behaviour = bytearray(), bytearray()
+        self.versions: list[int] = []
+        self.attempt, self.owner, self.sealed = 0, "", False
+        self.lease = self.before = self.failures = 0  # the number of its last lease, the tokens it had then, its failed attempts
+        self.hops = 0  # how often it was taken back
+        self.verdict: Scored | NoVerdict | None = None
+        self.step: int | None = None
+
+    @property
+    def oldest(self) -> int:
+        return min(self.versions, default=0)
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        found: list[tuple[int, int, int]] = []
+        for index, version in enumerate(self.versions):
+            if found and found[-1][0] == version:
+                found[-1] = version, found[-1][1], index + 1
+            else:
+                found.append((version, index, index + 1))
+        return found
+
+
+class ReferenceGroup:
+    """One group, as the events tell it. `steps` says which step has each member that was taken, `rewards` what each member got, the first
+    judged first, whatever became of them. `prior` is what was known of its prompt when it was admitted: a mean and its weight."""
+
+    __slots__ = ("event", "members", "ordinal", "prior", "rewards", "steps")
+
+    def __init__(self, event: e.Admitted, ordinal: int, prior: tuple[float, float]) -> None:
+        self.event, self.ordinal, self.prior = event, ordinal, prior
+        self.members = range(event.first, event.first + event.size)
+        self.steps: dict[int, int] = {}
+        self.rewards: dict[int, float] = {}
+
+    def others(self, id: int) -> list[float]:
+        """The rewards of all members but one, the first judged first."""
+        return [reward for member, reward in self.rewards.items() if member != id]
+
+    def baseline(self, id: int, k: int, visits: float) -> float:
+        """The mean of the first `k` judged among the others, drawn to the prior, whose weight is `visits` at most."""
+        first, (mean, weight) = self.others(id)[:k], self.prior
+        weight = min(visits, weight)
+        return (sum(first) + weight * mean) / (k + weight)
+
+
+class Filling:
+    """What one step has taken: groups, rollouts and their response tokens."""
+
+    __slots__ = ("groups", "rollouts", "tokens")
+
+    def __init__(self) -> None:
+        self.groups: set[int] = set()
+        self.rollouts = self.tokens = 0
+
+
+class ReferenceState:
+    """What is live, what became of the rest, and what is due next.
+
+    `cursor` is where the next prompt comes from, `again` are the stale groups whose prompts start again, with their items. `visits` says of
+    each prompt what its groups earned: how many rewards and their sum, each earlier group counting half, and whether all of the last group
+    were right. `kept` are the trained groups that may be trained again, with the last step that may, `replayed` the rollouts that each step
+    trains again. `touched` are the rollouts that events named since it was last cleared.
+    """
+
+    def __init__(self) -> None:
+        self.rollouts: dict[int, ReferenceRollout] = {}
+        self.groups: dict[int, ReferenceGroup] = {}
+        self.ended: dict[int, str] = {}
+        self.tokens = self.tokens_trained = self.admitted = self.trained = 0
+        self.tokens_discarded: Counter[str] = Counter()
+        self.discarded: Counter[str] = Counter()
+        self.buried: Counter[Split] = Counter()
+        self.ordinals: Counter[Split] = Counter()
+        self.cursor = self.leases = 0
+        self.again: dict[int, int] = {}
+        self.visits: dict[int, tuple[float, float, bool]] = {}
+        self.steps: dict[int, Filling] = {}
+        self.kept: dict[int, tuple[int, list[ReferenceRollout]]] = {}
+        self.replayed: dict[int, dict[int, ReferenceRollout]] = {}
+        self.published: int | None = None
+        self.touched: set[int] = set()
+
+    @property
+    def groups_live(self) -> int:
+        """Training groups that are not over."""
+        return sum(group.event.split == "train" for group in self.groups.values())
+
+    @property
+    def groups_untaken(self) -> int:
+        """Those of which no step has anything."""
+        return sum(group.event.split == "train" and not group.steps for group in self.groups.values())
+
+    @property
+    def rollouts_untaken(self) -> int:
+        """Training rollouts that no step has."""
+        return sum(seen.step is None and seen.group.event.split == "train" for seen in self.rollouts.values())
+
+    @property
+    def rollouts_live(self) -> int:
+        """Those, and what steps have whose version is not published."""
+        steps = [step for group in self.groups.values() for step in group.steps.values()]
+        return self.rollouts_untaken + sum(step >= (self.published or 0) for step in steps)
+
+    @property
+    def tokens_live(self) -> int:
+        return sum(len(seen.versions) for seen in self.rollouts.values())
+
+    @property
+    def queue(self) -> tuple[int, int]:
+        """Training rollouts that are complete and that no step has, and their bytes."""
+        queued = [seen for seen in self.rollouts.values() if seen.sealed and seen.step is None and seen.group.event.split == "train"]
+        return len(queued), 8 * sum(len(seen.versions) for seen in queued)
+
+    def members(self, group: ReferenceGroup) -> list[ReferenceRollout]:
+        """Those that have not ended."""
+        return [self.rollouts[id] for id in group.members if id in self.rollouts]
+
+    def complete(self, group: ReferenceGroup) -> bool:
+        """Whether no verdict is to come for it."""
+        return all(seen.verdict is not None for seen in self.members(group))
+
+    def oldest(self, but: Container[int] = ()) -> ReferenceGroup | None:
+        """The training group admitted first of those of which a rollout is live that no step has, `but` for these rollouts."""
+        groups = (group for group in self.groups.values() if group.event.split == "train")
+        waiting = (g for g in groups if any(seen.step is None and seen.id not in but for seen in self.members(g)))
+        return min(waiting, key=lambda group: group.ordinal, default=None)
+
+    def untake(self, id: int) -> None:
+        """What took this rollout is undone."""
+        if (seen := self.rollouts.get(id)) is not None and seen.step is not None:
+            self.steps.pop(seen.step, None)
+            del seen.group.steps[id]
+            seen.step = None
+
+    def apply(self, event: e.AnyEvent) -> None:
+        """Take the event in."""
+        touched = [event.rollout] if hasattr(event, "rollout") else list(getattr(event, "rollouts", ()))
+        groups = {seen.group.event.group: seen.group for id in touched if (seen := self.rollouts.get(id)) is not None}
+        match event:
+            case e.Admitted():
+                self._admit(event)
+            case e.Leased():
+                seen = self.rollouts[event.rollout]
+                self.leases += 1
+                seen.owner, seen.attempt = event.owner, event.attempt
+                seen.lease, seen.before = self.leases, len(seen.versions)
+            case e.Extended():
+                seen = self.rollouts[event.rollout]
+                seen.ids += event.ids
+                seen.behaviour += event.behaviour
+                count = len(event.ids) // 4
+                seen.versions += [event.version] * count
+                self.tokens += count
+            case e.Sealed():
+                seen = self.rollouts[event.rollout]
+                seen.owner, seen.sealed = "", True
+            case e.Requeued():
+                seen = self.rollouts[event.rollout]
+                seen.owner, seen.failures, seen.hops = "", seen.failures + event.failed, seen.hops + 1
+            case e.Buried():
+                self.buried[self.rollouts[event.rollout].group.event.split] += 1
+                self._end(event.rollout, event.reason)
+                self.ended[event.rollout] = "buried"
+                self._visited(groups.values())
+            case e.LateTokens():
+                self.tokens += event.tokens
+                self.tokens_discarded["late"] += event.tokens
+            case e.Judged():
+                seen = self.rollouts[event.rollout]
+                seen.verdict = event.verdict
+                if isinstance(event.verdict, Scored):
+                    seen.group.rewards[seen.id] = event.verdict.reward
+                self._visited(groups.values())
+            case e.Taken():
+                self._take(event)
+            case e.Trained():
+                self.tokens_trained += event.trained
+                self.tokens_discarded.update(event.discarded)
+                self.trained += event.trained > 0
+                if not event.trained:
+                    self.discarded[max(event.discarded, key=lambda reason: event.discarded[reason], default="empty")] += 1
+                self.rollouts.pop(event.rollout)
+                self.ended[event.rollout] = "trained"
+            case e.StoredForReplay():
+                group = self.groups[event.group]
+                self.kept[event.group] = event.until, [self.rollouts[id] for id in sorted(group.steps)]
+            case e.Replayed():
+                for number in event.groups:
+                    self.replayed.setdefault(event.step, {}).update((seen.id, seen) for seen in self.kept.pop(number)[1])
+            case e.Discarded():
+                self._end(event.rollout, event.reason)
+            case e.Dropped():
+                group = self.groups.pop(event.group)
+                for seen in self.members(group):
+                    self._end(seen.id, event.reason)
+                    touched.append(seen.id)
+                if event.again:
+                    self.again[event.group] = group.event.prompt_index
+            case e.Published():
+                self.published = event.version
+                groups = dict(self.groups)
+                self.kept = {number: kept for number, kept in self.kept.items() if kept[0] >= event.version}
+            case e.Checkpointed():
+                pass
+        self._forget(groups.values())
+        self.touched.update(touched)
+
+    def _admit(self, event: e.Admitted) -> None:
+        sum_, count, _ = self.visits.get(event.prompt_index, (0.0, 0.0, False))
+        prior = (sum_ / count, count) if count and event.split == "train" else (0.0, 0.0)
+        group = self.groups[event.group] = ReferenceGroup(event, self.ordinals[event.split], prior)
+        self.ordinals[event.split] += 1
+        for member, id in enumerate(group.members):
+            self.rollouts[id] = ReferenceRollout(id, group, policy.key(event.split, event.prompt_index, member))
+        self.admitted += event.size
+        if event.restarts is not None:
+            self.again.pop(event.restarts, None)
+        elif event.split == "train":
+            self.cursor = event.cursor
+
+    def _take(self, event: e.Taken) -> None:
+        filling = self.steps.setdefault(event.step, Filling())
+        for id in event.rollouts:
+            seen = self.rollouts[id]
+            seen.step = seen.group.steps[id] = event.step
+            filling.groups.add(seen.group.event.group)
+            filling.rollouts += 1
+            filling.tokens += len(seen.versions)
+        for group in {id: self.rollouts[id].group for id in event.rollouts}.values():
+            if self.complete(group):
+                for seen in self.members(group):
+                    if isinstance(seen.verdict, NoVerdict):
+                        self._end(seen.id, "no_verdict")
+
+    def _visited(self, groups: Iterable[ReferenceGroup]) -> None:
+        """A member was judged or buried: a group of which no more is to come was a visit of its prompt."""
+        for group in groups:
+            if group.event.split == "train" and self.complete(group):
+                sum_, count, _ = self.visits.get(group.event.prompt_index, (0.0, 0.0, False))
+                rewards = [group.rewards[id] for id in group.members if id in group.rewards]
+                easy = rewards.count(1.0) == len(group.members)
+                self.visits[group.event.prompt_index] = sum_ / 2 + math.fsum(rewards), count / 2 + len(rewards), easy
+
+    def _forget(self, groups: Iterable[ReferenceGroup]) -> None:
+        """A group is over when all its members have ended, not all in a grave, and what was taken of it is published."""
+        for group in groups:
+            ended = not any(id in self.rollouts for id in group.members)
+            graves = all(self.ended.get(id) == "buried" for id in group.members)
+            if ended and not graves and all(step < (self.published or 0) for step in group.steps.values()):
+                self.groups.pop(group.event.group, None)
+
+    def _end(self, id: int, reason: str) -> None:
+        seen = self.rollouts.pop(id)
+        self.ended[id] = f"discarded as {reason}"
+        self.discarded[reason] += 1
+        if seen.versions:
+            self.tokens_discarded[reason] += len(seen.versions)
+
+
+def gone_on(events: Sequence[e.AnyEvent], undone: Container[int]) -> tuple[ReferenceState, list[tuple[int, list[int]]]]:
+    """The account that a life begins with: of `events` but those whose numbers (from 1) are undone, and with nothing taken; and what has to
+    be taken again, by step."""
+    account, due = ReferenceState(), list[tuple[int, list[int]]]()
+    for number, event in enumerate(events, 1):
+        if number not in undone:
+            account.apply(event)
+    for event in events:
+        if isinstance(event, e.Taken) and event.rollouts[0] in account.rollouts:
+            for id in event.rollouts:
+                account.untake(id)
+            if (event.step, event.rollouts) not in due:
+                due.append((event.step, event.rollouts))
+    return account, sorted(due, key=lambda taking: taking[0])

@@ -1,0 +1,121 @@
+"""What outlives a process: the journal's disk and the checkpoints. Invariant: what was committed stays, and what was not never was.
+
+A process writes through a `Mount`, which its death takes away: what code of a dead process still does reaches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import trio
+
+from asyncrl.experience.events import AnyEvent
+from asyncrl.experience.state import Snapshot
+from asyncrl.journal.disk import Abandon, Compact, DiskFull, EventRows, JournalError, Keep, Write
+from asyncrl.training.checkpoint_index import CheckpointError
+
+COMMIT_S = 0.004
+
+_events: msgspec.msgpack.Decoder[list[AnyEvent]] = msgspec.msgpack.Decoder(list[AnyEvent])
+_snapshot = msgspec.msgpack.Decoder(Snapshot)
+
+
+class SimDisk:
+    """The disk. `full` and `broken` are what the next commits meet."""
+
+    def __init__(self) -> None:
+        self.rows: list[EventRows] = []
+        self.kept: list[Keep] = []
+        self.full = False
+        self.broken = False
+
+    @property
+    def last(self) -> int:
+        return self.rows[-1].first + self.rows[-1].count - 1 if self.rows else max((keep.number for keep in self.kept), default=0)
+
+    def write(self, write: Write) -> None:
+        match write:
+            case EventRows(first, count, data):
+                if first != self.last + 1:
+                    raise JournalError(f"event {first} was committed after event {self.last}")
+                self.rows.append(EventRows(first, count, bytes(data)))
+            case Keep(number, version, data):
+                self.kept = sorted(
+                    [k for k in self.kept if k.number != number] + [Keep(number, version, bytes(data))], key=lambda k: k.number
+                )
+            case Compact(version):
+                newest = max((k.number for k in self.kept if k.version == version), default=0)
+                self.kept = [k for k in self.kept if k.number >= newest]
+                self.rows = [row for row in self.rows if row.first + row.count - 1 > newest or row is self.rows[-1]]
+            case Abandon(version):
+                self.kept = [k for k in self.kept if k.version <= version]
+
+    # ------------------------------------------------------------------------------------------------ journal.disk.History
+
+    def events(self, after: int) -> Iterator[tuple[int, AnyEvent]]:
+        """The committed events after that number."""
+        if self.rows and self.rows[0].first > after + 1:
+            raise JournalError(f"the events after {after} are compacted away: the first one left is {self.rows[0].first}")
+        for row in self.rows:
+            if row.first + row.count - 1 > after:
+                for number, event in enumerate(_events.decode(row.data), row.first):
+                    if number > after:
+                        yield number, event
+
+    def snapshots(self) -> list[tuple[int, int]]:
+        """Number and version of each snapshot."""
+        return [(keep.number, keep.version) for keep in self.kept]
+
+    def snapshot(self, number: int) -> Snapshot:
+        """The snapshot of that number."""
+        return _snapshot.decode(next(keep.data for keep in self.kept if keep.number == number))
+
+
+class Mount:
+    """A journal's `Disk`, as one process has it."""
+
+    def __init__(self, sim_disk: SimDisk) -> None:
+        self._platter = sim_disk
+        self.last = sim_disk.last
+        self.gone = False
+
+    @property
+    def size(self) -> int:
+        return sum(len(row.data) for row in self._platter.rows) + sum(len(keep.data) for keep in self._platter.kept)
+
+    async def commit(self, writes: Sequence[Write]) -> None:
+        """All of it or none, in a moment. Raises DiskFull, or JournalError for good."""
+        await trio.sleep(COMMIT_S)
+        if self.gone:
+            return
+        if self._platter.full:
+            raise DiskFull("the simulated disk is full")
+        if self._platter.broken:
+            raise JournalError("the simulated disk is broken")
+        for write in writes:
+            self._platter.write(write)
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@dataclass
+class SimCheckpoint:
+    """Weights of a version, and the event that they belong to. One that is `damaged` does not read; one set `aside` is nobody's."""
+
+    version: int
+    weights: int
+    cursor: int
+    damaged: bool = False
+    aside: bool = False
+
+    def verify(self) -> None:
+        """Raises CheckpointError where it is not what was written."""
+        if self.damaged:
+            raise CheckpointError(f"the checkpoint of version {self.version} is damaged")
+
+    def set_aside(self) -> None:
+        """Nothing starts from it any more."""
+        self.aside = True

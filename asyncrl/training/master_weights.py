@@ -1,0 +1,57 @@
+"""Float32 copies of a model's parameters. Invariant: after `round` each parameter is its master, rounded to its own type.
+
+A step of Adam changes a weight by about the learning rate. In bfloat16, with eight bits, a weight of 0.02 does not notice 1e-6. So what the
+optimizer changes is float32 (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1), gradients are summed in float32, and the model
+computes, and is published, as what engines have: the rounded weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+class MasterWeights:
+    """Of a float32 model its parameters themselves; of smaller types copies, with gradients of their own: the model's parameters give
+    theirs as they come, and keep none."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = []
+        for name, parameter in model.named_parameters():
+            master = parameter
+            if torch.finfo(parameter.dtype).bits < torch.finfo(torch.float32).bits:
+                master = nn.Parameter(parameter.detach().float())
+                parameter.register_post_accumulate_grad_hook(_Add(master))  # type: ignore[no-untyped-call]
+            self._pairs.append((name, parameter, master))
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name of the parameter, master), in the model's order."""
+        return ((name, master) for name, _, master in self._pairs)
+
+    def copies(self) -> dict[str, Tensor]:
+        """The masters that are not the parameters themselves, by name, detached."""
+        return {name: master.detach() for name, parameter, master in self._pairs if master is not parameter}
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Bring the masters into the model."""
+        for _, parameter, master in self._pairs:
+            if master is not parameter:
+                parameter.copy_(master)
+
+
+class _Add:
+    """What autograd calls with a parameter whose gradient is there."""
+
+    def __init__(self, master: nn.Parameter) -> None:
+        self._master = master
+
+    def __call__(self, parameter: Tensor) -> None:
+        found, parameter.grad = parameter.grad, None
+        assert found is not None
+        if self._master.grad is None:
+            self._master.grad = found.float()
+        else:
+            self._master.grad += found

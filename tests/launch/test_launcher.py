@@ -1,0 +1,73 @@
+"""What the launcher says at the end, whatever the run has left. Real processes: `test_train.py`."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from rich.console import Console
+
+from asyncrl.config import Config
+from asyncrl.launch import launcher
+from asyncrl.launch.launcher import FAILED, _Launch
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import INITIAL, JOURNAL, SUMMARY
+from asyncrl.processes.supervisor import ActorFailed
+
+
+def ended(run: Path) -> int:
+    """The exit status after a coordinator that failed without a summary."""
+    launch = _Launch(msgspec.convert({"run": {"dir": str(run)}}, Config), True, Console())
+    return launch._report(ActorFailed("coordinator-0", 1, "OSError: what it died of"))
+
+
+def test_a_damaged_journal_does_not_hide_what_the_run_died_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / JOURNAL).write_bytes(b"no journal" * 1000)
+    assert ended(tmp_path) == FAILED
+    said = capsys.readouterr().err
+    assert "no summary" in said and "is damaged, or no journal at all" in said
+    assert "what it died of" in said.splitlines()[-1]
+
+
+def test_a_disk_without_room_for_the_summary_does_not_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / JOURNAL).touch()
+    monkeypatch.setattr(summary, "write", full)
+    assert ended(tmp_path) == FAILED and not (tmp_path / SUMMARY).exists()
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "what it died of" in said.splitlines()[-1]
+
+
+class _Silent:
+    """A child that reads a large checkpoint, and has not said anything yet."""
+
+    pid = 1
+
+    async def wait(self) -> int:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def kill_group(self) -> int:
+        return -9
+
+    def tail(self) -> str:
+        return ""
+
+
+async def test_a_coordinator_has_as_long_to_begin_as_run_start_s_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Where it resumes it reads a checkpoint and the journal first, and these can be of any size."""
+    monkeypatch.setattr(launcher, "spawn", lambda *_, **__: _Silent())
+    (tmp_path / INITIAL).mkdir()
+    launch = _Launch(msgspec.convert({"run": {"dir": str(tmp_path)}, "supervision": {"start_s": 4000.0}}, Config), True, Console())
+    assert await launch.run() == FAILED
+    assert trio.current_time() >= 4000.0
+    assert "nothing within 4000 s of its start (supervision.start_s)" in capsys.readouterr().err

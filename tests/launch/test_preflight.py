@@ -1,0 +1,257 @@
+"""What can fail before anything starts is said, and nothing is written meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections import namedtuple
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config import Config, ConfigError, load, read, write
+from asyncrl.launch import preflight
+from asyncrl.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
+
+NOW = datetime(2026, 1, 2, 3, 4, 5)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config(*sets: str, resume: Path | None = None) -> Config:
+    return preflight.resolved(load(None, ["task.train_size=20", "task.eval_size=4", *sets], {}), resume, NOW)
+
+
+def refusal(checked: Config, resume: Path | None = None, available: int = 2) -> str:
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(ConfigError) as caught:
+        preflight.check(checked, resume, available)
+    assert sorted(Path().rglob("*")) == before
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+def test_a_good_configuration_passes_and_writes_nothing(here: Path) -> None:
+    preflight.check(config(), None, 2)
+    assert list(here.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------------- run directories
+
+
+def test_paths_become_absolute_and_the_run_gets_a_directory(here: Path) -> None:
+    assert config().run.dir == str(here / "runs/spell_backward-20260102-030405")
+    assert config("run.dir=a/b").run.dir == str(here / "a/b")
+    assert config("run.dir=a", resume=Path("b")).run.dir == str(here / "b")
+    assert config("model.path=m").model.path == str(here / "m") and config().model.path == ""
+    assert config("task.name=jsonl", "task.path=p").task.path == str(here / "p")
+    assert config("task.name=../x y").run.dir == str(here / "runs/-x-y-20260102-030405")
+
+
+def test_two_runs_of_one_second_have_two_directories(here: Path) -> None:
+    Path(config().run.dir).mkdir(parents=True)
+    assert config().run.dir == str(here / "runs/spell_backward-20260102-030405-2")
+
+
+def test_a_claimed_directory_holds_the_resolved_configuration() -> None:
+    with preflight.claimed(mine := config("run.dir=r")) as run:
+        assert read(run / "run.toml") == mine
+
+
+def test_a_directory_of_another_configuration_is_refused_by_the_first_key_that_differs() -> None:
+    with preflight.claimed(config("run.dir=r")):
+        pass
+    assert "rollout.group_size was 8 and is 4" in refusal(config("run.dir=r", "rollout.group_size=4", "train.lr=1"))
+    assert "run.seed was 0 and is 1" in refusal(config("run.dir=r", "run.seed=1"))
+
+
+def test_a_run_that_exists_is_resumed_or_left_alone(here: Path) -> None:
+    with preflight.claimed(config("run.dir=r")):
+        pass
+    assert f"--resume {here / 'r'}" in refusal(config("run.dir=r"))
+    preflight.check(config("run.dir=r"), Path("r"), 2)
+
+
+def test_a_resumed_run_may_differ_in_how_it_goes_on_and_in_nothing_else() -> None:
+    with preflight.claimed(config("run.dir=r")):
+        pass
+    preflight.check(config("train.steps=900", "run.log=debug", "staleness.max_lag=6", resume=Path("r")), Path("r"), 2)
+    assert "train.lr was 0.0003 and is 0.1" in refusal(config("train.lr=0.1", resume=Path("r")), Path("r"))
+    assert "run.seed" in refusal(config("run.seed=4", resume=Path("r")), Path("r"))
+
+
+def test_a_moved_run_can_be_resumed() -> None:
+    with preflight.claimed(config("run.dir=r")):
+        pass
+    shutil.move("r", "s")
+    preflight.check(config(resume=Path("s")), Path("s"), 2)
+
+
+def test_there_is_nothing_to_resume() -> None:
+    assert "no run to resume" in refusal(config(resume=Path("none")), Path("none"))
+
+
+def test_a_directory_with_other_files_only_is_taken() -> None:
+    Path("r").mkdir()
+    Path("r/stdout.txt").touch()
+    preflight.check(config("run.dir=r"), None, 2)
+
+
+def test_a_broken_run_toml_is_refused() -> None:
+    Path("r").mkdir()
+    Path("r/run.toml").write_text("[train]\nstesp = 3")
+    assert "train.stesp" in refusal(config("run.dir=r"))
+
+
+def test_a_run_directory_that_is_a_file() -> None:
+    Path("r").touch()
+    assert "is a file" in refusal(config("run.dir=r"))
+    assert "cannot be written" in refusal(config("run.dir=r/s"))
+
+
+def test_a_directory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root, who may everything
+    assert f"because {here} cannot" in refusal(config("run.dir=r"))
+
+
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**40, 2**40 - 5 * 2**20, 5 * 2**20))
+    assert "has 5 MiB free, and a run needs 100 at least" in refusal(config())
+
+
+def test_one_process_at_a_time_has_a_directory_and_a_killed_one_gives_it_back() -> None:
+    write(mine := config("run.dir=r"), Path("c.toml"))
+    script = """
+import sys; from pathlib import Path; from asyncrl.launch import preflight; from asyncrl.config import read
+with preflight.claimed(read(Path("c.toml"))):
+    print("claimed", flush=True); sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline() == b"claimed\n"
+        with pytest.raises(ConfigError, match="another asyncrl is running"), preflight.claimed(mine):
+            pass
+        other.kill()
+        other.wait()
+    with preflight.claimed(mine):
+        pass
+
+
+def test_a_directory_that_fails_while_claimed_is_one_sentence(here: Path) -> None:
+    Path("r").mkdir()
+    Path("r/run.toml.partial").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written"), preflight.claimed(config("run.dir=r")):
+        pass
+    Path("f").touch()
+    with pytest.raises(ConfigError, match="cannot be written"), preflight.claimed(config("run.dir=f/r")):
+        pass
+
+
+# --------------------------------------------------------------------------------------------------------- the machine
+
+
+def test_a_port_in_use() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert f"metrics.port is {port}, and that port is in use" in refusal(config(f"metrics.port={port}"))
+    preflight.check(config(f"metrics.port={port}"), None, 2)
+
+
+@pytest.mark.parametrize("host", ["240.0.0.1", "::1"])
+def test_an_address_of_another_machine(host: str) -> None:
+    assert f"metrics.host is '{host}', and that is no IPv4 address of this machine" in refusal(
+        config(f"metrics.host={host}", "metrics.port=9100")
+    )
+
+
+@pytest.mark.parametrize(
+    ("sets", "available", "named"),
+    [
+        (["machine.cores=3"], 2, "machine.cores is 3, but this process may use 2"),
+        (["machine.trainer_cores=2"], 2, "machine.trainer_cores is 2 of 2"),
+        (["machine.trainer_cores=2"], 1, "machine.trainer_cores is 2 of 1"),
+    ],
+)
+def test_cores_that_are_not_there(sets: list[str], available: int, named: str) -> None:
+    assert named in refusal(config(*sets), available=available)
+
+
+def test_one_core_is_shared() -> None:
+    preflight.check(config("machine.trainer_cores=1"), None, 1)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 99), ("250000 100000", 2), ("50000 100000", 1), ("nonsense", 99)])
+def test_a_containers_quota_counts(quota: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(99)))
+    Path("cpu.max").write_text(quota + "\n")
+    assert available_cores(Path("cpu.max")) == cores
+    assert available_cores(Path("none")) == 99
+
+
+def test_a_port_for_later_is_none_that_connections_are_given() -> None:
+    first = int(EPHEMERAL.read_text().split()[0])
+    if first <= LOWEST_PORT:
+        pytest.skip("this machine gives all ports to connections")
+    assert all(LOWEST_PORT <= free_port() < first for _ in range(20))
+    Path("one_more").write_text(f"{LOWEST_PORT + 1}\t60999\n")
+    Path("none").write_text("1024\t65535\n")
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # somebody has it, which is as good
+            held.enter_context(socket.create_server(("127.0.0.1", LOWEST_PORT)))
+        assert free_port(ephemeral=Path("one_more")) != LOWEST_PORT, "it is taken"
+    with socket.create_server(("127.0.0.1", free_port(ephemeral=Path("none")))):
+        pass
+
+
+# ---------------------------------------------------------------------------------------------------- models and tasks
+
+
+def model(*names: str) -> Path:
+    directory = Path("model")
+    directory.mkdir()
+    for name in names:
+        (directory / name).write_text(json.dumps({}))
+    return directory
+
+
+ALL = ("config.json", "tokenizer.json", "model-00001-of-00002.safetensors")
+
+
+def test_a_whole_model_passes() -> None:
+    model(*ALL)
+    preflight.check(config("model.path=model"), None, 2)
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [("config.json", "no config.json"), ("tokenizer.json", "no tokenizer.json"), (ALL[2], "no weights (*.safetensors)")],
+)
+def test_a_model_with_something_missing(missing: str, named: str) -> None:
+    model(*(name for name in ALL if name != missing))
+    assert named in refusal(config("model.path=model"))
+
+
+def test_other_bad_models() -> None:
+    assert "no such directory" in refusal(config("model.path=nowhere"))
+    directory = model("config.json", "tokenizer.json", "pytorch_model.bin")
+    assert "only pickles" in refusal(config("model.path=model"))
+    (directory / "model.safetensors").touch()
+    (directory / "config.json").write_text("{")
+    assert "config.json in it is not JSON" in refusal(config("model.path=model"))
+
+
+def test_a_task_that_cannot_be_opened() -> None:
+    assert "spell_backwards" in refusal(config("task.name=spell_backwards"))
+    assert "nowhere.jsonl" in refusal(config("task.name=jsonl", "task.path=nowhere.jsonl"))

@@ -1,0 +1,57 @@
+"""What can be known to fail of servers and GPUs before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config import Config, ConfigError, load
+from asyncrl.launch import preflight
+
+SGLANG = "engine.kind=sglang"
+
+
+def config(*sets: str) -> Config:
+    return preflight.resolved(load(None, ["task.train_size=20", "task.eval_size=4", *sets], {}), None, datetime(2026, 1, 2))
+
+
+def refusal(checked: Config) -> str:
+    with pytest.raises(ConfigError) as caught:
+        preflight.check(checked, None, 2)
+    return str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_program_that_starts_servers_is_found_from_anywhere(here: Path) -> None:
+    """Its path becomes absolute, and stays the link that it is: the Python of a virtual environment knows its place by it."""
+    (here / "bin").mkdir()
+    (here / "bin/python").symlink_to(sys.executable)
+    checked = config(SGLANG, 'engine.sglang.launch=["bin/python", "-X", "dev"]')
+    assert checked.engine.sglang.launch == (str(here / "bin/python"), "-X", "dev")
+    preflight.check(checked, None, 2)
+    preflight.check(config(SGLANG, 'engine.sglang.launch=["env", "python3"]'), None, 2)
+
+
+def test_a_program_that_is_not_there_is_refused(here: Path) -> None:
+    said = refusal(config(SGLANG, 'engine.sglang.launch=["bin/python"]'))
+    assert str(here / "bin/python") in said and "make sglang-cpu" in said
+
+
+def test_a_key_that_cannot_be_read_is_refused(here: Path) -> None:
+    urls = 'engine.sglang.urls=["http://127.0.0.1:1"]'
+    assert "cannot be read" in refusal(config(SGLANG, urls, "engine.sglang.api_key_file=key"))
+    (here / "key").write_text("secret\n")
+    preflight.check(config(SGLANG, urls, "engine.sglang.api_key_file=key"), None, 2)
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    assert "no GPU" in refusal(config("train.device=cuda"))

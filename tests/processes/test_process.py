@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.processes.process import Process, become_child, divide_cores, last_traceback, last_words, spawn
+
+BECOME = "from asyncrl.processes.process import become_child; become_child(); import os, sys, signal, subprocess, time\n"
+
+
+@pytest.fixture
+def start(tmp_path):
+    def start(code: str, **options) -> Process:
+        return spawn("actor-0", [sys.executable, "-c", BECOME + code], log=tmp_path / "log", **options)
+
+    return start
+
+
+async def said(process: Process, lines: int) -> list[str]:
+    """The child's first lines, once they are there; bounded by real time, because a real process writes them."""
+    with trio.fail_after(30):
+        while (text := process.log.read_text()).count("\n") < lines:
+            await trio.lowlevel.checkpoint()
+    return text.splitlines()
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process that is no child of ours has ended."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with trio.fail_after(60):
+            await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+FOREVER = "signal.pause()"
+GRANDCHILD = "p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True)\n"
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9), ("os.abort()", -6), ("1/0", 1)]
+)
+async def test_the_exit_code_is_the_childs(start, code, expected):
+    process = start(code)
+    assert await process.wait() == expected
+    assert await process.wait() == expected
+    assert await process.kill_group() == expected
+    process.terminate()
+
+
+async def test_many_may_wait(start):
+    process = start(FOREVER)
+    codes = []
+
+    async def wait() -> None:
+        codes.append(await process.wait())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(wait)
+        with trio.move_on_after(0.01):
+            await process.wait()
+        process.signal(signal.SIGKILL)
+    assert codes == [-9] * 3
+
+
+async def test_a_child_may_end_by_itself_when_asked(start):
+    process = start("signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True)\n" + FOREVER)
+    await said(process, 1)
+    process.terminate()
+    assert await process.wait() == 7
+
+
+async def test_what_a_child_leaves_behind_is_killed_before_its_end_is_known(start):
+    process = start(GRANDCHILD * 3)
+    assert await process.wait() == 0
+    pids = [int(line) for line in process.log.read_text().splitlines()]
+    assert len(pids) == 3 and not any(map(lives, pids))
+
+
+async def test_the_group_is_dead_when_kill_returns_although_cancelled(start):
+    process = start(GRANDCHILD + FOREVER)
+    (grandchild,) = map(int, await said(process, 1))
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        assert await process.kill_group() == -9
+    assert not lives(process.pid) and not lives(grandchild)
+
+
+async def test_what_left_the_group_is_killed_too(start):
+    """Verifiers lead groups of their own, and what they start is in those."""
+    process = start(GRANDCHILD.replace("Popen([", "Popen(process_group=0, args=[") + FOREVER)
+    (grandchild,) = map(int, await said(process, 1))
+    assert os.getpgid(grandchild) == grandchild
+    await process.kill_group()
+    assert not lives(grandchild)
+
+
+async def test_a_child_dies_with_its_parent(tmp_path):
+    """A parent killed by SIGKILL cleans nothing up; the child is not even in its group."""
+    launcher = (
+        "import sys, signal, trio\nfrom pathlib import Path\nfrom asyncrl.processes.process import spawn\n"
+        f"async def main():\n p = spawn('x', [sys.executable, '-c', {BECOME + FOREVER!r}], log=Path({str(tmp_path / 'child')!r}))\n"
+        " print(p.pid, flush=True)\n await trio.sleep_forever()\n"
+        "from asyncrl.processes.process import become_child; become_child()\ntrio.run(main)"
+    )
+    process = spawn("launcher", [sys.executable, "-c", launcher], log=tmp_path / "log")
+    (child,) = map(int, await said(process, 1))
+    assert lives(child) and os.getpgid(child) != os.getpgid(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    await gone(child)
+    assert not lives(child)
+    assert await process.wait() == -9
+
+
+async def test_a_child_whose_parent_has_gone_ends(start, tmp_path):
+    process = start("print('unreachable')", env={"_ASYNCRL_PARENT_PID": "1"})
+    assert await process.wait() == 1
+    assert process.log.read_text() == ""
+
+
+def test_only_a_child_becomes_one():
+    with pytest.raises(RuntimeError, match="asyncrl train"):
+        become_child()
+
+
+async def test_only_the_main_thread_starts_children(start):
+    with pytest.raises(RuntimeError, match="main thread"):
+        await trio.to_thread.run_sync(start, "")
+
+
+async def test_a_child_has_its_cores_from_its_first_instruction(start):
+    cores = {max(os.sched_getaffinity(0))}
+    mine = os.sched_getaffinity(0)
+    process = start("print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], os.environ['X'])", cores=cores, env={"X": "y"})
+    assert await process.wait() == 0
+    assert process.log.read_text() == f"{sorted(cores)} 1 y\n"
+    assert os.sched_getaffinity(0) == mine
+
+
+async def test_the_parents_number_is_not_inherited_by_grandchildren(start):
+    process = start("print([k for k in os.environ if 'ASYNCRL' in k])")
+    await process.wait()
+    assert process.log.read_text() == "[]\n"
+
+
+async def test_the_tail_is_this_incarnations(start):
+    """Incarnations share a log; the tail of each begins where it began."""
+    first = start("print('before'); raise ValueError('first')")
+    await first.wait()
+    assert first.tail().startswith("Traceback (most recent call last):") and first.tail().endswith("ValueError: first")
+    second = start("print('bye')")
+    await second.wait()
+    assert second.tail() == "bye"
+    third = start("print('x' * 999_999); raise ValueError('third')")
+    await third.wait()
+    assert third.tail().startswith("Traceback") and third.tail().endswith("ValueError: third")
+
+
+async def test_a_native_crash_leaves_its_stack(start):
+    process = start("import ctypes; ctypes.string_at(0)")
+    assert await process.wait() == -signal.SIGSEGV
+    assert "Segmentation fault" in process.tail() and "string_at" in process.tail()
+
+
+def test_a_traceback_is_kept_with_what_led_to_it():
+    text = "noise\nTraceback (most recent call last):\n  old\nOldError\nmore\n"
+    chain = (
+        "Traceback (most recent call last):\n  a\nKeyError: 1\n\nThe above exception was the direct cause of the following exception:\n\n"
+        "Traceback (most recent call last):\n  b\nValueError: 2\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n  c\nRuntimeError: 3"
+    )
+    assert last_traceback(text + chain + "\n") == chain
+    group = "  + Exception Group Traceback (most recent call last):\n  | x\n  +-+---\n"
+    group += "    | Traceback (most recent call last):\n    | y\n    +---"
+    assert last_traceback(text + group) == group
+    assert last_traceback("".join(f"{i}\n" for i in range(100))).splitlines() == [str(i) for i in range(80, 100)]
+    assert last_traceback("") == ""
+
+
+def test_last_words_are_an_exception_where_there_is_one() -> None:
+    group = "  + Exception Group Traceback (most recent call last):\n  |   File x\n    | a.b.ServerGone: the server is gone; its log:\n"
+    group += "    |   File y, line 1\n    | ValueError: no memory is left\n    | \n    | [12:00] somebody killed it\n    +-------------\n"
+    assert last_words(group) == "ValueError: no memory is left"
+    assert last_words("Traceback (most recent call last):\nzlib.Error: x\n") == "zlib.Error: x"
+    assert last_words("one\n two \n\n") == "two" and last_words(" \n") == "it said nothing"
+
+
+# -------------------------------------------------------------------------------------------------------------- the cores
+
+
+some_cores = st.lists(st.integers(0, 255), min_size=1, max_size=32, unique=True)
+
+
+@given(some_cores, st.integers(0, 6), st.integers(0, 12), st.integers(0, 40))
+def test_shares(available, trainers, rollouts, trainer_cores):
+    shares = divide_cores(available, trainers, rollouts, trainer_cores)
+    everyone = shares.trainers + shares.rollouts
+    assert (len(shares.trainers), len(shares.rollouts)) == (trainers, rollouts)
+    assert all(share and len(set(share)) == len(share) for share in everyone), "each has at least one core"
+    assert {core for share in everyone for core in share} <= set(available)
+    assert shares.others == tuple(available)
+    used = [core for share in everyone for core in share]
+    if len(available) >= trainers + rollouts and trainers and rollouts and len(available) > 1:
+        assert sorted(used) == sorted(available), "each core has one owner, and none is left over"
+        for side in (shares.trainers, shares.rollouts):
+            assert max(map(len, side)) - min(map(len, side)) <= 1
+        wish = trainer_cores or len(available) // 2
+        got = sum(map(len, shares.trainers))
+        assert got == wish or (got == trainers > wish) or (got == len(available) - rollouts < wish)
+    elif len(available) > 1 and trainers and rollouts:
+        assert not {c for s in shares.trainers for c in s} & {c for s in shares.rollouts for c in s}, "the two sides do not share"
+        for side in (shares.trainers, shares.rollouts):
+            used = [core for share in side for core in share]
+            assert len(set(used)) == len(used) or all(len(share) == 1 for share in side), "a shared core is a process's only one"
+
+
+@pytest.mark.parametrize(
+    ("available", "trainers", "rollouts", "trainer_cores", "expected"),
+    [
+        ([5], 1, 2, 0, ([(5,)], [(5,), (5,)])),
+        ([0, 1], 1, 1, 0, ([(0,)], [(1,)])),
+        ([0, 1], 1, 3, 0, ([(0,)], [(1,), (1,), (1,)])),
+        ([0, 1, 2], 1, 1, 0, ([(0,)], [(1, 2)])),
+        ([0, 1, 2, 3], 1, 1, 3, ([(0, 1, 2)], [(3,)])),
+        ([0, 1, 2, 3], 1, 1, 9, ([(0, 1, 2)], [(3,)])),
+        ([0, 1, 2, 3], 1, 3, 2, ([(0,)], [(1,), (2,), (3,)])),
+        ([0, 1, 2, 3], 0, 2, 0, ([], [(0, 1), (2, 3)])),
+    ],
+)
+def test_shares_of_small_machines(available, trainers, rollouts, trainer_cores, expected):
+    shares = divide_cores(available, trainers, rollouts, trainer_cores)
+    assert (shares.trainers, shares.rollouts) == expected
+
+
+def test_no_cores():
+    with pytest.raises(ValueError, match="no cores"):
+        divide_cores([], 1, 1, 0)

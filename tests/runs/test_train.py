@@ -1,0 +1,218 @@
+"""`asyncrl train` with real processes: it ends as it should, whatever is killed, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from train_support import (DEADLINE_S, command, end, kill, processes, started, steps_done, tiny_model, train, wait_for)
+
+from asyncrl import journal
+from asyncrl.observe import summary
+from asyncrl.experience import events as e
+from asyncrl.processes.machine import free_port
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory with random weights."""
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def check(run: Path) -> summary.Summary:
+    """The summary, after comparing it with the journal, of which it must be an account."""
+    found = summary.read(run / "summary.json")
+    assert found.balances()
+    experience = journal.fold(run / "journal.sqlite")
+    ledger = experience.ledger
+    assert (found.tokens.generated, found.tokens.trained, found.tokens.live) == (
+        ledger.tokens.total,
+        ledger.tokens.trained,
+        ledger.tokens.live,
+    )
+    assert found.tokens.discarded == ledger.tokens.discarded and found.rollouts.discarded == ledger.rollouts.discarded
+    trained = Counter(event.rollout for _, event in journal.read(run / "journal.sqlite") if isinstance(event, e.Trained))
+    assert max(trained.values(), default=0) <= 1, "a rollout was trained twice"
+    return found
+
+
+def scrape(port: int) -> dict[tuple[str, ...], float]:
+    """What a run's metrics say now: (sample's name, label values …) → value."""
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {(sample.name, *sorted(sample.labels.values())): sample.value for sample in samples}
+
+
+def test_a_run_with_a_killed_rollout_actor_an_intruder_and_a_scrape(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    port = free_port()
+    argv = command(model, run, train__steps=100, rollout__actors=2, metrics__port=port, train__eval_every=10)
+    with started(argv) as process:
+        wait_for("step", lambda: steps_done(run) >= 3)
+        with socket.socket(socket.AF_UNIX) as intruder:  # has no key
+            intruder.connect(str(run / "coordinator.sock"))
+            intruder.settimeout(60)
+            with contextlib.suppress(ConnectionError):
+                intruder.sendall(b"\xff" * 4096)
+                while intruder.recv(4096):
+                    pass
+        kill(processes(run)["rollout-1"])
+        observed = wait_for("token in the metrics", lambda: (found := scrape(port)).get(("asyncrl_tokens_generated_total",)) and found)
+        code, out, err = end(process)
+    assert code == 0, out + err
+    found = check(run)
+    assert found.ok and found.steps == 100 and found.restarts == {"rollout": 1}
+    assert found.accuracy.start is not None and found.accuracy.end is not None
+    assert found.publication.count >= 31 and 0 < found.publication.pause_seconds < found.publication.seconds
+    assert observed["asyncrl_version",] >= 0 and observed["asyncrl_refused_connections_total", "key"] == 1
+    assert {"asyncrl_idle_seconds_total", "asyncrl_lag_versions_count", "asyncrl_pause_seconds_count", "asyncrl_queue_bytes"} <= {
+        name for name, *_ in observed
+    }
+    assert processes(run) == {}
+    for name in ("run.toml", "journal.sqlite", "logs/trainer-0.log", "model/model.safetensors", "model/tokenizer.json"):
+        assert (run / name).exists(), name
+    from asyncrl.training.models import load_model
+
+    load_model(run / "model")
+
+
+def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(command(model, run, train__steps=10_000)) as process:
+        wait_for("step", lambda: steps_done(run) >= 2)
+        began = time.monotonic()
+        kill(processes(run)["trainer-0"])
+        code, _, err = end(process)
+        assert time.monotonic() - began < 30
+    assert code == 1 and "trainer-0 was killed by SIGKILL" in err
+    found = check(run)
+    assert not found.ok and "trainer" in found.reason
+    assert processes(run) == {}
+
+
+def test_a_killed_coordinator_ends_the_run_and_the_journal_still_gives_a_summary(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(command(model, run, train__steps=10_000)) as process:
+        wait_for("step", lambda: steps_done(run) >= 2)
+        kill(processes(run)["coordinator-0"])
+        code, _, err = end(process)
+    assert code == 1 and "coordinator-0 was killed by SIGKILL" in err
+    found = check(run)
+    assert not found.ok and "coordinator-0" in found.reason and found.tokens.trained > 0
+    assert processes(run) == {}
+
+
+def test_ctrl_c_drains_within_5_s_and_resume_goes_on(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(command(model, run, train__steps=100_000)) as process:
+        wait_for("step", lambda: steps_done(run) >= 3)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        code, out, err = end(process)
+        assert time.monotonic() - began < 6, out + err
+    assert code == 130, out + err
+    first = check(run)
+    assert first.ok and "--resume" in first.reason and first.steps >= 3
+    assert processes(run) == {}
+    again = train([*command(model, run, train__steps=first.steps + 2), "--resume", str(run)])
+    assert again.returncode == 0, again.stdout + again.stderr
+    second = check(run)
+    assert second.ok and second.steps == first.steps + 2
+    assert second.tokens.trained > first.tokens.trained > 0
+
+
+def test_pain_23_a_killed_launcher_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(command(model, run, train__steps=10_000)) as process:
+        wait_for("actors", lambda: len(processes(run)) == 4)
+        kill(process.pid)
+        process.wait(DEADLINE_S)
+        wait_for("quiet", lambda: not processes(run), 30)
+
+
+TASKS = {
+    "chain_sum": {},
+    "letter_counting": {"task__params__max_words": 6},
+    "number_sorting": {"engine__context_tokens": 640},
+    "base_conversion": {"engine__context_tokens": 320},
+    "simple_equations": {"task__params__max_terms": 2},
+    "binary_alternation": {"engine__context_tokens": 640},
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_other_reasoning_gym_tasks(name: str, model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = train(command(model, run, train__steps=2, task__name=name, task__eval_size=4, **TASKS[name]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert check(run).steps == 2
+
+
+def test_pain_25_a_file_of_prompts_is_trained_without_a_gpu(model: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
+    lines = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "verifier": "number" if n % 2 else "exact"} for n in range(40)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    argv = command(model, run, train__steps=2, task__name="jsonl", task__path=str(file), task__eval_size=4)
+    done = train(argv, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert check(run).steps == 2
+
+
+SEVERAL = """
+def judge(answer, line):
+    return {"right": float(answer.strip() == line["answer"]), "brief": 1 / (1 + len(answer))}
+def forgetful(answer, line):
+    return {"right": 1.0}
+judge.rewards = forgetful.rewards = ("right", "brief")
+"""
+
+
+def test_a_verifier_of_several_rewards_trains_by_each_of_them(model: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
+    (tmp_path / "several_rewards.py").write_text(SEVERAL)
+    lines = [{"prompt": f"{n} + 1 =", "answer": str(n + 1)} for n in range(40)]
+    for line in lines[::2]:
+        line["verifier"] = "several_rewards:forgetful"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    argv = command(
+        model,
+        run,
+        train__steps=3,
+        train__advantage="gdpo",
+        task__name="jsonl",
+        task__path=str(file),
+        task__verifier="several_rewards:judge",
+    )
+    done = train(argv, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = check(run)
+    assert found.steps == 3 and found.rollouts.trained == 3 * 2 * 4
+    assert found.rollouts.discarded.keys() == {"evaluation", "k_min"}, (
+        "groups of half the lines have no verdict, and no other group is lost"
+    )
+    assert "has no verdict: other rewards: without ['brief']" in "".join(path.read_text() for path in (run / "logs").iterdir())
+
+
+def test_bad_input_starts_nothing(model: Path, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n{"prompt": "2 + 2 =", "answer": \n')
+    for settings, environment, said in (
+        ({"train__stepz": 3}, {}, "train.steps"),
+        ({}, {"ASYNCRL_MAX_LAGG": "3"}, "ASYNCRL_MAX_LAG"),
+        ({"train__steps": 0}, {}, "train.steps"),
+        ({"task__name": "spell_backwards"}, {}, "spell_backward"),
+        ({"task__name": "jsonl", "task__path": str(file)}, {}, "prompts.jsonl, line 2"),
+    ):
+        done = train(command(model, run, **settings), **environment)
+        assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert not run.exists()

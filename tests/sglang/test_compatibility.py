@@ -1,0 +1,123 @@
+"""A server of another kind is refused before anything starts, with what to do about it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from asyncrl.config import ConfigError, load
+from asyncrl.engines.sglang.compatibility import refuse_other_model, refuse_other_start
+from asyncrl.engines.sglang.http_types import ModelInfo, ServerInfo
+from asyncrl.launch import preflight
+from asyncrl.training.bundled import model_config
+
+QWEN = "Qwen3ForCausalLM"
+MODEL = ModelInfo("/m", "default", architectures=[QWEN])
+SERVER = ServerInfo("0.5.23", dtype="float32", skip_tokenizer_init=True, context_length=104, max_running_requests=9)
+
+
+def test_a_server_that_fits_is_taken() -> None:
+    refuse_other_model(MODEL, SERVER, architecture=QWEN, dtype="float32")
+    refuse_other_model(ModelInfo("/m", "1"), replace(SERVER, dtype="auto"), architecture=QWEN, dtype="float32")
+    refuse_other_start(SERVER, context_tokens=96, slots=8)
+    for version in ("0.5.23.post1", "0.5.100", "0.6", "1.0.0rc1"):
+        refuse_other_start(replace(SERVER, version=version, context_length=None, max_running_requests=None), context_tokens=96, slots=8)
+
+
+@pytest.mark.parametrize(
+    ("model", "architecture", "dtype", "said"),
+    [
+        (MODEL, "GPT2LMHeadModel", "float32", r"it serves Qwen3ForCausalLM \(/m\), and the run's model is GPT2LMHeadModel"),
+        (MODEL, QWEN, "bfloat16", "computes in float32, and model.dtype is bfloat16: start it with --dtype bfloat16"),
+        (ModelInfo("/m", "1", is_generation=False), QWEN, "float32", "does not generate text"),
+    ],
+)
+def test_another_model_is_refused(model: ModelInfo, architecture: str, dtype: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        refuse_other_model(model, SERVER, architecture=architecture, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": "0.5.22"}, "SGLang 0.5.22; 0.5.23 is the oldest"),
+        ({"version": "0.4.99"}, "oldest"),
+        ({"version": "?"}, "oldest"),
+        ({"skip_tokenizer_init": False}, "--skip-tokenizer-init"),
+        ({"context_length": 103}, "--context-length 104"),
+        ({"max_running_requests": 8}, "--max-running-requests 9"),
+    ],
+)
+def test_another_start_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        refuse_other_start(replace(SERVER, **change), context_tokens=96, slots=8)
+
+
+@contextmanager
+def answering(answers: dict[str, Any]) -> Iterator[str]:
+    """A server that says this of itself; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answers.get(self.path)).encode()
+            self.send_response(200 if self.path in answers else 404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+GOOD = {
+    "/model_info": {"model_path": "/m", "weight_version": "default", "architectures": [QWEN]},
+    "/server_info": {
+        "version": "0.5.23",
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "context_length": 104,
+        "max_running_requests": 9,
+    },
+}
+
+
+def check(url: str, *more: str) -> None:
+    sets = ["engine.kind=sglang", f'engine.sglang.urls=["{url}"]', "engine.context_tokens=96", "engine.slots=8", "task.train_size=20"]
+    preflight.check(preflight.resolved(load(None, [*sets, "task.eval_size=4", *more], {}), None, datetime(2026, 1, 2)), None, 2)
+
+
+def test_a_run_looks_at_the_servers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with answering(GOOD) as url:
+        check(url)
+        with pytest.raises(ConfigError, match=r"does not fit this run: it takes 9 requests .* start it with --max-running-requests 10"):
+            check(url, "engine.slots=9")
+    check(url)  # it is gone; one that is not there yet is waited for by its actor
+    other = GOOD | {"/model_info": {"model_path": "/m", "weight_version": "1", "architectures": ["GPT2LMHeadModel"]}}
+    with answering(other) as url, pytest.raises(ConfigError, match="serves GPT2LMHeadModel"):
+        check(url)
+    with answering({"/model_info": GOOD["/model_info"]}) as url, pytest.raises(ConfigError, match=r"cannot be used: .*404"):
+        check(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bundled_model_is_of_the_class_that_servers_are_asked_for() -> None:
+    from transformers import AutoModelForCausalLM
+
+    assert AutoModelForCausalLM._model_mapping[type(model_config())].__name__ == preflight.BUNDLED  # type: ignore[no-untyped-call]
