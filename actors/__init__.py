@@ -1,1 +1,2 @@
-"""Coordinator, rollout, reward and trainer: each a nursery around something pure. Actors contain no math."""
+"""Coordinator, rollout, reward and trainer: each a nursery around something pure. Actors contain no
+math."""

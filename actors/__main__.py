@@ -1,6 +1,8 @@
-"""`python -m actors ROLE INDEX INCARNATION THREADS RUN`: one actor's process. Started by the launcher, and never by hand.
+"""`python -m actors ROLE INDEX INCARNATION THREADS RUN`: one actor's process. Started by the
+launcher, and never by hand.
 
-Invariant: this process ends with its launcher, and what ends it otherwise is in its log with a traceback.
+Invariant: this process ends with its launcher, and what ends it otherwise is in its log with a
+traceback.
 """
 
 from __future__ import annotations
@@ -34,7 +36,16 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     from actors.roles import ROLES, ActorContext
 
-    place = ActorContext(args.role, args.index, args.incarnation, args.threads, os.getpid(), args.run, settings, args.resume)
+    place = ActorContext(
+        args.role,
+        args.index,
+        args.incarnation,
+        args.threads,
+        os.getpid(),
+        args.run,
+        settings,
+        args.resume,
+    )
     trio.run(ROLES[args.role], place, strict_exception_groups=True)
 
 

@@ -1,6 +1,7 @@
-"""The agents' gateway of a rollout actor. Invariant: a session that has ended is a line of `RUN/sessions/rollout-N.jsonl`, at the latest when
-the actor has drained; what its engine samples for agents is nobody's lease; and where the task judges, it is in processes that can be
-killed, as everywhere.
+"""The agents' gateway of a rollout actor. Invariant: a session that has ended is a line of
+`RUN/sessions/rollout-N.jsonl`, at the latest when the actor has drained; what its engine samples
+for agents is nobody's lease; and where the task judges, it is in processes that can be killed, as
+everywhere.
 """
 
 from __future__ import annotations
@@ -46,24 +47,31 @@ class Agents:
         return self._generator.take(chunks)
 
     async def close(self) -> None:
-        """Take no more calls, end those that run, and return when every session is written. Raises WaitExpired."""
+        """Take no more calls, end those that run, and return when every session is written. Raises
+        WaitExpired."""
         self.closing.set()
         with self._waits.on("the agents' gateway", owner="rollout", deadline_s=self._close_s):
             await self.closed.wait()
 
 
 class _Examiner:
-    """The run's task (`asyncrl.gateway.examiner`), which judges so many replies at a time. What ends its verifiers ends the actor."""
+    """The run's task (`asyncrl.gateway.examiner`), which judges so many replies at a time. What
+    ends its verifiers ends the actor."""
 
-    def __init__(self, task: Task, verifiers: VerifierPool, concurrency: int, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, task: Task, verifiers: VerifierPool, concurrency: int, nursery: trio.Nursery
+    ) -> None:
         self._task, self._verifiers, self._nursery = task, verifiers, nursery
         self._places, self._reading = trio.Semaphore(concurrency), trio.CapacityLimiter(1)
 
     async def prompt(self, prompt_index: int) -> str:
-        return await trio.to_thread.run_sync(self._task.prompt, "train", prompt_index, limiter=self._reading, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(
+            self._task.prompt, "train", prompt_index, limiter=self._reading, abandon_on_cancel=True
+        )
 
     async def judge(self, prompt_index: int, reply: bytes) -> Verdict:
-        """In the actor's nursery, because a handler's error would be this one call's alone; and for as long as it is waited for."""
+        """In the actor's nursery, because a handler's error would be this one call's alone; and for
+        as long as it is waited for."""
         send, receive = trio.open_memory_channel[Verdict](1)
         scope = trio.CancelScope()
 
@@ -82,12 +90,22 @@ class _Examiner:
 
 @asynccontextmanager
 async def open_agents(
-    config: Config, run: Path, initial: Path, index: int, incarnation: int, engine: Engine, waits: Waits, reporter: Reporter
+    config: Config,
+    run: Path,
+    initial: Path,
+    index: int,
+    incarnation: int,
+    engine: Engine,
+    waits: Waits,
+    reporter: Reporter,
 ) -> AsyncIterator[Agents]:
-    """The gateway of the rollout actor `index`, at its port of loopback. The engine must run while it is open. Raises VerifierLost."""
+    """The gateway of the rollout actor `index`, at its port of loopback. The engine must run while
+    it is open. Raises VerifierLost."""
     generator = EngineGenerator(engine, first_number(index, incarnation))
     agents, tokenizer = Agents(generator, waits, config.supervision.grace_s), _tokenizer(initial)
-    settings = Settings(model=MODEL, context_tokens=config.engine.context_tokens, vocabulary=tokenizer.sampled)
+    settings = Settings(
+        model=MODEL, context_tokens=config.engine.context_tokens, vocabulary=tokenizer.sampled
+    )
     path = run / SESSIONS / f"rollout-{index}.jsonl"
     path.parent.mkdir(exist_ok=True)
 
@@ -96,12 +114,22 @@ async def open_agents(
         async with trio.open_nursery() as writing:
             writing.start_soon(_write, gateway, path, reporter)
             # what runs is interrupted at once, as leases are when a run is over
-            await serve(gateway, app, port=config.gateway.port + index, close=agents.closing, drain_s=0.0, task_status=task_status)
+            await serve(
+                gateway,
+                app,
+                port=config.gateway.port + index,
+                close=agents.closing,
+                drain_s=0.0,
+                task_status=task_status,
+            )
             writing.cancel_scope.cancel()  # it writes what is there, and ends
         agents.closed.set()
 
     task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
-    async with open_verifiers(config.task, config.run.seed, str(initial), waits) as verifiers, trio.open_nursery() as nursery:
+    async with (
+        open_verifiers(config.task, config.run.seed, str(initial), waits) as verifiers,
+        trio.open_nursery() as nursery,
+    ):
         examiner = _Examiner(task, verifiers, config.reward.concurrency, nursery)
         url = await nursery.start(attend, Gateway(generator, tokenizer, settings, waits, examiner))
         logger.info("agents are answered at %s", url)
@@ -119,12 +147,15 @@ def _tokenizer(initial: Path) -> Tokenizer:
 
 
 async def _write(gateway: Gateway, path: Path, reporter: Reporter) -> None:
-    """One line for each session, in the order in which they end. Cancelled, it ends when none is left."""
+    """One line for each session, in the order in which they end. Cancelled, it ends when none is
+    left."""
     while True:
         finished = await gateway.fetch()
         reporter.count(f"sessions_{finished.end}")
         with trio.CancelScope(shield=True):  # nobody else has it any more
-            await trio.to_thread.run_sync(partial(_append, path, msgspec.json.encode(finished) + b"\n"))
+            await trio.to_thread.run_sync(
+                partial(_append, path, msgspec.json.encode(finished) + b"\n")
+            )
 
 
 def _append(path: Path, line: bytes) -> None:

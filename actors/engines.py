@@ -1,4 +1,5 @@
-"""The engine of a rollout actor, put together. Invariant: it lasts as long as the block, and so does all that it started.
+"""The engine of a rollout actor, put together. Invariant: it lasts as long as the block, and so
+does all that it started.
 
 Only this file knows every kind of engine.
 """
@@ -34,10 +35,16 @@ logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def open_engine(
-    config: Config, run: Path, initial: Path, index: int, model: PreTrainedModel, tokenizer: Tokenizer, waits: Waits
+    config: Config,
+    run: Path,
+    initial: Path,
+    index: int,
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    waits: Waits,
 ) -> AsyncIterator[Engine]:
-    """The engine of the rollout actor `index` of the run in directory `run`, which started from the model in `initial`; `model` is of the
-    same shape, and its weights mean nothing."""
+    """The engine of the rollout actor `index` of the run in directory `run`, which started from the
+    model in `initial`; `model` is of the same shape, and its weights mean nothing."""
     match config.engine.kind:
         case "scripted":
             yield _scripted(config, tokenizer, waits)
@@ -52,7 +59,9 @@ def _scripted(config: Config, tokenizer: Tokenizer, waits: Waits) -> Engine:
     from asyncrl.engines.scripted import ScriptedEngine, hashed
 
     return ScriptedEngine(
-        hashed(vocab_size=tokenizer.vocabulary, stop_id=tokenizer.stop_ids[0], run_seed=config.run.seed),
+        hashed(
+            vocab_size=tokenizer.vocabulary, stop_id=tokenizer.stop_ids[0], run_seed=config.run.seed
+        ),
         slots=config.engine.slots,
         context_tokens=config.engine.context_tokens,
         chunk_tokens=config.engine.chunk_tokens,
@@ -61,17 +70,23 @@ def _scripted(config: Config, tokenizer: Tokenizer, waits: Waits) -> Engine:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------------ embedded
+# ---------------------------------------------------------------------------------------- embedded
 
 
-def _embedded(config: Config, run: Path, model: PreTrainedModel, tokenizer: Tokenizer, waits: Waits) -> Engine:
+def _embedded(
+    config: Config, run: Path, model: PreTrainedModel, tokenizer: Tokenizer, waits: Waits
+) -> Engine:
     import torch
 
     from asyncrl.engines.embedded.engine import EmbeddedEngine
 
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.05)  # any finite numbers, for the engine to try its fast paths with before the first publication
+            parameter.normal_(
+                std=0.05
+                # any finite numbers, for the engine to try its fast paths with before the first
+                # publication
+            )
     engine = EmbeddedEngine(
         model,
         slots=config.engine.slots,
@@ -97,7 +112,8 @@ def _packed_from(run: Path) -> int | None:
 
 
 def _remember(run: Path, packed_from: int) -> None:
-    """Keep what an engine measured, whole or not at all; a disk without room leaves it to the next."""
+    """Keep what an engine measured, whole or not at all; a disk without room leaves it to the
+    next."""
     partial = run / f"{PACKED}.{os.getpid()}"
     try:
         partial.write_text(f"{packed_from}\n")
@@ -106,14 +122,21 @@ def _remember(run: Path, packed_from: int) -> None:
         logger.warning("what this engine measured is not kept: %s", error)
 
 
-# -------------------------------------------------------------------------------------------------------------------- sglang
+# ------------------------------------------------------------------------------------------ sglang
 
 
 @asynccontextmanager
 async def _sglang(
-    config: Config, run: Path, initial: Path, index: int, model: PreTrainedModel, tokenizer: Tokenizer, waits: Waits
+    config: Config,
+    run: Path,
+    initial: Path,
+    index: int,
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    waits: Waits,
 ) -> AsyncIterator[Engine]:
-    """One server, or all that are behind a router. A server's death ends the block with its name."""
+    """One server, or all that are behind a router. A server's death ends the block with its
+    name."""
     from asyncrl.engines.sglang.compatibility import examine
     from asyncrl.engines.sglang.engine import SglangEngine
     from asyncrl.engines.sglang.gather import gather
@@ -127,7 +150,9 @@ async def _sglang(
             urls = list(sglang.urls) if sglang.router else [sglang.urls[index]]
         clients = [await stack.enter_async_context(_client(config, url)) for url in urls]
         for client in () if sglang.launch else clients:
-            with waits.on("server", owner=f"rollout-{index}", deadline_s=2 * config.supervision.start_s):
+            with waits.on(
+                "server", owner=f"rollout-{index}", deadline_s=2 * config.supervision.start_s
+            ):
                 await client.wait_there(config.supervision.start_s)
             await examine(
                 client,
@@ -137,14 +162,25 @@ async def _sglang(
                 slots=config.engine.slots,
             )
             await client.abort_all()  # what an actor that died has left there
-        publishers = [await stack.enter_async_context(_publisher(config, run, index, client, model, tokenizer)) for client in clients]
+        publishers = [
+            await stack.enter_async_context(
+                _publisher(config, run, index, client, model, tokenizer)
+            )
+            for client in clients
+        ]
         served: Served = clients[0]
         if sglang.router:
-            served = Routed(await stack.enter_async_context(_client(config, sglang.router)), clients)
+            served = Routed(
+                await stack.enter_async_context(_client(config, sglang.router)), clients
+            )
 
-        async def load(version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]) -> float:
+        async def load(
+            version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]
+        ) -> float:
             """The longest pause of any."""
-            loaded = await gather(*(partial(publisher.load, version, weights, stop) for publisher in publishers))
+            loaded = await gather(
+                *(partial(publisher.load, version, weights, stop) for publisher in publishers)
+            )
             return max(one.pause_s for one in loaded)
 
         yield SglangEngine(
@@ -178,7 +214,9 @@ async def _launched(config: Config, run: Path, initial: Path, index: int) -> Asy
     )
     log = run / FOLDER / f"server-{index}.log"
     async with (
-        managed(launch, log=log, name=f"server-{index}", ready_s=config.supervision.start_s) as server,
+        managed(
+            launch, log=log, name=f"server-{index}", ready_s=config.supervision.start_s
+        ) as server,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(server.watch)
@@ -190,17 +228,30 @@ def _client(config: Config, url: str) -> AbstractAsyncContextManager[Client]:
     from asyncrl.engines.sglang.client import Client
 
     path = config.engine.sglang.api_key_file
-    return Client.open(url, api_key=Path(path).read_text().strip() if path else "", deadline_s=config.publication.deadline_s)
+    return Client.open(
+        url,
+        api_key=Path(path).read_text().strip() if path else "",
+        deadline_s=config.publication.deadline_s,
+    )
 
 
 @asynccontextmanager
 async def _publisher(
-    config: Config, run: Path, index: int, client: Client, model: PreTrainedModel, tokenizer: Tokenizer
+    config: Config,
+    run: Path,
+    index: int,
+    client: Client,
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
 ) -> AsyncIterator[WeightLoader]:
     """What gives one server its weights."""
     from asyncrl.engines.sglang import canary
     from asyncrl.engines.sglang.weight_loader import WeightLoader
-    from asyncrl.engines.sglang.weight_transfer import BroadcastTransfer, DiskTransfer, WeightTransfer
+    from asyncrl.engines.sglang.weight_transfer import (
+        BroadcastTransfer,
+        DiskTransfer,
+        WeightTransfer,
+    )
     from weightsync.server_group import ServerGroup
 
     sglang, publication = config.engine.sglang, config.publication
@@ -208,7 +259,9 @@ async def _publisher(
         way: WeightTransfer = DiskTransfer(run / "weights" / f"rollout-{index}")
         if sglang.transfer == "broadcast":
             device, size = "cuda" if sglang.backend == "nccl" else "cpu", publication.bucket_bytes
-            opened = ServerGroup.open(sglang.host, sglang.tensor_parallel, bucket_bytes=size, device=device)
+            opened = ServerGroup.open(
+                sglang.host, sglang.tensor_parallel, bucket_bytes=size, device=device
+            )
             way = BroadcastTransfer(await stack.enter_async_context(opened), publication.deadline_s)
         yield WeightLoader(
             client,

@@ -1,8 +1,11 @@
-"""What ends an actor from outside. Invariant: each names who was lost, so that the log of the survivor says why it ended."""
+"""What ends an actor from outside. Invariant: each names who was lost, so that the log of the
+survivor says why it ended."""
 
 
 class CoordinatorLost(ConnectionError):
     """The link to the coordinator ended before the coordinator drained this actor."""
 
     def __init__(self, actor: str) -> None:
-        super().__init__(f"{actor} lost its coordinator before it was drained; see the coordinator's log for why")
+        super().__init__(
+            f"{actor} lost its coordinator before it was drained; see the coordinator's log for why"
+        )

@@ -1,7 +1,9 @@
-"""`python -m actors.prepare RUN`: the bundled model, warmed up. Invariant: `RUN/initial` is a whole model, or not there.
+"""`python -m actors.prepare RUN`: the bundled model, warmed up. Invariant: `RUN/initial` is a whole
+model, or not there.
 
-In a process of its own, because the warm-up needs torch, and the launcher never imports it. One thread: so small a model gains nothing from
-more, and loses everything where another program uses the core.
+In a process of its own, because the warm-up needs torch, and the launcher never imports it. One
+thread: so small a model gains nothing from more, and loses everything where another program uses
+the core.
 """
 
 from __future__ import annotations

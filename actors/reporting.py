@@ -1,4 +1,5 @@
-"""What an actor tells of itself, about once a second. Invariant: every second and every count is reported once."""
+"""What an actor tells of itself, about once a second. Invariant: every second and every count is
+reported once."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ REPORTS_PER_S = 16
 
 
 def report_s(config: Config) -> float:
-    """Seconds between two reports of a rollout or reward actor: the more there are, the more seldom each reports."""
+    """Seconds between two reports of a rollout or reward actor: the more there are, the more seldom
+    each reports."""
     return max(REPORT_S, (config.rollout.actors + config.reward.actors) / REPORTS_PER_S)
 
 

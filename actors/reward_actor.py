@@ -1,9 +1,11 @@
-"""The reward actor: a nursery around verifiers that can be killed. Invariant: each answer gets one verdict, in bounded time.
+"""The reward actor: a nursery around verifiers that can be killed. Invariant: each answer gets one
+verdict, in bounded time.
 
-A verifier that returns a finite number gives `Scored`. Else the verdict is `NoVerdict`, never a reward of zero: `raised: …`, `timeout` (its
-worker was killed at the deadline), `crashed` (its worker died by itself, twice), `not a number: …`, `not finite`, `too large`, and where
-rewards by name are not those that the verifier has said `unnamed rewards: …` or `other rewards: …`. Each answer has a worker process of its
-own while it is judged, so no other answer notices.
+A verifier that returns a finite number gives `Scored`. Else the verdict is `NoVerdict`, never a
+reward of zero: `raised: …`, `timeout` (its worker was killed at the deadline), `crashed` (its
+worker died by itself, twice), `not a number: …`, `not finite`, `too large`, and where rewards by
+name are not those that the verifier has said `unnamed rewards: …` or `other rewards: …`. Each
+answer has a worker process of its own while it is judged, so no other answer notices.
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ import trio
 
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
-from actors.verifier_process import LENGTH, Bury, Opening, Start, TimedVerdict, VerifyRequest, decode, frame, length, read
+from actors.verifier_process import (
+    LENGTH,
+    Bury,
+    Opening,
+    Start,
+    TimedVerdict,
+    VerifyRequest,
+    decode,
+    frame,
+    length,
+    read,
+)
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import Drain, Drained, NoVerdict, Scored, ScoreRequest, ScoreResult, Split
@@ -37,7 +50,8 @@ ENDING_S = 1.0
 
 
 class VerifierLost(RuntimeError):
-    """The process that forks workers ended or stands still. The actor cannot go on; its successor starts a new one."""
+    """The process that forks workers ended or stands still. The actor cannot go on; its successor
+    starts a new one."""
 
 
 class _Worker(NamedTuple):
@@ -46,9 +60,11 @@ class _Worker(NamedTuple):
 
 
 class VerifierPool:
-    """Judges answers, each in a worker process of its own; workers are forked when none is idle, and used again.
+    """Judges answers, each in a worker process of its own; workers are forked when none is idle,
+    and used again.
 
-    Made by `open_verifiers`. The caller bounds how many answers it asks for at a time: that is how many workers there are.
+    Made by `open_verifiers`. The caller bounds how many answers it asks for at a time: that is how
+    many workers there are.
     """
 
     def __init__(self, control: trio.SocketStream, waits: Waits, *, deadline_s: float) -> None:
@@ -61,10 +77,14 @@ class VerifierPool:
         """Seconds, and the item they were spent on."""
 
     async def judge(self, split: Split, prompt_index: int, ids: bytes | memoryview) -> TimedVerdict:
-        """The verdict on `int32` response ids; within twice the deadline, as an answer whose worker dies is given to one more.
-        Cancelled, it kills the worker. Raises VerifierLost."""
+        """The verdict on `int32` response ids; within twice the deadline, as an answer whose worker
+        dies is given to one more. Cancelled, it kills the worker. Raises VerifierLost."""
         answer = VerifyRequest(split, prompt_index, bytes(ids))
-        given = await self._attempt(answer) or await self._attempt(answer) or TimedVerdict(NoVerdict("crashed"), 0.0)
+        given = (
+            await self._attempt(answer)
+            or await self._attempt(answer)
+            or TimedVerdict(NoVerdict("crashed"), 0.0)
+        )
         self.slowest = max(self.slowest, (given.seconds, split, prompt_index))
         return given
 
@@ -73,7 +93,11 @@ class VerifierPool:
         worker = self._idle.pop() if self._idle else await self._start()
         given: TimedVerdict | None = None
         try:
-            with self._waits.on("verdict", owner=f"{answer.split} item {answer.prompt_index}", deadline_s=self._deadline_s):
+            with self._waits.on(
+                "verdict",
+                owner=f"{answer.split} item {answer.prompt_index}",
+                deadline_s=self._deadline_s,
+            ):
                 given = await _ask(worker.stream, answer)
         except WaitExpired:
             return TimedVerdict(NoVerdict("timeout"), self._deadline_s)
@@ -90,7 +114,9 @@ class VerifierPool:
         with theirs, trio.CancelScope(shield=True):
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
             async with self._starting:
-                pid = await _exchange(self._control, self._waits, frame(Start()), theirs, deadline_s=START_S)
+                pid = await _exchange(
+                    self._control, self._waits, frame(Start()), theirs, deadline_s=START_S
+                )
         return _Worker(pid, stream)
 
     async def _bury(self, worker: _Worker) -> None:
@@ -107,8 +133,11 @@ _LOST = "the process that starts verifiers ended; its own error is in this actor
 
 
 @asynccontextmanager
-async def open_verifiers(task: TaskConfig, seed: int, tokenizer: str, waits: Waits) -> AsyncIterator[VerifierPool]:
-    """Verifiers of the task's answers, with `tokenizer` (a model directory) to read them; none of their processes outlives the block.
+async def open_verifiers(
+    task: TaskConfig, seed: int, tokenizer: str, waits: Waits
+) -> AsyncIterator[VerifierPool]:
+    """Verifiers of the task's answers, with `tokenizer` (a model directory) to read them; none of
+    their processes outlives the block.
 
     Raises VerifierLost where the task cannot be opened.
     """
@@ -119,11 +148,18 @@ async def open_verifiers(task: TaskConfig, seed: int, tokenizer: str, waits: Wai
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             # no thread pools: it forks
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env=os.environ
+            | {
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "TOKENIZERS_PARALLELISM": "false",
+            },
         )
     control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
     try:
-        await _exchange(control, waits, frame(Opening(task, seed, tokenizer)), None, deadline_s=OPENING_S)
+        await _exchange(
+            control, waits, frame(Opening(task, seed, tokenizer)), None, deadline_s=OPENING_S
+        )
         yield VerifierPool(control, waits, deadline_s=task.verdict_s)
     finally:
         with trio.CancelScope(shield=True):
@@ -135,11 +171,19 @@ async def open_verifiers(task: TaskConfig, seed: int, tokenizer: str, waits: Wai
 
 
 async def reward_actor(
-    link: Link, verifiers: VerifierPool, waits: Waits, reporter: Reporter, *, concurrency: int, deadline_s: float
+    link: Link,
+    verifiers: VerifierPool,
+    waits: Waits,
+    reporter: Reporter,
+    *,
+    concurrency: int,
+    deadline_s: float,
 ) -> None:
-    """Serve the coordinator until it drains this actor, judging at most `concurrency` answers at a time; `deadline_s` is a verifier's.
+    """Serve the coordinator until it drains this actor, judging at most `concurrency` answers at a
+    time; `deadline_s` is a verifier's.
 
-    What is not judged when the drain's second is over is not judged here: it is sealed in the journal and asked for again.
+    What is not judged when the drain's second is over is not judged here: it is sealed in the
+    journal and asked for again.
     """
     places = trio.Semaphore(concurrency)
 
@@ -155,14 +199,21 @@ async def reward_actor(
             async for message, buffers in link:
                 match message:
                     case ScoreRequest():
-                        # all places are taken by answers that are each judged within two deadlines and two starts
-                        with waits.on("verifier", owner="reward", deadline_s=2 * (deadline_s + START_S) + ENDING_S):
+                        # all places are taken by answers that are each judged within two deadlines
+                        # and two starts
+                        with waits.on(
+                            "verifier",
+                            owner="reward",
+                            deadline_s=2 * (deadline_s + START_S) + ENDING_S,
+                        ):
                             await places.acquire()
                         judges.start_soon(judge, message, buffers[0])
                     case Drain():
                         break
                     case _:
-                        raise ValueError(f"a reward actor does not understand {type(message).__name__}")
+                        raise ValueError(
+                            f"a reward actor does not understand {type(message).__name__}"
+                        )
             else:
                 raise CoordinatorLost("a reward actor")
             judges.cancel_scope.deadline = trio.current_time() + ENDING_S
@@ -170,9 +221,20 @@ async def reward_actor(
     await link.send(Drained())
 
 
-async def _exchange(control: trio.SocketStream, waits: Waits, text: bytes, beside: socket.socket | None, *, deadline_s: float) -> int:
+async def _exchange(
+    control: trio.SocketStream,
+    waits: Waits,
+    text: bytes,
+    beside: socket.socket | None,
+    *,
+    deadline_s: float,
+) -> int:
     """Send a frame, with a descriptor beside it, and read the process id that answers it."""
-    rights = [] if beside is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [beside.fileno()]))]
+    rights = (
+        []
+        if beside is None
+        else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [beside.fileno()]))]
+    )
     try:
         with waits.on("fork", owner="verifiers", deadline_s=deadline_s):
             sent = await control.socket.sendmsg([text], rights)
@@ -189,7 +251,8 @@ async def _exchange(control: trio.SocketStream, waits: Waits, text: bytes, besid
 
 
 async def _ask(stream: trio.SocketStream, answer: VerifyRequest) -> TimedVerdict | None:
-    """A worker's reply; None where it died, or where what it runs, which is somebody else's code, has sent what is no reply."""
+    """A worker's reply; None where it died, or where what it runs, which is somebody else's code,
+    has sent what is no reply."""
     try:
         await stream.send_all(frame(answer))
         head = await _exactly(stream, LENGTH.size)

@@ -1,6 +1,8 @@
-"""How the process of each role is put together. Invariant: a role imports what it needs and no more, and uses the threads it was given.
+"""How the process of each role is put together. Invariant: a role imports what it needs and no
+more, and uses the threads it was given.
 
-Only this file knows both an actor and what stands around it: journal, task, model, transfer. `actors/__main__.py` calls it.
+Only this file knows both an actor and what stands around it: journal, task, model, transfer.
+`actors/__main__.py` calls it.
 """
 
 from __future__ import annotations
@@ -19,10 +21,29 @@ import trio
 from actors.reporting import Reporter, report_s
 from asyncrl.config import Config
 from asyncrl.ipc.link import Link, UnixAddress, connect, read_key, serve
-from asyncrl.ipc.messages import Hello, MicroBatch, Prepare, Publish, Role, ScoreProximal, TokenCount
+from asyncrl.ipc.messages import (
+    Hello,
+    MicroBatch,
+    Prepare,
+    Publish,
+    Role,
+    ScoreProximal,
+    TokenCount,
+)
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe import run_status
-from asyncrl.observe.run_dir import BEFORE, COORDINATOR, INITIAL, JOURNAL, KEY, LAUNCHER, MODEL, STALL, STATUS, SUMMARY
+from asyncrl.observe.run_dir import (
+    BEFORE,
+    COORDINATOR,
+    INITIAL,
+    JOURNAL,
+    KEY,
+    LAUNCHER,
+    MODEL,
+    STALL,
+    STATUS,
+    SUMMARY,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -82,14 +103,26 @@ async def coordinator(place: ActorContext) -> None:
     config, path = place.config, place.run / JOURNAL
     tokenizer = Tokenizer(place.initial, chat=config.task.chat)
     task = open_task(config.task, config.run.seed)
-    prompts = PromptSource(task, tokenizer, seed=config.run.seed, epochs=config.task.epochs, choice=config.task.curriculum)
+    prompts = PromptSource(
+        task,
+        tokenizer,
+        seed=config.run.seed,
+        epochs=config.task.epochs,
+        choice=config.task.curriculum,
+    )
     metrics = Metrics()
     metrics.describe(task=config.task.name, engine=config.engine.kind, run=str(place.run))
-    before = summary.read(place.run / BEFORE) if place.resume and (place.run / BEFORE).exists() else None
+    before = (
+        summary.read(place.run / BEFORE) if place.resume and (place.run / BEFORE).exists() else None
+    )
     checkpoints = complete(place.run)
-    resume = place.resume and (path.exists() or bool(checkpoints))  # else it ended before it had begun
+    resume = place.resume and (
+        path.exists() or bool(checkpoints)
+    )  # else it ended before it had begun
     experience, version = resumed(SqliteHistory(path), checkpoints) if resume else (Experience(), 0)
-    async with Journal.open(path, commit_ms=config.journal.commit_ms, full_s=config.supervision.stall_s) as journal:
+    async with Journal.open(
+        path, commit_ms=config.journal.commit_ms, full_s=config.supervision.stall_s
+    ) as journal:
         store = EventStore(experience, journal)
         if resume:
             begin_again(store, journal, version)
@@ -108,10 +141,14 @@ async def coordinator(place: ActorContext) -> None:
             with metrics.serve(config.metrics.port, config.metrics.host):
                 async with trio.open_nursery() as nursery:
                     address, key = UnixAddress(place.run / COORDINATOR), read_key(place.run / KEY)
-                    await nursery.start(partial(serve, address, key, run.attend, refused=metrics.refused))
+                    await nursery.start(
+                        partial(serve, address, key, run.attend, refused=metrics.refused)
+                    )
                     launcher = await connect(UnixAddress(place.run / LAUNCHER), key)
                     await launcher.send(Hello("coordinator", 0, place.incarnation, place.pid))
-                    nursery.start_soon(run.converse, Peer(Hello("launcher", 0, 0, os.getppid()), launcher))
+                    nursery.start_soon(
+                        run.converse, Peer(Hello("launcher", 0, 0, os.getppid()), launcher)
+                    )
                     async with _kept(run, place.run / STATUS):
                         outcome = await run.conduct()
                     summary.write(run.summary(outcome), place.run / SUMMARY)
@@ -137,7 +174,8 @@ def _standing(journal: Journal) -> run_status.JournalStatus:
 
 @asynccontextmanager
 async def _kept(run: Coordinator, path: Path) -> AsyncIterator[None]:
-    """Write down how the run stands, every second and at the end of the block, beside the coordinator's loop."""
+    """Write down how the run stands, every second and at the end of the block, beside the
+    coordinator's loop."""
 
     async def keep() -> None:
         while True:
@@ -174,7 +212,9 @@ async def rollout(place: ActorContext) -> None:
     model, tokenizer = empty_model(place.initial, _dtype(config)), Tokenizer(place.initial)
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
     async with (
-        open_engine(config, place.run, place.initial, place.index, model, tokenizer, waits) as engine,
+        open_engine(
+            config, place.run, place.initial, place.index, model, tokenizer, waits
+        ) as engine,
         Receiver.open() as receiver,
         await place.link() as link,
     ):
@@ -189,7 +229,16 @@ async def rollout(place: ActorContext) -> None:
             return
         from actors.agents import open_agents
 
-        async with open_agents(config, place.run, place.initial, place.index, place.incarnation, engine, waits, reporter) as agents:
+        async with open_agents(
+            config,
+            place.run,
+            place.initial,
+            place.index,
+            place.incarnation,
+            engine,
+            waits,
+            reporter,
+        ) as agents:
             await rollout_actor(link, engine, receive, reporter, agents)
 
 
@@ -203,11 +252,19 @@ async def reward(place: ActorContext) -> None:
         await place.link() as link,
     ):
         concurrency, deadline_s = config.reward.concurrency, config.task.verdict_s
-        await reward_actor(link, verifiers, waits, Reporter(waits, report_s(config)), concurrency=concurrency, deadline_s=deadline_s)
+        await reward_actor(
+            link,
+            verifiers,
+            waits,
+            Reporter(waits, report_s(config)),
+            concurrency=concurrency,
+            deadline_s=deadline_s,
+        )
 
 
 async def trainer(place: ActorContext) -> None:
-    """The trainer's process: a learner from the newest checkpoint, or from the initial model, and a sender of weights."""
+    """The trainer's process: a learner from the newest checkpoint, or from the initial model, and a
+    sender of weights."""
     import torch
 
     from actors.trainer_actor import trainer_actor
@@ -243,7 +300,9 @@ class _Threaded:
     def version(self) -> int:
         return self.learner.version
 
-    async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]:
         return await trio.to_thread.run_sync(self.learner.accumulate, batch, buffers)
 
     async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
@@ -282,7 +341,9 @@ class _Transfer:
         from asyncrl.training.models import parameters_for_publication
 
         tensors = parameters_for_publication(self.learner.model)
-        return await self.sender.send(message.epoch, message.world, self.plan, tensors, self.deadline_s)
+        return await self.sender.send(
+            message.epoch, message.world, self.plan, tensors, self.deadline_s
+        )
 
 
 def _dtype(config: Config) -> torch.dtype:

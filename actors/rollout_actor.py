@@ -1,10 +1,12 @@
-"""The rollout actor: a nursery around an engine. Invariant: what it streams is what its engine sampled, under the version the engine said.
+"""The rollout actor: a nursery around an engine. Invariant: what it streams is what its engine
+sampled, under the version the engine said.
 
     leases     coordinator → engine.submit                     (the engine queues what has no slot yet)
     chunks     engine.run → coordinator                        (one frame for all slots)
     weights    coordinator: Prepare → receive beside decoding → Prepared → Commit → engine.load → Committed
 
-Nothing is kept here: a rollout's tokens live with the coordinator from when they are streamed, so this process may be killed at any time.
+Nothing is kept here: a rollout's tokens live with the coordinator from when they are streamed, so
+this process may be killed at any time.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class _Staging:
         self._scope = trio.CancelScope()
 
     async def prepare(self, message: Prepare) -> Prepared:
-        """Receive. Every Prepare has one answer, also where an abort or a newer publication ended it."""
+        """Receive. Every Prepare has one answer, also where an abort or a newer publication ended
+        it."""
         self.abort()
         self._publication = message.publication
         with trio.CancelScope() as self._scope:
@@ -121,8 +124,15 @@ class AgentsProtocol(Protocol):
     async def close(self) -> None: ...
 
 
-async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: Reporter, agents: AgentsProtocol | None = None) -> None:
-    """Serve the coordinator until it drains this actor. A lost link ends it with the link's error."""
+async def rollout_actor(
+    link: Link,
+    engine: Engine,
+    receive: Receive,
+    reporter: Reporter,
+    agents: AgentsProtocol | None = None,
+) -> None:
+    """Serve the coordinator until it drains this actor. A lost link ends it with the link's
+    error."""
     staging = _Staging(receive)
 
     async def emit(chunks: Sequence[Chunk]) -> None:
@@ -132,7 +142,10 @@ async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: 
             reporter.count("agents_tokens", sampled - sum(len(c.ids) for c in chunks))
             if not chunks:
                 return
-        heads = [ChunkHead(c.rollout, c.attempt, c.version, c.start, len(c.ids), c.finish) for c in chunks]
+        heads = [
+            ChunkHead(c.rollout, c.attempt, c.version, c.start, len(c.ids), c.finish)
+            for c in chunks
+        ]
         ids = np.concatenate([c.ids for c in chunks])
         behaviour = np.concatenate([c.behaviour for c in chunks])
         reporter.count("sampled_tokens", len(ids))
@@ -168,7 +181,9 @@ async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: 
                 case Drain():
                     break
                 case _:
-                    raise ValueError(f"a rollout actor does not understand {type(message).__name__}")
+                    raise ValueError(
+                        f"a rollout actor does not understand {type(message).__name__}"
+                    )
         else:
             raise CoordinatorLost("a rollout actor")
         if agents is not None:

@@ -1,4 +1,5 @@
-"""The trainer actor: a nursery around a learner. Invariant: what computes is carried out one at a time, in the order it came.
+"""The trainer actor: a nursery around a learner. Invariant: what computes is carried out one at a
+time, in the order it came.
 
     micro-batch  accumulate its gradients               → Consumed
     anchor       score texts under the weights there are, and keep the scores
@@ -44,18 +45,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOR_EVER_S = 1e9
-"""A command may be long in coming while engines are at work; the end of the link, and the coordinator's watchdog, bound it."""
+"""A command may be long in coming while engines are at work; the end of the link, and the
+coordinator's watchdog, bound it."""
 COMMANDS = 64
-"""Commands that may wait here. The coordinator has two micro-batches outstanding at most, and few other commands."""
+"""Commands that may wait here. The coordinator has two micro-batches outstanding at most, and few
+other commands."""
 
 
 class LearnerProtocol(Protocol):
-    """What a trainer actor drives. Its methods are called one at a time, and let links go on while they compute."""
+    """What a trainer actor drives. Its methods are called one at a time, and let links go on while
+    they compute."""
 
     @property
     def version(self) -> int: ...
 
-    async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]: ...
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]: ...
 
     async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None: ...
 
@@ -82,12 +88,22 @@ class TransferProtocol(Protocol):
     async def send(self, message: Publish) -> Sent: ...
 
 
-async def trainer_actor(link: Link, learner: LearnerProtocol, transfer: TransferProtocol, waits: Waits, reporter: Reporter) -> None:
-    """Serve the coordinator until it drains this actor. Its link is what bounds the wait for a command: it ends with the coordinator,
-    whose watchdog ends a run that stands still."""
+async def trainer_actor(
+    link: Link,
+    learner: LearnerProtocol,
+    transfer: TransferProtocol,
+    waits: Waits,
+    reporter: Reporter,
+) -> None:
+    """Serve the coordinator until it drains this actor. Its link is what bounds the wait for a
+    command: it ends with the coordinator, whose watchdog ends a run that stands still."""
     weights = trio.Lock()  # held while the weights must not change
 
-    async def publish(message: Publish, *, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED) -> None:
+    async def publish(
+        message: Publish,
+        *,
+        task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
         checksums, error = list[int](), "aborted"
         async with weights:
             version, start = learner.version, trio.current_time()
@@ -97,7 +113,9 @@ async def trainer_actor(link: Link, learner: LearnerProtocol, transfer: Transfer
                     checksums, error = (await transfer.send(message)).checksums, ""
                 except TransferError as failure:
                     error = str(failure)
-        await link.send(Transferred(message.publication, version, checksums, trio.current_time() - start, error))
+        await link.send(
+            Transferred(message.publication, version, checksums, trio.current_time() - start, error)
+        )
 
     send, commands = trio.open_memory_channel[tuple[Message, tuple[memoryview, ...]]](COMMANDS)
 

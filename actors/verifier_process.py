@@ -1,15 +1,18 @@
-"""Where verifiers run: processes that can be killed. Invariant: a process judges one answer at a time, so killing it harms no other.
+"""Where verifiers run: processes that can be killed. Invariant: a process judges one answer at a
+time, so killing it harms no other.
 
     reward actor ── control socket ──▶ nursery process ── fork ──▶ worker, worker, …
          └────────────── one socket pair for each worker ──────────────┘
 
-The nursery process (`python -m actors.verifier_process FD`) opens the task once and then only forks and buries workers: a new worker costs
-milliseconds and shares the task's memory. What it starts in has no second thread, so that a fork is safe. Workers talk over sockets; what a
-verifier prints goes to standard error. A worker and all that its verifier started are one process group. When the reward actor is gone the
-control socket ends, and with it every worker.
+The nursery process (`python -m actors.verifier_process FD`) opens the task once and then only forks
+and buries workers: a new worker costs milliseconds and shares the task's memory. What it starts in
+has no second thread, so that a fork is safe. Workers talk over sockets; what a verifier prints goes
+to standard error. A worker and all that its verifier started are one process group. When the reward
+actor is gone the control socket ends, and with it every worker.
 
-On sockets a frame is `u32 length, msgpack`; the control socket carries `Start`, with the worker's end of its socket pair as a descriptor,
-answered by the worker's process id as a u32, and `Bury`, which has no answer.
+On sockets a frame is `u32 length, msgpack`; the control socket carries `Start`, with the worker's
+end of its socket pair as a descriptor, answered by the worker's process id as a u32, and `Bury`,
+which has no answer.
 """
 
 from __future__ import annotations
@@ -39,11 +42,13 @@ FRAME_BYTES = 2**24
 SAID = 200
 """Characters of an exception's text that a verdict keeps."""
 LARGEST = 1e38
-"""Largest reward, either sign, as `staleness.advantages` has it: what is larger could not be trained."""
+"""Largest reward, either sign, as `staleness.advantages` has it: what is larger could not be
+trained."""
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """The first frame on the control socket: what to judge with. `tokenizer` is a model directory."""
+    """The first frame on the control socket: what to judge with. `tokenizer` is a model
+    directory."""
 
     task: TaskConfig
     seed: int
@@ -55,7 +60,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Bury(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Kill the process group of worker `pid` and wait for it; until then its number cannot be another's."""
+    """Kill the process group of worker `pid` and wait for it; until then its number cannot be
+    another's."""
 
     pid: int
 
@@ -94,14 +100,14 @@ def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdi
         verdict = NoVerdict(str(error))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 (a verifier is somebody else's code: what it raises is its verdict, SystemExit too)
+    except BaseException as error:
         verdict = NoVerdict(f"raised: {type(error).__name__}: {str(error)[:SAID]}")
     return TimedVerdict(verdict, time.perf_counter() - start)
 
 
 def read(value: Any) -> Verdict:
-    """A verifier's result as a verdict: a finite number is a reward, True and False are 1 and 0. Of several each must be one, and their
-    sum."""
+    """A verifier's result as a verdict: a finite number is a reward, True and False are 1 and 0. Of
+    several each must be one, and their sum."""
     try:
         reward = float(value) if not isinstance(value, str | bytes) else None
     except (TypeError, ValueError, OverflowError):
@@ -228,14 +234,16 @@ class _Nursery:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is killed, which cannot bury it then (prctl(2), PR_SET_PDEATHSIG = 1)."""
+    """Have the kernel kill this process when its parent is killed, which cannot bury it then
+    (prctl(2), PR_SET_PDEATHSIG = 1)."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def main(descriptor: int) -> None:
-    """The nursery process. Standard output becomes standard error: nothing a verifier prints reaches anybody's protocol."""
+    """The nursery process. Standard output becomes standard error: nothing a verifier prints
+    reaches anybody's protocol."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
     control = socket.socket(fileno=descriptor)
@@ -243,7 +251,9 @@ def main(descriptor: int) -> None:
     if opening is None:
         return
     task, tokenizer = open_task(opening.task, opening.seed), Tokenizer(opening.tokenizer)
-    tokenizer.decode(tokenizer.encode(task.prompt("train", 0)))  # what is lazy is loaded before the first fork
+    tokenizer.decode(
+        tokenizer.encode(task.prompt("train", 0))
+    )  # what is lazy is loaded before the first fork
     gc.freeze()  # the collector would touch, and so copy, the pages that workers share
     control.sendall(LENGTH.pack(os.getpid()))
     _Nursery(control, task, tokenizer).run()

@@ -1,6 +1,8 @@
-"""The command `asyncrl`: few verbs. Invariant: bad input gives one sentence and exit status 2, and nothing has started by then.
+"""The command `asyncrl`: few verbs. Invariant: bad input gives one sentence and exit status 2, and
+nothing has started by then.
 
-Nothing heavy is imported before it is needed: `--help` is instant, and this process never imports torch.
+Nothing heavy is imported before it is needed: `--help` is instant, and this process never imports
+torch.
 """
 
 from __future__ import annotations
@@ -24,11 +26,16 @@ INTERRUPTED = 130
 
 DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
 TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
-WHY = "Say in a few sentences how a run stands: which side is idle, for what, and whose. Of a live run, a stalled one, or a killed one."
+WHY = (
+    "Say in a few sentences how a run stands: which side is idle, for what, and whose. Of a "
+    "live run, a stalled one, or a killed one."
+)
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
 SIMULATE = (
-    "Run the whole system in virtual time, in this process, with scripted engines and every fault that there is a name for, and check "
-    "every invariant after every event. A seed decides everything: one that fails is printed, and fails again."
+    "Run the whole system in virtual time, in this process, with scripted engines and every "
+    "fault that there is a name for, and check "
+    "every invariant after every event. A seed decides everything: one that fails is printed, "
+    "and fails again."
 )
 EXAMPLES = """\
 examples:
@@ -61,28 +68,69 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     def add(name: str, text: str, epilog: str) -> argparse.ArgumentParser:
-        verb = verbs.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter)
-        verb.add_argument("config", nargs="?", type=Path, metavar="run.toml", help="the run's configuration (default: all defaults)")
+        verb = verbs.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         verb.add_argument(
-            "--set", action="append", default=[], dest="sets", metavar="section.key=value", help="change one setting; repeatable"
+            "config",
+            nargs="?",
+            type=Path,
+            metavar="run.toml",
+            help="the run's configuration (default: all defaults)",
+        )
+        verb.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            dest="sets",
+            metavar="section.key=value",
+            help="change one setting; repeatable",
         )
         return verb
 
     parser = argparse.ArgumentParser(
-        prog="asyncrl", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        prog="asyncrl",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"asyncrl {version('asyncrl')}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
     train = add("train", TRAIN, EXAMPLES + "\n" + SETTINGS)
-    train.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this directory, from its last checkpoint")
+    train.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with the run in this directory, from its last checkpoint",
+    )
     add("check", CHECK, SETTINGS)
     trial = verbs.add_parser("simulate", help=SIMULATE.split(",")[0] + ".", description=SIMULATE)
     what = trial.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, metavar="N", help="one seed")
-    what.add_argument("--seeds", type=_seeds, default=range(20), metavar="A:B", help="the seeds from A up to B (default 0:20)")
-    what.add_argument("--engines", type=_positive, metavar="N", help="no faults, but a cluster of so many engines, and what it costs")
-    trial.add_argument("--hours", type=float, default=1.0, help="virtual hours of the cluster (default 1)")
-    trial.add_argument("--jobs", type=_positive, default=1, metavar="N", help="processes (default 1)")
+    what.add_argument(
+        "--seeds",
+        type=_seeds,
+        default=range(20),
+        metavar="A:B",
+        help="the seeds from A up to B (default 0:20)",
+    )
+    what.add_argument(
+        "--engines",
+        type=_positive,
+        metavar="N",
+        help="no faults, but a cluster of so many engines, and what it costs",
+    )
+    trial.add_argument(
+        "--hours", type=float, default=1.0, help="virtual hours of the cluster (default 1)"
+    )
+    trial.add_argument(
+        "--jobs", type=_positive, default=1, metavar="N", help="processes (default 1)"
+    )
     trial.add_argument("--json", action="store_true", help="print what the seeds came to as JSON")
     explain = verbs.add_parser("why", help=WHY, description=WHY)
     explain.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
@@ -145,7 +193,8 @@ def _why(args: argparse.Namespace) -> int:
 
 
 def _checked(args: argparse.Namespace, resume: Path | None, console: Console) -> Config:
-    """The resolved configuration, after showing what follows from it and checking it against this machine."""
+    """The resolved configuration, after showing what follows from it and checking it against this
+    machine."""
     from datetime import datetime
 
     from asyncrl import config as configuration
@@ -156,7 +205,9 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
 
     path = args.config or (resume / preflight.RUN_TOML if resume else None)
     cores = available_cores()
-    config = preflight.resolved(configuration.load(path, args.sets, os.environ), resume, datetime.now())
+    config = preflight.resolved(
+        configuration.load(path, args.sets, os.environ), resume, datetime.now()
+    )
     preflight.check(config, resume, cores)
     show_derived(derived(config, cores), console)
     return config

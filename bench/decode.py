@@ -1,12 +1,15 @@
-"""The embedded engine against `transformers.generate`: one model, the same requests, the same process, useful tokens a second.
+"""The embedded engine against `transformers.generate`: one model, the same requests, the same
+process, useful tokens a second.
 
-- varied: 256 prompts of 16 tokens, responses of mean 33 and longest 112 tokens. `generate` gets them in batches of as many rows as the
-  engine has slots, and each batch runs to the longest of its rows: what the others sample after their end is useless.
+- varied: 256 prompts of 16 tokens, responses of mean 33 and longest 112 tokens. `generate` gets
+  them in batches of as many rows as the engine has slots, and each batch runs to the longest of its
+  rows: what the others sample after their end is useless.
 - equal: as many prompts as slots, 64 tokens each: nothing is wasted by anybody.
 - one: a single request of 64 tokens; milliseconds a token.
 
-Both sample at temperature 1 (`generate` without log-probabilities, the engine with). Lengths are imposed by budgets, nothing stops
-early. The sides take turns; the table has medians. Time includes prefill, scheduling and streaming; building is reported apart.
+Both sample at temperature 1 (`generate` without log-probabilities, the engine with). Lengths are
+imposed by budgets, nothing stops early. The sides take turns; the table has medians. Time includes
+prefill, scheduling and streaming; building is reported apart.
 """
 
 from __future__ import annotations
@@ -44,14 +47,17 @@ def build(size: str) -> PreTrainedModel:
 
 
 def varied_lengths(count: int) -> list[int]:
-    """Lengths with a heavy tail: a log-normal's quantiles, clipped to [1, LONGEST], scaled to the mean, shuffled."""
+    """Lengths with a heavy tail: a log-normal's quantiles, clipped to [1, LONGEST], scaled to the
+    mean, shuffled."""
     rng = np.random.default_rng(0)
     normal = statistics.NormalDist()
     shape = np.array([math.exp(0.75 * normal.inv_cdf((i + 0.5) / count)) for i in range(count)])
     low, high = 0.0, 1000.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.clip(shape * middle, 1, LONGEST).mean() < MEAN else (low, middle)
+        low, high = (
+            (middle, high) if np.clip(shape * middle, 1, LONGEST).mean() < MEAN else (low, middle)
+        )
     lengths = np.clip(np.rint(shape * low), 1, LONGEST).astype(int)
     rng.shuffle(lengths)
     return [int(n) for n in lengths]
@@ -110,13 +116,19 @@ class Embedded:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="tiny", help="tiny: 4 layers of 128; large: 12 of 512")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--size", choices=SIZES, default="tiny", help="tiny: 4 layers of 128; large: 12 of 512"
+    )
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--compile", action="store_true", help="also the compiled engine (needs a C++ compiler)")
+    parser.add_argument(
+        "--compile", action="store_true", help="also the compiled engine (needs a C++ compiler)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
@@ -124,16 +136,25 @@ def main() -> None:
     engines = {"engine": Embedded(model, arguments.slots, compile=False)}
     if arguments.compile:
         engines["engine, compiled"] = Embedded(model, arguments.slots, compile=True)
-    cases = {"varied": varied_lengths(arguments.prompts), "equal": [64] * arguments.slots, "one": [64]}
+    cases = {
+        "varied": varied_lengths(arguments.prompts),
+        "equal": [64] * arguments.slots,
+        "one": [64],
+    }
     ids = prompts(max(map(len, cases.values())))
-    print(f"{arguments.size}, {arguments.slots} slots, {arguments.threads} threads, torch {torch.__version__}")
+    print(
+        f"{arguments.size}, {arguments.slots} slots, {arguments.threads} threads, torch "
+        f"{torch.__version__}"
+    )
     for name, engine in engines.items():
         print(f"{name}: built in {engine.built:.1f} s")
     varied = cases["varied"]
     print(f"varied: {len(varied)} responses, mean {np.mean(varied):.1f}, longest {max(varied)}\n")
     print(f"{'':10}{'':18}{'seconds':>10}{'tokens/s':>12}{'ms/token':>10}{'ratio':>8}")
     for case, lengths in cases.items():
-        sides: dict[str, Callable[[], float]] = {"generate": lambda n=lengths: generate(model, ids, n, arguments.slots)}  # type: ignore[misc]
+        sides: dict[str, Callable[[], float]] = {
+            "generate": lambda n=lengths: generate(model, ids, n, arguments.slots)
+        }  # type: ignore[misc]
         for name, engine in engines.items():
             sides[name] = lambda e=engine, n=lengths: e(ids, n)  # type: ignore[misc]
         taken: dict[str, list[float]] = {name: [] for name in sides}
@@ -144,9 +165,13 @@ def main() -> None:
                     taken[name].append(seconds)
         for name, all_seconds in taken.items():
             seconds = statistics.median(all_seconds)
-            ratio = statistics.median(a / b for a, b in zip(taken["generate"], all_seconds, strict=True))
+            ratio = statistics.median(
+                a / b for a, b in zip(taken["generate"], all_seconds, strict=True)
+            )
             rate = sum(lengths) / seconds
-            print(f"{case:10}{name:18}{seconds:10.3f}{rate:12.0f}{1000 * seconds / max(lengths):10.3f}{ratio:8.2f}")
+            print(
+                f"{case:10}{name:18}{seconds:10.3f}{rate:12.0f}{1000 * seconds / max(lengths):10.3f}{ratio:8.2f}"
+            )
 
 
 if __name__ == "__main__":

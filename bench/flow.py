@@ -1,10 +1,12 @@
-"""Orders and units of training against each other: seconds a step, the share of tokens that never reach a loss, and their lag, by the real
-coordinator, actors and links in virtual time.
+"""Orders and units of training against each other: seconds a step, the share of tokens that never
+reach a loss, and their lag, by the real coordinator, actors and links in virtual time.
 
-64 groups of 8 rollouts a step; a rollout takes a lognormal time (sigma = 1, cut at 10 times its mean), whatever the load; a step takes the
-trainer 60 s; rollouts go on across publications; tokens over `max_lag` are masked. `oldest` is the default order. `completion` trains first
-what was finished first, as AReaL does, and stands here alone, for comparison. `strict` waits for the oldest (`staleness.window` = 1). Where
-the unit is a rollout it is trained as soon as 4 others of its group are judged. `--only` names rows to run, by a part of their names.
+64 groups of 8 rollouts a step; a rollout takes a lognormal time (sigma = 1, cut at 10 times its
+mean), whatever the load; a step takes the trainer 60 s; rollouts go on across publications; tokens
+over `max_lag` are masked. `oldest` is the default order. `completion` trains first what was
+finished first, as AReaL does, and stands here alone, for comparison. `strict` waits for the oldest
+(`staleness.window` = 1). Where the unit is a rollout it is trained as soon as 4 others of its group
+are judged. `--only` names rows to run, by a part of their names.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def completion_order() -> Iterator[None]:
     ready = Experience.ready
 
     def by_completion(self: Experience, split: Split = "train") -> list[Group]:
-        return sorted(ready(self, split), key=lambda group: max(member.sealed for member in group.members))
+        return sorted(
+            ready(self, split), key=lambda group: max(member.sealed for member in group.members)
+        )
 
     with mock.patch.object(Experience, "ready", by_completion):
         yield
@@ -54,7 +58,9 @@ def run(mean: int, max_lag: int, *, depth: int, window: int = 0, unit: str = "gr
         rollout={"k_min": 4} if unit == "rollout" else {},
     )
     speeds = Speeds(verdict_s=1.0, trained_token_s=0.0, step_s=STEP_S)
-    return measure(config, lognormal(1, mean, longest), lambda busy: 1.0, speeds, first=FIRST, last=LAST)
+    return measure(
+        config, lognormal(1, mean, longest), lambda busy: 1.0, speeds, first=FIRST, last=LAST
+    )
 
 
 def main() -> None:
@@ -62,7 +68,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the rows whose names contain this")
     only = parser.parse_args().only
     began = time.process_time()
-    print(f"{'mean s, max_lag':<16}{'what':<28}{'s/step':>8}{'idle':>7}{'masked':>9}{'head lag':>10}{'largest':>9}")
+    print(
+        f"{'mean s, max_lag':<16}{'what':<28}{'s/step':>8}{'idle':>7}{'masked':>9}{'head lag':>10}{'largest':>9}"
+    )
     masked: dict[tuple[int, int, str], float] = {}
 
     def row(mean: int, max_lag: int, what: str, came: Measured) -> None:
@@ -87,11 +95,19 @@ def main() -> None:
         if only in "rollout":
             row(mean, max_lag, "rollout", run(mean, max_lag, depth=max_lag, unit="rollout"))
         if only in "rollout, half the depth":
-            row(mean, max_lag, "rollout, half the depth", run(mean, max_lag, depth=max_lag // 2, unit="rollout"))
+            row(
+                mean,
+                max_lag,
+                "rollout, half the depth",
+                run(mean, max_lag, depth=max_lag // 2, unit="rollout"),
+            )
     print(f"\n{time.process_time() - began:.0f} s of this machine")
     if (60, 8, "completion order") in masked and (60, 8, "oldest first") in masked:
         ratio = masked[60, 8, "oldest first"] / masked[60, 8, "completion order"]
-        print(f"masked at 60 s, max_lag 8, oldest first over completion order: {ratio:.2f} (aim: at most 0.25)")
+        print(
+            f"masked at 60 s, max_lag 8, oldest first over completion order: {ratio:.2f} (aim: "
+            "at most 0.25)"
+        )
 
 
 if __name__ == "__main__":

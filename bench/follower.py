@@ -1,8 +1,10 @@
-"""A run followed from outside, through its journal alone, life after life. Invariant: whatever is killed, what the journal held before is
-in the account after, and the account is kept without the product's own state (`asyncrl.simulation.reference_state`).
+"""A run followed from outside, through its journal alone, life after life. Invariant: whatever is
+killed, what the journal held before is in the account after, and the account is kept without the
+product's own state (`asyncrl.simulation.reference_state`).
 
-A life begins with the state that the run goes on from. The journal keeps it, beside the version that training starts from; so what was
-trained since that version's checkpoint is undone here too, and every token, verdict and prompt stands.
+A life begins with the state that the run goes on from. The journal keeps it, beside the version
+that training starts from; so what was trained since that version's checkpoint is undone here too,
+and every token, verdict and prompt stands.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ TRAINING = (e.Taken, e.Trained, e.Published, e.Checkpointed)
 
 
 class Wrong(Exception):
-    """The run did what it never may; `what` is "lost" or "twice", or else what the sentence says."""
+    """The run did what it never may; `what` is "lost" or "twice", or else what the sentence
+    says."""
 
     def __init__(self, what: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -28,8 +31,9 @@ class Wrong(Exception):
 
 
 class Follower:
-    """`events` are all that were ever durable, the first at 0; `account` is what they come to. `version` is the highest that was ever
-    published, -1 for none. `resumed` are the versions that training started again from."""
+    """`events` are all that were ever durable, the first at 0; `account` is what they come to.
+    `version` is the highest that was ever published, -1 for none. `resumed` are the versions that
+    training started again from."""
 
     def __init__(self, run: Path) -> None:
         self._journal = run / JOURNAL
@@ -60,14 +64,16 @@ class Follower:
         return len(self.events)
 
     def dead(self) -> None:
-        """Nobody writes any more: take in what is left, and compare it with what the product makes of it. Raises Wrong."""
+        """Nobody writes any more: take in what is left, and compare it with what the product makes
+        of it. Raises Wrong."""
         self.look()
         if self._journal.exists():
             self.compare(self.folded())
             self._kept = SqliteHistory(self._journal).snapshots()
 
     def folded(self) -> Experience:
-        """What the product makes of as many events as were looked at; also while the run goes on."""
+        """What the product makes of as many events as were looked at; also while the run goes
+        on."""
         history, seen = SqliteHistory(self._journal), len(self.events)
         after, experience = 0, Experience()
         for number, _ in [row for row in history.snapshots() if row[0] <= seen][-1:]:
@@ -95,7 +101,11 @@ class Follower:
                 raise Wrong("lost", f"{what}: {counted} by the events, {booked} by the run")
         for id, seen in mine.rollouts.items():
             theirs = experience.rollouts[id]
-            if (seen.ids, seen.behaviour, seen.verdict) != (theirs.ids, theirs.behaviour, theirs.verdict):
+            if (seen.ids, seen.behaviour, seen.verdict) != (
+                theirs.ids,
+                theirs.behaviour,
+                theirs.verdict,
+            ):
                 raise Wrong("lost", f"rollout {id} is not what its events say")
 
     def _begin(self, kept: list[tuple[int, int]]) -> None:
@@ -103,29 +113,55 @@ class Follower:
         last, before = len(self.events), {version: number for number, version in kept}
         history = SqliteHistory(self._journal)
         if not (found := [version for number, version in history.snapshots() if number == last]):
-            raise Wrong("lost", f"a run went on after event {last}, and did not write down from what")
+            raise Wrong(
+                "lost", f"a run went on after event {last}, and did not write down from what"
+            )
         [version] = found
         self.resumed.append(version)
-        self._undone.update(n for n in range(before.get(version, 0) + 1, last + 1) if isinstance(self.events[n - 1], TRAINING))
+        self._undone.update(
+            n
+            for n in range(before.get(version, 0) + 1, last + 1)
+            if isinstance(self.events[n - 1], TRAINING)
+        )
         self.account, self.redone = gone_on(self.events, self._undone)
         self.compare(Experience.of(history.snapshot(last)))
 
     def _take(self, number: int, event: e.AnyEvent) -> None:
         match event:
             case e.Trained(rollout) | e.Judged(rollout) if rollout not in self.account.rollouts:
-                raise Wrong("twice", f"event {number}: {event}, and that rollout was {self.account.ended.get(rollout, 'never admitted')}")
+                raise Wrong(
+                    "twice",
+                    f"event {number}: {event}, and that rollout was "
+                    f"{self.account.ended.get(rollout, 'never admitted')}",
+                )
             case e.Taken(step, rollouts):
                 if gone := [id for id in rollouts if id not in self.account.rollouts]:
-                    raise Wrong("twice", f"event {number} takes rollouts {gone} for step {step}, and they have ended")
+                    raise Wrong(
+                        "twice",
+                        f"event {number} takes rollouts {gone} for step {step}, and they have "
+                        "ended",
+                    )
                 if again := [id for id in rollouts if self.account.rollouts[id].step is not None]:
-                    raise Wrong("twice", f"event {number} takes rollouts {again} for step {step}, and a step has them")
+                    raise Wrong(
+                        "twice",
+                        f"event {number} takes rollouts {again} for step {step}, and a step has "
+                        "them",
+                    )
                 if self.redone and (due := self.redone.pop(0)) != (step, rollouts):
-                    raise Wrong("twice", f"event {number} takes {rollouts} for step {step}, and {due} had to be taken again first")
+                    raise Wrong(
+                        "twice",
+                        f"event {number} takes {rollouts} for step {step}, and {due} had to be "
+                        "taken again first",
+                    )
             case e.Published(version):
                 self.version = max(self.version, version)
             case e.Extended(rollout, _, _, start):
                 held = len(self.account.rollouts[rollout].versions)
                 if start != held:
-                    raise Wrong("lost", f"event {number}: rollout {rollout} goes on from token {start}, and {held} are journalled")
+                    raise Wrong(
+                        "lost",
+                        f"event {number}: rollout {rollout} goes on from token {start}, and "
+                        f"{held} are journalled",
+                    )
         self.events.append(event)
         self.account.apply(event)

@@ -1,11 +1,14 @@
 """Malformed frames: is each refused and counted, does anything leak, and what do good peers notice?
 
-The bulk, a million, goes through the receiver itself, `Link` over a pipe in memory, one link for each frame. The rest comes over real
-sockets from a process of its own, one connection for each frame, as the first bad one closes it: from peers that prove the key and then
-break the rules, and from peers that have none. A server takes such connections in no faster than `link.REFUSAL_S` lets it.
+The bulk, a million, goes through the receiver itself, `Link` over a pipe in memory, one link for
+each frame. The rest comes over real sockets from a process of its own, one connection for each
+frame, as the first bad one closes it: from peers that prove the key and then break the rules, and
+from peers that have none. A server takes such connections in no faster than `link.REFUSAL_S` lets
+it.
 
-Beside it a good peer sends a request and waits for its reply, on another link of the same server: with the flood and without it by turns;
-each row is one repetition, the last line the median of its ratios.
+Beside it a good peer sends a request and waits for its reply, on another link of the same server:
+with the flood and without it by turns; each row is one repetition, the last line the median of its
+ratios.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ GOOD = [
     for message in (
         messages.ScoreResult(3, messages.Scored(1.0), 0.1),
         messages.Chunks([messages.ChunkHead(7, 0, 3, 0, 4, "stop")]),
-        messages.Report(1.0, {"weights": 0.5}, {"tokens": 1.0}, [messages.Wait("verdict", "item 3", 1.0, 5.0)]),
+        messages.Report(
+            1.0, {"weights": 0.5}, {"tokens": 1.0}, [messages.Wait("verdict", "item 3", 1.0, 5.0)]
+        ),
     )
 ]
 MAX_FRAME = 2**22
@@ -51,19 +56,51 @@ def framed(text: bytes, body: bytes = b"") -> bytes:
 
 
 KINDS: dict[str, tuple[str, Callable[[random.Random, bytes], bytes]]] = {
-    "a frame too large": ("oversized", lambda draw, text: struct.pack("<III", draw.randrange(MAX_FRAME, 2**32), len(text), 0) + text),
-    "a message too large": ("oversized", lambda draw, text: struct.pack("<III", 2**20, draw.randrange(2**22 + 1, 2**32), 0) + text),
-    "too many buffers": ("oversized", lambda draw, text: struct.pack("<III", 2**20, len(text), draw.randrange(9, 2**32)) + text),
-    "a message over its frame": ("malformed", lambda draw, text: struct.pack("<III", len(text) - 1, len(text), 0) + text),
-    "parts that do not add up": ("malformed", lambda draw, text: framed(text)[:12] + struct.pack("<I", draw.randrange(1, 2**32)) + text),
+    "a frame too large": (
+        "oversized",
+        lambda draw, text: (
+            struct.pack("<III", draw.randrange(MAX_FRAME, 2**32), len(text), 0) + text
+        ),
+    ),
+    "a message too large": (
+        "oversized",
+        lambda draw, text: struct.pack("<III", 2**20, draw.randrange(2**22 + 1, 2**32), 0) + text,
+    ),
+    "too many buffers": (
+        "oversized",
+        lambda draw, text: struct.pack("<III", 2**20, len(text), draw.randrange(9, 2**32)) + text,
+    ),
+    "a message over its frame": (
+        "malformed",
+        lambda draw, text: struct.pack("<III", len(text) - 1, len(text), 0) + text,
+    ),
+    "parts that do not add up": (
+        "malformed",
+        lambda draw, text: framed(text)[:12] + struct.pack("<I", draw.randrange(1, 2**32)) + text,
+    ),
     "a tag of nobody": ("malformed", lambda draw, text: framed(b"\x91\xa5Nobod")),
-    "a message cut short": ("malformed", lambda draw, text: framed(text[: draw.randrange(1, len(text))])),
+    "a message cut short": (
+        "malformed",
+        lambda draw, text: framed(text[: draw.randrange(1, len(text))]),
+    ),
     "a message and more": ("malformed", lambda draw, text: framed(text + b"\xc0")),
-    "another type": ("malformed", lambda draw, text: framed(text[:1] + b"\xa6Judged" + b"\xc4\x01\x00" * 9)),
+    "another type": (
+        "malformed",
+        lambda draw, text: framed(text[:1] + b"\xa6Judged" + b"\xc4\x01\x00" * 9),
+    ),
     "no UTF-8": ("malformed", lambda draw, text: framed(b"\x93\xa5Saved\x01\xa2\xff\xfe")),
-    "brackets without an end": ("malformed", lambda draw, text: framed(b"\x92\xa5Drain" + b"\x91" * 2000)),
-    "random bytes for a message": ("malformed", lambda draw, text: framed(b"\xc1" + draw.randbytes(draw.randrange(40)))),
-    "an end inside a frame": ("broken", lambda draw, text: framed(text, bytes(8))[: draw.randrange(1, 16 + len(text))]),
+    "brackets without an end": (
+        "malformed",
+        lambda draw, text: framed(b"\x92\xa5Drain" + b"\x91" * 2000),
+    ),
+    "random bytes for a message": (
+        "malformed",
+        lambda draw, text: framed(b"\xc1" + draw.randbytes(draw.randrange(40))),
+    ),
+    "an end inside a frame": (
+        "broken",
+        lambda draw, text: framed(text, bytes(8))[: draw.randrange(1, 16 + len(text))],
+    ),
 }
 NAMES = list(KINDS)
 
@@ -100,25 +137,31 @@ async def in_memory(numbers: range) -> Counter[str]:
     refused: Counter[str] = Counter()
     for number in numbers:
         if not number % 1000:
-            await trio.lowlevel.checkpoint()  # as a server's links do: the loop forgets deadlines that were not needed
+            await (
+                trio.lowlevel.checkpoint()
+            )  # as a server's links do: the loop forgets deadlines that were not needed
         expected, data = malformed(number)
         try:
             await Link(Said(data), peer="the peer", max_frame=MAX_FRAME).receive()
         except (LinkError, EndOfStream) as error:
             reason = error.reason if isinstance(error, LinkError) else "end"
             if reason != expected:
-                raise AssertionError(f"frame {number} ({NAMES[number % len(NAMES)]}) was refused as {reason}, not {expected}") from error
+                raise AssertionError(
+                    f"frame {number} ({NAMES[number % len(NAMES)]}) was refused as {reason}, not "
+                    f"{expected}"
+                ) from error
             refused[reason] += 1
         else:
             raise AssertionError(f"frame {number} ({NAMES[number % len(NAMES)]}) was taken")
     return refused
 
 
-# ---------------------------------------------------------------------------------------------------------------- sockets
+# ----------------------------------------------------------------------------------------- sockets
 
 
 async def flood(address: UnixAddress, key: bytes, numbers: Iterator[int], on: Event) -> None:
-    """Bad connections one after another for as long as `on` is set: two with the key for each one without."""
+    """Bad connections one after another for as long as `on` is set: two with the key for each one
+    without."""
     for number in numbers:
         if not on.is_set():
             return
@@ -153,14 +196,27 @@ def flooder(path: str, key: bytes, on: Event, off: Event, end: Event, at_once: i
                 off.clear()
                 async with trio.open_nursery() as nursery:
                     for lane in range(at_once):
-                        nursery.start_soon(flood, UnixAddress(Path(path)), key, iter(range(start + lane, 2**40, at_once)), on)
+                        nursery.start_soon(
+                            flood,
+                            UnixAddress(Path(path)),
+                            key,
+                            iter(range(start + lane, 2**40, at_once)),
+                            on,
+                        )
                 start += 10**6
                 off.set()
 
     trio.run(main)
 
 
-def asker(path: str, key: bytes, seconds: float, results: multiprocessing.Queue[list[float]], go: Event, end: Event) -> None:
+def asker(
+    path: str,
+    key: bytes,
+    seconds: float,
+    results: multiprocessing.Queue[list[float]],
+    go: Event,
+    end: Event,
+) -> None:
     """Request and reply, two milliseconds apart, for `seconds` each time that it is told to go."""
 
     async def main() -> None:
@@ -209,7 +265,9 @@ async def over_sockets(directory: Path, repetitions: int, seconds: float, at_onc
         refused[reason] += 1
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(partial(serve, UnixAddress(Path(path)), key, echo, refused=count, max_frame=MAX_FRAME))
+        await nursery.start(
+            partial(serve, UnixAddress(Path(path)), key, echo, refused=count, max_frame=MAX_FRAME)
+        )
         workers = [
             spawn.Process(target=flooder, args=(path, key, on, off, end, at_once)),
             spawn.Process(target=asker, args=(path, key, seconds, results, go, end)),
@@ -230,7 +288,9 @@ async def over_sockets(directory: Path, repetitions: int, seconds: float, at_onc
         before = resident(), descriptors(), len(nursery.child_tasks)
         refused.clear()
         medians, tails = [], []
-        print(f"\n{'':12}{'alone: median':>16}{'p99':>10}{'flooded: median':>18}{'p99':>10}{'ratios':>10}{'p99':>8}{'refused/s':>12}")
+        print(
+            f"\n{'':12}{'alone: median':>16}{'p99':>10}{'flooded: median':>18}{'p99':>10}{'ratios':>10}{'p99':>8}{'refused/s':>12}"
+        )
         for repetition in range(repetitions):
             alone = await asked()
             on.set()
@@ -250,15 +310,21 @@ async def over_sockets(directory: Path, repetitions: int, seconds: float, at_onc
             tails.append(figures[3] / figures[1])
             micro = [figure * 1e6 for figure in figures]
             print(
-                f"{repetition + 1:>10}  {micro[0]:>13,.0f} µs{micro[1]:>7,.0f} µs{micro[2]:>15,.0f} µs{micro[3]:>7,.0f} µs"
+                f"{repetition + 1:>10}  {micro[0]:>13,.0f} µs{micro[1]:>7,.0f} "
+                f"µs{micro[2]:>15,.0f} µs{micro[3]:>7,.0f} µs"
                 f"{medians[-1]:>10.2f}{tails[-1]:>8.2f}{rate:>12,.0f}",
                 flush=True,
             )
-        print(f"{'median of ratios':>66}{statistics.median(medians):>12.2f}{statistics.median(tails):>8.2f}")
+        print(
+            f"{'median of ratios':>66}{statistics.median(medians):>12.2f}{statistics.median(tails):>8.2f}"
+        )
         await trio.sleep(0.5)
         after = resident(), descriptors(), len(nursery.child_tasks)
         print(f"over sockets: {refused.total():,} refused: {dict(sorted(refused.items()))}")
-        print(f"memory {before[0]:.1f} -> {after[0]:.1f} MiB, descriptors {before[1]} -> {after[1]}, tasks {before[2]} -> {after[2]}")
+        print(
+            f"memory {before[0]:.1f} -> {after[0]:.1f} MiB, descriptors {before[1]} -> "
+            f"{after[1]}, tasks {before[2]} -> {after[2]}"
+        )
         end.set()
         for worker in workers:
             await trio.to_thread.run_sync(worker.join)
@@ -273,21 +339,30 @@ async def bulk(count: int) -> None:
         refused += await in_memory(range(start, min(start + 50_000, count)))
     took = time.perf_counter() - since
     print(
-        f"in memory: {refused.total():,} of {count:,} refused, each for its reason: {dict(sorted(refused.items()))}, {count / took:,.0f}/s"
+        f"in memory: {refused.total():,} of {count:,} refused, each for its reason: "
+        f"{dict(sorted(refused.items()))}, {count / took:,.0f}/s"
     )
     print(f"memory {memory:.1f} -> {resident():.1f} MiB, descriptors {files} -> {descriptors()}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frames", type=int, default=1_000_000, help="that go through a link in memory")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--frames", type=int, default=1_000_000, help="that go through a link in memory"
+    )
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement of the good peer")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="of each measurement of the good peer"
+    )
     parser.add_argument("--at-once", type=int, default=8, help="bad connections at a time")
     options = parser.parse_args()
     trio.run(bulk, options.frames)
     with tempfile.TemporaryDirectory() as directory:
-        trio.run(over_sockets, Path(directory), options.repetitions, options.seconds, options.at_once)
+        trio.run(
+            over_sockets, Path(directory), options.repetitions, options.seconds, options.at_once
+        )
 
 
 if __name__ == "__main__":

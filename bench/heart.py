@@ -1,8 +1,10 @@
-"""The heart alone: streamed tokens a second on one core through journal and state, and whether memory stays flat.
+"""The heart alone: streamed tokens a second on one core through journal and state, and whether
+memory stays flat.
 
-Groups live a whole life - admitted, leased, streamed in chunks of 32 tokens, sealed, judged, taken, trained, published - each event
-applied to the state and appended to a journal on disk. The target is 1 million tokens/s, with memory flat over 20 million. The limit
-is the same bytes in bare SQLite inserts, without events, state or decoding; its rate is measured in the same run, on the same disk.
+Groups live a whole life - admitted, leased, streamed in chunks of 32 tokens, sealed, judged, taken,
+trained, published - each event applied to the state and appended to a journal on disk. The target
+is 1 million tokens/s, with memory flat over 20 million. The limit is the same bytes in bare SQLite
+inserts, without events, state or decoding; its rate is measured in the same run, on the same disk.
 """
 
 from __future__ import annotations
@@ -41,7 +43,15 @@ class Run:
         yield e.Published(version)
         while True:
             while x.groups_live < LIVE_GROUPS:
-                yield e.Admitted(x.next_group, x.next_rollout, GROUP, "train", x.items("train"), bytes(4 * 64), RESPONSE)
+                yield e.Admitted(
+                    x.next_group,
+                    x.next_rollout,
+                    GROUP,
+                    "train",
+                    x.items("train"),
+                    bytes(4 * 64),
+                    RESPONSE,
+                )
             for rollout in x.to_lease("train", LIVE_GROUPS * GROUP):
                 yield e.Leased(rollout.id, "rollout-0", rollout.attempt + 1)
                 leased.append(rollout.id)
@@ -67,8 +77,11 @@ def resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def stream(path: Path, millions: int) -> tuple[float, list[float], Run, journal.JournalStatistics]:
-    """Seconds for so many million tokens, resident MiB at each million, and what there is at the end."""
+async def stream(
+    path: Path, millions: int
+) -> tuple[float, list[float], Run, journal.JournalStatistics]:
+    """Seconds for so many million tokens, resident MiB at each million, and what there is at the
+    end."""
     run = Run()
     memory: list[float] = []
     experience = run.experience
@@ -85,7 +98,9 @@ async def stream(path: Path, millions: int) -> tuple[float, list[float], Run, jo
             if experience.ledger.tokens.total >= (len(memory) + 1) * 1_000_000:
                 memory.append(resident_mib())
                 print(
-                    f"{len(memory):>4} million tokens   {time.perf_counter() - began:>7.2f} s   {memory[-1]:>7.1f} MiB resident", flush=True
+                    f"{len(memory):>4} million tokens   {time.perf_counter() - began:>7.2f} s   "
+                    f"{memory[-1]:>7.1f} MiB resident",
+                    flush=True,
                 )
                 if len(memory) == millions:
                     break
@@ -121,20 +136,27 @@ def bare_sqlite(path: Path, total: int, row: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--millions", type=int, default=20, help="million tokens to stream")
-    parser.add_argument("--dir", default=None, help="where the journal goes; default: the temporary directory")
+    parser.add_argument(
+        "--dir", default=None, help="where the journal goes; default: the temporary directory"
+    )
     arguments = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     tokens = arguments.millions * 1_000_000
     with tempfile.TemporaryDirectory(dir=arguments.dir) as folder:
         path = Path(folder, "journal.sqlite")
         seconds, memory, run, wrote = trio.run(stream, path, arguments.millions)
-        bare = bare_sqlite(Path(folder, "bare.sqlite"), wrote.bytes, max(1, wrote.bytes // wrote.commits))
+        bare = bare_sqlite(
+            Path(folder, "bare.sqlite"), wrote.bytes, max(1, wrote.bytes // wrote.commits)
+        )
         pure = state_alone(tokens // 4) * 4
         began = time.perf_counter()
         same = fold(event for _, event in journal.read(path)) == run.experience
         folded = time.perf_counter() - began
     early = memory[min(1, len(memory) - 1)]
-    size = f"{wrote.bytes / 2**20:.0f} MiB in {wrote.commits} commits, slowest {wrote.slowest_s * 1e3:.0f} ms"
+    size = (
+        f"{wrote.bytes / 2**20:.0f} MiB in {wrote.commits} commits, slowest "
+        f"{wrote.slowest_s * 1e3:.0f} ms"
+    )
     print(f"\n{wrote.appended} events, {size}; one core")
     print(f"{'':<34}{'tokens/s':>14}{'seconds':>10}")
     for name, took in (
@@ -147,7 +169,10 @@ def main() -> None:
     print(f"\nratio to the target of 1 million/s: {tokens / seconds / TARGET:.2f}")
     print(f"ratio to bare SQLite:               {bare / seconds:.2f}")
     print(f"memory, last over second million:   {memory[-1] / early:.3f}")
-    print(f"fold(journal) is the state: {same}; the ledger balances: {run.experience.ledger.balances()}")
+    print(
+        f"fold(journal) is the state: {same}; the ledger balances: "
+        f"{run.experience.ledger.balances()}"
+    )
 
 
 if __name__ == "__main__":

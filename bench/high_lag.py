@@ -1,8 +1,10 @@
-"""What a lag costs, by how the loss corrects for it: final held-out accuracy where every token has exactly that lag.
+"""What a lag costs, by how the loss corrects for it: final held-out accuracy where every token has
+exactly that lag.
 
-Nothing here is left to timing. One process generates and trains in turns, with the embedded engine and the learner that a run has: what
-step t trains was sampled with the weights of version max(0, t - lag), and says so. Task, model, warm-up, groups and learning rate are
-run.toml's; a step trains those of its groups whose rewards differ. Losses (METHODS):
+Nothing here is left to timing. One process generates and trains in turns, with the embedded engine
+and the learner that a run has: what step t trains was sampled with the weights of version max(0, t
+- lag), and says so. Task, model, warm-up, groups and learning rate are run.toml's; a step trains
+those of its groups whose rewards differ. Losses (METHODS):
 
     default      run.toml's: the ratio of current to behaviour policy, clipped, and IcePop's band
     decoupled    the ratio is clipped around the exact proximal policy (snapshot), and weighed by that of proximal to behaviour
@@ -10,8 +12,8 @@ run.toml's; a step trains those of its groups whose rewards differ. Losses (METH
                  learning rate that shrinks with the effective sample size
     uncorrected  REINFORCE on old tokens as if they were new
 
-Each cell is a line of JSON in `--out` as soon as it is done, and what is there already is not run again, so that it can be stopped and
-resumed; the table is of all the lines there are.
+Each cell is a line of JSON in `--out` as soon as it is done, and what is there already is not run
+again, so that it can be stopped and resumed; the table is of all the lines there are.
 
     python bench/high_lag.py [--out high_lag.jsonl] [--methods default,vcpo] [--lags 0,8] [--seeds 0] [--processes 2] [--set train.lr=1e-3]
 """
@@ -52,7 +54,10 @@ RUN_TOML = Path(__file__).parent.parent / "run.toml"
 SETTINGS = ["train.eval_every=40", "staleness.max_lag=32", "staleness.depth=32"]
 METHODS = {
     "default": [],
-    "decoupled": ["staleness.proximal=snapshot", 'staleness.correction=[{kind = "token_tis", hi = 2.0}]'],
+    "decoupled": [
+        "staleness.proximal=snapshot",
+        'staleness.correction=[{kind = "token_tis", hi = 2.0}]',
+    ],
     "vcpo": [
         "train.objective=reinforce",
         "train.advantage=min_variance_logits",
@@ -76,7 +81,8 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of it: held-out accuracy (greedy) before, after and at its highest, the last steps' means, and seconds of one core."""
+    """What came of it: held-out accuracy (greedy) before, after and at its highest, the last steps'
+    means, and seconds of one core."""
 
     cell: Cell
     start: float
@@ -99,7 +105,14 @@ class Response(NamedTuple):
 class Generator:
     """The embedded engine, one batch of requests at a time."""
 
-    def __init__(self, engine: EmbeddedEngine, task: Task, prompts: PromptSource, tokenizer: Tokenizer, config: Config) -> None:
+    def __init__(
+        self,
+        engine: EmbeddedEngine,
+        task: Task,
+        prompts: PromptSource,
+        tokenizer: Tokenizer,
+        config: Config,
+    ) -> None:
         self.engine, self._task, self._tokenizer, self._config = engine, task, tokenizer, config
         self._prompts = prompts
         self._chunks: dict[int, list[Chunk]] = {}
@@ -117,15 +130,25 @@ class Generator:
     def prompt(self, split: Split, prompt_index: int) -> np.ndarray:
         return np.frombuffer(self._prompts.ids(split, prompt_index), np.int32)
 
-    async def sample(self, prompts: Sequence[np.ndarray], key: int, temperature: float) -> list[Response]:
+    async def sample(
+        self, prompts: Sequence[np.ndarray], key: int, temperature: float
+    ) -> list[Response]:
         """One response to each, drawn with keys from `key` on, in the given order."""
         self._chunks, self._left, self._done = {}, len(prompts), trio.Event()
         tokens = self._config.rollout.max_new_tokens
-        self.engine.submit([Request(n, 1, key + n, ids, 0, tokens, temperature) for n, ids in enumerate(prompts)])
+        self.engine.submit(
+            [Request(n, 1, key + n, ids, 0, tokens, temperature) for n, ids in enumerate(prompts)]
+        )
         await self._done.wait()
         parts = [self._chunks[n] for n in range(len(prompts))]
         assert all(chunk.version == self.engine.version for chunks in parts for chunk in chunks)
-        return [Response(np.concatenate([c.ids for c in chunks]), np.concatenate([c.behaviour for c in chunks])) for chunks in parts]
+        return [
+            Response(
+                np.concatenate([c.ids for c in chunks]),
+                np.concatenate([c.behaviour for c in chunks]),
+            )
+            for chunks in parts
+        ]
 
     def reward(self, split: Split, prompt_index: int, response: Response) -> float:
         return self._task.verify(split, prompt_index, self._tokenizer.decode(response.ids.tolist()))
@@ -133,9 +156,12 @@ class Generator:
     async def accuracy(self) -> float:
         """Share of held-out prompts whose greedy answer is fully right."""
         items = self._prompts.evaluation_items()
-        responses = await self.sample([self.prompt("evaluation", prompt_index) for prompt_index in items], 0, 0.0)
+        responses = await self.sample(
+            [self.prompt("evaluation", prompt_index) for prompt_index in items], 0, 0.0
+        )
         return statistics.mean(
-            self.reward("evaluation", prompt_index, found) >= 1 for prompt_index, found in zip(items, responses, strict=True)
+            self.reward("evaluation", prompt_index, found) >= 1
+            for prompt_index, found in zip(items, responses, strict=True)
         )
 
 
@@ -166,7 +192,9 @@ async def _run(cell: Cell, config: Config, initial: Path) -> Result:
         packed_from=8,
     )
     generator = Generator(engine, task, prompts, tokenizer, config)
-    learner = Learner(load_model(initial), config.train, config.staleness, config.rollout.temperature)
+    learner = Learner(
+        load_model(initial), config.train, config.staleness, config.rollout.temperature
+    )
     weights = deque([_weights(learner)], maxlen=cell.lag + 1)
     accuracies, metrics = [], deque[dict[str, float]](maxlen=TAIL)
     async with trio.open_nursery() as nursery:
@@ -177,11 +205,17 @@ async def _run(cell: Cell, config: Config, initial: Path) -> Result:
             await engine.load(max(0, step - cell.lag), weights[0])
             metrics.append(await _step(generator, learner, prompts, config))
             weights.append(_weights(learner))
-            if learner.version % config.train.eval_every == 0 or learner.version == config.train.steps:
+            if (
+                learner.version % config.train.eval_every == 0
+                or learner.version == config.train.steps
+            ):
                 await engine.load(learner.version, weights[-1])
                 accuracies.append(await generator.accuracy())
         nursery.cancel_scope.cancel()
-    means = {name: statistics.mean(row[name] for row in metrics) for name in ("reward", "kept_fraction", "ess", "k3")}
+    means = {
+        name: statistics.mean(row[name] for row in metrics)
+        for name in ("reward", "kept_fraction", "ess", "k3")
+    }
     return Result(
         cell,
         start=accuracies[0],
@@ -195,13 +229,22 @@ async def _run(cell: Cell, config: Config, initial: Path) -> Result:
     )
 
 
-async def _step(generator: Generator, learner: Learner, prompts: PromptSource, config: Config) -> dict[str, float]:
+async def _step(
+    generator: Generator, learner: Learner, prompts: PromptSource, config: Config
+) -> dict[str, float]:
     """Generate and train one step; what was sampled is of the version that the engine has."""
     size, step, groups = config.rollout.group_size, learner.version, config.train.batch_groups
-    items = [prompt_index for place in range(step * groups, (step + 1) * groups) if (prompt_index := prompts.train_item(place)) is not None]
+    items = [
+        prompt_index
+        for place in range(step * groups, (step + 1) * groups)
+        if (prompt_index := prompts.train_item(place)) is not None
+    ]
     asked = [generator.prompt("train", prompt_index) for prompt_index in items for _ in range(size)]
     responses = await generator.sample(asked, step * groups * size, config.rollout.temperature)
-    scores = [generator.reward("train", items[n // size], response) for n, response in enumerate(responses)]
+    scores = [
+        generator.reward("train", items[n // size], response)
+        for n, response in enumerate(responses)
+    ]
     version = generator.engine.version
     assert version is not None
     every = {group: scores[group * size : (group + 1) * size] for group in range(groups)}
@@ -210,14 +253,27 @@ async def _step(generator: Generator, learner: Learner, prompts: PromptSource, c
 
     def sample(n: int) -> Sample:
         tokens = len(responses[n].ids)
-        return Sample(step * groups * size + n, n // size, len(asked[n]), tokens, scores[n], [Span(version, 0, tokens)])
+        return Sample(
+            step * groups * size + n,
+            n // size,
+            len(asked[n]),
+            tokens,
+            scores[n],
+            [Span(version, 0, tokens)],
+        )
 
-    for index, batch in enumerate(micro_batches(members, lambda n: len(asked[n]) + len(responses[n].ids), config.train.micro_tokens)):
+    for index, batch in enumerate(
+        micro_batches(
+            members, lambda n: len(asked[n]) + len(responses[n].ids), config.train.micro_tokens
+        )
+    ):
         ids = b"".join(asked[n].tobytes() + responses[n].ids.tobytes() for n in batch)
         behaviour = b"".join(responses[n].behaviour.tobytes() for n in batch)
         rewards = {group: every[group] for group in dict.fromkeys(n // size for n in batch)}
         mask = b"\1" * (len(behaviour) // 4)
-        learner.accumulate(MicroBatch(step, index, [sample(n) for n in batch], rewards), (ids, behaviour, mask))
+        learner.accumulate(
+            MicroBatch(step, index, [sample(n) for n in batch], rewards), (ids, behaviour, mask)
+        )
     return {"reward": statistics.mean(scores), **learner.step()}
 
 
@@ -226,7 +282,8 @@ def _weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def table(results: Sequence[Result]) -> None:
-    """Means over the seeds of each method at each lag; `cost` is how far the final accuracy is under that of the same method at lag 0."""
+    """Means over the seeds of each method at each lag; `cost` is how far the final accuracy is
+    under that of the same method at lag 0."""
     found: dict[tuple[str, int], list[Result]] = {}
     for result in results:
         found.setdefault((result.cell.method, result.cell.lag), []).append(result)
@@ -242,7 +299,10 @@ def table(results: Sequence[Result]) -> None:
         values = [mean(cell, "start"), mean(cell, "accuracy"), min(finals), max(finals)]
         values += [mean((method, 0), "accuracy") - values[1] if (method, 0) in found else math.nan]
         values += [mean(cell, name) for name in ("best", "kept", "ess")]
-        print(f"{method:<12}{lag:>4}{len(finals):>6}" + "".join(f"{value:>8.3f}" for value in values), end="")
+        print(
+            f"{method:<12}{lag:>4}{len(finals):>6}" + "".join(f"{value:>8.3f}" for value in values),
+            end="",
+        )
         print(f"{mean(cell, 'k3'):>8.4f}{mean(cell, 'seconds'):>8.0f}")
 
 
@@ -251,13 +311,21 @@ def listed(text: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("high_lag.jsonl"))
     parser.add_argument("--methods", type=listed, default=list(METHODS))
     parser.add_argument("--lags", type=listed, default=LAGS)
     parser.add_argument("--seeds", type=listed, default=[0, 1, 2])
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--set", action="append", default=[], dest="sets", help="section.key=value, over what the method sets")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="sets",
+        help="section.key=value, over what the method sets",
+    )
     arguments = parser.parse_args()
     lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
     results = [msgspec.json.decode(line, type=Result) for line in lines]
@@ -271,7 +339,10 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     for seed in {cell.seed for cell in asked if cell not in done}:
         prepare_model(settings(Cell("default", 0, seed, arguments.sets)))
-    with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool, arguments.out.open("ab") as out:
+    with (
+        ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as pool,
+        arguments.out.open("ab") as out,
+    ):
         for future in as_completed([pool.submit(run, cell) for cell in asked if cell not in done]):
             results.append(future.result())
             out.write(msgspec.json.encode(results[-1]) + b"\n")

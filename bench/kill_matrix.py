@@ -1,11 +1,12 @@
-"""SIGKILL of each role, and of everything, all over a run of real processes: is anything lost, trained twice, or stuck, and how long is it
-until it goes on?
+"""SIGKILL of each role, and of everything, all over a run of real processes: is anything lost,
+trained twice, or stuck, and how long is it until it goes on?
 
-One run of a tiny model with random weights. Each time its journal has grown by so many events (drawn from the seed), the next role in turn
-is killed. A rollout or reward actor is started again by the run; a trainer, a coordinator or everything ends it, and
-`asyncrl train --resume` goes on. After each kill the journal is compared with an account kept from its events alone (`follower.py`), and so
-is what the run says that it goes on from. In the end the run is let finish, and must have taken its prompts in the order of the data, each
-once.
+One run of a tiny model with random weights. Each time its journal has grown by so many events
+(drawn from the seed), the next role in turn is killed. A rollout or reward actor is started again
+by the run; a trainer, a coordinator or everything ends it, and `asyncrl train --resume` goes on.
+After each kill the journal is compared with an account kept from its events alone (`follower.py`),
+and so is what the run says that it goes on from. In the end the run is let finish, and must have
+taken its prompts in the order of the data, each once.
 
     lost    a token, verdict or prompt that was journalled before a kill, and is not in the run's ledger and state after
     twice   a rollout trained again in the weights that hold it already
@@ -75,20 +76,27 @@ class Matrix:
 
     def __init__(self, run: Path, model: Path, seed: int) -> None:
         self._run = run
-        self._first = [f"--set={key}={value}" for key, value in (SETTINGS | {"model.path": f'"{model}"', "run.dir": f'"{run}"'}).items()]
+        self._first = [
+            f"--set={key}={value}"
+            for key, value in (
+                SETTINGS | {"model.path": f'"{model}"', "run.dir": f'"{run}"'}
+            ).items()
+        ]
         self._draw = random.Random(seed)
         self._process: subprocess.Popen[bytes] | None = None
         self.follower = Follower(run)
         self.went_on: list[tuple[str, float, float]] = []
         self.boundaries: list[int] = []
 
-    # -------------------------------------------------------------------------------------------------------- processes
+    # ----------------------------------------------------------------------------------- processes
 
     def start(self, *more: str) -> None:
         """Start the run, or go on with it."""
         argv = ["--resume", str(self._run), *more] if self.follower.events else self._first
         with (self._run.parent / "launcher.log").open("ab") as log:
-            self._process = subprocess.Popen([sys.executable, "-m", "asyncrl.cli", "train", *argv], stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "asyncrl.cli", "train", *argv], stdout=log, stderr=log
+            )
 
     def actors(self) -> dict[str, int]:
         """The living processes of the run: role → process id."""
@@ -121,7 +129,7 @@ class Matrix:
                 raise Wrong("hang", f"no {what} within {HANG_S:g} s")
             time.sleep(LOOK_S)
 
-    # ------------------------------------------------------------------------------------------------------------ kills
+    # --------------------------------------------------------------------------------------- kills
 
     def kill(self, role: str) -> None:
         """Let the run go on for a while, kill, and see that it goes on."""
@@ -138,7 +146,10 @@ class Matrix:
             follower.look()
             follower.compare(follower.folded())
         else:
-            self.wait("end of the launcher", lambda: self._process is not None and self._process.poll() is not None)
+            self.wait(
+                "end of the launcher",
+                lambda: self._process is not None and self._process.poll() is not None,
+            )
             self.wait("end of the actors", lambda: not self.actors())
             follower.dead()
         before, version = len(follower.events), follower.version
@@ -164,10 +175,11 @@ class Matrix:
                     return True
         return False
 
-    # -------------------------------------------------------------------------------------------------------------- end
+    # ----------------------------------------------------------------------------------------- end
 
     def finish(self) -> None:
-        """End the run, and go on with it for a few steps, to its end. Raises Wrong where that is not what it should be."""
+        """End the run, and go on with it for a few steps, to its end. Raises Wrong where that is
+        not what it should be."""
         self.close()
         self.wait("end of the actors", lambda: not self.actors())
         self.follower.dead()
@@ -178,12 +190,21 @@ class Matrix:
         self.follower.dead()
         found = summary.read(self._run / SUMMARY)
         if process.returncode or not found.ok or not found.balances():
-            raise Wrong("lost", f"the run ended with exit status {process.returncode}: {found.reason}")
+            raise Wrong(
+                "lost", f"the run ended with exit status {process.returncode}: {found.reason}"
+            )
         config = configuration.read(self._run / "run.toml")
         prompts = PromptSource(
-            open_task(config.task, config.run.seed), Tokenizer(self._run / INITIAL), seed=config.run.seed, epochs=config.task.epochs
+            open_task(config.task, config.run.seed),
+            Tokenizer(self._run / INITIAL),
+            seed=config.run.seed,
+            epochs=config.task.epochs,
         )
-        taken = [event.prompt_index for event in self.follower.events if isinstance(event, e.Admitted) and event.split == "train"]
+        taken = [
+            event.prompt_index
+            for event in self.follower.events
+            if isinstance(event, e.Admitted) and event.split == "train"
+        ]
         if taken != [prompts.train_item(cursor) for cursor in range(len(taken))]:
             raise Wrong("lost", "prompts were skipped or repeated")
 
@@ -202,7 +223,11 @@ def table(matrix: Matrix) -> str:
     lines = ["role         kills   work: mean  median     max   step: mean  median     max"]
     for role in ROLES:
         if rows := [row for row in matrix.went_on if row[0] == role]:
-            figures = [f"{f(values):{width}.1f}" for values in ([r[1] for r in rows], [r[2] for r in rows]) for f, width in _FIGURES]
+            figures = [
+                f"{f(values):{width}.1f}"
+                for values in ([r[1] for r in rows], [r[2] for r in rows])
+                for f, width in _FIGURES
+            ]
             lines.append(f"{role:<12} {len(rows):5} {' '.join(figures)}")
     return "\n".join(lines)
 
@@ -211,10 +236,14 @@ _FIGURES = (statistics.mean, 12), (statistics.median, 7), (max, 7)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", type=Path, help="a model directory (default: a tiny one is made)")
+    parser.add_argument(
+        "--model", type=Path, help="a model directory (default: a tiny one is made)"
+    )
     parser.add_argument("--run", type=Path, help="where the run is kept (default: nowhere)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kill-matrix-") as place:
@@ -228,7 +257,8 @@ def main() -> int:
                 matrix.kill(ROLES[number % len(ROLES)])
                 role, work, step = matrix.went_on[-1]
                 print(
-                    f"{number + 1:4} {role:<12} at event {matrix.boundaries[-1]:6}: work in {work:5.1f} s, step in {step:5.1f} s",
+                    f"{number + 1:4} {role:<12} at event {matrix.boundaries[-1]:6}: work in "
+                    f"{work:5.1f} s, step in {step:5.1f} s",
                     flush=True,
                 )
             matrix.finish()
@@ -240,11 +270,18 @@ def main() -> int:
             matrix.close()
         follower = matrix.follower
         account, at = follower.account, matrix.boundaries
-        print(f"\n{len(at)} kills in {time.monotonic() - began:.0f} s, at events {at[:1]} to {at[-1:]}")
         print(
-            f"resumed {len(follower.resumed)} times, from versions {sorted(set(follower.resumed))}; version {follower.version} at the end"
+            f"\n{len(at)} kills in {time.monotonic() - began:.0f} s, at events {at[:1]} to "
+            f"{at[-1:]}"
         )
-        print(f"tokens journalled {account.tokens:,}, trained {account.tokens_trained:,}, live {account.tokens_live:,}")
+        print(
+            f"resumed {len(follower.resumed)} times, from versions "
+            f"{sorted(set(follower.resumed))}; version {follower.version} at the end"
+        )
+        print(
+            f"tokens journalled {account.tokens:,}, trained {account.tokens_trained:,}, live "
+            f"{account.tokens_live:,}"
+        )
         print(table(matrix))
         for what in ("lost", "twice", "hang"):
             print(f"{what:<6} {int(wrong is not None and wrong.what == what)}")

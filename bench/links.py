@@ -1,8 +1,11 @@
-"""Frames between two processes: asyncrl's link against a bare trio socket (send_all, recv_into) and `multiprocessing.Pipe` (send_bytes).
+"""Frames between two processes: asyncrl's link against a bare trio socket (send_all, recv_into) and
+`multiprocessing.Pipe` (send_bytes).
 
-The bare socket moves the same bytes without frames, types or a key, into one buffer that it uses again and again: the limit. The link
-sends a message with one buffer, and the receiver gets the decoded message and memory of its own. The ways are interleaved within each
-repetition; the table gives medians, and the last column the median over repetitions of link / bare, both of the same repetition.
+The bare socket moves the same bytes without frames, types or a key, into one buffer that it uses
+again and again: the limit. The link sends a message with one buffer, and the receiver gets the
+decoded message and memory of its own. The ways are interleaved within each repetition; the table
+gives medians, and the last column the median over repetitions of link / bare, both of the same
+repetition.
 """
 
 from __future__ import annotations
@@ -28,7 +31,13 @@ TEXT = messages.Saved(7, "x" * 48)  # about 64 bytes, for writes of many
 
 def counts(seconds: float) -> dict[str, int]:
     """Frames of each size that take very roughly `seconds`."""
-    rates = {"64 B": 100_000, "64 B, 32 a write": 500_000, "4 KB": 80_000, "64 KB": 25_000, "4 MB": 400}
+    rates = {
+        "64 B": 100_000,
+        "64 B, 32 a write": 500_000,
+        "4 KB": 80_000,
+        "64 KB": 25_000,
+        "4 MB": 400,
+    }
     return {name: max(32, int(rate * seconds) // 32 * 32) for name, rate in rates.items()}
 
 
@@ -54,8 +63,13 @@ async def receiver_main(control: Connection, pipe: Connection, unix: Path, key: 
 
     async with trio.open_nursery() as nursery:
         ports: list[int] = []
-        for name, address in (("unix", UnixAddress(unix / "link")), ("tcp", TcpAddress("127.0.0.1", 0))):
-            bound: Address = await nursery.start(functools.partial(serve, address, key, functools.partial(keep, name), refused=print))
+        for name, address in (
+            ("unix", UnixAddress(unix / "link")),
+            ("tcp", TcpAddress("127.0.0.1", 0)),
+        ):
+            bound: Address = await nursery.start(
+                functools.partial(serve, address, key, functools.partial(keep, name), refused=print)
+            )
             if isinstance(bound, TcpAddress):
                 ports.append(bound.port)
         listener = trio.socket.socket(trio.socket.AF_UNIX)
@@ -90,10 +104,18 @@ def receiver(control: Connection, pipe: Connection, unix: Path, key: bytes) -> N
     trio.run(receiver_main, control, pipe, unix, key)
 
 
-async def sender_main(control: Connection, pipe: Connection, unix: Path, key: bytes, repetitions: int, seconds: float) -> None:
+async def sender_main(
+    control: Connection, pipe: Connection, unix: Path, key: bytes, repetitions: int, seconds: float
+) -> None:
     link_port, bare_port = control.recv()
-    bare = {"tcp": await trio.open_tcp_stream("127.0.0.1", bare_port), "unix": await trio.open_unix_socket(str(unix / "bare"))}
-    links = {"unix": await connect(UnixAddress(unix / "link"), key), "tcp": await connect(TcpAddress("127.0.0.1", link_port), key)}
+    bare = {
+        "tcp": await trio.open_tcp_stream("127.0.0.1", bare_port),
+        "unix": await trio.open_unix_socket(str(unix / "bare")),
+    }
+    links = {
+        "unix": await connect(UnixAddress(unix / "link"), key),
+        "tcp": await connect(TcpAddress("127.0.0.1", link_port), key),
+    }
     assert control.recv() == "ready"
 
     async def once(way: str, name: str, total: int) -> float:
@@ -136,7 +158,9 @@ async def sender_main(control: Connection, pipe: Connection, unix: Path, key: by
         for family in ("unix", "tcp"):
             columns = [rates[f"bare {family}"], rates[f"link {family}"], rates["pipe"]]
             medians = [statistics.median(column) for column in columns]
-            ratio = statistics.median(link / limit for limit, link in zip(columns[0], columns[1], strict=True))
+            ratio = statistics.median(
+                link / limit for limit, link in zip(columns[0], columns[1], strict=True)
+            )
             print(
                 f"{name:18}{family:6}"
                 + "".join(f"{median:10,.0f}" for median in medians)
@@ -148,18 +172,26 @@ async def sender_main(control: Connection, pipe: Connection, unix: Path, key: by
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.3, help="very roughly, for each measurement")
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="very roughly, for each measurement"
+    )
     options = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     control, their_control = spawn.Pipe()
     pipe, their_pipe = spawn.Pipe()
     key = new_key()
     with tempfile.TemporaryDirectory() as directory:
-        child = spawn.Process(target=receiver, args=(their_control, their_pipe, Path(directory), key))
+        child = spawn.Process(
+            target=receiver, args=(their_control, their_pipe, Path(directory), key)
+        )
         child.start()
-        trio.run(sender_main, control, pipe, Path(directory), key, options.repetitions, options.seconds)
+        trio.run(
+            sender_main, control, pipe, Path(directory), key, options.repetitions, options.seconds
+        )
         child.join()
 
 

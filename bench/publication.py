@@ -1,8 +1,10 @@
-"""Publication through asyncrl (pack, checksum, broadcast in buckets, checksum, unpack) against one bare `torch.distributed` broadcast of
-the same bytes as a single tensor, between the same two processes, over gloo, by turns in one run. `--sizes` in MB (default 4 and 160:
-160 is a model of 41 M float32 parameters), `--repeat` pairs of which the medians are printed, `--bucket` MB a bucket.
+"""Publication through asyncrl (pack, checksum, broadcast in buckets, checksum, unpack) against one
+bare `torch.distributed` broadcast of the same bytes as a single tensor, between the same two
+processes, over gloo, by turns in one run. `--sizes` in MB (default 4 and 160: 160 is a model of 41
+M float32 parameters), `--repeat` pairs of which the medians are printed, `--bucket` MB a bucket.
 
-The ratio is the bare broadcast's seconds over the publication's, from the first byte packed to the last checksum taken by the engine.
+The ratio is the bare broadcast's seconds over the publication's, from the first byte packed to the
+last checksum taken by the engine.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ LAYER = 1 << 20  # parameters of a tensor
 
 
 def bare_group(port: int, rank: int) -> Any:
-    store = dist.TCPStore(HOST, port, None, rank == 0, timedelta(seconds=DEADLINE_S), wait_for_workers=False)
+    store = dist.TCPStore(
+        HOST, port, None, rank == 0, timedelta(seconds=DEADLINE_S), wait_for_workers=False
+    )
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=HOST)]
@@ -64,7 +68,9 @@ async def main(sizes: list[int], repeat: int, bucket_mb: int) -> None:
     bare_port = free_port()
     async with Sender.open(HOST) as sender:
         command = [sys.executable, __file__, "--engine", str(sender.port), str(bare_port)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdin is not None and process.stdout is not None
             stdin, stdout = process.stdin, process.stdout
 
@@ -73,8 +79,14 @@ async def main(sizes: list[int], repeat: int, bucket_mb: int) -> None:
                 stdin.flush()
 
             bare = await trio.to_thread.run_sync(bare_group, bare_port, 0)
-            print(f"gloo on loopback, {os.cpu_count()} cores, buckets of {bucket_mb} MB, medians of {repeat}")
-            print("     MB |     bare MB/s | published MB/s | ratio | assemble s  verify s    wire s | engine's verify s")
+            print(
+                f"gloo on loopback, {os.cpu_count()} cores, buckets of {bucket_mb} MB, medians "
+                f"of {repeat}"
+            )
+            print(
+                "     MB |     bare MB/s | published MB/s | ratio | assemble s  verify s    wire "
+                "s | engine's verify s"
+            )
             for epoch, size in enumerate(sizes):
                 count = max(1, size * 2**20 // (4 * LAYER))
                 weights = {f"layer{i}": torch.randn(LAYER) for i in range(count)}
@@ -93,9 +105,18 @@ async def main(sizes: list[int], repeat: int, bucket_mb: int) -> None:
                     assert answer["checksums"] == sent.checksums
                     if turn:
                         rows.append(
-                            (bare_s, answer["at"] - start, sent.assemble_seconds, sent.verify_seconds, sent.wire_seconds, answer["verify"])
+                            (
+                                bare_s,
+                                answer["at"] - start,
+                                sent.assemble_seconds,
+                                sent.verify_seconds,
+                                sent.wire_seconds,
+                                answer["verify"],
+                            )
                         )
-                bare_s, ours_s, assemble, verify, wire, engines_verify = (median(column) for column in zip(*rows, strict=True))
+                bare_s, ours_s, assemble, verify, wire, engines_verify = (
+                    median(column) for column in zip(*rows, strict=True)
+                )
                 ratio = median(row[0] / row[1] for row in rows)
                 mb = flat.numel() / 1e6
                 print(
@@ -106,7 +127,9 @@ async def main(sizes: list[int], repeat: int, bucket_mb: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 160])
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--bucket", type=int, default=32)

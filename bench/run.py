@@ -1,8 +1,10 @@
-"""The whole run against its parts: does asynchrony hide what it can, and cost nothing where there is nothing to hide?
+"""The whole run against its parts: does asynchrony hide what it can, and cost nothing where there
+is nothing to hide?
 
-One run of the bundled job (a few steps, no evaluation) is timed from its first admission to its last step. Then the same work is done in
-this process with all cores: every rollout of the run is generated again, as many tokens from the same prompts (B), and trained again, the
-same groups in the same steps (C), each by the run's own engine and learner.
+One run of the bundled job (a few steps, no evaluation) is timed from its first admission to its
+last step. Then the same work is done in this process with all cores: every rollout of the run is
+generated again, as many tokens from the same prompts (B), and trained again, the same groups in the
+same steps (C), each by the run's own engine and learner.
 
     instant verifier             run / (B + C)        at most 1.05: nothing waits, so there is little to overlap
     verifier that takes 0.2-1 s  run / max(B, C)      at most 1.15: its waiting and the faster side are hidden behind the slower one
@@ -44,7 +46,8 @@ BENCH = Path(__file__).parent
 
 
 class Work:
-    """What a run did, from its journal: the prompts, the responses, and which step trained which group."""
+    """What a run did, from its journal: the prompts, the responses, and which step trained which
+    group."""
 
     def __init__(self, run: Path) -> None:
         self.prompts: dict[int, bytes] = {}
@@ -77,14 +80,22 @@ class Work:
             for rollout in self.steps[step]:
                 groups.setdefault(self.groups[rollout], []).append(rollout)
             yield [
-                self._batch(step, index, batch, groups) for index, batch in enumerate(micro_batches(groups.values(), self.tokens, budget))
+                self._batch(step, index, batch, groups)
+                for index, batch in enumerate(micro_batches(groups.values(), self.tokens, budget))
             ]
 
-    def _batch(self, step: int, index: int, batch: list[int], groups: dict[int, list[int]]) -> tuple[MicroBatch, tuple[bytes, ...]]:
+    def _batch(
+        self, step: int, index: int, batch: list[int], groups: dict[int, list[int]]
+    ) -> tuple[MicroBatch, tuple[bytes, ...]]:
         # all of version 0: what was sampled when makes no difference to the time it takes
         samples = [
             Sample(
-                r, self.groups[r], len(self.prompts[r]) // 4, len(self.ids[r]) // 4, self.rewards[r], [Span(0, 0, len(self.ids[r]) // 4)]
+                r,
+                self.groups[r],
+                len(self.prompts[r]) // 4,
+                len(self.ids[r]) // 4,
+                self.rewards[r],
+                [Span(0, 0, len(self.ids[r]) // 4)],
             )
             for r in batch
         ]
@@ -97,17 +108,30 @@ class Work:
 
 def run_asynchronously(run: Path, slow: bool, steps: int) -> Config:
     """One `asyncrl train`."""
-    settings = {"run.dir": str(run), "train.steps": steps, "task.eval_size": 0, "train.checkpoint_every": 0, "rollout.filter": "none"}
+    settings = {
+        "run.dir": str(run),
+        "train.steps": steps,
+        "task.eval_size": 0,
+        "train.checkpoint_every": 0,
+        "rollout.filter": "none",
+    }
     argv = [sys.executable, "-m", "asyncrl.cli", "train", str(BENCH.parent / "run.toml")]
     if slow:
         prompts = run.with_suffix(".jsonl")
         task = open_task(configuration.load(BENCH.parent / "run.toml", [], {}).task, 0)
         lines = [
-            {"prompt": task.prompt("train", prompt_index).rstrip("\n"), "answer": task.answer("train", prompt_index)}
+            {
+                "prompt": task.prompt("train", prompt_index).rstrip("\n"),
+                "answer": task.answer("train", prompt_index),
+            }
             for prompt_index in range(5000)
         ]
         prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        settings |= {"task.name": "jsonl", "task.path": str(prompts), "task.verifier": "slow_verifier:exact"}
+        settings |= {
+            "task.name": "jsonl",
+            "task.path": str(prompts),
+            "task.verifier": "slow_verifier:exact",
+        }
         settings |= {"reward.concurrency": 512, "staleness.depth": 4, "staleness.max_lag": 8}
     argv += [f"--set={key}={value}" for key, value in settings.items()]
     environment = os.environ | {"PYTHONPATH": str(BENCH)}
@@ -131,7 +155,15 @@ async def generate_alone(work: Work, config: Config, model: torch.nn.Module) -> 
     weights = dict(parameters_for_publication(model))  # type: ignore[arg-type]
     await engine.load(0, {name: tensor.clone() for name, tensor in weights.items()})
     requests = [
-        Request(r, 1, r, np.frombuffer(work.prompts[r], np.int32), 0, len(ids) // 4, config.rollout.temperature)
+        Request(
+            r,
+            1,
+            r,
+            np.frombuffer(work.prompts[r], np.int32),
+            0,
+            len(ids) // 4,
+            config.rollout.temperature,
+        )
         for r, ids in work.ids.items()
         if ids
     ]
@@ -188,24 +220,39 @@ def measure(slow: bool, steps: int) -> tuple[float, float, float, summary.Summar
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--slow-only", action="store_true")
     parser.add_argument("--instant-only", action="store_true")
     args = parser.parse_args()
-    print(f"{'verifier':>10} {'run s':>8} {'generation s':>13} {'training s':>11} {'idle trainer':>13} {'idle rollout':>13} {'ratio':>7}")
+    print(
+        f"{'verifier':>10} {'run s':>8} {'generation s':>13} {'training s':>11} "
+        f"{'idle trainer':>13} {'idle rollout':>13} {'ratio':>7}"
+    )
     for slow in (False, True):
         if (slow and args.instant_only) or (not slow and args.slow_only):
             continue
         ratios = []
         for _ in range(args.repeat):
             run, generation, training, found = measure(slow, args.steps)
-            ratios.append(run / max(generation, training) if slow else run / (generation + training))
+            ratios.append(
+                run / max(generation, training) if slow else run / (generation + training)
+            )
             idle = f"{found.idle.trainer or 0:>12.0%} {found.idle.rollout or 0:>12.0%}"
             name = "0.2-1 s" if slow else "instant"
-            print(f"{name:>10} {run:>8.2f} {generation:>13.2f} {training:>11.2f}  {idle}  {ratios[-1]:>6.2f}", flush=True)
-        what, limit = ("run / max(generation, training)", 1.15) if slow else ("run / (generation + training)", 1.05)
+            print(
+                f"{name:>10} {run:>8.2f} {generation:>13.2f} {training:>11.2f}  {idle}  "
+                f"{ratios[-1]:>6.2f}",
+                flush=True,
+            )
+        what, limit = (
+            ("run / max(generation, training)", 1.15)
+            if slow
+            else ("run / (generation + training)", 1.05)
+        )
         print(f"{what}: median {statistics.median(ratios):.2f}, to be at most {limit}")
 
 

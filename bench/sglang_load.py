@@ -60,9 +60,17 @@ async def bare(url: str, concurrent: int, count: int, tokens: int) -> float:
         nonlocal sampled
         for ids in waiting:
             sampling = {"max_new_tokens": tokens, "temperature": 1.0, "stream_interval": CHUNK}
-            body = {"rid": uuid4().hex, "input_ids": ids.tolist(), "sampling_params": sampling, "return_logprob": True, "stream": True}
+            body = {
+                "rid": uuid4().hex,
+                "input_ids": ids.tolist(),
+                "sampling_params": sampling,
+                "return_logprob": True,
+                "stream": True,
+            }
             found = None
-            async with http.stream("POST", "/generate", content=msgspec.json.encode(body)) as response:
+            async with http.stream(
+                "POST", "/generate", content=msgspec.json.encode(body)
+            ) as response:
                 async for data in response.aiter_bytes():
                     found = SAMPLED.search(data, max(0, data.rfind(SAID))) or found
             assert found is not None
@@ -70,7 +78,9 @@ async def bare(url: str, concurrent: int, count: int, tokens: int) -> float:
 
     headers = {"content-type": "application/json"}
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=600, limits=limits, trust_env=False) as http:
+    async with httpx2.AsyncClient(
+        base_url=url, headers=headers, timeout=600, limits=limits, trust_env=False
+    ) as http:
         begun = time.perf_counter()
         async with trio.open_nursery() as nursery:
             for _ in range(concurrent):
@@ -79,7 +89,8 @@ async def bare(url: str, concurrent: int, count: int, tokens: int) -> float:
 
 
 async def through(engine: SglangEngine, count: int, tokens: int) -> float:
-    """Tokens a second of `count` rollouts through a rollout actor, which has as many at a time as its engine has slots."""
+    """Tokens a second of `count` rollouts through a rollout actor, which has as many at a time as
+    its engine has slots."""
     ours, theirs = links()
     sampled, finished = 0, 0
     async with ours, theirs, trio.open_nursery() as nursery:
@@ -116,19 +127,41 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
     write_tokenizer(directory)
     launch = Launch((str(args.python),), str(directory), "float32", "cpu", concurrent, CONTEXT)
     count, rates = concurrent * args.waves, {"bare": list[float](), "asyncrl": list[float]()}
-    async with managed(launch, log=folder / f"server-{concurrent}.log") as server, Client.open(server.url) as client:
+    async with (
+        managed(launch, log=folder / f"server-{concurrent}.log") as server,
+        Client.open(server.url) as client,
+    ):
         text = canary.text(VOCABULARY, (END_ID,))
-        publisher = WeightLoader(client, DiskTransfer(folder / "weights"), model, text, mode="retract", tolerance=1e-3, deadline_s=60)
+        publisher = WeightLoader(
+            client,
+            DiskTransfer(folder / "weights"),
+            model,
+            text,
+            mode="retract",
+            tolerance=1e-3,
+            deadline_s=60,
+        )
 
         async def load(version: int, weights: object, stop: Callable[[], None]) -> float:
-            return (await publisher.load(version, dict(parameters_for_publication(model)), stop)).pause_s
+            return (
+                await publisher.load(version, dict(parameters_for_publication(model)), stop)
+            ).pause_s
 
         engine = SglangEngine(
-            client, load, slots=concurrent, context_tokens=CONTEXT, chunk_tokens=CHUNK, vocab_size=VOCABULARY, stop_ids=frozenset()
+            client,
+            load,
+            slots=concurrent,
+            context_tokens=CONTEXT,
+            chunk_tokens=CHUNK,
+            vocab_size=VOCABULARY,
+            stop_ids=frozenset(),
         )
         await engine.load(0, {})
         for turn in range(args.repeat + 1):
-            found = {"bare": await bare(server.url, concurrent, count, args.tokens), "asyncrl": await through(engine, count, args.tokens)}
+            found = {
+                "bare": await bare(server.url, concurrent, count, args.tokens),
+                "asyncrl": await through(engine, count, args.tokens),
+            }
             if turn:  # the first warms up
                 for side, rate in found.items():
                     rates[side].append(rate)
@@ -136,17 +169,22 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
     ratio = medians["asyncrl"] / medians["bare"]
     spread = ", ".join(f"{a / b:.2f}" for a, b in zip(rates["asyncrl"], rates["bare"], strict=True))
     print(
-        f"{concurrent:>4} concurrent: bare {medians['bare']:,.0f} tokens/s, asyncrl {medians['asyncrl']:,.0f}: {ratio:.3f} ({spread})",
+        f"{concurrent:>4} concurrent: bare {medians['bare']:,.0f} tokens/s, asyncrl "
+        f"{medians['asyncrl']:,.0f}: {ratio:.3f} ({spread})",
         flush=True,
     )
     return ratio
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--concurrent", default="32,128")
     parser.add_argument("--tokens", type=int, default=64, help="of each response")
-    parser.add_argument("--waves", type=int, default=4, help="requests for each that runs at a time")
+    parser.add_argument(
+        "--waves", type=int, default=4, help="requests for each that runs at a time"
+    )
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-sglang/bin/python")
     args = parser.parse_args()

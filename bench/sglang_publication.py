@@ -1,9 +1,11 @@
-"""A version into a real SGLang server on a CPU: by broadcast in flattened buckets against by disk, by turns, for the bundled model and for
-one of 41 M parameters (float32; `--models`). `--repeat` versions each way, of which the medians are printed; `--bucket` MB an update call.
+"""A version into a real SGLang server on a CPU: by broadcast in flattened buckets against by disk,
+by turns, for the bundled model and for one of 41 M parameters (float32; `--models`). `--repeat`
+versions each way, of which the medians are printed; `--bucket` MB an update call.
 
-The pause is what counts: decoding stands still for `transfer` (into the server's memory, by its own loader) and `verify` (its checksums).
-The canary comes after it; the last column is all of `load`, with what is done before the pause (the trainer's checksums, the canary's
-reference, writing the files). Files are on /dev/shm where there is one: the disk's speed is not what is measured.
+The pause is what counts: decoding stands still for `transfer` (into the server's memory, by its own
+loader) and `verify` (its checksums). The canary comes after it; the last column is all of `load`,
+with what is done before the pause (the trainer's checksums, the canary's reference, writing the
+files). Files are on /dev/shm where there is one: the disk's speed is not what is measured.
 """
 
 from __future__ import annotations
@@ -59,9 +61,15 @@ async def measure(name: str, python: Path, repeat: int, bucket_bytes: int, direc
         ServerGroup.open(HOST, 1, bucket_bytes=bucket_bytes) as group,
     ):
         text = canary.text(VOCABULARY, {END_ID, PADDING_ID})
-        ways = {"broadcast": BroadcastTransfer(group, DEADLINE_S), "disk": DiskTransfer(directory / "versions")}
+        ways = {
+            "broadcast": BroadcastTransfer(group, DEADLINE_S),
+            "disk": DiskTransfer(directory / "versions"),
+        }
         publishers = {
-            way: WeightLoader(client, how, model, text, mode="retract", tolerance=1e-3, deadline_s=DEADLINE_S) for way, how in ways.items()
+            way: WeightLoader(
+                client, how, model, text, mode="retract", tolerance=1e-3, deadline_s=DEADLINE_S
+            )
+            for way, how in ways.items()
         }
         rows: dict[str, list[tuple[Loaded, float]]] = {way: [] for way in ways}
         for version in range(repeat + 1):
@@ -70,31 +78,52 @@ async def measure(name: str, python: Path, repeat: int, bucket_bytes: int, direc
                     tensor.mul_(1.001)
                 start = time.perf_counter()
                 loaded = await publisher.load(version, weights)
-                if version:  # the first one joins the group, and finds out how the server lays weights out
+                if (
+                    version
+                ):  # the first one joins the group, and finds out how the server lays weights out
                     rows[way].append((loaded, time.perf_counter() - start))
         calls = len(cut(weights, bucket_bytes))
-        print(f"\n{name}: {total / 1e6:.0f} MB, {calls} update calls of at most {bucket_bytes / 2**20:g} MB; seconds, medians of {repeat}")
+        print(
+            f"\n{name}: {total / 1e6:.0f} MB, {calls} update calls of at most "
+            f"{bucket_bytes / 2**20:g} MB; seconds, medians of {repeat}"
+        )
         print("          |  pause | transfer  verify | canary | all of it | canary's difference")
         for way, found in rows.items():
             p, t, v, c, a = (
-                median(column) for column in zip(*((x.pause_s, x.transfer_s, x.verify_s, x.canary_s, s) for x, s in found), strict=True)
+                median(column)
+                for column in zip(
+                    *((x.pause_s, x.transfer_s, x.verify_s, x.canary_s, s) for x, s in found),
+                    strict=True,
+                )
             )
             worst = max(x.difference for x, _ in found)
             print(f"{way:9} | {p:6.3f} | {t:8.3f} {v:7.3f} | {c:6.3f} | {a:9.3f} | {worst:.1e}")
         pairs = zip(rows["broadcast"], rows["disk"], strict=True)
-        print(f"pause by broadcast over pause by disk: {median(one.pause_s / other.pause_s for (one, _), (other, _) in pairs):.2f}")
+        print(
+            "pause by broadcast over pause by disk: "
+            f"{median(one.pause_s / other.pause_s for (one, _), (other, _) in pairs):.2f}"
+        )
 
 
-async def main(names: list[str], python: Path, repeat: int, bucket_mb: int, directory: Path) -> None:
+async def main(
+    names: list[str], python: Path, repeat: int, bucket_mb: int, directory: Path
+) -> None:
     torch.set_num_threads(1)
     for name in names:
         await measure(name, python, repeat, bucket_mb * 2**20, directory)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--python", type=Path, default=ROOT / ".venv-sglang" / "bin" / "python", help="a Python that has SGLang")
+    parser.add_argument(
+        "--python",
+        type=Path,
+        default=ROOT / ".venv-sglang" / "bin" / "python",
+        help="a Python that has SGLang",
+    )
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--bucket", type=int, default=32)
     args = parser.parse_args()

@@ -7,8 +7,8 @@
     recovery    with --kill-every: seconds from a server's SIGKILL to the next lease of its rollout actor; who is killed is the next one
                 that serves, and where none does the kill waits
 
-The gap is of the tokens whose version was kept (every EVERY-th), read from the journal while the run writes it. Servers are started by the
-rollout actors, with the Python of `make sglang-cpu`.
+The gap is of the tokens whose version was kept (every EVERY-th), read from the journal while the
+run writes it. Servers are started by the rollout actors, with the Python of `make sglang-cpu`.
 
     python bench/sglang_run.py [--steps 120] [--servers 2] [--kinds sglang,embedded] [--kill-every 20 --seconds 180]
 """
@@ -104,7 +104,9 @@ class Watched:
     def kill(self, indexes: Iterable[int]) -> bool:
         """SIGKILL for the first server that serves; says whether there is one."""
         for index in indexes:
-            if (name := f"rollout-{index}") not in self.down and (pid := server(self.run, index)) is not None:
+            if (name := f"rollout-{index}") not in self.down and (
+                pid := server(self.run, index)
+            ) is not None:
                 os.kill(pid, signal.SIGKILL)
                 self.kills += 1
                 self.down[name] = time.monotonic()
@@ -124,11 +126,14 @@ class Watched:
 
 @torch.inference_mode()
 def _gap(model: torch.nn.Module, told: Told, version: int) -> NDArray[np.float64]:
-    """Of the tokens that `version` sampled; float64 [tokens]. The temperature of the main job is 1."""
+    """Of the tokens that `version` sampled; float64 [tokens]. The temperature of the main job is
+    1."""
     chunks = sorted(told.chunks, key=lambda chunk: chunk.start)
     response = np.concatenate([np.frombuffer(chunk.ids, np.int32) for chunk in chunks])
     behaviour = np.concatenate([np.frombuffer(chunk.behaviour, np.float32) for chunk in chunks])
-    of_version = np.concatenate([np.full(len(chunk.ids) // 4, chunk.version == version) for chunk in chunks])
+    of_version = np.concatenate(
+        [np.full(len(chunk.ids) // 4, chunk.version == version) for chunk in chunks]
+    )
     ids = torch.from_numpy(np.concatenate([told.prompt, response]).astype(np.int64))
     logits = model(input_ids=ids[None]).logits[0, len(told.prompt) - 1 : -1].double()
     scores = torch.log_softmax(logits, -1).gather(1, ids[len(told.prompt) :, None])[:, 0].numpy()
@@ -142,7 +147,11 @@ def server(run: Path, index: int) -> int | None:
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             leads = b"asyncrl.engines.sglang.guarded_command" in words  # and waits for it
-            if b"sglang.launch_server" in words and not leads and str(Path(f"/proc/{pid}/fd/1").readlink()) == log:
+            if (
+                b"sglang.launch_server" in words
+                and not leads
+                and str(Path(f"/proc/{pid}/fd/1").readlink()) == log
+            ):
                 return pid
         except OSError:
             continue
@@ -150,18 +159,41 @@ def server(run: Path, index: int) -> int | None:
 
 
 def settings(kind: str, args: argparse.Namespace, run: Path) -> Iterator[str]:
-    values = {"run.dir": run, "train.steps": args.steps, "train.checkpoint_every": EVERY, "train.eval_every": 20, "rollout.actors": 1}
+    values = {
+        "run.dir": run,
+        "train.steps": args.steps,
+        "train.checkpoint_every": EVERY,
+        "train.eval_every": 20,
+        "rollout.actors": 1,
+    }
     if kind == "sglang":
-        values |= {"engine.kind": kind, "engine.sglang.launch": f'["{args.python}"]', "rollout.actors": args.servers}
+        values |= {
+            "engine.kind": kind,
+            "engine.sglang.launch": f'["{args.python}"]',
+            "rollout.actors": args.servers,
+        }
     if args.kill_every:
-        values |= {"supervision.restarts": 50, "train.steps": 100_000, "train.lr_schedule": "constant", "train.eval_every": 0}
+        values |= {
+            "supervision.restarts": 50,
+            "train.steps": 100_000,
+            "train.lr_schedule": "constant",
+            "train.eval_every": 0,
+        }
     return (f"--set={key}={value}" for key, value in values.items())
 
 
 def train(kind: str, args: argparse.Namespace, folder: Path) -> Watched:
-    """One `asyncrl train`, watched to its end; with kills, to the end of its time, when it is asked to drain."""
+    """One `asyncrl train`, watched to its end; with kills, to the end of its time, when it is asked
+    to drain."""
     watched = Watched(folder / kind)
-    argv = [sys.executable, "-m", "asyncrl.cli", "train", str(ROOT / "run.toml"), *settings(kind, args, watched.run)]
+    argv = [
+        sys.executable,
+        "-m",
+        "asyncrl.cli",
+        "train",
+        str(ROOT / "run.toml"),
+        *settings(kind, args, watched.run),
+    ]
     with (folder / f"{kind}.log").open("w") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log, env=os.environ | ENVIRONMENT)
         due = until = math.inf
@@ -169,7 +201,11 @@ def train(kind: str, args: argparse.Namespace, folder: Path) -> Watched:
         while process.poll() is None:
             watched.look()
             now = time.monotonic()
-            if args.kill_every and until == math.inf and any(told.step is not None for told in watched.rollouts.values()):
+            if (
+                args.kill_every
+                and until == math.inf
+                and any(told.step is not None for told in watched.rollouts.values())
+            ):
                 due, until = now + args.kill_every, now + args.seconds
             if now > until:
                 process.send_signal(signal.SIGTERM)
@@ -187,28 +223,49 @@ def train(kind: str, args: argparse.Namespace, folder: Path) -> Watched:
 def report(kind: str, watched: Watched, *, killed: bool) -> None:
     found = summary.read(watched.run / "summary.json")
     published = found.publication
-    print(f"{kind}: accuracy {found.accuracy.start} → {found.accuracy.end} after {found.steps} steps in {found.training_seconds:.1f} s")
-    print(f"  lag {found.lag.mean:.2f} mean, {found.lag.max} max; restarts {found.restarts}; balanced: {found.balances()}")
-    print(f"  {published.count} publications of {published.seconds / published.count:.3f} s, decoding stood still for", end=" ")
+    print(
+        f"{kind}: accuracy {found.accuracy.start} → {found.accuracy.end} after {found.steps} "
+        f"steps in {found.training_seconds:.1f} s"
+    )
+    print(
+        f"  lag {found.lag.mean:.2f} mean, {found.lag.max} max; restarts {found.restarts}; "
+        f"balanced: {found.balances()}"
+    )
+    print(
+        f"  {published.count} publications of {published.seconds / published.count:.3f} s, "
+        "decoding stood still for",
+        end=" ",
+    )
     print(f"{published.pause_seconds / published.count:.3f} s of each", flush=True)
     if killed:
         waits = ", ".join(f"{seconds:.1f}" for seconds in watched.recovered)
         middle = statistics.median(watched.recovered) if watched.recovered else math.nan
         print(
-            f"  {watched.kills} kills; seconds to the next lease: {waits}; median {middle:.1f}; without one at the end: {[*watched.down]}"
+            f"  {watched.kills} kills; seconds to the next lease: {waits}; median {middle:.1f}; "
+            f"without one at the end: {[*watched.down]}"
         )
         return
     for lag, gap in watched.gaps().items():
-        print(f"  lag {lag}: {len(gap):>7} tokens, gap median {np.median(gap):.1e}, 99th {np.quantile(gap, 0.99):.1e}, max {gap.max():.1e}")
+        print(
+            f"  lag {lag}: {len(gap):>7} tokens, gap median {np.median(gap):.1e}, 99th "
+            f"{np.quantile(gap, 0.99):.1e}, max {gap.max():.1e}"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--kinds", default="sglang,embedded")
     parser.add_argument("--python", type=Path, default=ROOT / ".venv-sglang/bin/python")
-    parser.add_argument("--kill-every", type=float, default=0.0, help="seconds between two kills of a server; 0: none")
+    parser.add_argument(
+        "--kill-every",
+        type=float,
+        default=0.0,
+        help="seconds between two kills of a server; 0: none",
+    )
     parser.add_argument("--seconds", type=float, default=180.0, help="with kills: of training")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

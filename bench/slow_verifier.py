@@ -18,5 +18,10 @@ def longer(answer: str, entry: dict[str, Any]) -> float:
 
 
 def _after(least: float, most: float, answer: str, entry: dict[str, Any]) -> float:
-    time.sleep(least + (most - least) * (zlib.crc32(answer.encode() + str(entry["answer"]).encode()) % 1000) / 1000)
+    time.sleep(
+        least
+        + (most - least)
+        * (zlib.crc32(answer.encode() + str(entry["answer"]).encode()) % 1000)
+        / 1000
+    )
     return float(answer.strip() == entry["answer"])

@@ -1,12 +1,16 @@
-"""A training step on packed rollouts against the same step padded to the longest, in real tokens a second.
+"""A training step on packed rollouts against the same step padded to the longest, in real tokens a
+second.
 
-All train the same rollouts, other ones every step, with the same loss (GRPO advantages, IcePop band, clip, AdamW) from the same
-weights, and must report the same loss value. They take turns; the table has medians and ratios of medians. `padded` is what a plain
-training loop does: one rectangle, an attention mask, float32 log-softmax. `padded, oneDNN` is the same with asyncrl's linear layers, so
-that what comes from packing alone can be seen; `apart` is asyncrl without sharing: each rollout has its group's prompt computed for itself.
-Three shapes of lengths, in groups of 8 with one prompt: `task` (mean 37 tokens, longest 54, 18 of them the prompt's), `tail` (4 of the 128
-rollouts up to four times as long) and `prompt` (32 rollouts of about 100 tokens after prompts of 200). `--large` measures a 12 x 512 model
-on 32 rollouts (1 of them long) instead of 4 x 128 on 128; `--threads` sets torch's threads.
+All train the same rollouts, other ones every step, with the same loss (GRPO advantages, IcePop
+band, clip, AdamW) from the same weights, and must report the same loss value. They take turns; the
+table has medians and ratios of medians. `padded` is what a plain training loop does: one rectangle,
+an attention mask, float32 log-softmax. `padded, oneDNN` is the same with asyncrl's linear layers,
+so that what comes from packing alone can be seen; `apart` is asyncrl without sharing: each rollout
+has its group's prompt computed for itself. Three shapes of lengths, in groups of 8 with one prompt:
+`task` (mean 37 tokens, longest 54, 18 of them the prompt's), `tail` (4 of the 128 rollouts up to
+four times as long) and `prompt` (32 rollouts of about 100 tokens after prompts of 200). `--large`
+measures a 12 x 512 model on 32 rollouts (1 of them long) instead of 4 x 128 on 128; `--threads`
+sets torch's threads.
 """
 
 from __future__ import annotations
@@ -76,12 +80,23 @@ def lengths(shape: str, count: int, rng: np.random.Generator) -> tuple[int, list
     return 18, drawn.tolist()
 
 
-def rollouts(model: PreTrainedModel, prompt: int, sizes: Sequence[int], rng: np.random.Generator) -> Step:
-    """Random rollouts of `sizes` tokens, the prompt's among them. Behaviour is close to the model's own policy (most ratios within the
-    clip, a few outside of the band)."""
+def rollouts(
+    model: PreTrainedModel, prompt: int, sizes: Sequence[int], rng: np.random.Generator
+) -> Step:
+    """Random rollouts of `sizes` tokens, the prompt's among them. Behaviour is close to the model's
+    own policy (most ratios within the clip, a few outside of the band)."""
     samples, ids = [], []
     for index, size in enumerate(sizes):
-        samples.append(Sample(index, index // SIZE, prompt, size - prompt, float(rng.integers(0, 2)), [Span(0, 0, size - prompt)]))
+        samples.append(
+            Sample(
+                index,
+                index // SIZE,
+                prompt,
+                size - prompt,
+                float(rng.integers(0, 2)),
+                [Span(0, 0, size - prompt)],
+            )
+        )
         ids.append(rng.integers(0, VOCABULARY, size).astype(np.int32))
         ids[-1][:prompt] = ids[index - index % SIZE][:prompt]
     behaviour = []
@@ -96,7 +111,11 @@ def rollouts(model: PreTrainedModel, prompt: int, sizes: Sequence[int], rng: np.
         rewards.setdefault(sample.group, []).append(sample.reward)
     return Step(
         MicroBatch(0, 0, samples, rewards),
-        (np.concatenate(ids).tobytes(), noisy.astype(np.float32).tobytes(), np.ones(len(noisy), np.uint8).tobytes()),
+        (
+            np.concatenate(ids).tobytes(),
+            noisy.astype(np.float32).tobytes(),
+            np.ones(len(noisy), np.uint8).tobytes(),
+        ),
     )
 
 
@@ -106,31 +125,47 @@ class Padded:
     def __init__(self, model: PreTrainedModel, train: TrainConfig) -> None:
         self.model, self.train = model, train
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, foreach=True
+            model.parameters(),
+            lr=train.lr,
+            betas=(train.beta1, train.beta2),
+            weight_decay=train.weight_decay,
+            foreach=True,
         )
 
     def step(self, step: Step) -> float:
         samples = step.batch.samples
         width = max(s.prompt_tokens + s.response_tokens for s in samples)
         ids = torch.zeros(len(samples), width, dtype=torch.int64)
-        attention, answered = torch.zeros_like(ids), torch.zeros(len(samples), width, dtype=torch.bool)
+        attention, answered = (
+            torch.zeros_like(ids),
+            torch.zeros(len(samples), width, dtype=torch.bool),
+        )
         behaviour = torch.zeros(len(samples), width)
-        flat, logs = np.frombuffer(step.buffers[0], np.int32), np.frombuffer(step.buffers[1], np.float32)
+        flat, logs = (
+            np.frombuffer(step.buffers[0], np.int32),
+            np.frombuffer(step.buffers[1], np.float32),
+        )
         at = log_at = 0
         for row, s in enumerate(samples):
             end = s.prompt_tokens + s.response_tokens
             ids[row, :end] = torch.from_numpy(flat[at : at + end].astype(np.int64))
             attention[row, :end] = 1
             answered[row, s.prompt_tokens : end] = True
-            behaviour[row, s.prompt_tokens : end] = torch.from_numpy(logs[log_at : log_at + s.response_tokens].copy())
+            behaviour[row, s.prompt_tokens : end] = torch.from_numpy(
+                logs[log_at : log_at + s.response_tokens].copy()
+            )
             at, log_at = at + end, log_at + s.response_tokens
         advantage = advantages("grpo", samples, step.batch.rewards, {}).value[:, None]
         logits = self.model(ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
-        current = -F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(samples), -1)
+        current = -F.cross_entropy(
+            logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+        ).view(len(samples), -1)
         ratio = (current - behaviour[:, 1:]).exp()
         kept = answered[:, 1:] & (ratio >= BAND.lo) & (ratio <= BAND.hi)
         bounded = ratio.clamp(1 - self.train.clip_lo, 1 + self.train.clip_hi)
-        loss: Tensor = (-torch.minimum(ratio * advantage, bounded * advantage) * kept).sum() / kept.sum()
+        loss: Tensor = (
+            -torch.minimum(ratio * advantage, bounded * advantage) * kept
+        ).sum() / kept.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.train.grad_clip)
         self.optimizer.step()
@@ -141,12 +176,16 @@ class Padded:
 class Packed:
     """What asyncrl does."""
 
-    def __init__(self, model: PreTrainedModel, train: TrainConfig, staleness: StalenessConfig) -> None:
+    def __init__(
+        self, model: PreTrainedModel, train: TrainConfig, staleness: StalenessConfig
+    ) -> None:
         self.learner = Learner(model, train, staleness, temperature=1.0)
 
     def step(self, step: Step) -> float:
         batch = step.batch
-        self.learner.accumulate(MicroBatch(self.learner.version, 0, batch.samples, batch.rewards), step.buffers)
+        self.learner.accumulate(
+            MicroBatch(self.learner.version, 0, batch.samples, batch.rewards), step.buffers
+        )
         return self.learner.step()["loss"]
 
 
@@ -159,7 +198,8 @@ class Apart(Packed):
 
 
 def measure(shape: str, large: bool, warm_up: int, rounds: int) -> None:
-    """`warm_up` steps before the first that counts: every step has other rollouts, but kernels are compiled when a shape is new."""
+    """`warm_up` steps before the first that counts: every step has other rollouts, but kernels are
+    compiled when a shape is new."""
     rng = np.random.default_rng(0)
     count = 32 if large or shape == "prompt" else 128
     train, staleness = TrainConfig(lr=1e-5, lr_warmup_steps=0), StalenessConfig()
@@ -184,19 +224,29 @@ def measure(shape: str, large: bool, warm_up: int, rounds: int) -> None:
         assert max(losses.values()) - min(losses.values()) < 1e-4, f"the losses differ: {losses}"
     medians = {key: statistics.median(values) for key, values in seconds.items()}
     rates = "".join(f"{1 / value:16,.0f}" for value in medians.values())
-    ratios = "".join(f"{medians[key] / medians['packed']:9.2f}" for key in ("padded", "padded, oneDNN", "apart"))
+    ratios = "".join(
+        f"{medians[key] / medians['packed']:9.2f}" for key in ("padded", "padded, oneDNN", "apart")
+    )
     print(f"{shape:<6}{steps[0].tokens:7,}{rates}{ratios}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     warm_up, rounds = (1, 1) if arguments.large else (3, 7)
-    print(f"{'12 x 512' if arguments.large else '4 x 128'}, vocabulary {VOCABULARY}, {arguments.threads} thread(s)")
-    print(f"{'':6}{'tokens':>7}{'padded':>16}{'padded, oneDNN':>16}{'apart':>16}{'packed':>16}   packed / each (real tokens/s)")
+    print(
+        f"{'12 x 512' if arguments.large else '4 x 128'}, vocabulary {VOCABULARY}, "
+        f"{arguments.threads} thread(s)"
+    )
+    print(
+        f"{'':6}{'tokens':>7}{'padded':>16}{'padded, oneDNN':>16}{'apart':>16}{'packed':>16}   "
+        "packed / each (real tokens/s)"
+    )
     for shape in ("task", "tail", "prompt"):
         measure(shape, arguments.large, warm_up, rounds)
 

@@ -1,8 +1,10 @@
-"""TRL's GRPO trainer on the configuration of an asyncrl run: the other side of `vs_trl.py`, which starts it.
+"""TRL's GRPO trainer on the configuration of an asyncrl run: the other side of `vs_trl.py`, which
+starts it.
 
-The same model, prompts, verifier, optimizer, schedule, clipping and normalization; what differs is the system. Its fastest settings on a
-CPU, each tried: the default cache, a step's rollouts in one batch, float32, no checkpointed activations, no reports. Saves weights as often
-as asyncrl does, outside its clock.
+The same model, prompts, verifier, optimizer, schedule, clipping and normalization; what differs is
+the system. Its fastest settings on a CPU, each tried: the default cache, a step's rollouts in one
+batch, float32, no checkpointed activations, no reports. Saves weights as often as asyncrl does,
+outside its clock.
 
     python bench/trl_run.py RUN.toml FOLDER        # the configuration, and where weights and `times.json` go
 """
@@ -29,7 +31,8 @@ from asyncrl.training.schedule import learning_rate
 
 
 class Clock(TrainerCallback):
-    """Seconds from the first prompt to the end of each step, and the weights of some steps; the seconds of saving are not counted."""
+    """Seconds from the first prompt to the end of each step, and the weights of some steps; the
+    seconds of saving are not counted."""
 
     def __init__(self, folder: Path, every: int, model: Any) -> None:
         self.folder, self.every, self.model = folder, every, model
@@ -55,15 +58,29 @@ def train(config: Config, folder: Path) -> dict[int, float]:
     tokenizer = AutoTokenizer.from_pretrained(config.model.path, local_files_only=True)
     model = load_model(Path(config.model.path), torch.float32)
     items = range(min(task.size("train"), settings.steps * settings.batch_groups))
-    prompts = Dataset.from_list([{"prompt": task.prompt("train", prompt_index), "item": prompt_index} for prompt_index in items])
+    prompts = Dataset.from_list(
+        [
+            {"prompt": task.prompt("train", prompt_index), "item": prompt_index}
+            for prompt_index in items
+        ]
+    )
 
     def reward(completions: list[str], prompt_index: list[int], **_: Any) -> list[float]:
-        return [task.verify("train", which, answer) for which, answer in zip(prompt_index, completions, strict=True)]
+        return [
+            task.verify("train", which, answer)
+            for which, answer in zip(prompt_index, completions, strict=True)
+        ]
 
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.lr, betas=(settings.beta1, settings.beta2), weight_decay=settings.weight_decay, fused=True
+        model.parameters(),
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        weight_decay=settings.weight_decay,
+        fused=True,
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(settings, step) / settings.lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate(settings, step) / settings.lr
+    )
     arguments = GRPOConfig(
         output_dir=str(folder / "trl"),
         seed=config.run.seed,
@@ -88,7 +105,13 @@ def train(config: Config, folder: Path) -> dict[int, float]:
     )
     clock = Clock(folder, settings.checkpoint_every, model)
     trainer = GRPOTrainer(
-        model, reward, arguments, prompts, processing_class=tokenizer, callbacks=[clock], optimizers=(optimizer, schedule)
+        model,
+        reward,
+        arguments,
+        prompts,
+        processing_class=tokenizer,
+        callbacks=[clock],
+        optimizers=(optimizer, schedule),
     )
     trainer.train()
     return clock.times

@@ -1,7 +1,9 @@
-"""Lags gathered into few bins. Invariant: every lag is in one bin, and a bin is named by the smallest lag in it.
+"""Lags gathered into few bins. Invariant: every lag is in one bin, and a bin is named by the
+smallest lag in it.
 
-Each lag below 32 is a bin of its own; from there on a bin ends where the lag has doubled. So what is kept by lag has a size that does not
-depend on how old a token is. No torch here: the coordinator imports this.
+Each lag below 32 is a bin of its own; from there on a bin ends where the lag has doubled. So what
+is kept by lag has a size that does not depend on how old a token is. No torch here: the coordinator
+imports this.
 """
 
 from __future__ import annotations
@@ -27,5 +29,7 @@ def at_lag(name: str, lag: int) -> str:
 def of_lags(metrics: Mapping[str, float], name: str) -> dict[int, float]:
     """The values of a metric by bin, in ascending order: the inverse of `at_lag`."""
     pattern = re.compile(re.escape(name) + r"_at_lag_(\d+)")
-    found = {int(match[1]): value for key, value in metrics.items() if (match := pattern.fullmatch(key))}
+    found = {
+        int(match[1]): value for key, value in metrics.items() if (match := pattern.fullmatch(key))
+    }
     return dict(sorted(found.items()))

@@ -1,7 +1,8 @@
-"""The list of corrections, folded in order. Invariant: a token is rejected by one correction, the first to do so, and known by its name.
+"""The list of corrections, folded in order. Invariant: a token is rejected by one correction, the
+first to do so, and known by its name.
 
-Each correction sees the mask that those before it left, and weights multiply. A weight has no gradient, and is 0 where a token is
-rejected.
+Each correction sees the mask that those before it left, and weights multiply. A weight has no
+gradient, and is 0 where a token is rejected.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ __all__ = ["Corrected", "Correction", "Tokens", "apply", "correct"]
 
 
 class Corrected(NamedTuple):
-    """`weight`: float32 [tokens], without a gradient, 0 where not kept. `kept`: bool [tokens], a subset of the tokens' mask.
-    `by`: int64 [tokens], the place in the list of the correction that rejected the token, -1 where none did.
-    `rejected`: int64 [estimators], how many tokens each rejected.
-    `diagnostics`: the corrections' own sums as scalar tensors, by `kind_name`, and `weight`, the sum of all weights."""
+    """`weight`: float32 [tokens], without a gradient, 0 where not kept. `kept`: bool [tokens], a
+    subset of the tokens' mask. `by`: int64 [tokens], the place in the list of the correction that
+    rejected the token, -1 where none did. `rejected`: int64 [estimators], how many tokens each
+    rejected. `diagnostics`: the corrections' own sums as scalar tensors, by `kind_name`, and
+    `weight`, the sum of all weights."""
 
     weight: Tensor
     kept: Tensor
@@ -49,8 +51,9 @@ class Corrected(NamedTuple):
 def apply(estimators: Sequence[Estimator], tokens: Tokens, *, weighted: bool) -> Corrected:
     """Fold the list over the mask of `tokens`. An empty list keeps the mask with weight 1.
 
-    `weighted`: whether ratios may weigh the loss. Where they may not, because the objective's own ratio is the weight already, a
-    correction that rejects has weight 1 for what it keeps, and one that only weighs by a ratio is a ValueError; age still weighs.
+    `weighted`: whether ratios may weigh the loss. Where they may not, because the objective's own
+    ratio is the weight already, a correction that rejects has weight 1 for what it keeps, and one
+    that only weighs by a ratio is a ValueError; age still weighs.
     """
     kept, weight = tokens.mask, tokens.mask.float()
     by = torch.full_like(tokens.owner, -1)
@@ -69,7 +72,9 @@ def apply(estimators: Sequence[Estimator], tokens: Tokens, *, weighted: bool) ->
             key = f"{estimator.kind}_{name}"
             diagnostics[key] = diagnostics[key] + value if key in diagnostics else value
     diagnostics["weight"] = weight.sum(dtype=torch.float64)
-    return Corrected(weight, kept, by, torch.stack(rejected) if rejected else by.new_zeros(0), diagnostics)
+    return Corrected(
+        weight, kept, by, torch.stack(rejected) if rejected else by.new_zeros(0), diagnostics
+    )
 
 
 def correct(estimator: Estimator, tokens: Tokens, mask: Tensor) -> Correction:

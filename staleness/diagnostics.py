@@ -1,4 +1,5 @@
-"""How far apart two policies are, in all and by lag. Invariant: raw ratios, before any correction, as sums that add up over batches."""
+"""How far apart two policies are, in all and by lag. Invariant: raw ratios, before any correction,
+as sums that add up over batches."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from staleness.ratios import LIMIT, ratio
 
 
 class Divergence(NamedTuple):
-    """Sums over tokens (`tokens`, `log_abs`, `ratio`, `k3`, `ratio_squared`, `kept`: those that a correction keeps) and over rollouts that
-    have one (`rollouts`, `weight`, `weight_squared`). The last three are all that the effective sample size needs, so over several trainers
-    three scalars are reduced."""
+    """Sums over tokens (`tokens`, `log_abs`, `ratio`, `k3`, `ratio_squared`, `kept`: those that a
+    correction keeps) and over rollouts that have one (`rollouts`, `weight`, `weight_squared`). The
+    last three are all that the effective sample size needs, so over several trainers three scalars
+    are reduced."""
 
     tokens: float = 0.0
     log_abs: float = 0.0
@@ -31,12 +33,19 @@ class Divergence(NamedTuple):
         return Divergence(*(a + b for a, b in zip(self, other, strict=True)))
 
     def means(self) -> dict[str, float]:
-        """Per token: `log_ratio_abs` mean |l|, `ratio_mean` mean e^l, `k3` mean of e^l - l - 1 (an estimate of the KL divergence of
-        behaviour from current, >= 0), `chi2_token` mean of e^2l less 1 (an estimate of the chi-squared divergence). Over rollouts: `ess`,
-        the effective sample size `(sum w)^2 / (B sum w^2)` in (0, 1], with w = exp(sum of l). 1 for the ratio and the sample size, and 0
-        for the rest, where there is no token."""
+        """Per token: `log_ratio_abs` mean |l|, `ratio_mean` mean e^l, `k3` mean of e^l - l - 1 (an
+        estimate of the KL divergence of behaviour from current, >= 0), `chi2_token` mean of e^2l
+        less 1 (an estimate of the chi-squared divergence). Over rollouts: `ess`, the effective
+        sample size `(sum w)^2 / (B sum w^2)` in (0, 1], with w = exp(sum of l). 1 for the ratio and
+        the sample size, and 0 for the rest, where there is no token."""
         if not self.tokens:
-            return {"log_ratio_abs": 0.0, "ratio_mean": 1.0, "k3": 0.0, "chi2_token": 0.0, "ess": 1.0}
+            return {
+                "log_ratio_abs": 0.0,
+                "ratio_mean": 1.0,
+                "k3": 0.0,
+                "chi2_token": 0.0,
+                "ess": 1.0,
+            }
         return {
             "log_ratio_abs": self.log_abs / self.tokens,
             "ratio_mean": self.ratio / self.tokens,
@@ -60,9 +69,10 @@ _FIELDS = Divergence._fields
 
 
 class ByLag(NamedTuple):
-    """Divergence for each bin of lags: `sums` is float64 [len(BINS), len(Divergence._fields)], on the device of the tokens, so that
-    merging is one addition and several trainers reduce one tensor. A token is in the bin of its lag, a rollout in that of the largest lag
-    among its tokens."""
+    """Divergence for each bin of lags: `sums` is float64 [len(BINS), len(Divergence._fields)], on
+    the device of the tokens, so that merging is one addition and several trainers reduce one
+    tensor. A token is in the bin of its lag, a rollout in that of the largest lag among its tokens.
+    """
 
     sums: Tensor = torch.zeros(len(BINS), len(_FIELDS), dtype=torch.float64)
 
@@ -78,16 +88,25 @@ class ByLag(NamedTuple):
     @property
     def bins(self) -> dict[int, Divergence]:
         """Of each bin that has a token, by the smallest lag in it."""
-        return {lag: Divergence(*row) for lag, row in zip(BINS, self.sums.tolist(), strict=True) if row[0]}
+        return {
+            lag: Divergence(*row)
+            for lag, row in zip(BINS, self.sums.tolist(), strict=True)
+            if row[0]
+        }
 
     def metrics(self) -> dict[str, float]:
-        """`tokens`, `log_ratio_abs`, `k3`, `chi2_token`, `kept_fraction` and, where it is the lag of a rollout, `rollouts` and `ess`; each
-        as `staleness.bins.at_lag` names it."""
+        """`tokens`, `log_ratio_abs`, `k3`, `chi2_token`, `kept_fraction` and, where it is the lag
+        of a rollout, `rollouts` and `ess`; each as `staleness.bins.at_lag` names it."""
         values: dict[str, float] = {}
         for lag, sums in self.bins.items():
             means = sums.means()
-            values |= {at_lag(name, lag): means[name] for name in ("log_ratio_abs", "k3", "chi2_token")}
-            values |= {at_lag("tokens", lag): sums.tokens, at_lag("kept_fraction", lag): sums.kept_fraction}
+            values |= {
+                at_lag(name, lag): means[name] for name in ("log_ratio_abs", "k3", "chi2_token")
+            }
+            values |= {
+                at_lag("tokens", lag): sums.tokens,
+                at_lag("kept_fraction", lag): sums.kept_fraction,
+            }
             if sums.rollouts:
                 values |= {at_lag("rollouts", lag): sums.rollouts, at_lag("ess", lag): sums.ess}
         return values
@@ -96,11 +115,15 @@ class ByLag(NamedTuple):
 def by_lag(log_ratio: Tensor, mask: Tensor, owner: Tensor, lag: Tensor, kept: Tensor) -> ByLag:
     """Sums over the tokens of the mask, for each bin of lags.
 
-    All are [tokens], at least one: `log_ratio` finite; `mask` and `kept` bool, `kept` being those of the mask that the corrections keep;
-    `owner` int64 >= 0, a number for each rollout, whose tokens must all be here; `lag` int64 >= 0. Raises ValueError for a negative lag.
+    All are [tokens], at least one: `log_ratio` finite; `mask` and `kept` bool, `kept` being those
+    of the mask that the corrections keep; `owner` int64 >= 0, a number for each rollout, whose
+    tokens must all be here; `lag` int64 >= 0. Raises ValueError for a negative lag.
     """
     if bool((lag < 0).any()):
-        raise ValueError(f"a token has a lag of {int(lag.min())}: it is newer than the policy that the step starts from")
+        raise ValueError(
+            f"a token has a lag of {int(lag.min())}: it is newer than the policy that the step "
+            "starts from"
+        )
     device = log_ratio.device
     row = torch.bucketize(lag, torch.tensor(BINS, device=device), right=True) - 1
     log = torch.where(mask, log_ratio.detach(), 0.0).double()
@@ -117,10 +140,14 @@ def by_lag(log_ratio: Tensor, mask: Tensor, owner: Tensor, lag: Tensor, kept: Te
     zeros = torch.zeros(rollouts, dtype=torch.float64, device=device)
     present = (zeros.index_add(0, owner, inside) > 0).double()
     weight = ratio(zeros.index_add(0, owner, log)) * present
-    oldest = torch.zeros(rollouts, dtype=torch.int64, device=device).scatter_reduce(0, owner, torch.where(mask, row, 0), "amax")
+    oldest = torch.zeros(rollouts, dtype=torch.int64, device=device).scatter_reduce(
+        0, owner, torch.where(mask, row, 0), "amax"
+    )
     of_rollouts = {"rollouts": present, "weight": weight, "weight_squared": weight.square()}
     sums = torch.zeros(len(BINS), len(_FIELDS), dtype=torch.float64, device=device)
     for rows, values in ((row, of_tokens), (oldest, of_rollouts)):
         columns = torch.tensor([_FIELDS.index(name) for name in values], device=device)
-        sums[:, columns] = sums[:, columns].index_add(0, rows, torch.stack(list(values.values()), 1))
+        sums[:, columns] = sums[:, columns].index_add(
+            0, rows, torch.stack(list(values.values()), 1)
+        )
     return ByLag(sums)

@@ -1,6 +1,8 @@
-"""Ratios of policies that cannot overflow. Invariant: what is not finite is replaced before `exp`, and exponents are in [-20, 20].
+"""Ratios of policies that cannot overflow. Invariant: what is not finite is replaced before `exp`,
+and exponents are in [-20, 20].
 
-Log-ratios are `current - behaviour`, float32, one a response token, both of the sampling temperature.
+Log-ratios are `current - behaviour`, float32, one a response token, both of the sampling
+temperature.
 """
 
 from __future__ import annotations
@@ -15,18 +17,20 @@ LIMIT = 20.0
 
 
 class LogRatio(NamedTuple):
-    """`value`: float32 [tokens], 0 where not finite, carrying the gradient of `current`. `finite`: bool [tokens]."""
+    """`value`: float32 [tokens], 0 where not finite, carrying the gradient of `current`. `finite`:
+    bool [tokens]."""
 
     value: Tensor
     finite: Tensor
 
 
 def log_ratio(current: Tensor, behaviour: Tensor) -> LogRatio:
-    """Log-ratio of two policies' log-probabilities of the same tokens, both [tokens]. A token where either is NaN or infinite has the
-    value 0 and the gradient 0."""
+    """Log-ratio of two policies' log-probabilities of the same tokens, both [tokens]. A token where
+    either is NaN or infinite has the value 0 and the gradient 0."""
     current, behaviour = current.float(), behaviour.float()
     finite = torch.isfinite(current) & torch.isfinite(behaviour)
-    # Both sides are replaced before the difference: `where` after it would send 0 * inf = NaN back through it.
+    # Both sides are replaced before the difference: `where` after it would send 0 * inf = NaN back
+    # through it.
     return LogRatio(torch.where(finite, current, 0.0) - torch.where(finite, behaviour, 0.0), finite)
 
 

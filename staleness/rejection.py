@@ -1,8 +1,8 @@
-"""Which tokens stay out of the loss. Invariant: what is kept is inside of the bounds, both included, and a bound is met in logarithms:
-nothing is exponentiated to be rejected.
+"""Which tokens stay out of the loss. Invariant: what is kept is inside of the bounds, both
+included, and a bound is met in logarithms: nothing is exponentiated to be rejected.
 
-All take `tokens` and the mask left by the corrections before, and see nothing outside of that mask. What is kept has weight 1, or its
-ratio where that is said.
+All take `tokens` and the mask left by the corrections before, and see nothing outside of that mask.
+What is kept has weight 1, or its ratio where that is said.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from staleness.ratios import LIMIT, ratio
 from staleness.tokens import Correction, Tokens, by_rollout, owners
 
 CERTAIN = 1e-6
-"""KPop: a token is never surer than this from 1; float32 log-probabilities cannot tell it, and the divergence from 1 is infinite."""
+"""KPop: a token is never surer than this from 1; float32 log-probabilities cannot tell it, and the
+divergence from 1 is infinite."""
 
 
 def icepop(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Correction:
-    """IcePop (arXiv 2510.18855): a token is kept, and has its ratio as its weight, where `lo <= exp(l) <= hi`, with `lo` in (0, 1] and
-    `hi` >= 1. Diagnostics: tokens `below` and `above` the band."""
+    """IcePop (arXiv 2510.18855): a token is kept, and has its ratio as its weight, where `lo <=
+    exp(l) <= hi`, with `lo` in (0, 1] and `hi` >= 1. Diagnostics: tokens `below` and `above` the
+    band."""
     log = tokens.log_ratio.detach()
     below, above = mask & (log < math.log(lo)), mask & (log > math.log(hi))
     return _measured(log, mask & ~below & ~above, {"below": below.sum(), "above": above.sum()})
 
 
 def kpop(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
-    """KPop (Guo et al. 2026, "Taming training-inference mismatch with adaptive masking regions"): a token is kept, and has its ratio as its
-    weight, where the binary KL divergence `D(p, q) = p log(p/q) + (1 - p) log((1 - p)/(1 - q))` is at most `hi` > 0 nats both ways, with q
-    the token's behaviour probability and `p = q exp(l)`. Probabilities are bounded at 1 - 1e-6 from above. The blog's weight is the ratio,
-    as is that of AReaL and prime-rl."""
+    """KPop (Guo et al. 2026, "Taming training-inference mismatch with adaptive masking regions"): a
+    token is kept, and has its ratio as its weight, where the binary KL divergence `D(p, q) = p
+    log(p/q) + (1 - p) log((1 - p)/(1 - q))` is at most `hi` > 0 nats both ways, with q the token's
+    behaviour probability and `p = q exp(l)`. Probabilities are bounded at 1 - 1e-6 from above. The
+    blog's weight is the ratio, as is that of AReaL and prime-rl."""
     log = tokens.log_ratio.detach()
     behaviour = torch.where(mask, tokens.behaviour.detach(), -1.0).double()
     most = math.log1p(-CERTAIN)
@@ -41,9 +44,10 @@ def kpop(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
 
 
 def mis(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Correction:
-    """Masked importance sampling: a rollout is kept, and all its tokens have `exp(sum l)` as their weight, where `lo <= exp(sum l) <= hi`,
-    with `lo` in (0, 1] and `hi` >= 1 (verl's sequence-level rejection by ratio, with the bounds as its documentation has them).
-    Diagnostics: `rollouts` rejected."""
+    """Masked importance sampling: a rollout is kept, and all its tokens have `exp(sum l)` as their
+    weight, where `lo <= exp(sum l) <= hi`, with `lo` in (0, 1] and `hi` >= 1 (verl's sequence-level
+    rejection by ratio, with the bounds as its documentation has them). Diagnostics: `rollouts`
+    rejected."""
     total = by_rollout(tokens.log_ratio.detach(), mask, tokens.owner).total
     inside = (total >= math.log(lo)) & (total <= math.log(hi))
     kept, diagnostics = _whole(inside, tokens, mask)
@@ -51,51 +55,71 @@ def mis(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Correction:
 
 
 def geometric_mask(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Correction:
-    """A rollout is kept where `lo <= exp(mean l) <= hi`, with `lo` in (0, 1] and `hi` >= 1. Its weight is 1, as in verl and SkyRL, so
-    that any weight may follow: `geometric_tis` with the same bounds gives the masked geometric ratio. Diagnostics: `rollouts` rejected."""
+    """A rollout is kept where `lo <= exp(mean l) <= hi`, with `lo` in (0, 1] and `hi` >= 1. Its
+    weight is 1, as in verl and SkyRL, so that any weight may follow: `geometric_tis` with the same
+    bounds gives the masked geometric ratio. Diagnostics: `rollouts` rejected."""
     mean = by_rollout(tokens.log_ratio.detach(), mask, tokens.owner).mean
     return _plain(*_whole((mean >= math.log(lo)) & (mean <= math.log(hi)), tokens, mask))
 
 
 def k3(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
-    """A rollout is kept where the mean of `exp(l) - l - 1`, an estimate of the KL divergence of behaviour from proximal policy (Schulman
-    2020, "Approximating KL divergence"), is at most `hi` > 0 nats (verl). Diagnostics: `rollouts` rejected."""
+    """A rollout is kept where the mean of `exp(l) - l - 1`, an estimate of the KL divergence of
+    behaviour from proximal policy (Schulman 2020, "Approximating KL divergence"), is at most `hi` >
+    0 nats (verl). Diagnostics: `rollouts` rejected."""
     log = tokens.log_ratio.detach().double().clamp(-LIMIT, LIMIT)
     mean = by_rollout(torch.expm1(log) - log, mask, tokens.owner).mean
     return _plain(*_whole(mean <= hi, tokens, mask))
 
 
 def dppo(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Correction:
-    """DPPO with binary total variation (arXiv 2602.04879, eq. 12): a token is rejected where its probability has risen by more than `hi`
-    and its advantage is positive, or has fallen by more than `lo` and its advantage is negative: an update would take it further. Both
-    bounds in (0, 1], from behaviour to current. (prime-rl also rejects where the advantage is 0.) Diagnostics: tokens `risen`, `fallen`."""
-    current, behaviour = (torch.where(mask, log.detach(), 0.0).double().exp() for log in (tokens.current, tokens.behaviour))
+    """DPPO with binary total variation (arXiv 2602.04879, eq. 12): a token is rejected where its
+    probability has risen by more than `hi` and its advantage is positive, or has fallen by more
+    than `lo` and its advantage is negative: an update would take it further. Both bounds in (0, 1],
+    from behaviour to current. (prime-rl also rejects where the advantage is 0.) Diagnostics: tokens
+    `risen`, `fallen`."""
+    current, behaviour = (
+        torch.where(mask, log.detach(), 0.0).double().exp()
+        for log in (tokens.current, tokens.behaviour)
+    )
     moved = current - behaviour
-    risen, fallen = mask & (tokens.advantage > 0) & (moved > hi), mask & (tokens.advantage < 0) & (moved < -lo)
+    risen, fallen = (
+        mask & (tokens.advantage > 0) & (moved > hi),
+        mask & (tokens.advantage < 0) & (moved < -lo),
+    )
     return _plain(mask & ~risen & ~fallen, {"risen": risen.sum(), "fallen": fallen.sum()})
 
 
 def opsm(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
-    """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556): a rollout of negative advantage is rejected where the
-    mean of `behaviour - current` is over `hi` > 0 nats. Diagnostics: `rollouts` rejected."""
-    fall = torch.where(mask, tokens.behaviour, 0.0).double() - torch.where(mask, tokens.current.detach(), 0.0).double()
+    """Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556): a rollout of negative
+    advantage is rejected where the mean of `behaviour - current` is over `hi` > 0 nats.
+    Diagnostics: `rollouts` rejected."""
+    fall = (
+        torch.where(mask, tokens.behaviour, 0.0).double()
+        - torch.where(mask, tokens.current.detach(), 0.0).double()
+    )
     left = by_rollout(fall, mask, tokens.owner).mean > hi
     kept = mask & ~(left[tokens.owner] & (tokens.advantage < 0))
     return _plain(kept, {"rollouts": owners(mask & ~kept, tokens.owner)})
 
 
 def m2po(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
-    """M2PO (arXiv 2510.01161, algorithm 1): of the tokens that a trust region is for (ratio of current to behaviour over 1 and a positive
-    advantage, or under 1 and a negative one), those of the largest `(current - behaviour)^2` are rejected, one by one, until the mean over
-    the rest of them is at most `hi` > 0. Other tokens are kept. (AReaL has all tokens in the mean.)
+    """M2PO (arXiv 2510.01161, algorithm 1): of the tokens that a trust region is for (ratio of
+    current to behaviour over 1 and a positive advantage, or under 1 and a negative one), those of
+    the largest `(current - behaviour)^2` are rejected, one by one, until the mean over the rest of
+    them is at most `hi` > 0. Other tokens are kept. (AReaL has all tokens in the mean.)
 
-    The mean is over each rollout, and the paper's over a batch: what is kept must not depend on how a step is split into calls. Where the
-    bound holds in every rollout it holds in the step, at the price of more tokens. One `owner` for all tokens is the paper's set.
-    Diagnostics: `region` tokens, and the sum of `squares` of those of them kept.
+    The mean is over each rollout, and the paper's over a batch: what is kept must not depend on how
+    a step is split into calls. Where the bound holds in every rollout it holds in the step, at the
+    price of more tokens. One `owner` for all tokens is the paper's set. Diagnostics: `region`
+    tokens, and the sum of `squares` of those of them kept.
     """
-    log = torch.where(mask, tokens.current.detach(), 0.0).double() - torch.where(mask, tokens.behaviour, 0.0).double()
+    log = (
+        torch.where(mask, tokens.current.detach(), 0.0).double()
+        - torch.where(mask, tokens.behaviour, 0.0).double()
+    )
     region = mask & (log * tokens.advantage > 0)
-    # The region of each rollout in a row, smallest squares first: the mean of the first k grows with k, so the first ones are allowed.
+    # The region of each rollout in a row, smallest squares first: the mean of the first k grows
+    # with k, so the first ones are allowed.
     places = region.nonzero().squeeze(1)
     places = places[log[places].abs().argsort(stable=True)]
     places = places[tokens.owner[places].argsort(stable=True)]
@@ -105,7 +129,10 @@ def m2po(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
     before = torch.cat([squares.new_zeros(1), squares.cumsum(0)])
     kept = mask.clone()
     kept[places] = before[1:] - before[start] <= hi * number
-    return _plain(kept, {"region": region.sum(), "squares": torch.where(kept & region, log.square(), 0.0).sum()})
+    return _plain(
+        kept,
+        {"region": region.sum(), "squares": torch.where(kept & region, log.square(), 0.0).sum()},
+    )
 
 
 def _binary_kl(log_p: Tensor, log_q: Tensor) -> Tensor:

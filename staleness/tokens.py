@@ -1,4 +1,5 @@
-"""What a correction is given and what it gives. Invariant: what is said of a rollout is said of its tokens in the mask alone."""
+"""What a correction is given and what it gives. Invariant: what is said of a rollout is said of its
+tokens in the mask alone."""
 
 from __future__ import annotations
 
@@ -9,15 +10,14 @@ from torch import Tensor
 
 
 class Tokens(NamedTuple):
-    """Response tokens, as tensors of shape [tokens] without a gradient; all the tokens of a rollout are in one call.
+    """Response tokens, as tensors of shape [tokens] without a gradient; all the tokens of a rollout
+    are in one call.
 
-    `log_ratio`: float32, what the corrections correct for: `proximal - behaviour`, or `current - behaviour` where there is no proximal
-    policy. Finite (see `ratios.log_ratio`).
-    `mask`: bool, the tokens that may enter the loss: not stale, and with finite log-probabilities.
-    `owner`: int64 >= 0, a number for each rollout, in any order.
-    `advantage`: float32.
-    `behaviour`, `current`: float32 log-probabilities, read inside of the mask alone.
-    `lag`: int64 >= 0, versions.
+    `log_ratio`: float32, what the corrections correct for: `proximal - behaviour`, or `current -
+    behaviour` where there is no proximal policy. Finite (see `ratios.log_ratio`). `mask`: bool, the
+    tokens that may enter the loss: not stale, and with finite log-probabilities. `owner`: int64 >=
+    0, a number for each rollout, in any order. `advantage`: float32. `behaviour`, `current`:
+    float32 log-probabilities, read inside of the mask alone. `lag`: int64 >= 0, versions.
     """
 
     log_ratio: Tensor
@@ -30,8 +30,9 @@ class Tokens(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """`weight`: float32 [tokens], without a gradient, 0 where not kept. `kept`: bool [tokens], a subset of the mask given.
-    `diagnostics`: sums over the call as scalar tensors, to be added up over calls."""
+    """`weight`: float32 [tokens], without a gradient, 0 where not kept. `kept`: bool [tokens], a
+    subset of the mask given. `diagnostics`: sums over the call as scalar tensors, to be added up
+    over calls."""
 
     weight: Tensor
     kept: Tensor
@@ -39,7 +40,8 @@ class Correction(NamedTuple):
 
 
 class RolloutIndex(NamedTuple):
-    """Each rollout's tokens in a mask: `total`, float64 [rollouts], the sum of their values, and `tokens`, how many they are."""
+    """Each rollout's tokens in a mask: `total`, float64 [rollouts], the sum of their values, and
+    `tokens`, how many they are."""
 
     total: Tensor
     tokens: Tensor
@@ -51,8 +53,8 @@ class RolloutIndex(NamedTuple):
 
 
 def by_rollout(values: Tensor, mask: Tensor, owner: Tensor) -> RolloutIndex:
-    """Sums of `values` (finite inside of the mask) over the mask, one for each number up to the largest `owner`. The sums carry the
-    gradient of `values`."""
+    """Sums of `values` (finite inside of the mask) over the mask, one for each number up to the
+    largest `owner`. The sums carry the gradient of `values`."""
     rollouts = int(owner.max()) + 1 if owner.numel() else 0
     zeros = torch.zeros(rollouts, dtype=torch.float64, device=values.device)
     inside = torch.where(mask, values, 0.0).double()

@@ -1,6 +1,8 @@
-"""How much a token counts. Invariant: a weight is a bounded ratio of policies or a function of age, has no gradient, and rejects nothing.
+"""How much a token counts. Invariant: a weight is a bounded ratio of policies or a function of age,
+has no gradient, and rejects nothing.
 
-All take `tokens` and the mask left by the corrections before, and keep that mask. Exponents are clamped to [-20, 20].
+All take `tokens` and the mask left by the corrections before, and keep that mask. Exponents are
+clamped to [-20, 20].
 """
 
 from __future__ import annotations
@@ -13,26 +15,29 @@ from staleness.tokens import Correction, Tokens, by_rollout
 
 
 def token_tis(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
-    """Truncated importance sampling of tokens: `min(exp(l), hi)`, in (0, hi], `hi` >= 1 (as in IMPALA, arXiv 1802.01561; verl)."""
+    """Truncated importance sampling of tokens: `min(exp(l), hi)`, in (0, hi], `hi` >= 1 (as in
+    IMPALA, arXiv 1802.01561; verl)."""
     return _bounded(ratio(tokens.log_ratio.detach()), mask, 0.0, hi)
 
 
 def sequence_tis(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
-    """Truncated importance sampling of rollouts: `min(exp(sum l), hi)` on every token of the rollout, in (0, hi], `hi` >= 1
-    (VCPO, arXiv 2602.17616, has hi = 8). The sum is over the mask."""
+    """Truncated importance sampling of rollouts: `min(exp(sum l), hi)` on every token of the
+    rollout, in (0, hi], `hi` >= 1 (VCPO, arXiv 2602.17616, has hi = 8). The sum is over the mask.
+    """
     total = by_rollout(tokens.log_ratio.detach(), mask, tokens.owner).total
     return _bounded(ratio(total)[tokens.owner], mask, 0.0, hi)
 
 
 def geometric_tis(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Correction:
-    """The geometric mean of the rollout's ratios, `exp(mean l)` over the mask, truncated to [lo, hi] with `lo` <= 1 <= `hi`. It does not
-    grow with length, as the product does."""
+    """The geometric mean of the rollout's ratios, `exp(mean l)` over the mask, truncated to [lo,
+    hi] with `lo` <= 1 <= `hi`. It does not grow with length, as the product does."""
     mean = by_rollout(tokens.log_ratio.detach(), mask, tokens.owner).mean
     return _bounded(ratio(mean)[tokens.owner], mask, lo, hi)
 
 
 def age_decay(tokens: Tokens, mask: Tensor, *, gamma: float) -> Correction:
-    """`gamma ** lag`, in (0, 1], `gamma` in (0, 1] (of the family of staleness functions of FedAsync, arXiv 1903.03934)."""
+    """`gamma ** lag`, in (0, 1], `gamma` in (0, 1] (of the family of staleness functions of
+    FedAsync, arXiv 1903.03934)."""
     weight = torch.where(mask, gamma ** tokens.lag.double(), 0.0)
     return Correction(weight.float(), mask, {})
 

@@ -1,4 +1,5 @@
-"""Settings of the whole test tree: a property has no deadline of its own, because shared machines are slow at times."""
+"""Settings of the whole test tree: a property has no deadline of its own, because shared machines
+are slow at times."""
 
 from hypothesis import settings
 

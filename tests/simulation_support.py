@@ -34,7 +34,14 @@ def plain(seed: int = 0, **sections: dict[str, object]) -> Config:
             "replay_groups": 0,
             "checkpoint_every": 2,
         },
-        "staleness": {"max_lag": 1, "depth": 1, "window": 0, "proximal": "behaviour", "finish_on": "mixed", "on_stale": "mask"},
+        "staleness": {
+            "max_lag": 1,
+            "depth": 1,
+            "window": 0,
+            "proximal": "behaviour",
+            "finish_on": "mixed",
+            "on_stale": "mask",
+        },
         "reward": {"actors": 2},
         "journal": {"commit_ms": 20},
     }

@@ -1,4 +1,5 @@
-"""The command: bad input is one sentence and exit status 2, and nothing heavy is imported before it is needed."""
+"""The command: bad input is one sentence and exit status 2, and nothing heavy is imported before it
+is needed."""
 
 from __future__ import annotations
 
@@ -41,12 +42,19 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path | None]
 SMALL = ["--set", "task.train_size=20", "--set", "task.eval_size=4"]
 
 
-def test_train_resolves_claims_and_launches(launched: list[Any], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_resolves_claims_and_launches(
+    launched: list[Any], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ASYNCRL_RUN_DIR", "r")
     Path("run.toml").write_text("[train]\nsteps = 3\n")
     assert main(["train", "run.toml", *SMALL, "--set", "train.lr=0.5"]) == 1
     [(config, resume)] = launched
-    assert (config.run.dir, config.train.steps, config.train.lr, resume) == (str(here / "r"), 3, 0.5, None)
+    assert (config.run.dir, config.train.steps, config.train.lr, resume) == (
+        str(here / "r"),
+        3,
+        0.5,
+        None,
+    )
 
 
 def test_resume_goes_on_with_the_runs_own_configuration(launched: list[Any], here: Path) -> None:
@@ -76,14 +84,21 @@ def test_bad_input_is_one_sentence_and_status_2(
     assert launched == [] and list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("argv", [[], ["trian"], ["train", "a", "b"], ["train", "--sets", "a=1"], ["check", "--resume", "r"]])
-def test_a_wrong_command_line_is_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "argv",
+    [[], ["trian"], ["train", "a", "b"], ["train", "--sets", "a=1"], ["check", "--resume", "r"]],
+)
+def test_a_wrong_command_line_is_status_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 2 and "usage: asyncrl" in capsys.readouterr().err
 
 
-def test_check_shows_what_follows_and_starts_nothing(launched: list[Any], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_shows_what_follows_and_starts_nothing(
+    launched: list[Any], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["check", *SMALL, "--set", "train.steps=1234"]) == 0
     out = capsys.readouterr().out
     assert "1,234" in out and "This configuration can run." in out
@@ -99,8 +114,13 @@ def test_help_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_terminal_that_knows_ascii_only_is_no_reason_to_fail(here: Path) -> None:
     command = [sys.executable, "-m", "asyncrl.cli", "check", *SMALL]
-    done = subprocess.run(command, env={"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "") and "This configuration can run." in done.stdout
+    done = subprocess.run(
+        command, env={"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (
+        0,
+        "",
+    ) and "This configuration can run." in done.stdout
 
 
 def modules_after(*argv: str) -> set[str]:
@@ -113,12 +133,22 @@ except SystemExit:
     pass
 print("\\n" + " ".join(sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
     return set(done.stdout.splitlines()[-1].split())
 
 
 def test_help_imports_nothing_heavy() -> None:
-    assert not modules_after("train", "--help") & {"torch", "numpy", "rich", "msgspec", "trio", "reasoning_gym", "asyncrl.config"}
+    assert not modules_after("train", "--help") & {
+        "torch",
+        "numpy",
+        "rich",
+        "msgspec",
+        "trio",
+        "reasoning_gym",
+        "asyncrl.config",
+    }
 
 
 def test_the_command_never_imports_torch() -> None:

@@ -1,5 +1,6 @@
-"""What can be known of docker/ without a Docker engine, a cluster or a GPU: each file is read by the tool that it is for, and says what the
-product and the other files say. docs/gpu.md lists what cannot be known here."""
+"""What can be known of docker/ without a Docker engine, a cluster or a GPU: each file is read by
+the tool that it is for, and says what the product and the other files say. docs/gpu.md lists what
+cannot be known here."""
 
 from __future__ import annotations
 
@@ -49,24 +50,43 @@ Document = dict[str, Any]
 def tool(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A tool of the development environment, as it came in its wheel."""
     command = [str(Path(sys.executable).parent / name), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
 def composed() -> Document:
     """docker/compose.yaml as Compose understands it."""
-    done = tool("docker-compose", "-f", "docker/compose.yaml", "config", SGLANG_IMAGE=IMAGE, MODEL="/models/m")
+    done = tool(
+        "docker-compose",
+        "-f",
+        "docker/compose.yaml",
+        "config",
+        SGLANG_IMAGE=IMAGE,
+        MODEL="/models/m",
+    )
     assert done.returncode == 0, done.stderr
     return dict(yaml.safe_load(done.stdout))
 
 
 @pytest.fixture(scope="module")
 def objects() -> dict[str, Document]:
-    """What `kubectl apply -k docker` sends, by kind and name; what was generated, without the hash in its name."""
+    """What `kubectl apply -k docker` sends, by kind and name; what was generated, without the hash
+    in its name."""
     done = tool("kubectl", "kustomize", "docker")
     assert done.returncode == 0, done.stderr
     found = [dict(each) for each in yaml.safe_load_all(done.stdout)]
-    named = {re.sub(r"-[0-9a-z]{10}$", "", f"{each['kind']}/{each['metadata']['name']}"): each for each in found}
+    named = {
+        re.sub(r"-[0-9a-z]{10}$", "", f"{each['kind']}/{each['metadata']['name']}"): each
+        for each in found
+    }
     assert len(named) == len(found)
     return named
 
@@ -76,7 +96,7 @@ def run() -> Config:
     return load(DOCKER / "run.toml", (), {})
 
 
-# ------------------------------------------------------------------------------------------------------------- the image
+# --------------------------------------------------------------------------------------- the image
 
 
 def copied() -> Iterator[str]:
@@ -92,7 +112,11 @@ def test_the_dockerfile_is_as_hadolint_would_have_it() -> None:
 
 
 def test_what_the_image_copies_is_there_and_gets_into_a_build() -> None:
-    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    let_in = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     assert set(copied()) == let_in
     assert all((ROOT / path).exists() for path in let_in)
 
@@ -100,16 +124,23 @@ def test_what_the_image_copies_is_there_and_gets_into_a_build() -> None:
 def test_the_image_has_the_packages_and_the_data_of_the_project() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     packages = re.findall(r'"(\w+)\*"', project.partition("[tool.setuptools.packages.find]")[2])
-    assert {*packages, "README.md", "LICENSE", "pyproject.toml", "requirements.lock"} <= set(copied())
+    assert {*packages, "README.md", "LICENSE", "pyproject.toml", "requirements.lock"} <= set(
+        copied()
+    )
 
 
 def test_the_image_belongs_to_nobody_special() -> None:
-    assert re.findall(r"^USER (.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE) == ["10001:10001"]
+    assert re.findall(r"^USER (.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE) == [
+        "10001:10001"
+    ]
 
 
 @pytest.mark.parametrize(
     ("begun", "expected"),
-    [(False, "train --set run.dir=R run.toml --set a.b=c d"), (True, "train --resume R run.toml --set a.b=c d")],
+    [
+        (False, "train --set run.dir=R run.toml --set a.b=c d"),
+        (True, "train --resume R run.toml --set a.b=c d"),
+    ],
 )
 def test_a_container_started_again_goes_on(tmp_path: Path, begun: bool, expected: str) -> None:
     said = tmp_path / "asyncrl"
@@ -121,27 +152,41 @@ def test_a_container_started_again_goes_on(tmp_path: Path, begun: bool, expected
         (directory / "run.toml").touch()
     command = [str(DOCKER / "start-or-resume"), "R", "run.toml", "--set", "a.b=c d"]
     done = subprocess.run(
-        command, cwd=tmp_path, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=20, check=True
+        command,
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
     )
     assert done.stdout == f"6: {expected}\n"
 
 
-def test_every_image_is_named_by_its_digest(composed: Document, objects: dict[str, Document]) -> None:
+def test_every_image_is_named_by_its_digest(
+    composed: Document, objects: dict[str, Document]
+) -> None:
     bases = re.findall(r"^FROM (\S+)", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     services = [each["image"] for name, each in composed["services"].items() if name != "trainer"]
-    pods = [container(objects, name)["image"] for name in ("Deployment/prometheus", "Deployment/grafana")]
+    pods = [
+        container(objects, name)["image"]
+        for name in ("Deployment/prometheus", "Deployment/grafana")
+    ]
     assert len(bases) == 2 and all(map(PINNED.fullmatch, [*bases, *services, *pods]))
     assert set(pods) == {composed["services"][name]["image"] for name in ("prometheus", "grafana")}
 
 
-# ------------------------------------------------------------------------------------------------------------- compose
+# ----------------------------------------------------------------------------------------- compose
 
 
 @pytest.mark.parametrize("variable", ["SGLANG_IMAGE", "MODEL"])
 def test_compose_says_what_it_was_not_told(variable: str) -> None:
     told = {"SGLANG_IMAGE": IMAGE, "MODEL": "/models/m"} | {variable: ""}
     done = tool("docker-compose", "-f", "docker/compose.yaml", "config", "--quiet", **told)
-    assert done.returncode and f"required variable {variable} is missing a value: Name the" in done.stderr
+    assert (
+        done.returncode
+        and f"required variable {variable} is missing a value: Name the" in done.stderr
+    )
 
 
 def names(composed: Document, network: str) -> set[str]:
@@ -157,24 +202,37 @@ def test_one_gpu_is_one_process_s(composed: Document) -> None:
     reserved = [
         tuple(device["device_ids"])
         for service in composed["services"].values()
-        for device in service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", ())
+        for device in service.get("deploy", {})
+        .get("resources", {})
+        .get("reservations", {})
+        .get("devices", ())
     ]
     assert sorted(reserved) == [("0",), ("1",), ("2",)]
 
 
 def test_only_what_is_looked_at_is_published_and_only_here(composed: Document) -> None:
     services = composed["services"]
-    published = {name: [port["host_ip"] for port in service["ports"]] for name, service in services.items() if "ports" in service}
+    published = {
+        name: [port["host_ip"] for port in service["ports"]]
+        for name, service in services.items()
+        if "ports" in service
+    }
     assert published == {"prometheus": ["127.0.0.1"], "grafana": ["127.0.0.1"]}
     assert composed["networks"]["engines"]["internal"] is True
-    assert all(list(service["networks"]) == ["engines"] for name, service in services.items() if name not in published)
+    assert all(
+        list(service["networks"]) == ["engines"]
+        for name, service in services.items()
+        if name not in published
+    )
 
 
 def test_every_file_that_is_mounted_is_there(composed: Document) -> None:
-    assert composed["configs"] and all(Path(config["file"]).is_file() for config in composed["configs"].values())
+    assert composed["configs"] and all(
+        Path(config["file"]).is_file() for config in composed["configs"].values()
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ Kubernetes
+# -------------------------------------------------------------------------------------- Kubernetes
 
 
 def container(objects: dict[str, Document], name: str) -> Document:
@@ -190,14 +248,26 @@ def test_kubernetes_knows_every_field(objects: dict[str, Document]) -> None:
 
 def test_what_pods_refer_to_is_there(objects: dict[str, Document]) -> None:
     secret = {"sglang"}  # made by hand, as docs/gpu.md says
-    for name in ("StatefulSet/sglang", "Job/trainer", "Deployment/prometheus", "Deployment/grafana"):
-        volumes = {volume["name"]: volume for volume in objects[name]["spec"]["template"]["spec"]["volumes"]}
+    for name in (
+        "StatefulSet/sglang",
+        "Job/trainer",
+        "Deployment/prometheus",
+        "Deployment/grafana",
+    ):
+        volumes = {
+            volume["name"]: volume
+            for volume in objects[name]["spec"]["template"]["spec"]["volumes"]
+        }
         assert {mount["name"] for mount in container(objects, name)["volumeMounts"]} == set(volumes)
         for volume in volumes.values():
             if claim := volume.get("persistentVolumeClaim"):
                 assert f"PersistentVolumeClaim/{claim['claimName']}" in objects
             if config := volume.get("configMap"):
-                assert config["name"] in {each["metadata"]["name"] for each in objects.values() if each["kind"] == "ConfigMap"}
+                assert config["name"] in {
+                    each["metadata"]["name"]
+                    for each in objects.values()
+                    if each["kind"] == "ConfigMap"
+                }
             assert volume.get("secret", {}).get("secretName", "sglang") in secret
     for mount in container(objects, "Deployment/grafana")["volumeMounts"]:
         if "subPath" in mount:
@@ -205,66 +275,115 @@ def test_what_pods_refer_to_is_there(objects: dict[str, Document]) -> None:
 
 
 def test_every_service_finds_its_pods_and_their_ports(objects: dict[str, Document]) -> None:
-    workloads = [objects[name]["spec"]["template"] for name in objects if name.startswith(("StatefulSet", "Deployment", "Job"))]
+    workloads = [
+        objects[name]["spec"]["template"]
+        for name in objects
+        if name.startswith(("StatefulSet", "Deployment", "Job"))
+    ]
     for service in (each for each in objects.values() if each["kind"] == "Service"):
-        (pod,) = (each for each in workloads if service["spec"]["selector"].items() <= each["metadata"]["labels"].items())
+        (pod,) = (
+            each
+            for each in workloads
+            if service["spec"]["selector"].items() <= each["metadata"]["labels"].items()
+        )
         for port in service["spec"]["ports"]:
-            assert {"name": port["name"], "containerPort": port["port"]} in pod["spec"]["containers"][0]["ports"]
+            assert {"name": port["name"], "containerPort": port["port"]} in pod["spec"][
+                "containers"
+            ][0]["ports"]
 
 
-def test_a_paused_server_is_neither_lost_nor_ended(objects: dict[str, Document], composed: Document) -> None:
+def test_a_paused_server_is_neither_lost_nor_ended(
+    objects: dict[str, Document], composed: Document
+) -> None:
     server = container(objects, "StatefulSet/sglang")
     assert objects["Service/sglang"]["spec"]["publishNotReadyAddresses"] is True
-    assert server["readinessProbe"]["httpGet"]["path"] == server["startupProbe"]["httpGet"]["path"] == "/ready"
+    assert (
+        server["readinessProbe"]["httpGet"]["path"]
+        == server["startupProbe"]["httpGet"]["path"]
+        == "/ready"
+    )
     assert "tcpSocket" in server["livenessProbe"]
     assert "/ready" in composed["services"]["sglang-0"]["healthcheck"]["test"][-1]
 
 
-# ----------------------------------------------------------------------------------------------- one run, three descriptions
+# --------------------------------------------------------------------- one run, three descriptions
 
 
 def options(words: list[str]) -> dict[str, str]:
     """`--name=value` and `--name` by name."""
-    return {name: value for name, _, value in (word.removeprefix("--").partition("=") for word in words)}
+    return {
+        name: value for name, _, value in (word.removeprefix("--").partition("=") for word in words)
+    }
 
 
-def test_servers_are_those_that_the_run_expects(run: Config, composed: Document, objects: dict[str, Document]) -> None:
+def test_servers_are_those_that_the_run_expects(
+    run: Config, composed: Document, objects: dict[str, Document]
+) -> None:
     by_compose, other = (options(composed["services"][f"sglang-{n}"]["command"]) for n in range(2))
     by_kubernetes = options(container(objects, "StatefulSet/sglang")["args"])
-    assert by_compose == other == {name: value for name, value in by_kubernetes.items() if name != "api-key"}
+    assert (
+        by_compose
+        == other
+        == {name: value for name, value in by_kubernetes.items() if name != "api-key"}
+    )
     assert by_compose["model-path"] == run.model.path
     assert by_compose["dtype"] == run.model.dtype
-    assert int(by_compose["context-length"]) == run.engine.context_tokens + 8  # the last positions are the server's own
+    assert (
+        int(by_compose["context-length"]) == run.engine.context_tokens + 8
+    )  # the last positions are the server's own
     assert int(by_compose["max-running-requests"]) == run.engine.slots + 1  # and the canary
     assert {"skip-tokenizer-init", "enable-metrics"} <= set(by_compose)
 
 
-def test_the_run_finds_its_servers_and_they_find_it(run: Config, composed: Document, objects: dict[str, Document]) -> None:
+def test_the_run_finds_its_servers_and_they_find_it(
+    run: Config, composed: Document, objects: dict[str, Document]
+) -> None:
     servers = objects["StatefulSet/sglang"]
-    pods = [f"http://sglang-{n}.{servers['spec']['serviceName']}:30000" for n in range(servers["spec"]["replicas"])]
+    pods = [
+        f"http://sglang-{n}.{servers['spec']['serviceName']}:30000"
+        for n in range(servers["spec"]["replicas"])
+    ]
     assert list(run.engine.sglang.urls) == pods
-    assert {url.removeprefix("http://").removesuffix(":30000") for url in pods} < names(composed, "engines")
+    assert {url.removeprefix("http://").removesuffix(":30000") for url in pods} < names(
+        composed, "engines"
+    )
     assert run.engine.sglang.host == "trainer" and "trainer" in composed["services"]
     trainer = container(objects, "Job/trainer")
     sets = [word for word in trainer["args"] if "=" in word]
     assert sets == ["engine.sglang.host=$(POD_IP)", "engine.sglang.api_key_file=/etc/sglang/key"]
     load(DOCKER / "run.toml", sets, {})
-    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in trainer["env"]
+    assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in trainer[
+        "env"
+    ]
 
 
-def test_prometheus_scrapes_what_answers(run: Config, composed: Document, objects: dict[str, Document]) -> None:
+def test_prometheus_scrapes_what_answers(
+    run: Config, composed: Document, objects: dict[str, Document]
+) -> None:
     scraped = yaml.safe_load((DOCKER / "prometheus.yaml").read_text())["scrape_configs"]
-    targets = {each["job_name"]: sorted(chain.from_iterable(group["targets"] for group in each["static_configs"])) for each in scraped}
+    targets = {
+        each["job_name"]: sorted(
+            chain.from_iterable(group["targets"] for group in each["static_configs"])
+        )
+        for each in scraped
+    }
     servers = sorted(url.removeprefix("http://") for url in run.engine.sglang.urls)
     assert targets == {"asyncrl": [f"trainer:{run.metrics.port}"], "sglang": servers}
-    assert {each["job_name"]: each.get("scrape_protocols") for each in scraped}["sglang"] == ["PrometheusText0.0.4"]
+    assert {each["job_name"]: each.get("scrape_protocols") for each in scraped}["sglang"] == [
+        "PrometheusText0.0.4"
+    ]
     assert run.metrics.host == "0.0.0.0"
-    assert {target.partition(":")[0] for target in chain.from_iterable(targets.values())} <= names(composed, "engines")
+    assert {target.partition(":")[0] for target in chain.from_iterable(targets.values())} <= names(
+        composed, "engines"
+    )
     assert "prometheus" in names(composed, "engines") & names(composed, "watch")
-    assert objects["ConfigMap/prometheus"]["data"]["prometheus.yml"] == (DOCKER / "prometheus.yaml").read_text()
+    assert (
+        objects["ConfigMap/prometheus"]["data"]["prometheus.yml"]
+        == (DOCKER / "prometheus.yaml").read_text()
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------- the dashboard
+# ----------------------------------------------------------------------------------- the dashboard
 
 
 def exported() -> Iterator[Metric]:
@@ -272,12 +391,18 @@ def exported() -> Iterator[Metric]:
     metrics = Metrics()
     metrics.describe(task="t")
     account = Account(3, 1, 1, {"stale": 1})
-    metrics.observed(Observation(account, account, {"leased": 1}, {"open": 1}, 1, 8, 2, {0: 1}, {"length": 0.0}))
+    metrics.observed(
+        Observation(account, account, {"leased": 1}, {"open": 1}, 1, 8, 2, {0: 1}, {"length": 0.0})
+    )
     metrics.stepped(1.0, {"reward": 1.0})
     metrics.alarmed(["k3"])
     metrics.published(1.0, {0: 0.5})
     metrics.judged(NoVerdict("timed out"), 1.0)
-    metrics.reported("rollout", 0, Report(1.0, {"leases": 0.5}, {"tokens": 1}, [Wait("leases", "rollout-0", 0.1, 5.0)]))
+    metrics.reported(
+        "rollout",
+        0,
+        Report(1.0, {"leases": 0.5}, {"tokens": 1}, [Wait("leases", "rollout-0", 0.1, 5.0)]),
+    )
     metrics.refused("key")
     metrics.garbled("nan")
     metrics.restarted("rollout")
@@ -287,7 +412,11 @@ def exported() -> Iterator[Metric]:
 def targets() -> list[tuple[str, str]]:
     """(expression, legend) of every line of every panel."""
     dashboard = json.loads((DOCKER / "grafana" / "asyncrl.json").read_text())
-    return [(each["expr"], each["legendFormat"]) for panel in dashboard["panels"] for each in panel.get("targets", ())]
+    return [
+        (each["expr"], each["legendFormat"])
+        for panel in dashboard["panels"]
+        for each in panel.get("targets", ())
+    ]
 
 
 def selectors(expression: str) -> list[Any]:
@@ -313,17 +442,25 @@ def test_the_dashboard_shows_what_there_is() -> None:
         for selector in asked:
             assert selector.name in labels, f"nothing exports {selector.name}: {expression}"
         known = scraped.union(*(labels[selector.name] for selector in asked))
-        assert set(re.findall(r"{{(\w+)}}", legend)) <= known, f"{expression} has no such label: {legend}"
+        assert set(re.findall(r"{{(\w+)}}", legend)) <= known, (
+            f"{expression} has no such label: {legend}"
+        )
         for group in re.findall(r"\b(?:by|on) \(([\w, ]+)\)", expression):
             assert set(group.split(", ")) <= known, expression
-    assert {name for expression, _ in targets() for name in re.findall(r"sglang:\w+", expression)} <= SERVERS_SAY
+    assert {
+        name for expression, _ in targets() for name in re.findall(r"sglang:\w+", expression)
+    } <= SERVERS_SAY
 
 
 def test_panels_do_not_lie_upon_each_other() -> None:
     seen: set[tuple[int, int]] = set()
     for panel in json.loads((DOCKER / "grafana" / "asyncrl.json").read_text())["panels"]:
         at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
         assert not cells & seen and max(x for x, _ in cells) < 24
         seen |= cells
 
@@ -331,15 +468,28 @@ def test_panels_do_not_lie_upon_each_other() -> None:
 def test_grafana_finds_its_source_and_its_dashboard(composed: Document) -> None:
     (source,) = yaml.safe_load((DOCKER / "grafana" / "datasource.yaml").read_text())["datasources"]
     dashboard = json.loads((DOCKER / "grafana" / "asyncrl.json").read_text())
-    assert {panel["datasource"]["uid"] for panel in dashboard["panels"] if "datasource" in panel} == {source["uid"]}
-    assert source["url"] == "http://prometheus:9090" and "prometheus" in names(composed, "watch") and "grafana" in names(composed, "watch")
+    assert {
+        panel["datasource"]["uid"] for panel in dashboard["panels"] if "datasource" in panel
+    } == {source["uid"]}
+    assert (
+        source["url"] == "http://prometheus:9090"
+        and "prometheus" in names(composed, "watch")
+        and "grafana" in names(composed, "watch")
+    )
     (provider,) = yaml.safe_load((DOCKER / "grafana" / "provider.yaml").read_text())["providers"]
-    (mounted,) = (each["target"] for each in composed["services"]["grafana"]["configs"] if each["source"] == "dashboard")
+    (mounted,) = (
+        each["target"]
+        for each in composed["services"]["grafana"]["configs"]
+        if each["source"] == "dashboard"
+    )
     assert Path(mounted).parent == Path(provider["options"]["path"])
-    assert composed["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == mounted
+    assert (
+        composed["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+        == mounted
+    )
 
 
-# --------------------------------------------------------------------------------------------------------- SGLang on a CPU
+# --------------------------------------------------------------------------------- SGLang on a CPU
 
 
 def python_of_sglang() -> Path:
@@ -350,29 +500,59 @@ def python_of_sglang() -> Path:
 
 @pytest.mark.parametrize("name", ["requirements.txt", "unresolved.txt"])
 def test_the_environment_of_sglang_is_pinned(name: str) -> None:
-    lines = [line for line in (DOCKER / "sglang-cpu" / name).read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (DOCKER / "sglang-cpu" / name).read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in lines)
     assert len({line.partition("==")[0] for line in lines}) == len(lines)
 
 
 def test_each_pin_that_is_not_resolved_says_why() -> None:
     lines = (DOCKER / "sglang-cpu" / "unresolved.txt").read_text().splitlines()
-    assert all(lines[index - 1].startswith("# ") for index, line in enumerate(lines) if "==" in line)
+    assert all(
+        lines[index - 1].startswith("# ") for index, line in enumerate(lines) if "==" in line
+    )
 
 
-@pytest.mark.parametrize(("asked", "answer"), [(None, "None"), ("cuda", "None"), ("cpu_native", "cpu_native.platform:CpuNative")])
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [(None, "None"), ("cuda", "None"), ("cpu_native", "cpu_native.platform:CpuNative")],
+)
 def test_the_plug_in_is_inert_unless_asked_for(asked: str | None, answer: str) -> None:
-    code = "import sys, cpu_native; print(cpu_native.activate()); assert 'cpu_native.platform' not in sys.modules"
-    environment = {"PYTHONPATH": str(DOCKER / "sglang-cpu")} | ({"SGLANG_PLATFORM": asked} if asked else {})
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=20, check=False)
+    code = (
+        "import sys, cpu_native; print(cpu_native.activate()); assert 'cpu_native.platform' "
+        "not in sys.modules"
+    )
+    environment = {"PYTHONPATH": str(DOCKER / "sglang-cpu")} | (
+        {"SGLANG_PLATFORM": asked} if asked else {}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
     assert (done.stdout, done.stderr) == (f"{answer}\n", "")
 
 
 def test_pain_25_sglang_runs_on_a_cpu_in_an_environment_of_its_own() -> None:
-    code = "from sglang.srt.platforms import current_platform as p; print(type(p).__name__, p.get_default_attention_backend())"
+    code = (
+        "from sglang.srt.platforms import current_platform as p; print(type(p).__name__, "
+        "p.get_default_attention_backend())"
+    )
     environment = {**os.environ, "SGLANG_PLATFORM": "cpu_native", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [str(python_of_sglang()), "-c", code], env=environment, capture_output=True, text=True, timeout=200, check=False, cwd="/"
+        [str(python_of_sglang()), "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd="/",
     )
     assert done.stdout == "CpuNative torch_native\n", done.stderr
 

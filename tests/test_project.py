@@ -14,7 +14,11 @@ from asyncrl.config import VARIABLES, load
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LINES = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if line and not line.startswith("#")]
+LINES = [
+    line
+    for line in (ROOT / "requirements.lock").read_text().splitlines()
+    if line and not line.startswith("#")
+]
 PINS = {name: pin for name, _, pin in (line.partition("==") for line in LINES)}
 DIRECT = [
     Requirement(text)
@@ -37,11 +41,17 @@ def test_every_direct_dependency_is_pinned_within_its_range_and_installed() -> N
     for requirement in DIRECT:
         pin = PINS[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(pin), requirement
-        assert version(requirement.name).partition("+")[0] == pin, f"{requirement.name}: run make lint, which installs the lock"
+        assert version(requirement.name).partition("+")[0] == pin, (
+            f"{requirement.name}: run make lint, which installs the lock"
+        )
 
 
 def test_the_readme_names_every_variable_and_no_other() -> None:
-    rows = re.findall(r"^\| `(ASYNCRL_[A-Z_]+)` \| `([a-z_.]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(ASYNCRL_[A-Z_]+)` \| `([a-z_.]+)` \|",
+        (ROOT / "README.md").read_text(),
+        re.MULTILINE,
+    )
     assert dict(rows) == VARIABLES
 
 

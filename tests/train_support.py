@@ -1,4 +1,5 @@
-"""Real runs, as a user starts them: one command, real processes, a tiny model with random weights."""
+"""Real runs, as a user starts them: one command, real processes, a tiny model with random
+weights."""
 
 from __future__ import annotations
 
@@ -27,13 +28,24 @@ SETTINGS = {
     "supervision.grace_s": 5.0,
 }
 DEADLINE_S = 300.0
-"""How long whatever must come may take on a machine that others use too: a run begins within 20 s on two free cores."""
+"""How long whatever must come may take on a machine that others use too: a run begins within 20 s
+on two free cores."""
 
 
 def command(model: Path, run: Path, **settings: object) -> list[str]:
     """`asyncrl train` of the tiny model; a setting's dots are written as double underscores."""
-    values = SETTINGS | {"model.path": str(model), "run.dir": str(run)} | {k.replace("__", "."): v for k, v in settings.items()}
-    return [sys.executable, "-m", "asyncrl.cli", "train", *(f"--set={key}={_toml(value)}" for key, value in values.items())]
+    values = (
+        SETTINGS
+        | {"model.path": str(model), "run.dir": str(run)}
+        | {k.replace("__", "."): v for k, v in settings.items()}
+    )
+    return [
+        sys.executable,
+        "-m",
+        "asyncrl.cli",
+        "train",
+        *(f"--set={key}={_toml(value)}" for key, value in values.items()),
+    ]
 
 
 def _toml(value: object) -> str:
@@ -43,7 +55,9 @@ def _toml(value: object) -> str:
 def train(argv: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
     env = os.environ | environment
-    return subprocess.run(argv, capture_output=True, text=True, timeout=DEADLINE_S, env=env, check=False)
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=DEADLINE_S, env=env, check=False
+    )
 
 
 @contextmanager
@@ -97,7 +111,14 @@ def steps_done(run: Path) -> int:
     from asyncrl.journal import JournalError, read
 
     try:
-        return max((event.version for _, event in read(run / "journal.sqlite") if isinstance(event, e.Published)), default=0)
+        return max(
+            (
+                event.version
+                for _, event in read(run / "journal.sqlite")
+                if isinstance(event, e.Published)
+            ),
+            default=0,
+        )
     except (JournalError, OSError):
         return 0
 
@@ -130,7 +151,8 @@ def tiny_model(path: Path) -> Path:
 
 
 def followed(run: Path) -> Any:
-    """Who follows the run through its journal, and knows what may never happen (`bench/follower.py`)."""
+    """Who follows the run through its journal, and knows what may never happen
+    (`bench/follower.py`)."""
     place = Path(__file__).parent.parent / "bench" / "follower.py"
     spec = importlib.util.spec_from_file_location("follower", place)
     assert spec is not None and spec.loader is not None

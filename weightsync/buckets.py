@@ -1,8 +1,9 @@
-"""How a model is cut into buckets. Invariant: equal plans lay equal bytes at equal places, so two processes with equal plans need to
-exchange nothing but the buckets.
+"""How a model is cut into buckets. Invariant: equal plans lay equal bytes at equal places, so two
+processes with equal plans need to exchange nothing but the buckets.
 
-A plan lays every tensor, in order, at an aligned offset of one flat address space, and buckets are cuts of it at multiples of
-`bucket_bytes`: a tensor may span several, and unpacking is no copy at all, but views of the flat memory that was received into.
+A plan lays every tensor, in order, at an aligned offset of one flat address space, and buckets are
+cuts of it at multiples of `bucket_bytes`: a tensor may span several, and unpacking is no copy at
+all, but views of the flat memory that was received into.
 """
 
 from __future__ import annotations
@@ -54,17 +55,19 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):
-    """The tensors of a model in order, and the bytes of a bucket (a multiple of `ALIGN`). Build it with `Plan.of`."""
+    """The tensors of a model in order, and the bytes of a bucket (a multiple of `ALIGN`). Build it
+    with `Plan.of`."""
 
     specs: tuple[Spec, ...]
     bucket_bytes: int
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Plan:
-        """The plan for these tensors (meta tensors will do) in buckets of at most `bucket_bytes` (at least `ALIGN`).
+        """The plan for these tensors (meta tensors will do) in buckets of at most `bucket_bytes`
+        (at least `ALIGN`).
 
-        Tied weights are the caller's business: a tensor under two names is laid out twice. Raises ValueError for a name given twice, a
-        dtype not in `DTYPES`, or buckets too small.
+        Tied weights are the caller's business: a tensor under two names is laid out twice. Raises
+        ValueError for a name given twice, a dtype not in `DTYPES`, or buckets too small.
         """
         if bucket_bytes < ALIGN:
             raise ValueError(f"buckets of {bucket_bytes} bytes are too small: at least {ALIGN}")
@@ -74,7 +77,10 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
             if name in specs:
                 raise ValueError(f"tensor {name} is given twice")
             if tensor.dtype not in known:
-                raise ValueError(f"tensor {name} is of {tensor.dtype}, which cannot be published: one of {', '.join(DTYPES)} can")
+                raise ValueError(
+                    f"tensor {name} is of {tensor.dtype}, which cannot be published: one of "
+                    f"{', '.join(DTYPES)} can"
+                )
             specs[name] = Spec(name, known[tensor.dtype], tuple(tensor.shape))
         return Plan(tuple(specs.values()), bucket_bytes - bucket_bytes % ALIGN)
 
@@ -108,12 +114,15 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         for start in range(0, self.total_bytes, self.bucket_bytes):
             yield flat[start : start + self.bucket_bytes]
 
-    def pack(self, tensors: Iterable[tuple[str, Tensor]], buffers: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Copy the tensors, which must come in the plan's order, into `buffers` by turns (uint8, `[bucket_bytes]` each), and yield each
-        when it is full; the last may be yielded shorter. A buffer is written again only when the iterator is advanced `len(buffers)` times.
+    def pack(
+        self, tensors: Iterable[tuple[str, Tensor]], buffers: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        """Copy the tensors, which must come in the plan's order, into `buffers` by turns (uint8,
+        `[bucket_bytes]` each), and yield each when it is full; the last may be yielded shorter. A
+        buffer is written again only when the iterator is advanced `len(buffers)` times.
 
-        Padding is zero. `tensors` is consumed one at a time, so it may gather them lazily. Raises PlanMismatch when they are not the
-        plan's.
+        Padding is zero. `tensors` is consumed one at a time, so it may gather them lazily. Raises
+        PlanMismatch when they are not the plan's.
         """
         offsets = self.offsets
         arriving = iter(tensors)
@@ -121,7 +130,9 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
         for i, spec in enumerate(self.specs):
             arrived = next(arriving, None)
             if arrived is None:
-                raise PlanMismatch(f"the plan has {len(self.specs)} tensors, but only {i} came: {spec} is missing")
+                raise PlanMismatch(
+                    f"the plan has {len(self.specs)} tensors, but only {i} came: {spec} is missing"
+                )
             source = _bytes_of(spec, *arrived)
             taken, size = 0, offsets[i + 1] - offsets[i]
             while taken < size:
@@ -143,27 +154,40 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
             yield buffers[turn][:filled]
 
     def unpack(self, flat: Tensor) -> dict[str, Tensor]:
-        """The tensors, by name, as views of `flat` (`[total_bytes]` uint8, contiguous): nothing is copied."""
+        """The tensors, by name, as views of `flat` (`[total_bytes]` uint8, contiguous): nothing is
+        copied."""
         offsets = self.offsets
         weights = {}
         for i, spec in enumerate(self.specs):
             dtype = DTYPES[spec.dtype]
             n = int(np.prod(spec.shape, dtype=np.int64))
-            weights[spec.name] = flat[offsets[i] : offsets[i] + n * dtype.itemsize].view(dtype).view(spec.shape)
+            weights[spec.name] = (
+                flat[offsets[i] : offsets[i] + n * dtype.itemsize].view(dtype).view(spec.shape)
+            )
         return weights
 
     def difference(self, other: Plan, mine: str, theirs: str) -> str:
-        """The first difference in one sentence, the two sides called `mine` and `theirs`; empty when there is none."""
+        """The first difference in one sentence, the two sides called `mine` and `theirs`; empty
+        when there is none."""
         for i, (a, b) in enumerate(zip(self.specs, other.specs, strict=False)):
             if a != b:
                 return f"tensor {i} is {a} in {mine}, but {b} in {theirs}"
         common = min(len(self.specs), len(other.specs))
         if len(self.specs) > common:
-            return f"tensor {common} is {self.specs[common]} in {mine}, but {theirs} has no more tensors"
+            return (
+                f"tensor {common} is {self.specs[common]} in {mine}, but {theirs} has no "
+                "more tensors"
+            )
         if len(other.specs) > common:
-            return f"tensor {common} is {other.specs[common]} in {theirs}, but {mine} has no more tensors"
+            return (
+                f"tensor {common} is {other.specs[common]} in {theirs}, but {mine} has no "
+                "more tensors"
+            )
         if self.bucket_bytes != other.bucket_bytes:
-            return f"buckets have {self.bucket_bytes} bytes in {mine}, but {other.bucket_bytes} in {theirs}"
+            return (
+                f"buckets have {self.bucket_bytes} bytes in {mine}, but {other.bucket_bytes} "
+                f"in {theirs}"
+            )
         return ""
 
 
@@ -175,7 +199,8 @@ def _bytes_of(spec: Spec, name: str, tensor: Tensor) -> Tensor:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    """Copy bytes. Between CPU tensors with numpy, which stays in this thread: torch would start OpenMP threads beside the decoding ones."""
+    """Copy bytes. Between CPU tensors with numpy, which stays in this thread: torch would start
+    OpenMP threads beside the decoding ones."""
     if target.device.type == "cpu" and source.device.type == "cpu":
         np.copyto(target.numpy(), source.numpy())
     else:

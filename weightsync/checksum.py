@@ -1,14 +1,16 @@
-"""The checksum of a bucket. Invariant: equal bytes give equal checksums on every device, and a flipped bit or two different 32-bit words
-in each other's places always give another one.
+"""The checksum of a bucket. Invariant: equal bytes give equal checksums on every device, and a
+flipped bit or two different 32-bit words in each other's places always give another one.
 
 The bucket is read as little-endian unsigned 32-bit words `w[r, i]` in rows of 65,536, and
 
     checksum = sum over r of m[r] * (sum over i of w[r, i] * t[i])   mod 2**64
 
-with `t[i] = 2i + 1` and `m[r] = 1 + r * 2**17` in their low 33 bits, and mixed bits above (SplitMix64, Steele et al. 2014), so that
-moved blocks do not cancel. Why that is enough: the product of two keys is odd, so a changed bit changes the sum; and two different
-positions have keys that differ in their low 33 bits, so that two words, which differ by less than 2**32, cannot trade places unseen.
-It is no defence against a forger. On the CPU it is numpy's, one pass in one thread; elsewhere torch's, without a copy to the host.
+with `t[i] = 2i + 1` and `m[r] = 1 + r * 2**17` in their low 33 bits, and mixed bits above
+(SplitMix64, Steele et al. 2014), so that moved blocks do not cancel. Why that is enough: the
+product of two keys is odd, so a changed bit changes the sum; and two different positions have keys
+that differ in their low 33 bits, so that two words, which differ by less than 2**32, cannot trade
+places unseen. It is no defence against a forger. On the CPU it is numpy's, one pass in one thread;
+elsewhere torch's, without a copy to the host.
 """
 
 from __future__ import annotations
@@ -27,11 +29,18 @@ _MASK = (1 << 64) - 1
 
 
 def checksum(bucket: Tensor) -> int:
-    """The checksum of a contiguous uint8 tensor `[n]`, n a multiple of 4 and at most 16 GiB: 0 to 2**64 - 1. Buckets of different length
-    are not to be compared. Raises ValueError for any other tensor."""
-    if bucket.dtype != torch.uint8 or bucket.dim() != 1 or bucket.numel() % 4 or bucket.numel() > 4 * _ROW * _ROWS:
+    """The checksum of a contiguous uint8 tensor `[n]`, n a multiple of 4 and at most 16 GiB: 0 to
+    2**64 - 1. Buckets of different length are not to be compared. Raises ValueError for any other
+    tensor."""
+    if (
+        bucket.dtype != torch.uint8
+        or bucket.dim() != 1
+        or bucket.numel() % 4
+        or bucket.numel() > 4 * _ROW * _ROWS
+    ):
         raise ValueError(
-            f"a bucket is uint8 [n] with n a multiple of 4, at most {4 * _ROW * _ROWS}; this is {bucket.dtype} {list(bucket.shape)}"
+            f"a bucket is uint8 [n] with n a multiple of 4, at most {4 * _ROW * _ROWS}; this is "
+            f"{bucket.dtype} {list(bucket.shape)}"
         )
     return _of_array(bucket.numpy()) if bucket.device.type == "cpu" else of_tensor(bucket)
 
@@ -41,7 +50,11 @@ def of_tensor(bucket: Tensor) -> int:
     words = bucket.view(torch.int32).to(torch.int64).bitwise_and_(0xFFFFFFFF)
     full = words.numel() // _ROW * _ROW
     t, m = _keys_on(bucket.device)
-    total = (words[full:] * t[: words.numel() - full]).sum() * m[full // _ROW] if full < words.numel() else words.new_zeros(())
+    total = (
+        (words[full:] * t[: words.numel() - full]).sum() * m[full // _ROW]
+        if full < words.numel()
+        else words.new_zeros(())
+    )
     if full:
         total = total + ((words[:full].view(-1, _ROW) * t).sum(1) * m[: full // _ROW]).sum()
     return int(total.item()) & _MASK
@@ -54,7 +67,9 @@ def _of_array(array: NDArray[np.uint8]) -> int:
     rows = np.einsum("ri,i->r", words[:full].reshape(-1, _ROW), t)
     total = int(np.sum(rows * m[: len(rows)], dtype=np.uint64))
     if full < len(words):
-        total += int(np.einsum("i,i->", words[full:], t[: len(words) - full])) * int(m[full // _ROW])
+        total += int(np.einsum("i,i->", words[full:], t[: len(words) - full])) * int(
+            m[full // _ROW]
+        )
     return total & _MASK
 
 

@@ -1,4 +1,5 @@
-"""What may go wrong on the wire. Invariant: no torch is needed to name it, so an actor without torch can be told."""
+"""What may go wrong on the wire. Invariant: no torch is needed to name it, so an actor without
+torch can be told."""
 
 
 class TransferError(Exception):

@@ -1,10 +1,12 @@
-"""What every group of processes stands on. Invariant: each call of torch.distributed runs in a worker thread, under a name and a deadline,
-and its failure is a `TransferError` of one sentence.
+"""What every group of processes stands on. Invariant: each call of torch.distributed runs in a
+worker thread, under a name and a deadline, and its failure is a `TransferError` of one sentence.
 
-A cancelled job leaves its thread behind, which ends when the call it is in does: at the latest at the job's deadline, sooner when a peer
-closes. The next job does not wait for it, unless two are left behind already.
+A cancelled job leaves its thread behind, which ends when the call it is in does: at the latest at
+the job's deadline, sooner when a peer closes. The next job does not wait for it, unless two are
+left behind already.
 
-Stores and gloo's connections are plain TCP without a key, as torch.distributed has them: they must be on a network that is trusted.
+Stores and gloo's connections are plain TCP without a key, as torch.distributed has them: they must
+be on a network that is trusted.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ T = TypeVar("T")
 
 
 class Job:
-    """One transfer: how long it may still take, and what it is doing. Shared by the worker thread and the task that waits for it."""
+    """One transfer: how long it may still take, and what it is doing. Shared by the worker thread
+    and the task that waits for it."""
 
     def __init__(self, deadline_s: float) -> None:
         self._end = time.monotonic() + deadline_s
@@ -47,13 +50,16 @@ class Job:
 
     @contextmanager
     def step(self, doing: str) -> Iterator[timedelta]:
-        """Around a call of torch.distributed, whose errors are all RuntimeErrors, some of many lines."""
+        """Around a call of torch.distributed, whose errors are all RuntimeErrors, some of many
+        lines."""
         self.doing = doing
         left = self.left
         try:
             yield left
         except RuntimeError as error:
-            raise TransferError(f"failed while {doing}: {str(error).strip().splitlines()[0]}") from None
+            raise TransferError(
+                f"failed while {doing}: {str(error).strip().splitlines()[0]}"
+            ) from None
 
 
 class Worker:
@@ -65,7 +71,8 @@ class Worker:
 
     @asynccontextmanager
     async def turn(self, deadline_s: float) -> AsyncIterator[Job]:
-        """A job, when those before it have ended. Raises TransferError where the block is not done `deadline_s` seconds from now."""
+        """A job, when those before it have ended. Raises TransferError where the block is not done
+        `deadline_s` seconds from now."""
         job = Job(deadline_s)
         try:
             with trio.fail_after(deadline_s):
@@ -77,13 +84,15 @@ class Worker:
             job.abandoned = True
 
     async def run(self, work: Callable[[], T], close: Callable[[], None]) -> T:
-        """Run `work` inside of a turn. Where it fails, the thread calls `close`: also when nobody waits for it any more."""
+        """Run `work` inside of a turn. Where it fails, the thread calls `close`: also when nobody
+        waits for it any more."""
 
         def closing() -> T:
             try:
                 return work()
             except BaseException as error:
-                # Peers learn of a failure by the closing of connections, which what the traceback refers to would hold open.
+                # Peers learn of a failure by the closing of connections, which what the traceback
+                # refers to would hold open.
                 error.__context__ = None
                 traceback.clear_frames(error.__traceback__)
                 close()
@@ -101,23 +110,37 @@ class Collective(Protocol):
 
 
 def serve(host: str) -> TCPStore:
-    """A store on `host` alone, at a port the system chooses, for as long as it is referred to. Raises TransferError."""
+    """A store on `host` alone, at a port the system chooses, for as long as it is referred to.
+    Raises TransferError."""
     # The socket is ours, because the store's own would listen on every interface.
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address[:2], family=family)
     except OSError as error:
         raise TransferError(
-            f"the weight store cannot listen on {host} ({error}): set publication.host to an address of this machine"
+            f"the weight store cannot listen on {host} ({error}): set publication.host to an "
+            "address of this machine"
         ) from None
     port = listening.getsockname()[1]
-    return TCPStore(host, port, None, True, timedelta(seconds=60), wait_for_workers=False, master_listen_fd=listening.detach())
+    return TCPStore(
+        host,
+        port,
+        None,
+        True,
+        timedelta(seconds=60),
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
 
 
-def connect(store: Store, rank: int, world: int, *, address: str, device: torch.device, timeout: timedelta) -> Collective:
-    """The group of the `world` processes that meet in `store`; waits for all of them. On the CPU this one listens on `address`."""
+def connect(
+    store: Store, rank: int, world: int, *, address: str, device: torch.device, timeout: timedelta
+) -> Collective:
+    """The group of the `world` processes that meet in `store`; waits for all of them. On the CPU
+    this one listens on `address`."""
     if device.type == "cuda":
-        # Without this NCCL's watchdog ends the process when a peer does: here the group ends, and the process goes on.
+        # Without this NCCL's watchdog ends the process when a peer does: here the group ends, and
+        # the process goes on.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         torch.cuda.set_device(device)
         nccl: Any = dist.ProcessGroupNCCL
@@ -132,7 +155,8 @@ def connect(store: Store, rank: int, world: int, *, address: str, device: torch.
 
 
 def own_address(host: str, port: int) -> str:
-    """The address by which this machine reaches `host`: the one that others on that network can connect to. Nothing is sent."""
+    """The address by which this machine reaches `host`: the one that others on that network can
+    connect to. Nothing is sent."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

@@ -1,7 +1,9 @@
-"""One publication as the coordinator sees it. Invariant: it is committed at most once, only when every engine of its epoch has shown
-the trainer's own checksums, and never both committed and aborted; nothing decodes with weights whose publication has not committed.
+"""One publication as the coordinator sees it. Invariant: it is committed at most once, only when
+every engine of its epoch has shown the trainer's own checksums, and never both committed and
+aborted; nothing decodes with weights whose publication has not committed.
 
-Pure: no I/O and no clock. The shell passes messages and `now` in, and carries out the actions that come back, in their order.
+Pure: no I/O and no clock. The shell passes messages and `now` in, and carries out the actions that
+come back, in their order.
 
     phase      | waits for                               | goes on when                       | at its deadline
     -----------+-----------------------------------------+------------------------------------+---------------------------------
@@ -13,13 +15,16 @@ Pure: no I/O and no clock. The shell passes messages and `now` in, and carries o
     DONE       | nothing: the version is current         |                                    |
     FAILED     | nothing: the old version is still served; the shell tries again with a new number and a new epoch |
 
-From TRANSFER and VERIFY an error, a wrong checksum or a lost member leads to ABORT: a broadcast with a dead member fails for all. An
-error that a member reports is no fault of its own (its peer died, the trainer gave up), so nobody is fenced for one; a member that
-cannot receive for reasons of its own should crash, and is then lost. A member lost after the decision is fenced, and the commit stands.
+From TRANSFER and VERIFY an error, a wrong checksum or a lost member leads to ABORT: a broadcast
+with a dead member fails for all. An error that a member reports is no fault of its own (its peer
+died, the trainer gave up), so nobody is fenced for one; a member that cannot receive for reasons of
+its own should crash, and is then lost. A member lost after the decision is fenced, and the commit
+stands.
 
-What makes ABORT finite: every Prepare is answered by exactly one Prepared, and every Publish by exactly one Transferred. A member or
-trainer still at work when an Abort comes stops, and gives that one answer with an error; one that has answered just forgets. Late
-answers of other publications are known by their number, and ignored. There is no QUIESCE yet: it is for engines that cannot stage.
+What makes ABORT finite: every Prepare is answered by exactly one Prepared, and every Publish by
+exactly one Transferred. A member or trainer still at work when an Abort comes stops, and gives that
+one answer with an error; one that has answered just forgets. Late answers of other publications are
+known by their number, and ignored. There is no QUIESCE yet: it is for engines that cannot stage.
 """
 
 from __future__ import annotations
@@ -31,13 +36,15 @@ import msgspec
 
 from asyncrl.ipc.messages import Abort, Commit, Committed, Prepare, Prepared, Publish, Transferred
 
-# ------------------------------------------------------------------------------------------------------------------ membership
+# -------------------------------------------------------------------------------------- membership
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """Who takes part in a collective: the trainer with rank 0, then `members` (indices of rollout actors) in their fixed order.
+    """Who takes part in a collective: the trainer with rank 0, then `members` (indices of rollout
+    actors) in their fixed order.
 
-    Every change makes a new epoch, because a process group cannot change; an epoch's number is never used twice.
+    Every change makes a new epoch, because a process group cannot change; an epoch's number is
+    never used twice.
     """
 
     epoch: int = 0
@@ -53,9 +60,13 @@ class Membership(msgspec.Struct, frozen=True):
         return self.members.index(member) + 1
 
     def joined(self, member: int) -> Membership:
-        """With one more member. Raises ValueError when it is one already: a restarted member must leave before it joins again."""
+        """With one more member. Raises ValueError when it is one already: a restarted member must
+        leave before it joins again."""
         if member in self.members:
-            raise ValueError(f"engine {member} is in epoch {self.epoch} already; it must leave before it joins again")
+            raise ValueError(
+                f"engine {member} is in epoch {self.epoch} already; it must leave before it "
+                "joins again"
+            )
         return Membership(self.epoch + 1, (*self.members, member))
 
     def left(self, member: int) -> Membership:
@@ -65,11 +76,12 @@ class Membership(msgspec.Struct, frozen=True):
         return Membership(self.epoch + 1, tuple(m for m in self.members if m != member))
 
     def renewed(self) -> Membership:
-        """The same members in a new epoch: after a failed publication, whose group may be broken."""
+        """The same members in a new epoch: after a failed publication, whose group may be
+        broken."""
         return Membership(self.epoch + 1, self.members)
 
 
-# --------------------------------------------------------------------------------------------------------------------- actions
+# ----------------------------------------------------------------------------------------- actions
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -90,13 +102,15 @@ class ToMember(Action, frozen=True):
 
 
 class Decided(Action, frozen=True):
-    """The commit is decided and stands from here on: journal it before carrying out what follows."""
+    """The commit is decided and stands from here on: journal it before carrying out what
+    follows."""
 
     version: int
 
 
 class Fence(Action, frozen=True):
-    """This member is out: no more routing, its process ended and replaced. Comes at most once for each member."""
+    """This member is out: no more routing, its process ended and replaced. Comes at most once for
+    each member."""
 
     member: int
     reason: str
@@ -135,34 +149,50 @@ class PublicationPhase(enum.Enum):
 _BEFORE_DECISION = (PublicationPhase.TRANSFER, PublicationPhase.VERIFY)
 
 
-# ----------------------------------------------------------------------------------------------------------------- publication
+# ------------------------------------------------------------------------------------- publication
 
 
 class Publication:
-    """Getting `version` into every member of `membership`, whose trainer listens on `host` and `port`.
+    """Getting `version` into every member of `membership`, whose trainer listens on `host` and
+    `port`.
 
-    `number` is the publication's own, never used twice. Each phase has `deadline_s` seconds. Raises ValueError when there is no member.
+    `number` is the publication's own, never used twice. Each phase has `deadline_s` seconds. Raises
+    ValueError when there is no member.
     """
 
     def __init__(
-        self, number: int, version: int, membership: Membership, *, host: str, port: int, deadline_s: float, pin: bool = False
+        self,
+        number: int,
+        version: int,
+        membership: Membership,
+        *,
+        host: str,
+        port: int,
+        deadline_s: float,
+        pin: bool = False,
     ) -> None:
         if not membership.members:
-            raise ValueError(f"version {version} cannot be published: epoch {membership.epoch} has no engine")
+            raise ValueError(
+                f"version {version} cannot be published: epoch {membership.epoch} has no engine"
+            )
         self.number = number
         self.version = version
         self.membership = membership
         self.phase = PublicationPhase.PREPARE
         self.deadline: float | None = None
-        """When the shell must call `late`, on the clock of `now`; None when nothing is waited for."""
+        """When the shell must call `late`, on the clock of `now`; None when nothing is waited
+        for."""
         self._host = host
         self._port = port
         self._deadline_s = deadline_s
         self._pin = pin
         self._reason = ""
-        # Both in rank order. An answer costs the same with any number of members: each is looked at when it comes.
+        # Both in rank order. An answer costs the same with any number of members: each is looked at
+        # when it comes.
         self._live = dict.fromkeys(membership.members)
-        self._owing = dict.fromkeys(membership.members)  # the live that owe a Prepared; in COMMIT, a Committed
+        self._owing = dict.fromkeys(
+            membership.members
+        )  # the live that owe a Prepared; in COMMIT, a Committed
         self._early: dict[int, Prepared] = {}  # what came before the trainer's answer
         self._sent: Transferred | None = None
 
@@ -179,8 +209,13 @@ class Publication:
     @property
     def waiting_for(self) -> str:
         """Whom the publication waits for now, in words; empty when nobody."""
-        trainer = self._sent is None and self.phase in (PublicationPhase.TRANSFER, PublicationPhase.ABORT)
-        return ", ".join((["the trainer"] if trainer else []) + [f"engine {m}" for m in self._silent()])
+        trainer = self._sent is None and self.phase in (
+            PublicationPhase.TRANSFER,
+            PublicationPhase.ABORT,
+        )
+        return ", ".join(
+            (["the trainer"] if trainer else []) + [f"engine {m}" for m in self._silent()]
+        )
 
     # ---- inputs
 
@@ -193,7 +228,10 @@ class Publication:
         return [
             ToTrainer(Publish(self.number, epoch, world)),
             *(
-                ToMember(m, Prepare(self.number, self.version, epoch, rank, world, self._host, self._port))
+                ToMember(
+                    m,
+                    Prepare(self.number, self.version, epoch, rank, world, self._host, self._port),
+                )
                 for rank, m in enumerate(self.membership.members, start=1)
             ),
         ]
@@ -207,28 +245,47 @@ class Publication:
             if message.error:
                 return self._abort(f"the trainer: {message.error}", now)
             if message.version != self.version:
-                return self._abort(f"the trainer sent version {message.version}, not {self.version}", now)
+                return self._abort(
+                    f"the trainer sent version {message.version}, not {self.version}", now
+                )
             self._enter(PublicationPhase.VERIFY, now)
             return self._verify(self._early, now)
         return self._go_on(now)
 
     def prepared(self, member: int, message: Prepared, now: float) -> list[Action]:
         """A member's answer."""
-        if message.publication != self.number or member not in self._owing or self.phase is PublicationPhase.COMMIT:
+        if (
+            message.publication != self.number
+            or member not in self._owing
+            or self.phase is PublicationPhase.COMMIT
+        ):
             return []
         del self._owing[member]
         if message.error and self.phase in _BEFORE_DECISION:
             return self._abort(f"engine {member}: {message.error}", now)
         if self.phase is PublicationPhase.TRANSFER:
             self._early[member] = message
-        return self._verify({member: message}, now) if self.phase is PublicationPhase.VERIFY else self._go_on(now)
+        return (
+            self._verify({member: message}, now)
+            if self.phase is PublicationPhase.VERIFY
+            else self._go_on(now)
+        )
 
     def committed(self, member: int, message: Committed, now: float) -> list[Action]:
         """A member decodes with the new weights."""
-        if message.publication != self.number or member not in self._live or self.phase is not PublicationPhase.COMMIT:
+        if (
+            message.publication != self.number
+            or member not in self._live
+            or self.phase is not PublicationPhase.COMMIT
+        ):
             return []
         if message.version != self.version:
-            return [self._fence(member, f"it decodes with version {message.version}, not {self.version}"), *self._go_on(now)]
+            return [
+                self._fence(
+                    member, f"it decodes with version {message.version}, not {self.version}"
+                ),
+                *self._go_on(now),
+            ]
         self._owing.pop(member, None)
         return self._go_on(now)
 
@@ -251,7 +308,9 @@ class Publication:
         silent = self._silent()
         fences: list[Action] = [self._fence(m, missing) for m in silent]
         if self.phase is PublicationPhase.VERIFY:
-            return fences + self._abort(", ".join(f"engine {m}" for m in silent) + f": {missing}", now)
+            return fences + self._abort(
+                ", ".join(f"engine {m}" for m in silent) + f": {missing}", now
+            )
         if self.phase is PublicationPhase.ABORT and self._sent is None:
             self._finish(PublicationPhase.FAILED)
             return [*fences, FenceTrainer(missing), Failed(self._reason)]
@@ -261,7 +320,12 @@ class Publication:
 
     def _silent(self) -> list[int]:
         """The members that owe an answer in this phase."""
-        return list(self._owing) if self.phase in (PublicationPhase.VERIFY, PublicationPhase.COMMIT, PublicationPhase.ABORT) else []
+        return (
+            list(self._owing)
+            if self.phase
+            in (PublicationPhase.VERIFY, PublicationPhase.COMMIT, PublicationPhase.ABORT)
+            else []
+        )
 
     def _go_on(self, now: float) -> list[Action]:
         if self._owing:
@@ -278,17 +342,26 @@ class Publication:
 
     def _verify(self, answers: Mapping[int, Prepared], now: float) -> list[Action]:
         assert self._sent is not None
-        wrong = [m for m, answer in answers.items() if m in self._live and answer.checksums != self._sent.checksums]
+        wrong = [
+            m
+            for m, answer in answers.items()
+            if m in self._live and answer.checksums != self._sent.checksums
+        ]
         if wrong:
             reason = "its checksums are not the trainer's"
             fences: list[Action] = [self._fence(m, reason) for m in wrong]
-            return fences + self._abort(", ".join(f"engine {m}" for m in wrong) + ": checksums are not the trainer's", now)
+            return fences + self._abort(
+                ", ".join(f"engine {m}" for m in wrong) + ": checksums are not the trainer's", now
+            )
         return self._go_on(now)
 
     def _commit(self, now: float) -> list[Action]:
         self._enter(PublicationPhase.COMMIT, now)
         self._owing = dict(self._live)
-        return [Decided(self.version), *(ToMember(m, Commit(self.number, self.version, self._pin)) for m in self._live)]
+        return [
+            Decided(self.version),
+            *(ToMember(m, Commit(self.number, self.version, self._pin)) for m in self._live),
+        ]
 
     def _abort(self, reason: str, now: float) -> list[Action]:
         self._reason = reason

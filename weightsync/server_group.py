@@ -1,8 +1,10 @@
-"""Rank 0 of a process group whose other ranks are those of one SGLang server. Invariant: the server gets the buckets that were cut, in
-their order, each as one broadcast of the bytes that its update call describes; after a failure the group is not used again.
+"""Rank 0 of a process group whose other ranks are those of one SGLang server. Invariant: the server
+gets the buckets that were cut, in their order, each as one broadcast of the bytes that its update
+call describes; after a failure the group is not used again.
 
-The server asks for everything by HTTP, which is not this file's business: whoever sends the request (`init_weights_update_group`, then one
-`update_weights_from_distributed` a bucket) calls `join` and `ServerTransfer.send` at the same time. The two sides meet as torch.distributed's
+The server asks for everything by HTTP, which is not this file's business: whoever sends the request
+(`init_weights_update_group`, then one `update_weights_from_distributed` a bucket) calls `join` and
+`ServerTransfer.send` at the same time. The two sides meet as torch.distributed's
 `init_process_group` would have it: in a store on our side, under a prefix of the group's name.
 
 gloo on the CPU, NCCL on a CUDA device (the latter unproven: written for, never run).
@@ -24,7 +26,8 @@ from weightsync.group import Collective, Job, Worker, connect, own_address, serv
 
 
 class ServerBucket(msgspec.Struct, frozen=True):
-    """The tensors of one update call, one after the other without padding (SGLang's `flattened_bucket`); dtypes as torch names them."""
+    """The tensors of one update call, one after the other without padding (SGLang's
+    `flattened_bucket`); dtypes as torch names them."""
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
@@ -33,9 +36,11 @@ class ServerBucket(msgspec.Struct, frozen=True):
 
 
 def cut(weights: Mapping[str, Tensor], bucket_bytes: int) -> list[ServerBucket]:
-    """Buckets of at most `bucket_bytes` (positive), in the order of `weights`; a tensor that is larger has one of its own.
+    """Buckets of at most `bucket_bytes` (positive), in the order of `weights`; a tensor that is
+    larger has one of its own.
 
-    A tensor must begin at a multiple of its dtype's size, and there is no padding: where it would not, a new bucket begins.
+    A tensor must begin at a multiple of its dtype's size, and there is no padding: where it would
+    not, a new bucket begins.
     """
     buckets: list[ServerBucket] = []
     open_: list[tuple[str, Tensor]] = []
@@ -61,15 +66,19 @@ def _bucket(tensors: Sequence[tuple[str, Tensor]], total_bytes: int) -> ServerBu
 
 
 class ServerGroup:
-    """Use `async with ServerGroup.open(host, ranks) as group`. It is joined once and used for many transfers."""
+    """Use `async with ServerGroup.open(host, ranks) as group`. It is joined once and used for many
+    transfers."""
 
-    def __init__(self, host: str, port: int, ranks: int, device: torch.device, bucket_bytes: int) -> None:
+    def __init__(
+        self, host: str, port: int, ranks: int, device: torch.device, bucket_bytes: int
+    ) -> None:
         self.host, self.port = host, port
         """Where the server finds the store."""
         self.world = 1 + ranks
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self.name = _name()
-        """Of the group that is joined, or is to be. `leave` makes a new one: under a name one can meet but once."""
+        """Of the group that is joined, or is to be. `leave` makes a new one: under a name one can
+        meet but once."""
         self._device = device
         self._bucket_bytes = bucket_bytes
         self._worker = Worker()
@@ -77,9 +86,14 @@ class ServerGroup:
 
     @staticmethod
     @asynccontextmanager
-    async def open(host: str, ranks: int, *, bucket_bytes: int, device: torch.device | str = "cpu") -> AsyncIterator[ServerGroup]:
-        """Host the store on `host` alone, an address of this machine, for a server of `ranks` ranks. Raises TransferError."""
-        store = await trio.to_thread.run_sync(serve, host)  # served for as long as this refers to it
+    async def open(
+        host: str, ranks: int, *, bucket_bytes: int, device: torch.device | str = "cpu"
+    ) -> AsyncIterator[ServerGroup]:
+        """Host the store on `host` alone, an address of this machine, for a server of `ranks`
+        ranks. Raises TransferError."""
+        store = await trio.to_thread.run_sync(
+            serve, host
+        )  # served for as long as this refers to it
         group = ServerGroup(host, int(store.port), ranks, torch.device(device), bucket_bytes)
         try:
             yield group
@@ -91,9 +105,12 @@ class ServerGroup:
         return self._group is not None
 
     async def join(self, deadline_s: float) -> None:
-        """Meet the server's ranks, which were asked to join `name`. Raises TransferError where they do not come within `deadline_s`."""
+        """Meet the server's ranks, which were asked to join `name`. Raises TransferError where they
+        do not come within `deadline_s`."""
         async with self._worker.turn(deadline_s) as job:
-            self._group = await self._worker.run(lambda: self._connect(job, self.name), lambda: None)
+            self._group = await self._worker.run(
+                lambda: self._connect(job, self.name), lambda: None
+            )
 
     def transfer(self, weights: Mapping[str, Tensor]) -> ServerTransfer:
         """The sending of `weights`, which must not change until all of it is sent."""
@@ -115,13 +132,20 @@ class ServerGroup:
             store = TCPStore(self.host, self.port, None, False, left)
         device = "cuda" if self._device.type == "cuda" else "cpu"
         meeting = PrefixStore(f"{device}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
-        with job.step(f"waiting for the {self.world - 1} ranks of the server to join {name}") as left:
+        with job.step(
+            f"waiting for the {self.world - 1} ranks of the server to join {name}"
+        ) as left:
             address = own_address(self.host, self.port)
-            return connect(meeting, 0, self.world, address=address, device=self._device, timeout=left)
+            return connect(
+                meeting, 0, self.world, address=address, device=self._device, timeout=left
+            )
 
     async def _broadcast(self, transfer: ServerTransfer, doing: str, deadline_s: float) -> None:
         async with self._worker.turn(deadline_s) as job:
-            group, self._group = self._group, None  # only success puts it back, so that a broken one has no way to be used again
+            group, self._group = (
+                self._group,
+                None,
+            )  # only success puts it back, so that a broken one has no way to be used again
             if group is None:
                 raise ValueError("nothing can be sent in a group that is not joined")
             used = group
@@ -138,9 +162,12 @@ class ServerGroup:
 
 
 class ServerTransfer:
-    """Weights on their way into a server, bucket by bucket: call `send` once for each of `buckets`, in their order."""
+    """Weights on their way into a server, bucket by bucket: call `send` once for each of `buckets`,
+    in their order."""
 
-    def __init__(self, group: ServerGroup, weights: Mapping[str, Tensor], buckets: Sequence[ServerBucket]) -> None:
+    def __init__(
+        self, group: ServerGroup, weights: Mapping[str, Tensor], buckets: Sequence[ServerBucket]
+    ) -> None:
         self.buckets = buckets
         self._group = group
         self._sent = 0
@@ -148,14 +175,17 @@ class ServerTransfer:
         self._next: Tensor | None = None
 
     async def send(self, deadline_s: float) -> None:
-        """Broadcast the next bucket within `deadline_s` seconds, while the server was asked to take it.
+        """Broadcast the next bucket within `deadline_s` seconds, while the server was asked to take
+        it.
 
         Raises TransferError where a rank of the server dies or is late; the group is over then.
         """
         if self._sent == len(self.buckets):
             raise ValueError(f"all {self._sent} buckets were sent")
         self._sent += 1
-        await self._group._broadcast(self, f"sending bucket {self._sent} of {len(self.buckets)} to the server", deadline_s)
+        await self._group._broadcast(
+            self, f"sending bucket {self._sent} of {len(self.buckets)} to the server", deadline_s
+        )
 
     def assemble(self) -> None:
         if self._next is None:
@@ -168,13 +198,17 @@ class ServerTransfer:
         return flat
 
 
-def _packed(weights: Mapping[str, Tensor], buckets: Sequence[ServerBucket], device: torch.device) -> Iterator[Tensor]:
-    """The bytes of each bucket, `[total_bytes]` uint8. One is written again only when the iterator is advanced twice; the bytes of a
-    tensor alone in its bucket are not copied at all."""
+def _packed(
+    weights: Mapping[str, Tensor], buckets: Sequence[ServerBucket], device: torch.device
+) -> Iterator[Tensor]:
+    """The bytes of each bucket, `[total_bytes]` uint8. One is written again only when the iterator
+    is advanced twice; the bytes of a tensor alone in its bucket are not copied at all."""
     size = max((bucket.total_bytes for bucket in buckets if len(bucket.names) > 1), default=0)
     buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
     for i, bucket in enumerate(buckets):
-        parts = [weights[name].detach().contiguous().view(-1).view(torch.uint8) for name in bucket.names]
+        parts = [
+            weights[name].detach().contiguous().view(-1).view(torch.uint8) for name in bucket.names
+        ]
         if len(parts) == 1:
             yield parts[0].to(device)
         else:
@@ -182,5 +216,6 @@ def _packed(weights: Mapping[str, Tensor], buckets: Sequence[ServerBucket], devi
 
 
 def _name() -> str:
-    """Never used before, by whatever process: a server remembers the names of groups whose actor has died."""
+    """Never used before, by whatever process: a server remembers the names of groups whose actor
+    has died."""
     return f"asyncrl-{uuid.uuid4().hex}"

@@ -1,12 +1,13 @@
-"""What the open step takes next. Invariant: a token over `max_lag` enters a loss only where `on_stale` says `train`, and finished work that
-cannot be trained leaves under its reason.
+"""What the open step takes next. Invariant: a token over `max_lag` enters a loss only where
+`on_stale` says `train`, and finished work that cannot be trained leaves under its reason.
 
     groups     complete ones, those with the oldest tokens first
     rollouts   judged ones of which k_min of the others are judged, too, those with the oldest tokens first
     in turn    where nothing may lag: groups in the order of admission
 
-With a window nothing is taken that was admitted `window` groups or more after the oldest that is not done: this waits, but bounds lag
-(docs/lag.md). Otherwise nothing finished waits for anything unfinished.
+With a window nothing is taken that was admitted `window` groups or more after the oldest that is
+not done: this waits, but bounds lag (docs/lag.md). Otherwise nothing finished waits for anything
+unfinished.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from staleness.baseline import WHOLE_STEP, Prior, shrunk
 from staleness.lag import rollout_lag
 
 PIECES = 4
-"""Micro-batches of a step where nothing may lag, at least: what is done of a step is trained while the rest is generated."""
+"""Micro-batches of a step where nothing may lag, at least: what is done of a step is trained while
+the rest is generated."""
 
 
 class Unit(Protocol):
@@ -50,7 +52,8 @@ class Unit(Protocol):
         ...
 
     def offered(self, step: int) -> Iterator[list[Rollout]]:
-        """The units that step may take, the oldest first; what cannot be trained leaves on the way."""
+        """The units that step may take, the oldest first; what cannot be trained leaves on the
+        way."""
         ...
 
     def in_turn(self, step: int) -> Iterator[list[Rollout]]:
@@ -63,7 +66,8 @@ class Unit(Protocol):
 
 
 class Eligibility:
-    """Whether finished work can be trained. `filtered` counts what had no signal since the last that had."""
+    """Whether finished work can be trained. `filtered` counts what had no signal since the last
+    that had."""
 
     def __init__(self, store: EventStore, config: Config) -> None:
         self.store = store
@@ -86,10 +90,14 @@ class Eligibility:
         self.store.record(event)
 
     def stale(self, rollouts: list[Rollout], step: int) -> bool:
-        """Whether they are too old to be trained: by any token, or where those are masked, by all."""
+        """Whether they are too old to be trained: by any token, or where those are masked, by
+        all."""
         most, on_stale = max_lag(self.config), self.config.staleness.on_stale
         if on_stale == "mask":
-            return all(step - max((span.version for span in rollout.spans), default=step) > most for rollout in rollouts)
+            return all(
+                step - max((span.version for span in rollout.spans), default=step) > most
+                for rollout in rollouts
+            )
         return any(rollout_lag(rollout.spans, step) > most for rollout in rollouts)
 
 
@@ -113,7 +121,9 @@ class GroupUnits:
 
     def offered(self, step: int) -> Iterator[list[Rollout]]:
         waiting = [(group, group.scored) for group in self._store.experience.ready()]
-        yield from Window(self._store, self._config).of(waiting, lambda group, _: not self._leaves(group, step))
+        yield from Window(self._store, self._config).of(
+            waiting, lambda group, _: not self._leaves(group, step)
+        )
 
     def in_turn(self, step: int) -> Iterator[list[Rollout]]:
         for group in self._judge.complete_in_turn():
@@ -155,14 +165,23 @@ class RolloutUnits:
 
     def offered(self, step: int) -> Iterator[list[Rollout]]:
         self._drop_unjudged()
-        waiting = [(self._store.experience.groups[rollout.group], [rollout]) for rollout in self._store.experience.judged()]
-        yield from Window(self._store, self._config).of(waiting, lambda group, unit: self._can(group, unit[0], step))
+        waiting = [
+            (self._store.experience.groups[rollout.group], [rollout])
+            for rollout in self._store.experience.judged()
+        ]
+        yield from Window(self._store, self._config).of(
+            waiting, lambda group, unit: self._can(group, unit[0], step)
+        )
 
     def in_turn(self, step: int) -> Iterator[list[Rollout]]:
         self._drop_unjudged()
         for group in self._judge.complete_in_turn():
             for rollout in group.members:
-                if rollout.step is None and rollout.status is RolloutStatus.JUDGED and self._can(group, rollout, step):
+                if (
+                    rollout.step is None
+                    and rollout.status is RolloutStatus.JUDGED
+                    and self._can(group, rollout, step)
+                ):
                     yield [rollout]
 
     def of(self, rollouts: list[Rollout]) -> list[list[Rollout]]:
@@ -182,7 +201,10 @@ class RolloutUnits:
         if len(group.others(rollout)) < self._config.rollout.k_min:
             if group.complete:
                 self._judge.leaves(Discarded(rollout.id, "k_min"), rewards, filtered=True)
-        elif self._config.rollout.filter == "zero_variance" and baseline(group, rollout, self._config) == rewards[0]:
+        elif (
+            self._config.rollout.filter == "zero_variance"
+            and baseline(group, rollout, self._config) == rewards[0]
+        ):
             self._judge.leaves(Discarded(rollout.id, "zero_variance"), rewards, filtered=True)
         elif self._judge.stale([rollout], step):
             self._judge.leaves(Discarded(rollout.id, "stale"), rewards)
@@ -192,14 +214,20 @@ class RolloutUnits:
 
 
 class Window:
-    """What may be taken at all, for the oldest group of which anything is neither taken nor chosen."""
+    """What may be taken at all, for the oldest group of which anything is neither taken nor
+    chosen."""
 
     def __init__(self, store: EventStore, config: Config) -> None:
         self._experience, self._groups = store.experience, config.staleness.window
         self._chosen: set[int] = set()
 
-    def of(self, waiting: list[tuple[Group, list[Rollout]]], can: Callable[[Group, list[Rollout]], bool]) -> Iterator[list[Rollout]]:
-        """The units that wait, in this order, and `can` be trained; what the window keeps back comes when what keeps it is chosen."""
+    def of(
+        self,
+        waiting: list[tuple[Group, list[Rollout]]],
+        can: Callable[[Group, list[Rollout]], bool],
+    ) -> Iterator[list[Rollout]]:
+        """The units that wait, in this order, and `can` be trained; what the window keeps back
+        comes when what keeps it is chosen."""
         while waiting:
             kept, end = [], self._end()
             for group, unit in waiting:
@@ -222,13 +250,16 @@ class Window:
 
 
 class Batching:
-    """Fills one step after another. `units` of so many `tokens` are what the open step has taken."""
+    """Fills one step after another. `units` of so many `tokens` are what the open step has
+    taken."""
 
     def __init__(self, store: EventStore, config: Config, exhausted: Callable[[], bool]) -> None:
         """`exhausted` says whether no prompt is left."""
         self._store, self._config, self._exhausted = store, config, exhausted
         self.judge = Eligibility(store, config)
-        self.unit: Unit = GroupUnits(self.judge) if config.train.unit == "group" else RolloutUnits(self.judge)
+        self.unit: Unit = (
+            GroupUnits(self.judge) if config.train.unit == "group" else RolloutUnits(self.judge)
+        )
         self._most = live_groups(config) * self.unit.per_group
         self.units = self.tokens = 0
 
@@ -239,22 +270,36 @@ class Batching:
 
     @property
     def room(self) -> int:
-        """How many groups admission lets start now. For those that the filter will leave out others are started, as far as lag allows."""
+        """How many groups admission lets start now. For those that the filter will leave out others
+        are started, as far as lag allows."""
         most = self._most // self.unit.per_group
         if self._config.rollout.filter == "zero_variance" and self._config.train.unit == "group":
             experience = self._store.experience
-            passed = experience.groups_live - experience.groups_untaken + sum(len(set(group.rewards)) > 1 for group in experience.ready())
-            most = acceptance.wanted(most, passed, acceptance.accept_rate(experience.history.recent), max_groups(self._config))
+            passed = (
+                experience.groups_live
+                - experience.groups_untaken
+                + sum(len(set(group.rewards)) > 1 for group in experience.ready())
+            )
+            most = acceptance.wanted(
+                most,
+                passed,
+                acceptance.accept_rate(experience.history.recent),
+                max_groups(self._config),
+            )
         return may_admit(self.unit.live, most)
 
     def wanted(self, steps: int) -> int:
-        """Groups that so many steps, the open one among them, still need beside those there are, if all pass the filter."""
+        """Groups that so many steps, the open one among them, still need beside those there are, if
+        all pass the filter."""
         if self._config.train.step_tokens and steps:
             return self._most
-        return math.ceil((steps * self.unit.per_step - self.units - self.unit.untaken) / self.unit.per_group)
+        return math.ceil(
+            (steps * self.unit.per_step - self.units - self.unit.untaken) / self.unit.per_group
+        )
 
     def next(self, step: int, size: Callable[[Rollout], int]) -> list[list[Rollout]]:
-        """Units that fit one micro-batch, in which a rollout takes `size` tokens; what does not fit one comes alone."""
+        """Units that fit one micro-batch, in which a rollout takes `size` tokens; what does not fit
+        one comes alone."""
         if self.full:
             return []
         if self._config.train.advantage in WHOLE_STEP:
@@ -278,16 +323,19 @@ class Batching:
         self.tokens += sum(map(_tokens, units))
         self.judge.filtered = 0
         verdicts = [rollout.verdict for unit in units for rollout in unit]
-        self.judge.rewards += [verdict.reward for verdict in verdicts if isinstance(verdict, Scored)]
+        self.judge.rewards += [
+            verdict.reward for verdict in verdicts if isinstance(verdict, Scored)
+        ]
 
     def close(self) -> None:
         """Another step is open."""
         self.units = self.tokens = 0
 
     def _in_turn(self, step: int, size: Callable[[Rollout], int]) -> list[list[Rollout]]:
-        """Groups in the order of admission, a whole piece of the step or nothing: sums of floats depend on what is added when, so this
-        makes the weights a function of the seed, whoever is complete first and whatever is killed. Waiting for an older group costs nothing
-        here: the step needs them all."""
+        """Groups in the order of admission, a whole piece of the step or nothing: sums of floats
+        depend on what is added when, so this makes the weights a function of the seed, whoever is
+        complete first and whatever is killed. Waiting for an older group costs nothing here: the
+        step needs them all."""
         room, tokens, chosen = self._config.train.micro_tokens, 0, list[list[Rollout]]()
         piece = math.ceil(self.unit.per_step / PIECES)
         for unit in self.unit.in_turn(step):
@@ -303,7 +351,9 @@ class Batching:
     def _all(self, step: int) -> list[list[Rollout]]:
         """All of the step at once, or nothing yet."""
         tokens, chosen = 0, list[list[Rollout]]()
-        for unit in self.unit.in_turn(step) if max_lag(self._config) == 0 else self.unit.offered(step):
+        for unit in (
+            self.unit.in_turn(step) if max_lag(self._config) == 0 else self.unit.offered(step)
+        ):
             chosen.append(unit)
             tokens += _tokens(unit)
             if self._enough(len(chosen), tokens):
@@ -318,11 +368,13 @@ class Batching:
         return units >= self.unit.per_step
 
     def _last(self, chosen: list[list[Rollout]]) -> bool:
-        """Whether nothing else can come for the step: these are all there is, finished or not, and no group can start."""
+        """Whether nothing else can come for the step: these are all there is, finished or not, and
+        no group can start."""
         return (self._exhausted() and len(chosen) == self.unit.untaken) or self._alone(chosen)
 
     def _alone(self, chosen: list[list[Rollout]]) -> bool:
-        """Whether the step has, with these, all there is, and what it has leaves no room for another group: siblings were left out."""
+        """Whether the step has, with these, all there is, and what it has leaves no room for
+        another group: siblings were left out."""
         units = self.units + len(chosen)
         return units > self._most - self.unit.per_group and len(chosen) == self.unit.untaken
 
@@ -332,5 +384,8 @@ def _tokens(unit: list[Rollout]) -> int:
 
 
 def baseline(group: Group, rollout: Rollout, config: Config) -> float:
-    """What a rollout that is trained alone is measured by: nothing of it depends on the rollout itself (docs/lag.md)."""
-    return shrunk(group.others(rollout), config.rollout.k_min, Prior(*group.prior), config.train.prior_visits)
+    """What a rollout that is trained alone is measured by: nothing of it depends on the rollout
+    itself (docs/lag.md)."""
+    return shrunk(
+        group.others(rollout), config.rollout.k_min, Prior(*group.prior), config.train.prior_visits
+    )

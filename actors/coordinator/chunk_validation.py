@@ -1,7 +1,9 @@
-"""What no engine of this run can have sampled. Invariant: a chunk with a defect is nobody's tokens: none of it is kept, booked or counted.
+"""What no engine of this run can have sampled. Invariant: a chunk with a defect is nobody's tokens:
+none of it is kept, booked or counted.
 
-A frame is looked at as a whole, and chunk by chunk only where something in it is wrong. The rollout of a bad chunk is buried under the
-defect, whatever it held: with the bad chunk its engine may have lost more than it says. The good chunks of the same frame stand.
+A frame is looked at as a whole, and chunk by chunk only where something in it is wrong. The rollout
+of a bad chunk is buried under the defect, whatever it held: with the bad chunk its engine may have
+lost more than it says. The good chunks of the same frame stand.
 """
 
 from __future__ import annotations
@@ -17,13 +19,24 @@ from asyncrl.ipc.link import LinkError
 from asyncrl.ipc.messages import ChunkHead
 
 SUSPECT = 3
-"""Bad chunks that cost an engine its place. One may be a flipped bit, and costs a rollout; whoever sends three is broken, and what else it
-samples is not to be believed. A frame whose arrays do not fit counts once: nobody knows which of its chunks is bad."""
+"""Bad chunks that cost an engine its place. One may be a flipped bit, and costs a rollout; whoever
+sends three is broken, and what else it samples is not to be believed. A frame whose arrays do not
+fit counts once: nobody knows which of its chunks is bad."""
 
-Defect = Literal["unequal", "vocabulary", "nan", "future_version", "negative_version", "wrong_version", "wrong_start", "over_budget"]
-"""Why a rollout is buried for what came of it: arrays that do not fit the heads, an id outside of the vocabulary, a log-probability that is
-not finite, a version that is not published, none at all, or not the one that the rollout is pinned to, tokens that do not follow those that
-there are, or more of them than were asked for."""
+Defect = Literal[
+    "unequal",
+    "vocabulary",
+    "nan",
+    "future_version",
+    "negative_version",
+    "wrong_version",
+    "wrong_start",
+    "over_budget",
+]
+"""Why a rollout is buried for what came of it: arrays that do not fit the heads, an id outside of
+the vocabulary, a log-probability that is not finite, a version that is not published, none at all,
+or not the one that the rollout is pinned to, tokens that do not follow those that there are, or
+more of them than were asked for."""
 
 
 def fits(heads: Sequence[ChunkHead], ids: memoryview, behaviour: memoryview) -> bool:
@@ -33,16 +46,28 @@ def fits(heads: Sequence[ChunkHead], ids: memoryview, behaviour: memoryview) -> 
 
 
 def defects(
-    heads: Sequence[ChunkHead], ids: memoryview, behaviour: memoryview, *, vocabulary: int, published: int | None
+    heads: Sequence[ChunkHead],
+    ids: memoryview,
+    behaviour: memoryview,
+    *,
+    vocabulary: int,
+    published: int | None,
 ) -> dict[int, Defect]:
-    """The bad chunks of a frame whose arrays fit, by their place in `heads`, as far as that can be told without the rollouts. `published`
-    is the newest version that may have sampled anything."""
+    """The bad chunks of a frame whose arrays fit, by their place in `heads`, as far as that can be
+    told without the rollouts. `published` is the newest version that may have sampled anything."""
     if not len(ids):
         return {}
-    tokens, scores = np.frombuffer(ids, np.uint32), np.frombuffer(behaviour, np.float32)  # a negative id is a large one
+    tokens, scores = (
+        np.frombuffer(ids, np.uint32),
+        np.frombuffer(behaviour, np.float32),
+    )  # a negative id is a large one
     newest = -1 if published is None else published
     finite = np.isfinite(scores)
-    if tokens.max() < vocabulary and finite.all() and max([head.version for head in heads]) <= newest:
+    if (
+        tokens.max() < vocabulary
+        and finite.all()
+        and max([head.version for head in heads]) <= newest
+    ):
         return {}
     known = tokens < vocabulary
     found: dict[int, Defect] = {}
@@ -60,7 +85,8 @@ def defects(
 
 
 def refusal(head: ChunkHead, rollout: Rollout) -> Defect:
-    """Why the heart did not take these tokens for this rollout, which is leased for this attempt."""
+    """Why the heart did not take these tokens for this rollout, which is leased for this
+    attempt."""
     if head.version < 0:
         return "negative_version"
     if head.start != rollout.tokens:
@@ -77,12 +103,14 @@ class Suspects:
         self.seen: dict[str, Counter[Defect]] = {}
 
     def add(self, sender: str, found: Sequence[Defect], *, engine: bool) -> None:
-        """`sender`, who has an `engine` or has none, has sent these. Raises Refused where that makes `SUSPECT` of them, and LinkError where
-        there is no engine to be suspected."""
+        """`sender`, who has an `engine` or has none, has sent these. Raises Refused where that
+        makes `SUSPECT` of them, and LinkError where there is no engine to be suspected."""
         for defect in found:
             self._heard(defect)
         if not engine:
-            raise LinkError("malformed", f"{sender} has no engine, and sent bad chunks: {', '.join(found)}")
+            raise LinkError(
+                "malformed", f"{sender} has no engine, and sent bad chunks: {', '.join(found)}"
+            )
         seen = self.seen.setdefault(sender, Counter())
         seen.update(found)
         if seen.total() >= SUSPECT:

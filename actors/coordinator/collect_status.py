@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 def collect_status(run: Coordinator) -> RunStatus:
     """How `run` stands now."""
-    now, config, training, experience = trio.current_time(), run.config, run.training, run.store.experience
+    now, config, training, experience = (
+        trio.current_time(),
+        run.config,
+        run.training,
+        run.store.experience,
+    )
     statuses, progress, leases = experience.statuses(), run.progress, run.generation.out
     generated_per_s, trained_per_s = progress.rates
     outcome = run.outcome
@@ -82,7 +87,9 @@ def _actor(run: Coordinator, name: str, now: float, taken: int) -> ActorStatus:
     streamed = run.generation.streamed.get(name)
     if peer is None:
         incarnation, pid, since = run.gone.get(name, (-1, 0, run.progress.began))
-        return ActorStatus(name=name, role=role, here=False, incarnation=incarnation, pid=pid, seconds=now - since)
+        return ActorStatus(
+            name=name, role=role, here=False, incarnation=incarnation, pid=pid, seconds=now - since
+        )
     report: Report = peer.report
     return ActorStatus(
         name=name,
@@ -91,13 +98,27 @@ def _actor(run: Coordinator, name: str, now: float, taken: int) -> ActorStatus:
         incarnation=peer.incarnation,
         pid=peer.pid,
         seconds=now - peer.heard,
-        idle={cause: min(1.0, seconds / report.seconds) for cause, seconds in report.idle.items() if seconds and report.seconds},
+        idle={
+            cause: min(1.0, seconds / report.seconds)
+            for cause, seconds in report.idle.items()
+            if seconds and report.seconds
+        },
         waits=report.waits,
-        holds=sum(map(len, engine_handle.held.values())) if engine_handle else run.scoring.held(name) if role == "reward" else taken,
+        holds=sum(map(len, engine_handle.held.values()))
+        if engine_handle
+        else run.scoring.held(name)
+        if role == "reward"
+        else taken,
         version=engine_handle.version if engine_handle else None,
         streamed_s=None if streamed is None or role != "rollout" else now - streamed,
     )
 
 
 def _role(name: str) -> Role:
-    return "trainer" if name.startswith("trainer") else "rollout" if name.startswith("rollout") else "reward"
+    return (
+        "trainer"
+        if name.startswith("trainer")
+        else "rollout"
+        if name.startswith("rollout")
+        else "reward"
+    )

@@ -1,4 +1,5 @@
-"""The coordinator: one loop around the pure heart. Invariant: every decision is made in `_pump`, from the state, whatever woke it.
+"""The coordinator: one loop around the pure heart. Invariant: every decision is made in `_pump`,
+from the state, whatever woke it.
 
 loop        consumes                          produces                         waits for          unblocked by
 ---------   -------------------------------   ------------------------------   ----------------   ---------------------------
@@ -72,7 +73,15 @@ ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
 TAKEN: dict[Role, dict[type[Message], int]] = {
     "rollout": {EngineReady: 0, Chunks: 2, Prepared: 0, Committed: 0, Report: 0, Drained: 0},
     "reward": {ScoreResult: 0, Report: 0, Drained: 0},
-    "trainer": {TrainerReady: 0, Consumed: 0, Stepped: 0, Saved: 0, Transferred: 0, Report: 0, Drained: 0},
+    "trainer": {
+        TrainerReady: 0,
+        Consumed: 0,
+        Stepped: 0,
+        Saved: 0,
+        Transferred: 0,
+        Report: 0,
+        Drained: 0,
+    },
     "launcher": {Exited: 0, Drain: 0},
     "coordinator": {},
 }
@@ -106,7 +115,8 @@ class Coordinator:
         journal: Callable[[], JournalStatus] = JournalStatus,
         stalled: Callable[[RunStatus], None] = lambda run_status: None,
     ) -> None:
-        """`journal` says how the journal stands; `stalled` hears how the run stands when the watchdog ends it."""
+        """`journal` says how the journal stands; `stalled` hears how the run stands when the
+        watchdog ends it."""
         self.config = config
         self.store = store
         self.metrics = metrics
@@ -119,17 +129,30 @@ class Coordinator:
         self.generation = Generation(store, self.engine_pool, prompts, config, metrics.garbled)
         self.scoring = Scoring(store, self.roster, config)
         self.publishing = Publishing(
-            store, self.engine_pool, config, fence=self.replace, give_up=partial(self.end, False), done=self._published
+            store,
+            self.engine_pool,
+            config,
+            fence=self.replace,
+            give_up=partial(self.end, False),
+            done=self._published,
         )
-        self.evaluation = Evaluation(store, self.generation, self.engine_pool, prompts, config, metrics.evaluated)
+        self.evaluation = Evaluation(
+            store, self.generation, self.engine_pool, prompts, config, metrics.evaluated
+        )
         self.training: Stepping | None = None
         self.journal = journal
         self.stalled = stalled
         rollouts, rewards = config.rollout.actors, config.reward.actors
-        self.expected = ["trainer-0", *(f"rollout-{n}" for n in range(rollouts)), *(f"reward-{n}" for n in range(rewards))]
+        self.expected = [
+            "trainer-0",
+            *(f"rollout-{n}" for n in range(rollouts)),
+            *(f"reward-{n}" for n in range(rewards)),
+        ]
         self.life = Lifecycle(self.expected, config.supervision, trio.current_time())
         self.outcome: Outcome | None = None
-        self.gone: dict[str, tuple[int, int, float]] = {}  # who was here and is lost: incarnation, process, when
+        self.gone: dict[
+            str, tuple[int, int, float]
+        ] = {}  # who was here and is lost: incarnation, process, when
         self.drained: set[str] = set()
 
     def status(self) -> RunStatus:
@@ -138,7 +161,7 @@ class Coordinator:
     def summary(self, outcome: Outcome) -> Summary:
         return self.progress.summary(self, outcome.ok, outcome.reason)
 
-    # -------------------------------------------------------------------------------------------------------- conduct
+    # ------------------------------------------------------------------------------------- conduct
 
     async def conduct(self) -> Outcome:
         """Run to the end, and drain. The links are attended by others (`attend`)."""
@@ -186,21 +209,30 @@ class Coordinator:
         if training.filtered >= self.config.rollout.filter_patience:
             return Outcome(
                 False,
-                f"the last {training.filtered} groups were all filtered, so nothing can be learned{self.scoring.complaint()}: {_EASIER}",
+                f"the last {training.filtered} groups were all filtered, so nothing can be "
+                f"learned{self.scoring.complaint()}: {_EASIER}",
             )
         if self.config.rollout.filter == "zero_variance":
-            recent, patience = self.store.experience.history.recent, self.config.rollout.filter_patience
+            recent, patience = (
+                self.store.experience.history.recent,
+                self.config.rollout.filter_patience,
+            )
             if poor := below_floor(recent, self.config.rollout.accept_floor, patience):
                 return Outcome(False, f"{poor}{self.scoring.complaint()}: {_EASIER}")
         if self.generation.too_long >= self.config.rollout.filter_patience:
             return Outcome(
                 False,
-                f"the last {self.generation.too_long} prompts left no room for an answer of rollout.max_new_tokens in "
+                f"the last {self.generation.too_long} prompts left no room for an answer of "
+                "rollout.max_new_tokens in "
                 f"engine.context_tokens = {self.config.engine.context_tokens}: enlarge it",
             )
         last = training.finished or training.starved
         if last and training.unsaved:
-            return Outcome(False, f"the last checkpoint was not written: {training.unsaved}; see to it, and continue with --resume")
+            return Outcome(
+                False,
+                f"the last checkpoint was not written: {training.unsaved}; see to it, and "
+                "continue with --resume",
+            )
         complete = (
             last
             and training.saved == training.version == self.publishing.published
@@ -213,13 +245,18 @@ class Coordinator:
         if training.finished:
             return Outcome(True, f"all {steps} steps are done")
         return Outcome(
-            True, f"the prompts were used up after {training.version} of {steps} steps (task.epochs = {self.config.task.epochs})"
+            True,
+            f"the prompts were used up after {training.version} of {steps} steps (task.epochs = "
+            f"{self.config.task.epochs})",
         )
 
     async def _change(self, name: str) -> None:
-        """Wait until something happened; `tick` sees to it that something does. Only where this process itself stood still does the wait
-        expire, and then there is more to do than ever."""
-        with suppress(WaitExpired), self.waits.on(name, owner="coordinator", deadline_s=self.config.supervision.stall_s):
+        """Wait until something happened; `tick` sees to it that something does. Only where this
+        process itself stood still does the wait expire, and then there is more to do than ever."""
+        with (
+            suppress(WaitExpired),
+            self.waits.on(name, owner="coordinator", deadline_s=self.config.supervision.stall_s),
+        ):
             await self.pulse.wait()
 
     async def until(self, name: str, done: Callable[[], bool], deadline: float) -> None:
@@ -234,7 +271,11 @@ class Coordinator:
         """Tell the launcher that the summary is written, and wait until it has hung up."""
         for peer in self.roster.of("launcher"):
             peer.send(RunFinished(outcome.ok, outcome.reason))
-        await self.until("the launcher's goodbye", lambda: not any(self.roster.of("launcher")), self.life.deadline(0.0))
+        await self.until(
+            "the launcher's goodbye",
+            lambda: not any(self.roster.of("launcher")),
+            self.life.deadline(0.0),
+        )
 
     def end(self, ok: bool, reason: str) -> None:
         """End the run; the first reason counts."""
@@ -242,17 +283,20 @@ class Coordinator:
             self.outcome = Outcome(ok, reason)
         self.pulse.set()
 
-    # ---------------------------------------------------------------------------------------------------------- links
+    # --------------------------------------------------------------------------------------- links
 
     async def attend(self, link: Link) -> None:
-        """Serve one connection until it ends. What its peer does wrong ends this connection, not the run."""
+        """Serve one connection until it ends. What its peer does wrong ends this connection, not
+        the run."""
         hello: Message | None = None
         with trio.move_on_after(HELLO_S):
             hello, _ = await link.receive()
         if hello is None:
             raise LinkError("silent", f"a peer did not say who it is within {HELLO_S:g} s")
         if not isinstance(hello, Hello):
-            raise LinkError("malformed", f"a peer began with {type(hello).__name__} instead of Hello")
+            raise LinkError(
+                "malformed", f"a peer began with {type(hello).__name__} instead of Hello"
+            )
         await self.converse(Peer(hello, link))
 
     async def converse(self, peer: Peer) -> None:
@@ -281,13 +325,19 @@ class Coordinator:
             self._lost(peer)
 
     def _take(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
-        """Let one message in. Raises LinkError for one that such a peer does not send, or that is not whole."""
+        """Let one message in. Raises LinkError for one that such a peer does not send, or that is
+        not whole."""
         if TAKEN[peer.role].get(type(message)) != len(buffers):
             raise LinkError(
-                "malformed", f"{peer.name} sent {type(message).__name__} with {len(buffers)} buffers, which is not taken from it"
+                "malformed",
+                f"{peer.name} sent {type(message).__name__} with {len(buffers)} buffers, which "
+                "is not taken from it",
             )
         if peer.role == "trainer" and not self._is_trainer(peer, message):
-            raise LinkError("malformed", f"{peer.name} sent {type(message).__name__}, and is not the run's trainer")
+            raise LinkError(
+                "malformed",
+                f"{peer.name} sent {type(message).__name__}, and is not the run's trainer",
+            )
         try:
             self._dispatch(peer, message, buffers)
         except ImpossibleEvent as refused:
@@ -298,7 +348,9 @@ class Coordinator:
     def _is_trainer(self, peer: Peer, message: Message) -> bool:
         """Whether it may speak as the trainer of this run: who was ready first, and is one."""
         if self.training is None:
-            return peer.name in self.expected and isinstance(message, TrainerReady | Report | Drained)
+            return peer.name in self.expected and isinstance(
+                message, TrainerReady | Report | Drained
+            )
         return self.training.trainer is peer and not isinstance(message, TrainerReady)
 
     def _dispatch(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
@@ -341,7 +393,11 @@ class Coordinator:
             case Drain():
                 self.end(True, "stopped early, as asked; continue with --resume")
             case _:
-                raise LinkError("malformed", f"{peer.name} sent {type(message).__name__}, which the coordinator does not take from it now")
+                raise LinkError(
+                    "malformed",
+                    f"{peer.name} sent {type(message).__name__}, which the coordinator does not "
+                    "take from it now",
+                )
 
     def _published(self, version: int, pinned: bool) -> None:
         """Every engine serves `version`."""
@@ -351,7 +407,7 @@ class Coordinator:
             self.evaluation.start(version)
         self.generation.let_go(self.evaluation.running)
 
-    # ------------------------------------------------------------------------------------------------------ lost ones
+    # ----------------------------------------------------------------------------------- lost ones
 
     def _lost(self, peer: Peer) -> None:
         """A link ended."""
@@ -368,7 +424,9 @@ class Coordinator:
         """Take back what a peer held."""
         if peer.role == "reward":
             self.scoring.lose(peer)
-        if (engine_handle := self.engine_pool.get(peer.name)) is not None and engine_handle.peer is peer:
+        if (
+            engine_handle := self.engine_pool.get(peer.name)
+        ) is not None and engine_handle.peer is peer:
             self.engine_pool.remove(peer.name)
             self.generation.lose(engine_handle)
             self.publishing.lose(peer.index, "it was lost")
@@ -377,7 +435,11 @@ class Coordinator:
         """The launcher saw a process end."""
         name = f"{message.role}-{message.index}"
         if name not in self.gone and self.roster.get(name) is None:
-            self.end(False, f"{name} ended with code {message.code} before it had begun, so starting it again would not help")
+            self.end(
+                False,
+                f"{name} ended with code {message.code} before it had begun, so starting it "
+                "again would not help",
+            )
         elif message.restarting:
             self.progress.restarts[message.role] += 1
             self.metrics.restarted(message.role)
@@ -385,7 +447,8 @@ class Coordinator:
             self.end(False, f"{name} ended with code {message.code}")
 
     def replace(self, name: str, reason: str) -> None:
-        """Cut an actor off, take back what it holds, and have the launcher end it and start another."""
+        """Cut an actor off, take back what it holds, and have the launcher end it and start
+        another."""
         peer = self.roster.get(name)
         if peer is None or peer.scope.cancel_called:
             return

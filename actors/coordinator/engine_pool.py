@@ -1,7 +1,9 @@
-"""The engines that are connected, as the coordinator knows them. Invariant: a rollout is held by at most one seat, a seat holds at most
-what its engine decodes now and next, of training and of evaluation each, and is found by its room under each service that it gives.
+"""The engines that are connected, as the coordinator knows them. Invariant: a rollout is held by at
+most one seat, a seat holds at most what its engine decodes now and next, of training and of
+evaluation each, and is found by its room under each service that it gives.
 
-Only `EnginePool` changes a seat, so that what is asked at every message (who has room, who is behind) costs the same with any number of engines.
+Only `EnginePool` changes a seat, so that what is asked at every message (who has room, who is
+behind) costs the same with any number of engines.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from actors.coordinator.peers import Peer
 from asyncrl.ipc.messages import Split
 
 AHEAD = 4
-"""A seat is given 1/AHEAD more rollouts than its engine has slots, so that a slot is refilled without asking."""
+"""A seat is given 1/AHEAD more rollouts than its engine has slots, so that a slot is refilled
+without asking."""
 
 PURPOSES: tuple[Split, Split] = ("train", "evaluation")
 Service = tuple[Split, int | None]
-"""What rollouts ask of a seat: to train, with whatever is current (None); to train or to evaluate, with the weights of one version."""
+"""What rollouts ask of a seat: to train, with whatever is current (None); to train or to evaluate,
+with the weights of one version."""
 
 
 @dataclass(eq=False)
@@ -28,8 +32,12 @@ class EngineHandle:
     peer: Peer
     slots: int
     version: int | None = None
-    kept: set[int] = field(default_factory=set)  # versions that it serves until it is told to forget them
-    held: dict[Split, set[int]] = field(default_factory=lambda: {"train": set(), "evaluation": set()})
+    kept: set[int] = field(
+        default_factory=set
+    )  # versions that it serves until it is told to forget them
+    held: dict[Split, set[int]] = field(
+        default_factory=lambda: {"train": set(), "evaluation": set()}
+    )
 
     @property
     def name(self) -> str:
@@ -54,7 +62,9 @@ class EnginePool:
         """`keeps` says whether an engine keeps a version that is pinned beside later ones."""
         self._keeps = keeps
         self._engine_pool: dict[str, EngineHandle] = {}
-        self._serving: dict[Service, dict[int, dict[str, EngineHandle]]] = {}  # by room, and by name; nothing in it is empty
+        self._serving: dict[
+            Service, dict[int, dict[str, EngineHandle]]
+        ] = {}  # by room, and by name; nothing in it is empty
         self._versions: Counter[int | None] = Counter()  # none of it is zero
         self.held: Counter[Split] = Counter()
         """Rollouts that are with engines."""
@@ -78,7 +88,7 @@ class EnginePool:
     def __iter__(self) -> Iterator[EngineHandle]:
         return iter(list(self._engine_pool.values()))
 
-    # ------------------------------------------------------------------------------------------------------- services
+    # ------------------------------------------------------------------------------------ services
 
     def serve(self, name: str, version: int, *, pin: bool) -> None:
         """The named seat decodes with `version`, and with `pin` keeps it."""
@@ -124,20 +134,34 @@ class EnginePool:
         """Whether any seat does not decode with `version`."""
         return self._versions[version] < len(self._engine_pool)
 
-    # ----------------------------------------------------------------------------------------------------------- room
+    # ---------------------------------------------------------------------------------------- room
 
     def room(self, split: Split, version: int | None) -> int:
         """How many more rollouts those that give this service may be given."""
-        return sum(room * len(engine_pool) for room, engine_pool in self._serving.get((split, version), {}).items())
+        return sum(
+            room * len(engine_pool)
+            for room, engine_pool in self._serving.get((split, version), {}).items()
+        )
 
     def roomiest(self, split: Split, version: int | None, but: str = "") -> EngineHandle:
-        """A seat with the most room among those that give this service, of which there must be one; the first to have had that much. The
-        seat named `but` is taken only where no other has room."""
+        """A seat with the most room among those that give this service, of which there must be one;
+        the first to have had that much. The seat named `but` is taken only where no other has room.
+        """
         rooms = self._serving[split, version]
         for room in sorted(rooms, reverse=True) if but else ():
             if (
                 room > 0
-                and (other := next((engine_handle for name, engine_handle in rooms[room].items() if name != but), None)) is not None
+                and (
+                    other := next(
+                        (
+                            engine_handle
+                            for name, engine_handle in rooms[room].items()
+                            if name != but
+                        ),
+                        None,
+                    )
+                )
+                is not None
             ):
                 return other
         return next(iter(rooms[max(rooms)].values()))
@@ -158,7 +182,7 @@ class EnginePool:
             self.held[split] -= 1
             self._enter(engine_handle)
 
-    # ---------------------------------------------------------------------------------------------------------- index
+    # --------------------------------------------------------------------------------------- index
 
     def _count(self, engine_handle: EngineHandle, sign: int) -> None:
         self._versions[engine_handle.version] += sign
@@ -167,7 +191,9 @@ class EnginePool:
 
     def _enter(self, engine_handle: EngineHandle) -> None:
         for service in engine_handle.services:
-            self._serving.setdefault(service, {}).setdefault(engine_handle.room(service[0]), {})[engine_handle.name] = engine_handle
+            self._serving.setdefault(service, {}).setdefault(engine_handle.room(service[0]), {})[
+                engine_handle.name
+            ] = engine_handle
 
     def _leave(self, engine_handle: EngineHandle) -> None:
         for service in engine_handle.services:

@@ -1,8 +1,11 @@
-"""Held-out accuracy, beside training. Invariant: every answer of one evaluation was sampled under one version.
+"""Held-out accuracy, beside training. Invariant: every answer of one evaluation was sampled under
+one version.
 
-The version is pinned in the engines when it is committed, and served to evaluation leases alone until every answer is judged; training
-and its publications go on meanwhile. Where an engine holds one version (`derived.keeps_versions`), the next publication waits for the last
-answer. If the last engine that had it is lost, the evaluation is given up by name, and the next version takes its place.
+The version is pinned in the engines when it is committed, and served to evaluation leases alone
+until every answer is judged; training and its publications go on meanwhile. Where an engine holds
+one version (`derived.keeps_versions`), the next publication waits for the last answer. If the last
+engine that had it is lost, the evaluation is given up by name, and the next version takes its
+place.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class Evaluation:
         self.accuracy: dict[int, float] = {}  # by version
 
     def wants(self, version: int, last: bool) -> bool:
-        """Whether `version` is to be evaluated now: the first, each `eval_every`-th, and the `last`."""
+        """Whether `version` is to be evaluated now: the first, each `eval_every`-th, and the
+        `last`."""
         if self.running is not None or version in self.accuracy or not self._items:
             return False
         if self._first is None:
@@ -57,7 +61,10 @@ class Evaluation:
     def start(self, version: int) -> None:
         """`version` is pinned in every engine that committed it: ask the held-out prompts."""
         self.running, self._correct, self._again = version, 0, False
-        self._left = sum(self._generation.start("evaluation", prompt_index, version=version) for prompt_index in self._items)
+        self._left = sum(
+            self._generation.start("evaluation", prompt_index, version=version)
+            for prompt_index in self._items
+        )
 
     def pump(self) -> None:
         """Lease what waits, and count what is judged."""

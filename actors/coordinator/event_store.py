@@ -1,4 +1,5 @@
-"""The only gateway to experience. Invariant: every event that is applied is journalled, in that order, and nothing else changes the state."""
+"""The only gateway to experience. Invariant: every event that is applied is journalled, in that
+order, and nothing else changes the state."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class EventLog(Protocol):
         ...
 
     def keep(self, version: int, experience: Experience) -> int:
-        """Keep the whole state, as of now, for the checkpoint of `version`; the number of the last event."""
+        """Keep the whole state, as of now, for the checkpoint of `version`; the number of the last
+        event."""
         ...
 
     def compact(self, version: int) -> None:
@@ -50,7 +52,8 @@ class EventStore:
         self.log = log
 
     def record(self, event: AnyEvent) -> None:
-        """Apply, then journal. Raises `Refused` and journals nothing where the event is impossible."""
+        """Apply, then journal. Raises `Refused` and journals nothing where the event is
+        impossible."""
         self.experience.apply(event)
         self.log.append(event)
 

@@ -1,9 +1,11 @@
-"""How long a lease lasts, and which have lasted too long. Invariant: a deadline is `MULTIPLE` times the 95th percentile of what leases
-took, never under `FLOOR_S` nor over `rollout.lease_s`, which is what holds until `ENOUGH` leases have ended.
+"""How long a lease lasts, and which have lasted too long. Invariant: a deadline is `MULTIPLE` times
+the 95th percentile of what leases took, never under `FLOOR_S` nor over `rollout.lease_s`, which is
+what holds until `ENOUGH` leases have ended.
 
-A lease that runs out although it streamed counts as one that took as long as it was given. So where more than one in twenty runs out,
-the percentile is a deadline, and the next deadlines are `MULTIPLE` times longer: responses that have become longer, or engines that
-have become slower, are not cut to pieces for long. What hangs is not counted, and makes nobody wait longer.
+A lease that runs out although it streamed counts as one that took as long as it was given. So where
+more than one in twenty runs out, the percentile is a deadline, and the next deadlines are
+`MULTIPLE` times longer: responses that have become longer, or engines that have become slower, are
+not cut to pieces for long. What hangs is not counted, and makes nobody wait longer.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class LeaseTimes:
 
     @property
     def p95_s(self) -> float | None:
-        """The 95th percentile of the last `WINDOW`: at least 95 % of them took no longer. None before `ENOUGH` have ended."""
+        """The 95th percentile of the last `WINDOW`: at least 95 % of them took no longer. None
+        before `ENOUGH` have ended."""
         count = len(self._sorted)
         return self._sorted[-(-count * 95 // 100) - 1] if count >= ENOUGH else None
 
@@ -53,8 +56,9 @@ class LeaseTimes:
 
 
 class ActiveLease(msgspec.Struct, frozen=True):
-    """A lease: its `number` in the order of giving, the rollout's `attempt`, `since` when (trio's clock), until which `deadline`, the
-    `tokens` that there were at its beginning, and the `version` that it is pinned to, None where it is to none."""
+    """A lease: its `number` in the order of giving, the rollout's `attempt`, `since` when (trio's
+    clock), until which `deadline`, the `tokens` that there were at its beginning, and the `version`
+    that it is pinned to, None where it is to none."""
 
     number: int
     attempt: int
@@ -71,9 +75,13 @@ class LeaseTable:
         self.times = LeaseTimes(max_s)
         self._held: dict[int, ActiveLease] = {}
         self._given = 0
-        self._order: list[tuple[float, int, int]] = []  # a heap of (deadline, rollout, attempt); those given back meanwhile are in it too
+        self._order: list[
+            tuple[float, int, int]
+        ] = []  # a heap of (deadline, rollout, attempt); those given back meanwhile are in it too
 
-    def give(self, rollout: int, attempt: int, tokens: int, now: float, version: int | None = None) -> None:
+    def give(
+        self, rollout: int, attempt: int, tokens: int, now: float, version: int | None = None
+    ) -> None:
         """A rollout that holds so many tokens is leased, pinned to `version` where that is one."""
         deadline = now + self.times.deadline_s
         self._given += 1

@@ -1,4 +1,5 @@
-"""The life of a run. Invariant: it goes INIT → READY → RUN → DRAIN → STOP, never back, and each phase has a deadline.
+"""The life of a run. Invariant: it goes INIT → READY → RUN → DRAIN → STOP, never back, and each
+phase has a deadline.
 
 phase   waits for                                      goes on when                  at its deadline
 -----   --------------------------------------------   ---------------------------   ---------------------------------------------
@@ -36,7 +37,8 @@ class Phase(enum.Enum):
 
 
 class Stage(enum.Enum):
-    """A part of the drain, and the share of `supervision.grace_s` that has passed when the next one begins at the latest."""
+    """A part of the drain, and the share of `supervision.grace_s` that has passed when the next one
+    begins at the latest."""
 
     PARK = 0.3
     ROLLOUT = 0.4
@@ -46,7 +48,8 @@ class Stage(enum.Enum):
 
 
 class OverduePhase(NamedTuple):
-    """A phase has lasted too long: `missing` names the actors that never came, or is empty where nothing happened any more."""
+    """A phase has lasted too long: `missing` names the actors that never came, or is empty where
+    nothing happened any more."""
 
     phase: Phase
     missing: tuple[str, ...]
@@ -96,7 +99,8 @@ class Lifecycle:
         return self.phase in (Phase.DRAIN, Phase.STOP)
 
     def deadline(self, progress: float) -> float:
-        """Until when the phase may last, where something happened last at `progress`: a token, a verdict or a step."""
+        """Until when the phase may last, where something happened last at `progress`: a token, a
+        verdict or a step."""
         match self.phase:
             case Phase.INIT:
                 return self.since + self._settings.start_s
@@ -112,7 +116,8 @@ class Lifecycle:
         return self.since + self._settings.grace_s * stage.value
 
     def late(self, progress: float, now: float) -> OverduePhase | None:
-        """Whether the phase has lasted too long and the run must fail; None in an ending, whose deadlines end themselves."""
+        """Whether the phase has lasted too long and the run must fail; None in an ending, whose
+        deadlines end themselves."""
         if self.ending or now < self.deadline(progress):
             return None
         return OverduePhase(self.phase, self.missing)

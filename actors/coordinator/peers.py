@@ -1,4 +1,5 @@
-"""The actors that are connected. Invariant: at most one peer has a name, and sending to one never waits: who does not read is cut off."""
+"""The actors that are connected. Invariant: at most one peer has a name, and sending to one never
+waits: who does not read is cut off."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import Hello, Message, Report, Role
 
 OUTBOX = 512
-"""Frames that may wait for one peer. What is given to an actor is bounded by its slots, so a full outbox means it does not read."""
+"""Frames that may wait for one peer. What is given to an actor is bounded by its slots, so a full
+outbox means it does not read."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,8 @@ class Peer:
         self._later: deque[Frame] = deque()
 
     def send(self, message: Message, *buffers: object) -> None:
-        """Queue a frame; frames leave in order. A peer that has not read its last OUTBOX frames is cut off."""
+        """Queue a frame; frames leave in order. A peer that has not read its last OUTBOX frames is
+        cut off."""
         try:
             self._outbox.send_nowait((message, buffers))
         except trio.WouldBlock:
@@ -47,12 +50,14 @@ class Peer:
             self.scope.cancel()
 
     def queue(self, message: Message, *buffers: object) -> None:
-        """As `send`, for what is bounded elsewhere and may be more than an outbox holds: it waits its turn, in the order of queueing."""
+        """As `send`, for what is bounded elsewhere and may be more than an outbox holds: it waits
+        its turn, in the order of queueing."""
         self._later.append((message, buffers))
         self._refill()
 
     def has_room(self) -> bool:
-        """Whether it may be given more of what can wait, which has half of the outbox. Where not, `freed` is called as soon as it may."""
+        """Whether it may be given more of what can wait, which has half of the outbox. Where not,
+        `freed` is called as soon as it may."""
         full = 2 * self._outbox.statistics().current_buffer_used >= OUTBOX
         self._wanted |= full
         return not full

@@ -1,5 +1,5 @@
-"""The prompts of a run, as ids. Invariant: which one comes next follows from the settings, the history and what is live, so a resumed run
-goes on with the same (asyncrl/strategies).
+"""The prompts of a run, as ids. Invariant: which one comes next follows from the settings, the
+history and what is live, so a resumed run goes on with the same (asyncrl/strategies).
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ class Encoder(Protocol):
 
 
 class PromptSource:
-    """The training prompts, chosen by `choice` from a stream of epochs; and the held-out ones, in their order."""
+    """The training prompts, chosen by `choice` from a stream of epochs; and the held-out ones, in
+    their order."""
 
-    def __init__(self, source: Source, encoder: Encoder, *, seed: int, epochs: int, choice: str = "in_order") -> None:
+    def __init__(
+        self, source: Source, encoder: Encoder, *, seed: int, epochs: int, choice: str = "in_order"
+    ) -> None:
         self._source = source
         self._encoder = encoder
         self._stream = PromptOrder(source.size("train"), seed=seed, epochs=epochs)
@@ -60,4 +63,6 @@ class PromptSource:
 
     def ids(self, split: Split, prompt_index: int) -> bytes:
         """The prompt's token ids, int32."""
-        return np.asarray(self._encoder.encode(self._source.prompt(split, prompt_index)), np.int32).tobytes()
+        return np.asarray(
+            self._encoder.encode(self._source.prompt(split, prompt_index)), np.int32
+        ).tobytes()

@@ -1,8 +1,10 @@
-"""Weights to engines: the shell around one publication at a time. Invariant: what `published` names was committed, and is in the journal.
+"""Weights to engines: the shell around one publication at a time. Invariant: what `published` names
+was committed, and is in the journal.
 
-A publication is due when an engine does not serve the trainer's version (a step was taken, or an engine came or came back), or when that
-version is to be pinned for evaluation. Where a rollout ends under the version that it began with, every version is pinned, until nobody
-needs it. One that fails is tried again, in a new epoch; FAILURES in a row end the run.
+A publication is due when an engine does not serve the trainer's version (a step was taken, or an
+engine came or came back), or when that version is to be pinned for evaluation. Where a rollout ends
+under the version that it began with, every version is pinned, until nobody needs it. One that fails
+is tried again, in a new epoch; FAILURES in a row end the run.
 """
 
 from __future__ import annotations
@@ -20,10 +22,22 @@ from asyncrl.experience.events import Published
 from asyncrl.ipc.messages import Committed, Prepared, Transferred
 from asyncrl.observe.run_status import PublicationStatus
 from asyncrl.observe.summary import Publications
-from weightsync.publication import Action, Decided, Done, Failed, Fence, FenceTrainer, Membership, Publication, ToMember, ToTrainer
+from weightsync.publication import (
+    Action,
+    Decided,
+    Done,
+    Failed,
+    Fence,
+    FenceTrainer,
+    Membership,
+    Publication,
+    ToMember,
+    ToTrainer,
+)
 
 FAILURES = 5
-"""Publications that may fail in a row. Each has fenced whoever was at fault, so more of them mean that something else is."""
+"""Publications that may fail in a row. Each has fenced whoever was at fault, so more of them mean
+that something else is."""
 RECENT = 32
 """Publications that are remembered one by one; a run may have any number."""
 
@@ -43,8 +57,9 @@ class Publishing:
         give_up: Callable[[str], None],
         done: Callable[[int, bool], None],
     ) -> None:
-        """`fence(actor, reason)` has an engine replaced, `give_up(reason)` ends the run, `done(version, pinned)` hears of what every
-        engine serves, and whether it is to be evaluated."""
+        """`fence(actor, reason)` has an engine replaced, `give_up(reason)` ends the run,
+        `done(version, pinned)` hears of what every engine serves, and whether it is to be
+        evaluated."""
         self._store = store
         self._engine_pool = engine_pool
         self._fence = fence
@@ -64,8 +79,12 @@ class Publishing:
         self.published: int | None = None
         self.total = Publications()  # all of them
         self.failed: list[str] = []  # why, of each of the last RECENT that were tried again
-        self.seconds: list[float] = []  # of each of the last RECENT, from preparation to the last engine's answer
-        self.pauses: list[dict[int, float]] = []  # the seconds that each engine's decoding stood still, of the same
+        self.seconds: list[
+            float
+        ] = []  # of each of the last RECENT, from preparation to the last engine's answer
+        self.pauses: list[
+            dict[int, float]
+        ] = []  # the seconds that each engine's decoding stood still, of the same
 
     @property
     def waiting_for(self) -> str:
@@ -89,7 +108,7 @@ class Publishing:
     def busy(self) -> bool:
         return self._current is not None
 
-    # ----------------------------------------------------------------------------------------------------- membership
+    # ---------------------------------------------------------------------------------- membership
 
     def trainer(self, peer: Peer, port: int) -> None:
         """The trainer is there; engines fetch from its `port`."""
@@ -104,12 +123,15 @@ class Publishing:
         self._membership = self._membership.left(member)
         if self._current is not None:
             actions = self._current.lost(member, reason, trio.current_time())
-            self._carry_out([a for a in actions if not (isinstance(a, Fence) and a.member == member)])
+            self._carry_out(
+                [a for a in actions if not (isinstance(a, Fence) and a.member == member)]
+            )
 
-    # -------------------------------------------------------------------------------------------------------- driving
+    # ------------------------------------------------------------------------------------- driving
 
     def pump(self, version: int, pin: bool) -> None:
-        """Start what is due. `version` is the trainer's; `pin` says whether it is to be evaluated."""
+        """Start what is due. `version` is the trainer's; `pin` says whether it is to be
+        evaluated."""
         if self._current is not None or self._trainer is None or not self._membership.members:
             return
         if not pin and not self._engine_pool.behind(version):
@@ -173,13 +195,22 @@ class Publishing:
                     self._current, self._failures = None, self._failures + 1
                     self.failed = [*self.failed, reason][-RECENT:]
                     self._membership = self._membership.renewed()
-                    logger.warning("publication %d failed and is tried again: %s", self._number, reason)
+                    logger.warning(
+                        "publication %d failed and is tried again: %s", self._number, reason
+                    )
                     if self._failures == FAILURES:
-                        self._give_up(f"{FAILURES} publications failed in a row, the last because of {reason}")
+                        self._give_up(
+                            f"{FAILURES} publications failed in a row, the last because of {reason}"
+                        )
                 case _:
                     raise AssertionError(action)
 
     def _count(self, seconds: float, pauses: dict[int, float]) -> None:
-        self.seconds, self.pauses = [*self.seconds, seconds][-RECENT:], [*self.pauses, pauses][-RECENT:]
+        self.seconds, self.pauses = (
+            [*self.seconds, seconds][-RECENT:],
+            [*self.pauses, pauses][-RECENT:],
+        )
         count, pause_s = self.total.count + 1, max(pauses.values(), default=0.0)
-        self.total = Publications(count, self.total.seconds + seconds, self.total.pause_seconds + pause_s)
+        self.total = Publications(
+            count, self.total.seconds + seconds, self.total.pause_seconds + pause_s
+        )

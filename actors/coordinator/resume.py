@@ -1,8 +1,8 @@
-"""Going on after an end. Invariant: a resumed run trains from the newest whole checkpoint that the journal knows, and keeps everything
-that was generated and judged since.
+"""Going on after an end. Invariant: a resumed run trains from the newest whole checkpoint that the
+journal knows, and keeps everything that was generated and judged since.
 
-What it cannot use it names and puts aside, never deletes: a checkpoint that is damaged, or newer than the journal because its last events
-were not on disk when everything was killed.
+What it cannot use it names and puts aside, never deletes: a checkpoint that is damaged, or newer
+than the journal because its last events were not on disk when everything was killed.
 """
 
 from __future__ import annotations
@@ -38,17 +38,24 @@ class FoundCheckpoint(Protocol):
         ...
 
 
-def resumed(history: JournalReader, checkpoints: Sequence[FoundCheckpoint]) -> tuple[Experience, int]:
-    """The state to go on from, and the version that training starts from: that of the newest of `checkpoints` (oldest first) that is whole
-    and in the journal, or 0. Newer ones are set aside. Raises JournalError."""
-    numbers = {version: number for number, version in history.snapshots()}  # the newest of each version
+def resumed(
+    history: JournalReader, checkpoints: Sequence[FoundCheckpoint]
+) -> tuple[Experience, int]:
+    """The state to go on from, and the version that training starts from: that of the newest of
+    `checkpoints` (oldest first) that is whole and in the journal, or 0. Newer ones are set aside.
+    Raises JournalError."""
+    numbers = {
+        version: number for number, version in history.snapshots()
+    }  # the newest of each version
     after, version = numbers.get(0, 0), 0
     base = Experience.of(history.snapshot(after)) if 0 in numbers else Experience()
     for checkpoint in reversed(checkpoints):
         try:
             checkpoint.verify()
             if checkpoint.version not in numbers:
-                raise CheckpointError(f"the checkpoint of version {checkpoint.version} is newer than the journal")
+                raise CheckpointError(
+                    f"the checkpoint of version {checkpoint.version} is newer than the journal"
+                )
         except CheckpointError as error:
             logger.warning("%s; it is put aside", error)
             checkpoint.set_aside()

@@ -1,4 +1,5 @@
-"""Sealed rollouts to verdicts. Invariant: each is with exactly one reward actor, or waits for one; what a lost actor had is asked again."""
+"""Sealed rollouts to verdicts. Invariant: each is with exactly one reward actor, or waits for one;
+what a lost actor had is asked again."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from asyncrl.ipc.messages import NoVerdict, Scored, ScoreRequest, ScoreResult
 logger = logging.getLogger(__name__)
 
 AHEAD = 2
-"""A reward actor is given this many times what it judges at a time, so that it never waits for the next."""
+"""A reward actor is given this many times what it judges at a time, so that it never waits for the
+next."""
 
 
 class Scoring:
@@ -26,11 +28,14 @@ class Scoring:
         self._store = store
         self._roster = roster
         self._capacity = AHEAD * config.reward.concurrency
-        # A reward actor answers within the verifier's deadline, after what it was given before, and once more for a worker that died.
+        # A reward actor answers within the verifier's deadline, after what it was given before, and
+        # once more for a worker that died.
         self._patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0
         self._due: deque[int] = deque()  # sealed, and with nobody
         self._listed = 0  # the last sealing that was put there
-        self._with: dict[int, tuple[str, float]] = {}  # rollout → (reward actor, deadline), the earliest first
+        self._with: dict[
+            int, tuple[str, float]
+        ] = {}  # rollout → (reward actor, deadline), the earliest first
         self._load: dict[str, int] = {}
         self.no_verdicts: dict[str, int] = {}
         self.slowest: tuple[float, int] = (0.0, -1)
@@ -47,8 +52,14 @@ class Scoring:
             if rollout is None:  # its group was dropped meanwhile
                 self._due.popleft()
                 continue
-            peer = min(self._roster.of("reward"), key=lambda p: self._load.get(p.name, 0), default=None)
-            if peer is None or self._load.get(peer.name, 0) >= self._capacity or not peer.has_room():
+            peer = min(
+                self._roster.of("reward"), key=lambda p: self._load.get(p.name, 0), default=None
+            )
+            if (
+                peer is None
+                or self._load.get(peer.name, 0) >= self._capacity
+                or not peer.has_room()
+            ):
                 return
             self._due.popleft()
             group = experience.groups[rollout.group]
@@ -57,7 +68,8 @@ class Scoring:
             peer.send(ScoreRequest(rollout.id, group.split, group.prompt_index), bytes(rollout.ids))
 
     def on_score_result(self, sender: Peer, message: ScoreResult) -> None:
-        """Book a verdict; one that came from an actor that was given up meanwhile is ignored, another gives it."""
+        """Book a verdict; one that came from an actor that was given up meanwhile is ignored,
+        another gives it."""
         holder = self._with.get(message.rollout)
         if holder is None or holder[0] != sender.name:
             return
@@ -67,13 +79,21 @@ class Scoring:
             return
         group = self._store.experience.groups[rollout.group]
         prompt_index, verdict = group.prompt_index, message.verdict
-        if isinstance(verdict, Scored) and not group.comparable(verdict):  # its siblings were judged before the verifier was changed
-            verdict = NoVerdict(f"other rewards: {len(verdict.parts)} of them, where others of the group have {len(group.parts[0])}")
+        if isinstance(verdict, Scored) and not group.comparable(
+            verdict
+        ):  # its siblings were judged before the verifier was changed
+            verdict = NoVerdict(
+                f"other rewards: {len(verdict.parts)} of them, where others of the group have "
+                f"{len(group.parts[0])}"
+            )
         if isinstance(verdict, NoVerdict):
             reason = verdict.reason.split(":", 1)[0]
             if reason not in self.no_verdicts:
                 logger.warning(
-                    "an answer to item %d has no verdict: %s; others for the same reason are only counted", prompt_index, verdict.reason
+                    "an answer to item %d has no verdict: %s; others for the same reason are "
+                    "only counted",
+                    prompt_index,
+                    verdict.reason,
                 )
             self.no_verdicts[reason] = self.no_verdicts.get(reason, 0) + 1
         self.progress = trio.current_time()

@@ -1,4 +1,5 @@
-"""What a run has come to, for people: status and summary. Invariant: it only reads, and counts nothing that another counts."""
+"""What a run has come to, for people: status and summary. Invariant: it only reads, and counts
+nothing that another counts."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ NAN = float("nan")
 
 
 class _Mark(NamedTuple):
-    """What was counted until `at`: tokens, seconds reported by role, and idle ones by role and cause."""
+    """What was counted until `at`: tokens, seconds reported by role, and idle ones by role and
+    cause."""
 
     at: float
     generated: int
@@ -46,7 +48,8 @@ class RunStatistics:
         self._idle: Counter[tuple[Role, str]] = Counter()
         self._seconds: Counter[Role] = Counter()
         self._pump_s = 0.0
-        self.pump_s = 0.0  # the longest pass of the coordinator's loop in the last second, of the machine's time
+        # the longest pass of the coordinator's loop in the last second, of the machine's time
+        self.pump_s = 0.0
         self.restarts: Counter[str] = Counter()
 
     @property
@@ -54,7 +57,8 @@ class RunStatistics:
         return trio.current_time() - self.began
 
     def on_report(self, peer: Peer, report: Report, working: bool) -> None:
-        """An actor's own account of its last second. Before the run is `working` nobody can be idle."""
+        """An actor's own account of its last second. Before the run is `working` nobody can be
+        idle."""
         peer.report = report
         if not working:
             return
@@ -70,13 +74,16 @@ class RunStatistics:
         """A second is over."""
         self.pump_s, self._pump_s = self._pump_s, 0.0
         now = trio.current_time()
-        self._marks.append(_Mark(now, tokens.total, tokens.trained, self._seconds.copy(), self._idle.copy()))
+        self._marks.append(
+            _Mark(now, tokens.total, tokens.trained, self._seconds.copy(), self._idle.copy())
+        )
         while now - self._marks[0].at > WINDOW_S and len(self._marks) > 2:
             self._marks.popleft()
 
     @property
     def window_s(self) -> float:
-        """Seconds that rates and recent shares are over, at most `WINDOW_S`; 0 before the second tick."""
+        """Seconds that rates and recent shares are over, at most `WINDOW_S`; 0 before the second
+        tick."""
         return self._marks[-1].at - self._marks[0].at if self._marks else 0.0
 
     @property
@@ -88,13 +95,17 @@ class RunStatistics:
         return (last.generated - first.generated) / span, (last.trained - first.trained) / span
 
     def recent(self) -> dict[Role, Mapping[str, float]]:
-        """Idle shares lately, 0 to 1, by role and cause; without the roles that have not reported."""
+        """Idle shares lately, 0 to 1, by role and cause; without the roles that have not
+        reported."""
         if not self._marks:
             return {}
         first, last = self._marks[0], self._marks[-1]
         spans = {role: seconds - first.seconds[role] for role, seconds in last.seconds.items()}
         return {
-            role: {cause: min(1.0, (last.idle[role, cause] - first.idle[role, cause]) / span) for cause in IDLE.get(role, ())}
+            role: {
+                cause: min(1.0, (last.idle[role, cause] - first.idle[role, cause]) / span)
+                for cause in IDLE.get(role, ())
+            }
             for role, span in spans.items()
             if span
         }
@@ -126,7 +137,9 @@ class RunStatistics:
             queue_bytes=run.store.experience.queue_bytes,
             idle_trainer=self.idle("trainer") or 0.0,
             idle_rollout=self.idle("rollout") or 0.0,
-            pause_seconds=max(run.publishing.pauses[-1].values(), default=0.0) if run.publishing.pauses else 0.0,
+            pause_seconds=max(run.publishing.pauses[-1].values(), default=0.0)
+            if run.publishing.pauses
+            else 0.0,
             note=note,
         )
 
@@ -134,7 +147,9 @@ class RunStatistics:
         """What `summary.json` says."""
         training, ledger = run.training, run.store.experience.ledger
         accuracies = [accuracy for _, accuracy in sorted(run.evaluation.accuracy.items())]
-        start = accuracies[0] if self._start_accuracy is None and accuracies else self._start_accuracy
+        start = (
+            accuracies[0] if self._start_accuracy is None and accuracies else self._start_accuracy
+        )
         lags = training.lags if training else Counter[int]()
         slowest, prompt_index = run.scoring.slowest
         training_s = training.stepped - run.generation.admitted if training else -math.inf
@@ -153,7 +168,9 @@ class RunStatistics:
             idle=summary.Idle(self.idle("trainer"), self.idle("rollout")),
             publication=run.publishing.total,
             restarts=dict(self.restarts),
-            slowest_verifier=summary.SlowestVerifier(prompt_index, slowest) if prompt_index >= 0 else None,
+            slowest_verifier=summary.SlowestVerifier(prompt_index, slowest)
+            if prompt_index >= 0
+            else None,
         )
 
 

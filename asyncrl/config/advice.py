@@ -1,7 +1,8 @@
-"""What a configuration may say and hardly means. Invariant: nothing is refused here, and the defaults give no advice.
+"""What a configuration may say and hardly means. Invariant: nothing is refused here, and the
+defaults give no advice.
 
-Each piece names the setting that does nothing, or that leaves something unbounded, and what would help. It is printed with what follows
-from the configuration, before a run.
+Each piece names the setting that does nothing, or that leaves something unbounded, and what would
+help. It is printed with what follows from the configuration, before a run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from asyncrl.config.schema import Config
 from staleness.estimators import AgeDecay
 
 GSPO_BOUND = 0.01
-"""A geometric mean over a rollout is rarely further from 1 than this; the authors of GSPO clip at 3e-4 and 4e-4."""
+"""A geometric mean over a rollout is rarely further from 1 than this; the authors of GSPO clip at
+3e-4 and 4e-4."""
 WITHOUT_LOWER_BOUND = ("cispo", "topr", "reinforce", "one_forward")
 WITHOUT_UPPER_BOUND = ("topr", "reinforce", "one_forward")
 
@@ -34,9 +36,16 @@ def advice(config: Config) -> Iterator[Advice]:
     train, staleness = config.train, config.staleness
     if staleness.max_lag == 0 and staleness.on_stale != "train":
         if train.replay_groups:
-            yield Advice("train.replay_groups", "does nothing at max_lag 0: what was trained once is older by the next step")
+            yield Advice(
+                "train.replay_groups",
+                "does nothing at max_lag 0: what was trained once is older by the next step",
+            )
         if any(isinstance(entry, AgeDecay) for entry in staleness.correction):
-            yield Advice("staleness.correction", "has age_decay, which does nothing at max_lag 0: no token that is trained has an age")
+            yield Advice(
+                "staleness.correction",
+                "has age_decay, which does nothing at max_lag 0: no token that is trained has an "
+                "age",
+            )
 
 
 def _idle(config: Config) -> Iterator[Advice]:
@@ -45,9 +54,12 @@ def _idle(config: Config) -> Iterator[Advice]:
     unused = {
         "train.dual_clip": train.objective != "dual_clip" and "train.objective is not dual_clip",
         "train.prior_visits": train.advantage != "first_k" and "train.advantage is not first_k",
-        "train.clip_lo": train.objective in WITHOUT_LOWER_BOUND and f"{train.objective} has no such bound",
-        "train.clip_hi": train.objective in WITHOUT_UPPER_BOUND and f"{train.objective} has no such bound",
-        "rollout.group_size_max": rollout.sizing != "difficulty" and "rollout.sizing is not difficulty",
+        "train.clip_lo": train.objective in WITHOUT_LOWER_BOUND
+        and f"{train.objective} has no such bound",
+        "train.clip_hi": train.objective in WITHOUT_UPPER_BOUND
+        and f"{train.objective} has no such bound",
+        "rollout.group_size_max": rollout.sizing != "difficulty"
+        and "rollout.sizing is not difficulty",
         "rollout.accept_floor": rollout.filter == "none" and "rollout.filter is none",
         "engine.sglang.launch": config.engine.kind != "sglang" and "engine.kind is not sglang",
         "engine.sglang.urls": config.engine.kind != "sglang" and "engine.kind is not sglang",
@@ -61,30 +73,53 @@ def _idle(config: Config) -> Iterator[Advice]:
 def _loss(config: Config) -> Iterator[Advice]:
     task, train, staleness = config.task, config.train, config.staleness
     if train.advantage == "gdpo" and (task.name != "jsonl" or ":" not in task.verifier):
-        yield Advice("train.advantage", "is gdpo, and this task's verifier gives one reward: there are no others to compare by themselves")
+        yield Advice(
+            "train.advantage",
+            "is gdpo, and this task's verifier gives one reward: there are no others to compare "
+            "by themselves",
+        )
     elif train.advantage == "gdpo" and config.rollout.filter == "zero_variance":
         yield Advice(
-            "rollout.filter", "is zero_variance, which looks at sums: groups whose rewards differ and whose sums do not are left out"
+            "rollout.filter",
+            "is zero_variance, which looks at sums: groups whose rewards differ and whose sums "
+            "do not are left out",
         )
     nothing = clips_nothing(train, staleness)
     if train.objective == "gspo" and not nothing and min(train.clip_lo, train.clip_hi) > GSPO_BOUND:
         yield Advice(
             "train.objective",
-            f"is gspo, whose ratio is a mean over the rollout, and hardly ever leaves [{1 - train.clip_lo:g}, {1 + train.clip_hi:g}]: "
+            "is gspo, whose ratio is a mean over the rollout, and hardly ever leaves "
+            f"[{1 - train.clip_lo:g}, {1 + train.clip_hi:g}]: "
             "its authors have clip_lo = 3e-4 and clip_hi = 4e-4",
         )
-    if staleness.max_lag == 0 and staleness.on_stale != "train" and staleness.proximal in ("boundary", "snapshot"):
+    if (
+        staleness.max_lag == 0
+        and staleness.on_stale != "train"
+        and staleness.proximal in ("boundary", "snapshot")
+    ):
         yield Advice(
             "staleness.proximal",
-            f"is {staleness.proximal}, and at max_lag 0 that is the policy of the step itself: it costs memory, and clips nothing",
+            f"is {staleness.proximal}, and at max_lag 0 that is the policy of the step itself: "
+            "it costs memory, and clips nothing",
         )
     weighed = any(entry.measures for entry in staleness.correction)
-    if train.objective == "reinforce" and not weighed and (staleness.max_lag > 0 or staleness.on_stale == "train"):
+    if (
+        train.objective == "reinforce"
+        and not weighed
+        and (staleness.max_lag > 0 or staleness.on_stale == "train")
+    ):
         yield Advice(
-            "train.objective", "is reinforce, and no correction weighs by the ratio: old tokens count as if they were new; token_tis would"
+            "train.objective",
+            "is reinforce, and no correction weighs by the ratio: old tokens count as if they "
+            "were new; token_tis would",
         )
-    if train.objective == "clip" and staleness.proximal == "behaviour" and not bounded_above(staleness):
+    if (
+        train.objective == "clip"
+        and staleness.proximal == "behaviour"
+        and not bounded_above(staleness)
+    ):
         yield Advice(
             "staleness.correction",
-            "bounds no ratio, and objective clip does not where the advantage is negative: icepop or objective dual_clip would",
+            "bounds no ratio, and objective clip does not where the advantage is negative: "
+            "icepop or objective dual_clip would",
         )

@@ -1,5 +1,6 @@
-"""What follows from a configuration and a user needs to see before it runs. Invariant: every number here is computed from the settings
-alone, with the rule in its meaning; nothing is measured or guessed.
+"""What follows from a configuration and a user needs to see before it runs. Invariant: every number
+here is computed from the settings alone, with the rule in its meaning; nothing is measured or
+guessed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def max_lag(config: Config) -> int:
 
 
 def keeps_versions(config: Config) -> bool:
-    """Whether an engine serves earlier versions beside the current one; an SGLang server holds one."""
+    """Whether an engine serves earlier versions beside the current one; an SGLang server holds
+    one."""
     return config.engine.kind != "sglang"
 
 
@@ -48,44 +50,64 @@ def live_groups(config: Config) -> int:
 
 
 def max_groups(config: Config) -> int:
-    """Most groups alive at one time, with those that are started for others that the filter will leave out (see
-    `asyncrl.strategies.acceptance`): never so many that lag could leave its bound if all of them passed."""
+    """Most groups alive at one time, with those that are started for others that the filter will
+    leave out (see `asyncrl.strategies.acceptance`): never so many that lag could leave its bound if
+    all of them passed."""
     live, staleness = live_groups(config), config.staleness
     if config.rollout.filter == "none" or config.train.unit == "rollout":
         return live
-    in_bound = math.floor((max_lag(config) + 1) * smallest_step(config)) - max(0, staleness.window - 1)
+    in_bound = math.floor((max_lag(config) + 1) * smallest_step(config)) - max(
+        0, staleness.window - 1
+    )
     return max(live, min(FACTOR * live, in_bound))
 
 
 def group_size(config: Config) -> int:
     """Most rollouts of a prompt."""
-    return config.rollout.group_size if config.rollout.sizing == "fixed" else config.rollout.group_size_max
+    return (
+        config.rollout.group_size
+        if config.rollout.sizing == "fixed"
+        else config.rollout.group_size_max
+    )
 
 
 def queue_bytes(config: Config) -> int:
-    """Most bytes of token arrays alive at one time: `int32` ids of prompt and response, `float32` log-probabilities of the response."""
-    return max_groups(config) * group_size(config) * 4 * (config.engine.context_tokens + config.rollout.max_new_tokens)
+    """Most bytes of token arrays alive at one time: `int32` ids of prompt and response, `float32`
+    log-probabilities of the response."""
+    return (
+        max_groups(config)
+        * group_size(config)
+        * 4
+        * (config.engine.context_tokens + config.rollout.max_new_tokens)
+    )
 
 
 def steps(config: Config) -> int:
     """Most optimizer steps: as many as asked, or as the data gives."""
     if not config.task.epochs:
         return config.train.steps
-    return min(config.train.steps, math.ceil(config.task.epochs * config.task.train_size / config.train.batch_groups))
+    return min(
+        config.train.steps,
+        math.ceil(config.task.epochs * config.task.train_size / config.train.batch_groups),
+    )
 
 
 def journal_steps(config: Config) -> int:
-    """Steps that the journal holds at most: a checkpoint forgets what lies before the one before it."""
+    """Steps that the journal holds at most: a checkpoint forgets what lies before the one before
+    it."""
     return min(2 * config.train.checkpoint_every or config.train.steps, steps(config))
 
 
 def journal_bytes(config: Config) -> int:
-    """Most bytes of journal that the steps it holds, the live rollouts and three states of them take, one of which is in the log as well
-    while it is written. What was discarded and what evaluations generated is no step's, and comes on top."""
+    """Most bytes of journal that the steps it holds, the live rollouts and three states of them
+    take, one of which is in the log as well while it is written. What was discarded and what
+    evaluations generated is no step's, and comes on top."""
     rollout, groups = config.rollout, config.train.batch_groups * journal_steps(config)
     events = math.ceil(rollout.max_new_tokens / config.engine.chunk_tokens) + ROLLOUT_EVENTS
     responses = groups * rollout.group_size * (8 * rollout.max_new_tokens + EVENT_BYTES * events)
-    return responses + groups * 4 * config.engine.context_tokens + 5 * queue_bytes(config) + LOG_BYTES
+    return (
+        responses + groups * 4 * config.engine.context_tokens + 5 * queue_bytes(config) + LOG_BYTES
+    )
 
 
 def derived(config: Config, available: int) -> list[Row]:
@@ -102,20 +124,50 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("task", task.path or task.name, params or "its own defaults"),
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
-        Row("steps at most", f"{steps(config):,}", f"{prompts:,} prompts of {task.train_size:,}: {prompts / task.train_size:.2g} epochs"),
+        Row(
+            "steps at most",
+            f"{steps(config):,}",
+            f"{prompts:,} prompts of {task.train_size:,}: {prompts / task.train_size:.2g} epochs",
+        ),
         *_step(config),
-        Row("groups live", f"≤ {groups:,}", f"(depth + overprovision) × batch_groups; {live:,} rollouts{_more(config)}"),
+        Row(
+            "groups live",
+            f"≤ {groups:,}",
+            f"(depth + overprovision) × batch_groups; {live:,} rollouts{_more(config)}",
+        ),
         Row("slots", f"{slots:,}", _slots(slots, live)),
         Row("queue", f"≤ {size(queue_bytes(config))}", "token arrays of the live rollouts"),
         Row("journal", f"≤ {size(journal_bytes(config))}", _journal(config)),
         Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
         _worst(config),
-        Row("loss", train.objective, f"{_bounds(train)}; advantage {train.advantage}, by {train.unit}"),
-        Row("correction", ", ".join(entry.kind for entry in staleness.correction) or "none", _weighs(config)),
+        Row(
+            "loss",
+            train.objective,
+            f"{_bounds(train)}; advantage {train.advantage}, by {train.unit}",
+        ),
+        Row(
+            "correction",
+            ", ".join(entry.kind for entry in staleness.correction) or "none",
+            _weighs(config),
+        ),
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
-        Row("cores", f"{total} of {available}", f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}"),
-        Row("metrics", f"http://{config.metrics.host}:{port}/metrics" if (port := config.metrics.port) else "off", "Prometheus"),
-        *([Row("agents", f"http://127.0.0.1:{config.gateway.port}", _agents(config))] if config.gateway.port else []),
+        Row(
+            "cores",
+            f"{total} of {available}",
+            f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}",
+        ),
+        Row(
+            "metrics",
+            f"http://{config.metrics.host}:{port}/metrics"
+            if (port := config.metrics.port)
+            else "off",
+            "Prometheus",
+        ),
+        *(
+            [Row("agents", f"http://127.0.0.1:{config.gateway.port}", _agents(config))]
+            if config.gateway.port
+            else []
+        ),
         *(Row("note", key, text) for key, text in advice(config)),
     ]
 
@@ -124,15 +176,31 @@ def _step(config: Config) -> list[Row]:
     """What a step trains."""
     rollout, train = config.rollout, config.train
     least, most = train.batch_groups * rollout.group_size, train.batch_groups * group_size(config)
-    each = f"{rollout.group_size} to {group_size(config)}, more where prompts are harder" if most > least else str(rollout.group_size)
+    each = (
+        f"{rollout.group_size} to {group_size(config)}, more where prompts are harder"
+        if most > least
+        else str(rollout.group_size)
+    )
     if train.step_tokens:
         return [
             Row("rollouts per step", "by their tokens", f"groups of {each}"),
-            Row("response tokens per step", f"≥ {train.step_tokens:,}", "they close a step, and batch_groups does not"),
+            Row(
+                "response tokens per step",
+                f"≥ {train.step_tokens:,}",
+                "they close a step, and batch_groups does not",
+            ),
         ]
     return [
-        Row("rollouts per step", f"{'≤ ' if most > least else ''}{most:,}", f"{train.batch_groups} groups of {each}"),
-        Row("response tokens per step", f"≤ {most * rollout.max_new_tokens:,}", f"{rollout.max_new_tokens} a rollout"),
+        Row(
+            "rollouts per step",
+            f"{'≤ ' if most > least else ''}{most:,}",
+            f"{train.batch_groups} groups of {each}",
+        ),
+        Row(
+            "response tokens per step",
+            f"≤ {most * rollout.max_new_tokens:,}",
+            f"{rollout.max_new_tokens} a rollout",
+        ),
     ]
 
 
@@ -156,7 +224,11 @@ def _weighs(config: Config) -> str:
         return "no token is left out, or weighs less"
     if any(entry.measures for entry in correction) and ratios_weigh(config.train, config.staleness):
         return "what is kept weighs by its ratio"
-    return "says what is kept; the objective's own ratio weighs it" if any(entry.rejects for entry in correction) else "weighs by age"
+    return (
+        "says what is kept; the objective's own ratio weighs it"
+        if any(entry.rejects for entry in correction)
+        else "weighs by age"
+    )
 
 
 def _proximal(config: Config, live: int) -> str:
@@ -176,7 +248,11 @@ def _proximal(config: Config, live: int) -> str:
 
 def _more(config: Config) -> str:
     more = max_groups(config)
-    return f"; ≤ {more:,} groups where the filter leaves many out" if more > live_groups(config) else ""
+    return (
+        f"; ≤ {more:,} groups where the filter leaves many out"
+        if more > live_groups(config)
+        else ""
+    )
 
 
 def _worst(config: Config) -> Row:
@@ -190,7 +266,11 @@ def _worst(config: Config) -> Row:
         "train": "old tokens are trained",
     }[staleness.on_stale]
     if not staleness.window:
-        return Row(name, str(staleness.max_lag) if bounded else "no bound", f"{older}; no window: the oldest finished first")
+        return Row(
+            name,
+            str(staleness.max_lag) if bounded else "no bound",
+            f"{older}; no window: the oldest finished first",
+        )
     lag = largest_lag(config, max_groups(config))
     if bounded and lag > staleness.max_lag:
         return Row(name, str(staleness.max_lag), f"{older}; with this window some may be {lag} old")
@@ -208,14 +288,21 @@ def _counts(parts: Sequence[tuple[int, ...]]) -> str:
 
 
 def _slots(slots: int, live: int) -> str:
-    return f"{slots - live:,} more than live rollouts: they stay empty" if slots > live else "rollouts decoded at a time"
+    return (
+        f"{slots - live:,} more than live rollouts: they stay empty"
+        if slots > live
+        else "rollouts decoded at a time"
+    )
 
 
 def _journal(config: Config) -> str:
     beside = "; what is filtered, stale or evaluated comes on top"
     if not config.train.checkpoint_every:
         return "never compacted, as train.checkpoint_every is 0: all steps" + beside
-    return f"compacted at each checkpoint: {journal_steps(config):,} steps and the live rollouts" + beside
+    return (
+        f"compacted at each checkpoint: {journal_steps(config):,} steps and the live rollouts"
+        + beside
+    )
 
 
 def size(count: float) -> str:

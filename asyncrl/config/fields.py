@@ -1,4 +1,5 @@
-"""The catalogue of settings, read off the schema. Invariant: an error message and a comment in run.toml say what the schema says."""
+"""The catalogue of settings, read off the schema. Invariant: an error message and a comment in
+run.toml say what the schema says."""
 
 from __future__ import annotations
 
@@ -18,15 +19,18 @@ TEXTS = tuple[str, ...]
 
 
 class ConfigError(Exception):
-    """The run cannot start as configured. Its text is one sentence on one printable line: where, what is wrong, what is allowed."""
+    """The run cannot start as configured. Its text is one sentence on one printable line: where,
+    what is wrong, what is allowed."""
 
     def __init__(self, text: str) -> None:
-        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+        super().__init__(
+            "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        )
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One setting: `key` is `section.name` (a section may lie in another: `engine.sglang`), `kind` its Python type (or the Literal),
-    `allowed` what it may be, in words."""
+    """One setting: `key` is `section.name` (a section may lie in another: `engine.sglang`), `kind`
+    its Python type (or the Literal), `allowed` what it may be, in words."""
 
     key: str
     hint: Any
@@ -54,7 +58,8 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def entries(self) -> dict[str, type[msgspec.Struct]]:
-        """What a list of tables may hold, by the `kind` of the table, or {} where it is no such list."""
+        """What a list of tables may hold, by the `kind` of the table, or {} where it is no such
+        list."""
         if get_origin(self.kind) is not tuple or self.kind == TEXTS:
             return {}
         union, _ = get_args(self.kind)
@@ -79,7 +84,12 @@ def _allowed(kind: Any, metas: list[msgspec.Meta]) -> str:
     for meta in metas:
         bounds += [
             f"{words} {bound:g}" if abs(bound) < 1e6 else f"{words} {bound}"
-            for words, bound in (("at least", meta.ge), ("above", meta.gt), ("at most", meta.le), ("below", meta.lt))
+            for words, bound in (
+                ("at least", meta.ge),
+                ("above", meta.gt),
+                ("at most", meta.le),
+                ("below", meta.lt),
+            )
             if bound is not None
         ]
     return " ".join([noun, " and ".join(bounds)]).strip()
@@ -119,25 +129,32 @@ def lookup(config: Config, key: str) -> Any:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """The most similar of `words`, of which there is at least one. A key matches best by its last part (`train.group_size` →
-    `rollout.group_size`)."""
+    """The most similar of `words`, of which there is at least one. A key matches best by its last
+    part (`train.group_size` → `rollout.group_size`)."""
 
     def similarity(other: str) -> tuple[float, float]:
         last, other_last = word.rpartition(".")[2], other.rpartition(".")[2]
         whole = difflib.SequenceMatcher(None, word.lower(), other.lower()).ratio()
-        return difflib.SequenceMatcher(None, last.lower(), other_last.lower()).ratio() + whole, whole
+        return difflib.SequenceMatcher(
+            None, last.lower(), other_last.lower()
+        ).ratio() + whole, whole
 
     return max(words, key=similarity)
 
 
 def checked(field: Field, value: Any, place: str) -> Any:
-    """`value` as the setting's type. Raises ConfigError naming `place`, the value and what is allowed."""
+    """`value` as the setting's type. Raises ConfigError naming `place`, the value and what is
+    allowed."""
     problem = ""
     if field.entries:
         return _listed(field, value, place)
     if field.is_table:
         problem = _unplain(value) if isinstance(value, dict) else "is not a table"
-    elif field.kind == TEXTS and isinstance(value, list) and not all(isinstance(item, str) and _is_text(item) for item in value):
+    elif (
+        field.kind == TEXTS
+        and isinstance(value, list)
+        and not all(isinstance(item, str) and _is_text(item) for item in value)
+    ):
         problem = f"is {quoted(value)}"
     elif isinstance(value, str) and not _is_text(value):
         problem = f"is {quoted(value)}, which is not text"
@@ -159,31 +176,52 @@ def checked(field: Field, value: Any, place: str) -> Any:
 
 
 def _listed(field: Field, value: Any, place: str) -> tuple[Any, ...]:
-    """A list of tagged tables; where only a kind is said the rest is its defaults. A string is such kinds with commas between, or none."""
+    """A list of tagged tables; where only a kind is said the rest is its defaults. A string is such
+    kinds with commas between, or none."""
     if isinstance(value, str):
         value = [] if value.strip() == NONE else [kind.strip() for kind in value.split(",")]
     if not isinstance(value, list):
         kinds = ", ".join([*field.entries, NONE])
-        raise ConfigError(f"{place}: {field.key} is {quoted(value)}, and must be {field.allowed}: {kinds} ({field.description}).")
-    return tuple(_entry(field, {"kind": item} if isinstance(item, str) else item, place) for item in value)
+        raise ConfigError(
+            f"{place}: {field.key} is {quoted(value)}, and must be {field.allowed}: {kinds} "
+            f"({field.description})."
+        )
+    return tuple(
+        _entry(field, {"kind": item} if isinstance(item, str) else item, place) for item in value
+    )
 
 
 def _entry(field: Field, table: Any, place: str) -> Any:
     kinds = field.entries
     kind = table.get("kind") if isinstance(table, dict) else None
     if not isinstance(kind, str):
-        raise ConfigError(f"{place}: {field.key} has {quoted(table)} in it, and must be {field.allowed}: {', '.join([*kinds, NONE])}.")
+        raise ConfigError(
+            f"{place}: {field.key} has {quoted(table)} in it, and must be {field.allowed}: "
+            f"{', '.join([*kinds, NONE])}."
+        )
     if kind == NONE:
-        raise ConfigError(f"{place}: {field.key} has {NONE} beside others, which says nothing: leave it out.")
+        raise ConfigError(
+            f"{place}: {field.key} has {NONE} beside others, which says nothing: leave it out."
+        )
     if kind not in kinds:
         near = nearest(kind, kinds)
-        raise ConfigError(f"{place}: {field.key} has the kind {quoted(kind)}, which there is not; the nearest is {near}.")
-    hints = {name: hint for name, hint in get_type_hints(kinds[kind], include_extras=True).items() if name in kinds[kind].__struct_fields__}
+        raise ConfigError(
+            f"{place}: {field.key} has the kind {quoted(kind)}, which there is not; the nearest "
+            f"is {near}."
+        )
+    hints = {
+        name: hint
+        for name, hint in get_type_hints(kinds[kind], include_extras=True).items()
+        if name in kinds[kind].__struct_fields__
+    }
     values = {}
     for name, value in table.items():
         if name != "kind" and name not in hints:
             near = f"it takes {', '.join(hints)}, and the nearest is {nearest(str(name), hints)}"
-            raise ConfigError(f"{place}: {field.key} has a {kind} with {quoted(name)}, which it does not take; {near}.")
+            raise ConfigError(
+                f"{place}: {field.key} has a {kind} with {quoted(name)}, which it does not take; "
+                f"{near}."
+            )
         if name != "kind":
             values[name] = checked(_field(f"{field.key}.{kind}", name, hints[name]), value, place)
     return kinds[kind](**values)
@@ -198,7 +236,13 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, msgspec.Struct):
-        return "{" + ", ".join(f"{name} = {_toml(inner)}" for name, inner in msgspec.to_builtins(value).items()) + "}"
+        return (
+            "{"
+            + ", ".join(
+                f"{name} = {_toml(inner)}" for name, inner in msgspec.to_builtins(value).items()
+            )
+            + "}"
+        )
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return repr(value)
@@ -209,14 +253,17 @@ def shortened(text: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written to a file and name one: an environment can hold bytes that are not UTF-8."""
+    """Whether it can be written to a file and name one: an environment can hold bytes that are not
+    UTF-8."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _unplain(value: Any, path: str = "") -> str:
     """What makes a free table unfit to be journalled and compared, or nothing."""
     if isinstance(value, dict):
-        return next((found for key, item in value.items() if (found := _unplain(item, f"{path}.{key}"))), "")
+        return next(
+            (found for key, item in value.items() if (found := _unplain(item, f"{path}.{key}"))), ""
+        )
     if isinstance(value, list):
         return next((found for item in value if (found := _unplain(item, path))), "")
     if isinstance(value, bool):
@@ -224,7 +271,11 @@ def _unplain(value: Any, path: str = "") -> str:
     if isinstance(value, str):
         return "" if _is_text(value) else f"has at {path[1:]} {quoted(value)}, which is not text"
     if isinstance(value, int):
-        return "" if -(2**63) <= value < 2**63 else f"has at {path[1:]} a number that does not fit in 64 bits"
+        return (
+            ""
+            if -(2**63) <= value < 2**63
+            else f"has at {path[1:]} a number that does not fit in 64 bits"
+        )
     if isinstance(value, float):
         return "" if math.isfinite(value) else f"has {value} at {path[1:]}"
     return f"has at {path[1:]} a {type(value).__name__}, which no task takes"

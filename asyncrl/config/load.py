@@ -1,7 +1,8 @@
-"""run.toml, `ASYNCRL_*` and `--set` to one frozen Config. Invariant: any input gives a Config or a ConfigError of one sentence.
+"""run.toml, `ASYNCRL_*` and `--set` to one frozen Config. Invariant: any input gives a Config or a
+ConfigError of one sentence.
 
-`--set` wins over a variable, a variable over run.toml, run.toml over the defaults. `task.params` are the named data set's own: a source
-that names another task forgets the params of weaker sources.
+`--set` wins over a variable, a variable over run.toml, run.toml over the defaults. `task.params`
+are the named data set's own: a source that names another task forgets the params of weaker sources.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from typing import Any, NamedTuple
 import msgspec
 import tomli_w
 
-from asyncrl.config.fields import FIELDS, SECTIONS, ConfigError, Field, checked, lookup, nearest, quoted, shortened
+from asyncrl.config.fields import (
+    FIELDS,
+    SECTIONS,
+    ConfigError,
+    Field,
+    checked,
+    lookup,
+    nearest,
+    quoted,
+    shortened,
+)
 from asyncrl.config.renamed import RENAMED
 from asyncrl.config.rules import contradictions
 from asyncrl.config.schema import VARIABLES, Config, Section
@@ -25,7 +36,8 @@ PREFIX = "ASYNCRL_"
 
 
 class Setting(NamedTuple):
-    """`value` for the key `path` (section, name, and further names inside a free table), and where it was said."""
+    """`value` for the key `path` (section, name, and further names inside a free table), and where
+    it was said."""
 
     path: tuple[str, ...]
     value: Any
@@ -33,13 +45,18 @@ class Setting(NamedTuple):
 
 
 def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """The configuration of a run from run.toml at `path` (None: defaults only), `--set section.key=value` strings and `ASYNCRL_*`.
+    """The configuration of a run from run.toml at `path` (None: defaults only), `--set
+    section.key=value` strings and `ASYNCRL_*`.
 
     Raises ConfigError.
     """
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    sources = (_from_file(path) if path else [], _from_environment(environ), [_from_set(text) for text in sets])
+    sources = (
+        _from_file(path) if path else [],
+        _from_environment(environ),
+        [_from_set(text) for text in sets],
+    )
     for settings in sources:
         _forget_params_of_another_task(settings, values)
         for setting in settings:
@@ -48,12 +65,14 @@ def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def read(path: Path) -> Config:
-    """The configuration in a run.toml, and nothing else; of a file by `write`, exactly what was written. Raises ConfigError."""
+    """The configuration in a run.toml, and nothing else; of a file by `write`, exactly what was
+    written. Raises ConfigError."""
     return load(path, (), {})
 
 
 def write(config: Config, path: Path) -> None:
-    """The resolved run.toml, every setting in it, each with its meaning as a comment; written atomically."""
+    """The resolved run.toml, every setting in it, each with its meaning as a comment; written
+    atomically."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8", newline="\n") as file:
         file.write(render(config))
@@ -68,10 +87,16 @@ def render(config: Config) -> str:
     for section, cls in SECTIONS.items():
         parts.append(f"# {(cls.__doc__ or '').strip()}\n[{section}]\n")
         fields = [field for field in FIELDS.values() if field.section == section]
-        for field in sorted(fields, key=lambda field: field.is_table):  # a table takes every key that follows it
+        for field in sorted(
+            fields, key=lambda field: field.is_table
+        ):  # a table takes every key that follows it
             value = msgspec.to_builtins(lookup(config, field.key))
             parts.append(_comment(field))
-            parts.append(tomli_w.dumps({section: {field.name: value}}) if field.is_table else tomli_w.dumps({field.name: value}))
+            parts.append(
+                tomli_w.dumps({section: {field.name: value}})
+                if field.is_table
+                else tomli_w.dumps({field.name: value})
+            )
         parts.append("\n")
     return "".join(parts).rstrip() + "\n"
 
@@ -82,7 +107,7 @@ def _comment(field: Field) -> str:
     return f"# {field.description}{choices}\n"
 
 
-# ------------------------------------------------------------------------------------------------------------- sources
+# ----------------------------------------------------------------------------------------- sources
 
 
 def _from_file(path: Path) -> list[Setting]:
@@ -90,15 +115,24 @@ def _from_file(path: Path) -> list[Setting]:
         with path.open("rb") as file:
             tree = tomllib.load(file)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a run.toml.") from None
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); give the path of a run.toml."
+        ) from None
     except tomllib.TOMLDecodeError as error:
         where = re.search(r"at line (\d+)", str(error))
         place = f"{path}:{where[1]}" if where else f"{path}, at its end"
-        raise ConfigError(f"{place}: this is not TOML: {str(error).partition(' (at ')[0]}.") from None
+        raise ConfigError(
+            f"{place}: this is not TOML: {str(error).partition(' (at ')[0]}."
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: this is not TOML: it is not UTF-8 text.") from None
-    except (ValueError, RecursionError):  # a number of thousands of digits; brackets a thousand deep
-        raise ConfigError(f"{path}: this is not TOML that can be read: a number or a nesting in it has no end.") from None
+    except (
+        ValueError,
+        RecursionError,
+    ):  # a number of thousands of digits; brackets a thousand deep
+        raise ConfigError(
+            f"{path}: this is not TOML that can be read: a number or a nesting in it has no end."
+        ) from None
     settings: list[Setting] = []
     for section, table in tree.items():
         settings += _from_table(section, table, str(path))
@@ -112,7 +146,11 @@ def _from_table(section: str, table: Any, place: str) -> list[Setting]:
     settings = []
     for name, value in table.items():
         inner = f"{section}.{name}"
-        settings += _from_table(inner, value, place) if inner in SECTIONS else [Setting((section, name), value, place)]
+        settings += (
+            _from_table(inner, value, place)
+            if inner in SECTIONS
+            else [Setting((section, name), value, place)]
+        )
     return settings
 
 
@@ -122,7 +160,9 @@ def _from_environment(environ: Mapping[str, str]) -> list[Setting]:
         if not name.startswith(PREFIX):
             continue
         if name not in VARIABLES:
-            raise ConfigError(f"{name}: there is no such variable; the nearest is {nearest(name, VARIABLES)}.")
+            raise ConfigError(
+                f"{name}: there is no such variable; the nearest is {nearest(name, VARIABLES)}."
+            )
         field = FIELDS[VARIABLES[name]]
         settings.append(Setting((field.section, field.name), _parsed(field, text, name), name))
     return settings
@@ -136,14 +176,16 @@ def _from_set(text: str) -> Setting:
         first = f"{first}.{rest.pop(0)}"
     path = first, *rest
     if not equals:
-        raise ConfigError(f"{place}: write --set section.key=value, for example --set train.steps=100.")
+        raise ConfigError(
+            f"{place}: write --set section.key=value, for example --set train.steps=100."
+        )
     field = _known(path, place)
     return Setting(path, _parsed(field, value.strip(), place, inside=len(path) > 2), place)
 
 
 def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any:
-    """`text` as a TOML value; as it stands where a string is wanted, where kinds with commas between are, and inside a free table where it
-    is no TOML."""
+    """`text` as a TOML value; as it stands where a string is wanted, where kinds with commas
+    between are, and inside a free table where it is no TOML."""
     try:
         tree = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -154,30 +196,50 @@ def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any
     if value is None:
         if inside or not text or (field.entries and not text.startswith(("[", "{"))):
             return text
-        raise ConfigError(f"{place}: {field.key} is {quoted(text)}, and must be {field.allowed} ({field.description}).")
+        raise ConfigError(
+            f"{place}: {field.key} is {quoted(text)}, and must be {field.allowed} "
+            f"({field.description})."
+        )
     return value
 
 
-# ------------------------------------------------------------------------------------------------- settings to a Config
+# ---------------------------------------------------------------------------- settings to a Config
 
 
 def _known(path: tuple[str, ...], place: str) -> Field:
     """The field that `path` names, or a ConfigError with its name of today, or the nearest."""
-    if (now := RENAMED.get(".".join(path[:2]))) is not None or (path[0] in RENAMED and (now := RENAMED[path[0]])):
+    if (now := RENAMED.get(".".join(path[:2]))) is not None or (
+        path[0] in RENAMED and (now := RENAMED[path[0]])
+    ):
         raise ConfigError(f"{place}: {'.'.join(path[:2])} {now}.")
     key = ".".join(path)
     if path[0] not in SECTIONS:
-        near = nearest(key, FIELDS) if len(path) > 1 or any(field.name == path[0] for field in FIELDS.values()) else nearest(key, SECTIONS)
-        raise ConfigError(f"{place}: there is no section {path[0]}; the sections are {', '.join(SECTIONS)}, and the nearest is {near}.")
+        near = (
+            nearest(key, FIELDS)
+            if len(path) > 1 or any(field.name == path[0] for field in FIELDS.values())
+            else nearest(key, SECTIONS)
+        )
+        raise ConfigError(
+            f"{place}: there is no section {path[0]}; the sections are {', '.join(SECTIONS)}, "
+            f"and the nearest is {near}."
+        )
     if len(path) == 1:
-        raise ConfigError(f"{place}: {path[0]} is a section of settings; name one of them, as {nearest(key, _keys(path[0]))}.")
+        raise ConfigError(
+            f"{place}: {path[0]} is a section of settings; name one of them, as "
+            f"{nearest(key, _keys(path[0]))}."
+        )
     field = FIELDS.get(".".join(path[:2]))
     if field is None:
         elsewhere = [other.key for other in FIELDS.values() if other.name == path[1]]
         near = nearest(key, elsewhere or _keys(path[0]))
-        raise ConfigError(f"{place}: there is no setting {'.'.join(path[:2])}; the nearest is {near}.")
+        raise ConfigError(
+            f"{place}: there is no setting {'.'.join(path[:2])}; the nearest is {near}."
+        )
     if len(path) > 2 and not field.is_table:
-        raise ConfigError(f"{place}: {field.key} holds no further settings; it must be {field.allowed} ({field.description}).")
+        raise ConfigError(
+            f"{place}: {field.key} holds no further settings; it must be {field.allowed} "
+            f"({field.description})."
+        )
     if not all(path):
         raise ConfigError(f"{place}: a name in {key} is empty; write --set {field.key}.name=value.")
     return field
@@ -198,7 +260,10 @@ def _put(setting: Setting, values: dict[str, Any], places: dict[str, str]) -> No
     path, value, place = setting
     if path[0] in SECTIONS and len(path) == 1:
         if value != {}:
-            raise ConfigError(f"{place}: {path[0]} is {quoted(value)}, and must be a section: write [{path[0]}] and its settings below.")
+            raise ConfigError(
+                f"{place}: {path[0]} is {quoted(value)}, and must be a section: write "
+                f"[{path[0]}] and its settings below."
+            )
         return
     field = _known(path, place)
     if len(path) > 2:
@@ -207,25 +272,40 @@ def _put(setting: Setting, values: dict[str, Any], places: dict[str, str]) -> No
     places[field.key] = place
 
 
-def _merged(table: Mapping[str, Any], path: tuple[str, ...], value: Any, place: str, key: str) -> dict[str, Any]:
+def _merged(
+    table: Mapping[str, Any], path: tuple[str, ...], value: Any, place: str, key: str
+) -> dict[str, Any]:
     name, *rest = path
     if not rest:
         return {**table, name: value}
     inner = table.get(name, {})
     if not isinstance(inner, dict):
-        raise ConfigError(f"{place}: {key}.{name} is {quoted(inner)}, and holds no further settings.")
+        raise ConfigError(
+            f"{place}: {key}.{name} is {quoted(inner)}, and holds no further settings."
+        )
     return {**table, name: _merged(inner, tuple(rest), value, place, f"{key}.{name}")}
 
 
 def _build(values: Mapping[str, Any], places: Mapping[str, str]) -> Config:
     built: dict[str, Section] = {}
     for section, cls in reversed(SECTIONS.items()):  # a section comes before those that lie in it
-        given: dict[str, Any] = {FIELDS[key].name: values[key] for key in _keys(section) if key in values}
-        given |= {name.rpartition(".")[2]: part for name, part in built.items() if name.rpartition(".")[0] == section}
+        given: dict[str, Any] = {
+            FIELDS[key].name: values[key] for key in _keys(section) if key in values
+        }
+        given |= {
+            name.rpartition(".")[2]: part
+            for name, part in built.items()
+            if name.rpartition(".")[0] == section
+        }
         built[section] = cls(**given)
-    sections: dict[str, Any] = {section: part for section, part in built.items() if "." not in section}
+    sections: dict[str, Any] = {
+        section: part for section, part in built.items() if "." not in section
+    }
     config = Config(**sections)
     for keys, remedy in contradictions(config):
-        said = " and ".join(f"{key} is {quoted(lookup(config, key))} ({places.get(key, 'the default')})" for key in keys)
+        said = " and ".join(
+            f"{key} is {quoted(lookup(config, key))} ({places.get(key, 'the default')})"
+            for key in keys
+        )
         raise ConfigError(f"{said}: {remedy}.")
     return config

@@ -1,6 +1,8 @@
-"""What the settings of the loss say about each other. Invariant: a loss that passes here is one that its formulas define.
+"""What the settings of the loss say about each other. Invariant: a loss that passes here is one
+that its formulas define.
 
-Every rule names the keys that contradict each other and what to do about it, as `rules.contradictions` does.
+Every rule names the keys that contradict each other and what to do about it, as
+`rules.contradictions` does.
 """
 
 from __future__ import annotations
@@ -14,16 +16,21 @@ from staleness.estimators import K3, GeometricMask, GeometricTis, IcePop, Mis
 BANDS = (IcePop, Mis, GeometricMask, GeometricTis)
 """Corrections whose lo and hi are the two ends of one band."""
 BOUNDS = (IcePop, Mis, K3)
-"""Corrections that keep no token, or no rollout, of a ratio far above 1. The others look at something else, or one way only."""
+"""Corrections that keep no token, or no rollout, of a ratio far above 1. The others look at
+something else, or one way only."""
 GRADIENT_NORMS = ("min_variance", "min_variance_logits")
 Contradictions = Iterator[tuple[tuple[str, ...], str]]
 
 
 def loss_contradictions(config: Config) -> Contradictions:
-    """Those of corrections, objective, proximal policy, advantages, and of the tokens that all of them are about."""
+    """Those of corrections, objective, proximal policy, advantages, and of the tokens that all of
+    them are about."""
     train = config.train
     if train.objective == "dual_clip" and train.dual_clip <= 1 + train.clip_hi:
-        yield ("train.dual_clip", "train.clip_hi"), "the second clip would cut into the first: dual_clip must be larger than 1 + clip_hi"
+        yield (
+            ("train.dual_clip", "train.clip_hi"),
+            "the second clip would cut into the first: dual_clip must be larger than 1 + clip_hi",
+        )
     if train.objective == "one_forward":
         yield from _one_forward(train, config.staleness)
     yield from _corrections(config)
@@ -31,18 +38,20 @@ def loss_contradictions(config: Config) -> Contradictions:
 
 
 def ratios_weigh(train: TrainConfig, staleness: StalenessConfig) -> bool:
-    """Whether the ratio that corrections look at may weigh the loss. It may not where the objective's own ratio is the same: that of
-    current to behaviour policy."""
+    """Whether the ratio that corrections look at may weigh the loss. It may not where the
+    objective's own ratio is the same: that of current to behaviour policy."""
     return staleness.proximal != "behaviour" or train.objective == "reinforce"
 
 
 def clips_nothing(train: TrainConfig, staleness: StalenessConfig) -> bool:
-    """Whether the objective has a ratio, and that ratio is always 1. (A step makes a version, so current and recomputed policy are one.)"""
+    """Whether the objective has a ratio, and that ratio is always 1. (A step makes a version, so
+    current and recomputed policy are one.)"""
     return staleness.proximal == "recompute" and train.objective != "reinforce"
 
 
 def bounded_above(staleness: StalenessConfig) -> bool:
-    """Whether a correction bounds the ratio of what it keeps, which is that of current to behaviour policy where proximal is behaviour."""
+    """Whether a correction bounds the ratio of what it keeps, which is that of current to behaviour
+    policy where proximal is behaviour."""
     return any(isinstance(entry, BOUNDS) for entry in staleness.correction)
 
 
@@ -50,13 +59,15 @@ def _one_forward(train: TrainConfig, staleness: StalenessConfig) -> Contradictio
     if staleness.proximal != "behaviour" and not clips_nothing(train, staleness):
         yield (
             ("train.objective", "staleness.proximal"),
-            "this objective does not bound its ratio, and corrections bound another one, of proximal to behaviour policy: set proximal to "
+            "this objective does not bound its ratio, and corrections bound another one, of "
+            "proximal to behaviour policy: set proximal to "
             "behaviour, or objective to clip",
         )
     elif staleness.proximal == "behaviour" and not bounded_above(staleness):
         yield (
             ("train.objective", "staleness.correction"),
-            "this objective does not bound its ratio, and no correction here does: list icepop, mis or k3, or set objective to clip",
+            "this objective does not bound its ratio, and no correction here does: list icepop, "
+            "mis or k3, or set objective to clip",
         )
 
 
@@ -64,22 +75,30 @@ def _corrections(config: Config) -> Contradictions:
     correction, weigh = config.staleness.correction, ratios_weigh(config.train, config.staleness)
     for entry in correction:
         if isinstance(entry, BANDS) and entry.lo >= entry.hi:
-            yield ("staleness.correction",), f"the band [lo, hi] of {entry.kind} is empty: lower lo or raise hi"
+            yield (
+                ("staleness.correction",),
+                f"the band [lo, hi] of {entry.kind} is empty: lower lo or raise hi",
+            )
     kinds = [entry.kind for entry in correction]
     if again := next((kind for kind in kinds if kinds.count(kind) > 1), None):
-        yield ("staleness.correction",), f"{again} is there twice, and what it leaves out could not be told apart: list it once"
+        yield (
+            ("staleness.correction",),
+            f"{again} is there twice, and what it leaves out could not be told apart: list it once",
+        )
     pure = [entry.kind for entry in correction if entry.weights]
     if pure and not weigh:
         yield (
             ("staleness.proximal", "staleness.correction", "train.objective"),
-            f"the objective's ratio is to the behaviour policy already, and {pure[0]} would weigh by it once more: leave {pure[0]} out, "
+            f"the objective's ratio is to the behaviour policy already, and {pure[0]} would "
+            f"weigh by it once more: leave {pure[0]} out, "
             "set proximal to boundary, or objective to reinforce",
         )
     measures = [entry.kind for entry in correction if entry.measures]
     if len(measures) > 1 and weigh:
         yield (
             ("staleness.correction", "staleness.proximal", "train.objective"),
-            f"both {measures[0]} and {measures[1]} weigh by the ratio, which would count twice: list one of them",
+            f"both {measures[0]} and {measures[1]} weigh by the ratio, which would count twice: "
+            "list one of them",
         )
 
 
@@ -91,24 +110,34 @@ def _advantages(config: Config) -> Contradictions:
     if train.unit == "rollout" and train.advantage != "first_k":
         yield (
             ("train.unit", "train.advantage"),
-            "a rollout that is trained before its siblings are judged cannot be compared with all of them: set advantage to first_k, "
+            "a rollout that is trained before its siblings are judged cannot be compared with "
+            "all of them: set advantage to first_k, "
             "or unit to group",
         )
     if train.unit == "group" and train.advantage == "first_k":
         yield (
             ("train.unit", "train.advantage"),
-            "where whole groups are trained every reward is known: set unit to rollout, or advantage to rloo",
+            "where whole groups are trained every reward is known: set unit to rollout, or "
+            "advantage to rloo",
         )
     if train.unit == "rollout" and train.replay_groups:
-        yield ("train.unit", "train.replay_groups"), "what is trained again are whole groups: set unit to group, or replay_groups to 0"
+        yield (
+            ("train.unit", "train.replay_groups"),
+            "what is trained again are whole groups: set unit to group, or replay_groups to 0",
+        )
     if train.unit == "rollout" and rollout.k_min >= rollout.group_size:
         yield (
             ("train.unit", "rollout.k_min", "rollout.group_size"),
-            "a rollout has group_size - 1 others to be compared with: lower k_min or raise group_size",
+            "a rollout has group_size - 1 others to be compared with: lower k_min or raise "
+            "group_size",
         )
-    if train.advantage in GRADIENT_NORMS and size[1] * config.engine.context_tokens > train.micro_tokens:
+    if (
+        train.advantage in GRADIENT_NORMS
+        and size[1] * config.engine.context_tokens > train.micro_tokens
+    ):
         yield (
             ("train.advantage", "train.micro_tokens", size[0], "engine.context_tokens"),
-            "a group's baseline needs the gradient of each of its rollouts, so it must fit in one micro-batch: raise micro_tokens to "
+            "a group's baseline needs the gradient of each of its rollouts, so it must fit in "
+            "one micro-batch: raise micro_tokens to "
             f"{size[1] * config.engine.context_tokens}, or choose another advantage",
         )

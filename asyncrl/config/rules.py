@@ -1,4 +1,5 @@
-"""What settings say about each other. Invariant: a configuration that passes here contradicts itself nowhere, whatever the machine.
+"""What settings say about each other. Invariant: a configuration that passes here contradicts
+itself nowhere, whatever the machine.
 
 What depends on the machine (cores, ports, directories) is `asyncrl.launch.preflight`'s.
 """
@@ -19,33 +20,44 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """The keys that contradict each other, and what to do about it, as the end of a sentence."""
     c, task, rollout = config, config.task, config.rollout
     if rollout.k_min > rollout.group_size:
-        yield ("rollout.k_min", "rollout.group_size"), "a group cannot have more verdicts than rollouts: lower k_min or raise group_size"
+        yield (
+            ("rollout.k_min", "rollout.group_size"),
+            "a group cannot have more verdicts than rollouts: lower k_min or raise group_size",
+        )
     if rollout.group_size == 1 and rollout.filter == "zero_variance":
         yield (
             ("rollout.filter", "rollout.group_size"),
-            "one reward never varies, so every group would be filtered: raise group_size or set filter to none",
+            "one reward never varies, so every group would be filtered: raise group_size or set "
+            "filter to none",
         )
     if c.engine.context_tokens <= rollout.max_new_tokens:
         yield (
             ("engine.context_tokens", "rollout.max_new_tokens"),
-            "prompt and response share the context: context_tokens must be larger than max_new_tokens",
+            "prompt and response share the context: context_tokens must be larger than "
+            "max_new_tokens",
         )
     if c.train.micro_tokens < c.engine.context_tokens:
         yield (
             ("train.micro_tokens", "engine.context_tokens"),
-            "the longest rollout must fit in a micro-batch: micro_tokens must be at least context_tokens",
+            "the longest rollout must fit in a micro-batch: micro_tokens must be at least "
+            "context_tokens",
         )
     if c.machine.cores > 1 and c.machine.trainer_cores >= c.machine.cores:
-        yield ("machine.trainer_cores", "machine.cores"), "no core is left for generation: lower trainer_cores"
+        yield (
+            ("machine.trainer_cores", "machine.cores"),
+            "no core is left for generation: lower trainer_cores",
+        )
     if c.supervision.stall_s <= task.verdict_s:
         yield (
             ("supervision.stall_s", "task.verdict_s"),
-            "a slow verifier would be taken for a stalled run: stall_s must be larger than verdict_s",
+            "a slow verifier would be taken for a stalled run: stall_s must be larger than "
+            "verdict_s",
         )
     if c.gateway.port and c.gateway.port + rollout.actors > 2**16:
         yield (
             ("gateway.port", "rollout.actors"),
-            "each rollout actor's gateway has a port of its own, and there are not so many: lower port",
+            "each rollout actor's gateway has a port of its own, and there are not so many: "
+            "lower port",
         )
     yield from flow_contradictions(config)
     yield from loss_contradictions(config)
@@ -60,32 +72,53 @@ def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     if bool(sglang.launch) == bool(sglang.urls):
         yield (
             ("engine.kind", "engine.sglang.launch", "engine.sglang.urls"),
-            "say who runs the servers: launch for one that each rollout actor starts, or urls for those that run already",
+            "say who runs the servers: launch for one that each rollout actor starts, or urls "
+            "for those that run already",
         )
     if sglang.urls and not sglang.router and len(sglang.urls) != config.rollout.actors:
-        yield ("engine.sglang.urls", "rollout.actors"), f"each server has one rollout actor: set rollout.actors to {len(sglang.urls)}"
+        yield (
+            ("engine.sglang.urls", "rollout.actors"),
+            f"each server has one rollout actor: set rollout.actors to {len(sglang.urls)}",
+        )
     if sglang.router and config.rollout.actors != 1:
-        yield ("engine.sglang.router", "rollout.actors"), "all servers behind a router have one rollout actor: set rollout.actors to 1"
+        yield (
+            ("engine.sglang.router", "rollout.actors"),
+            "all servers behind a router have one rollout actor: set rollout.actors to 1",
+        )
     if len(set(sglang.urls)) != len(sglang.urls):
         yield ("engine.sglang.urls",), "a server is named twice: name each once"
-    for key, urls in (("engine.sglang.urls", sglang.urls), ("engine.sglang.router", (sglang.router,) if sglang.router else ())):
-        if any(urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname for url in urls):
+    for key, urls in (
+        ("engine.sglang.urls", sglang.urls),
+        ("engine.sglang.router", (sglang.router,) if sglang.router else ()),
+    ):
+        if any(
+            urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname
+            for url in urls
+        ):
             yield (key,), "an address is http://host:port"
     elsewhere = [url for url in sglang.urls if urlsplit(url).hostname not in LOOPBACK]
     if elsewhere and sglang.transfer == "broadcast" and sglang.host in LOOPBACK:
         yield (
             ("engine.sglang.urls", "engine.sglang.host"),
-            f"{elsewhere[0]} would look for weights at its own loopback: set host to an address of this machine that servers can reach",
+            f"{elsewhere[0]} would look for weights at its own loopback: set host to an address "
+            "of this machine that servers can reach",
         )
     if sglang.router and not sglang.urls:
-        yield ("engine.sglang.router", "engine.sglang.urls"), "a router stands before servers that run already: name them in urls too"
+        yield (
+            ("engine.sglang.router", "engine.sglang.urls"),
+            "a router stands before servers that run already: name them in urls too",
+        )
     if config.staleness.finish_on == "own":
         yield (
             ("staleness.finish_on", "engine.kind"),
-            "a server holds one version, so no rollout can end under an older one: set finish_on to mixed, or kind to embedded",
+            "a server holds one version, so no rollout can end under an older one: set finish_on "
+            "to mixed, or kind to embedded",
         )
     if sglang.backend == "nccl" and sglang.device == "cpu" and sglang.launch:
-        yield ("engine.sglang.backend", "engine.sglang.device"), "nccl is between GPUs: set backend to gloo, or device to cuda"
+        yield (
+            ("engine.sglang.backend", "engine.sglang.device"),
+            "nccl is between GPUs: set backend to gloo, or device to cuda",
+        )
 
 
 def _task(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -94,12 +127,24 @@ def _task(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         if not task.path:
             yield ("task.name", "task.path"), "name the file of prompts in task.path"
         if task.params:
-            yield ("task.name", "task.params"), "parameters belong to reasoning-gym data sets: remove task.params"
+            yield (
+                ("task.name", "task.params"),
+                "parameters belong to reasoning-gym data sets: remove task.params",
+            )
     else:
         for key, value in (("task.path", task.path), ("task.eval_path", task.eval_path)):
             if value:
-                yield ("task.name", key), "files are read when task.name is jsonl: set it, or remove the path"
+                yield (
+                    ("task.name", key),
+                    "files are read when task.name is jsonl: set it, or remove the path",
+                )
     if task.chat and not config.model.path:
-        yield ("task.chat", "model.path"), "the bundled model has no chat template: set model.path or turn chat off"
+        yield (
+            ("task.chat", "model.path"),
+            "the bundled model has no chat template: set model.path or turn chat off",
+        )
     if not task.chat and "{question}" not in task.template:
-        yield ("task.template",), "the prompt would not contain the question: put {question} in the template"
+        yield (
+            ("task.template",),
+            "the prompt would not contain the question: put {question} in the template",
+        )

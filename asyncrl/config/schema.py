@@ -1,6 +1,8 @@
-"""The typed shape of `run.toml`. Invariant: every setting a run depends on is here, with a unit, a range and one line of documentation.
+"""The typed shape of `run.toml`. Invariant: every setting a run depends on is here, with a unit, a
+range and one line of documentation.
 
-Frozen, and unknown keys are errors (`load.py` says the nearest name). What follows from the settings is not here but in `derived.py`.
+Frozen, and unknown keys are errors (`load.py` says the nearest name). What follows from the
+settings is not here but in `derived.py`.
 """
 
 from __future__ import annotations
@@ -27,30 +29,73 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class TaskConfig(Section, frozen=True):
     """What is learned: prompts, and the verifier of answers."""
 
-    name: Annotated[str, Meta(description="a reasoning-gym data set, or `jsonl`")] = "spell_backward"
-    params: Annotated[dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")] = {}
+    name: Annotated[str, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
+        "spell_backward"
+    )
+    params: Annotated[
+        dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")
+    ] = {}
     path: Annotated[str, Meta(description="`jsonl`: the file of prompts")] = ""
-    eval_path: Annotated[str, Meta(description="`jsonl`: the file of held-out prompts; empty: the last eval_size lines of path")] = ""
-    verifier: Annotated[str, Meta(description="`jsonl`: verifier of lines that name none: exact, number, or module:function")] = "exact"
-    template: Annotated[str, Meta(description="the prompt's text around {question}")] = "{question}\n"
-    chat: Annotated[bool, Meta(description="render prompts with the model's chat template instead")] = False
+    eval_path: Annotated[
+        str,
+        Meta(
+            description=(
+                "`jsonl`: the file of held-out prompts; empty: the last eval_size lines of path"
+            )
+        ),
+    ] = ""
+    verifier: Annotated[
+        str,
+        Meta(
+            description="`jsonl`: verifier of lines that name none: exact, number, or module:function"
+        ),
+    ] = "exact"
+    template: Annotated[str, Meta(description="the prompt's text around {question}")] = (
+        "{question}\n"
+    )
+    chat: Annotated[
+        bool, Meta(description="render prompts with the model's chat template instead")
+    ] = False
     train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
     eval_size: Annotated[int, Meta(ge=0, description="held-out prompts; 0: no evaluation")] = 128
     curriculum: Annotated[
         Literal["in_order", "unsolved", "difficulty"],
-        Meta(description="which prompt comes next: each in turn, none that all rollouts solved lately, or the half solved"),
+        Meta(
+            description=(
+                "which prompt comes next: each in turn, none that all rollouts solved "
+                "lately, or the half solved"
+            )
+        ),
     ] = "in_order"
-    epochs: Annotated[int, Meta(ge=0, description="passes over the training prompts; 0: as many as the steps need")] = 0
-    verdict_s: Annotated[float, Meta(gt=0, description="seconds a verifier may take for one answer")] = 10.0
+    epochs: Annotated[
+        int,
+        Meta(ge=0, description="passes over the training prompts; 0: as many as the steps need"),
+    ] = 0
+    verdict_s: Annotated[
+        float, Meta(gt=0, description="seconds a verifier may take for one answer")
+    ] = 10.0
 
 
 class ModelConfig(Section, frozen=True):
     """What learns."""
 
-    path: Annotated[str, Meta(description="a local Hugging Face model directory; empty: the bundled small model")] = ""
-    warmup_steps: Annotated[int, Meta(ge=0, description="bundled model: supervised steps on the task's own answers, at most")] = 600
+    path: Annotated[
+        str,
+        Meta(description="a local Hugging Face model directory; empty: the bundled small model"),
+    ] = ""
+    warmup_steps: Annotated[
+        int,
+        Meta(
+            ge=0, description="bundled model: supervised steps on the task's own answers, at most"
+        ),
+    ] = 600
     warmup_accuracy: Annotated[
-        float, Meta(gt=0, le=1, description="bundled model: share of right greedy answers that ends the warm-up")
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="bundled model: share of right greedy answers that ends the warm-up",
+        ),
     ] = 0.3
     dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
 
@@ -60,27 +105,61 @@ class SglangConfig(Section, frozen=True):
 
     launch: Annotated[
         tuple[str, ...],
-        Meta(description="command of a Python that has SGLang, with which each rollout actor starts a server of its own"),
+        Meta(
+            description=(
+                "command of a Python that has SGLang, with which each rollout actor starts a "
+                "server of its own"
+            )
+        ),
     ] = ()
     urls: Annotated[
         tuple[str, ...],
-        Meta(description="servers that somebody else runs, instead: one for each rollout actor, or all that are behind the router"),
+        Meta(
+            description=(
+                "servers that somebody else runs, instead: one for each rollout actor, or "
+                "all that are behind the router"
+            )
+        ),
     ] = ()
-    router: Annotated[str, Meta(description="address of a router that requests to them go through; empty: none")] = ""
-    api_key_file: Annotated[str, Meta(description="file with the key that servers ask for; empty: they ask for none")] = ""
-    device: Annotated[Literal["cpu", "cuda"], Meta(description="what servers that are started run on")] = "cpu"
+    router: Annotated[
+        str, Meta(description="address of a router that requests to them go through; empty: none")
+    ] = ""
+    api_key_file: Annotated[
+        str, Meta(description="file with the key that servers ask for; empty: they ask for none")
+    ] = ""
+    device: Annotated[
+        Literal["cpu", "cuda"], Meta(description="what servers that are started run on")
+    ] = "cpu"
     tensor_parallel: Annotated[int, Meta(ge=1, description="devices of a server")] = 1
-    arguments: Annotated[tuple[str, ...], Meta(description="further arguments of a server that is started")] = ()
+    arguments: Annotated[
+        tuple[str, ...], Meta(description="further arguments of a server that is started")
+    ] = ()
     interrupt: Annotated[
         Literal["retract", "in_place", "abort"],
-        Meta(description="unfinished rollouts at a new version: their cache is recomputed, or kept, or they are ended and sent again"),
+        Meta(
+            description=(
+                "unfinished rollouts at a new version: their cache is recomputed, or kept, "
+                "or they are ended and sent again"
+            )
+        ),
     ] = "retract"
-    transfer: Annotated[Literal["broadcast", "disk"], Meta(description="how a rollout actor gives weights to its server")] = "broadcast"
+    transfer: Annotated[
+        Literal["broadcast", "disk"],
+        Meta(description="how a rollout actor gives weights to its server"),
+    ] = "broadcast"
     backend: Annotated[Literal["gloo", "nccl"], Meta(description="of that broadcast")] = "gloo"
-    host: Annotated[str, Meta(description="address of this machine at which servers join that broadcast")] = "127.0.0.1"
+    host: Annotated[
+        str, Meta(description="address of this machine at which servers join that broadcast")
+    ] = "127.0.0.1"
     canary: Annotated[
         float,
-        Meta(ge=0, description="largest difference of a log-probability under new weights, server against model; 0: by model.dtype"),
+        Meta(
+            ge=0,
+            description=(
+                "largest difference of a log-probability under new weights, server against "
+                "model; 0: by model.dtype"
+            ),
+        ),
     ] = 0.0
 
 
@@ -89,20 +168,48 @@ class EngineConfig(Section, frozen=True):
 
     kind: Annotated[
         Literal["embedded", "scripted", "sglang"],
-        Meta(description="embedded: transformers in the rollout process; sglang: a server for each rollout actor"),
+        Meta(
+            description=(
+                "embedded: transformers in the rollout process; sglang: a server for each "
+                "rollout actor"
+            )
+        ),
     ] = "embedded"
-    slots: Annotated[int, Meta(ge=1, description="rollouts decoded at a time, for each rollout actor")] = 64
-    chunk_tokens: Annotated[int, Meta(ge=1, description="decode steps between two streamed chunks")] = 8
-    context_tokens: Annotated[int, Meta(ge=8, description="prompt and response together, at most")] = 256
-    kv: Annotated[Literal["keep", "recompute"], Meta(description="embedded: the cache of unfinished rollouts at a new version")] = "keep"
-    compile: Annotated[bool, Meta(description="embedded: compiled decode kernels (needs a C++ compiler; 5-12 s, once a machine)")] = False
+    slots: Annotated[
+        int, Meta(ge=1, description="rollouts decoded at a time, for each rollout actor")
+    ] = 64
+    chunk_tokens: Annotated[
+        int, Meta(ge=1, description="decode steps between two streamed chunks")
+    ] = 8
+    context_tokens: Annotated[
+        int, Meta(ge=8, description="prompt and response together, at most")
+    ] = 256
+    kv: Annotated[
+        Literal["keep", "recompute"],
+        Meta(description="embedded: the cache of unfinished rollouts at a new version"),
+    ] = "keep"
+    compile: Annotated[
+        bool,
+        Meta(
+            description=(
+                "embedded: compiled decode kernels (needs a C++ compiler; 5-12 s, once a machine)"
+            )
+        ),
+    ] = False
     sglang: SglangConfig = SglangConfig()
 
 
 class GatewayConfig(Section, frozen=True):
     """OpenAI's API for agents, in front of each rollout actor's engine (docs/agents.md)."""
 
-    port: Annotated[int, Meta(ge=0, le=65535, description="on loopback, of the first rollout actor; the next has the next one; 0: off")] = 0
+    port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="on loopback, of the first rollout actor; the next has the next one; 0: off",
+        ),
+    ] = 0
 
 
 class RolloutConfig(Section, frozen=True):
@@ -113,83 +220,183 @@ class RolloutConfig(Section, frozen=True):
     k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
     max_new_tokens: Annotated[int, Meta(ge=1, description="tokens of a response, at most")] = 32
     temperature: Annotated[float, Meta(gt=0, description="of sampling; evaluation is greedy")] = 1.0
-    filter: Annotated[Literal["zero_variance", "none"], Meta(description="groups left out: those whose rewards are all equal, or none")] = (
-        "zero_variance"
-    )
-    filter_patience: Annotated[int, Meta(ge=1, description="groups filtered in a row that end the run")] = 512
-    accept_floor: Annotated[float, Meta(ge=0, lt=1, description="share of groups left by the filter that is too small to go on with")] = (
-        0.01
-    )
-    sizing: Annotated[Literal["fixed", "difficulty"], Meta(description="rollouts of a prompt: group_size, or more where it is harder")] = (
-        "fixed"
-    )
-    group_size_max: Annotated[int, Meta(ge=1, description="rollouts of the hardest prompt, where sizing is difficulty")] = 16
+    filter: Annotated[
+        Literal["zero_variance", "none"],
+        Meta(description="groups left out: those whose rewards are all equal, or none"),
+    ] = "zero_variance"
+    filter_patience: Annotated[
+        int, Meta(ge=1, description="groups filtered in a row that end the run")
+    ] = 512
+    accept_floor: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="share of groups left by the filter that is too small to go on with",
+        ),
+    ] = 0.01
+    sizing: Annotated[
+        Literal["fixed", "difficulty"],
+        Meta(description="rollouts of a prompt: group_size, or more where it is harder"),
+    ] = "fixed"
+    group_size_max: Annotated[
+        int, Meta(ge=1, description="rollouts of the hardest prompt, where sizing is difficulty")
+    ] = 16
     mode: Annotated[
         Literal["in_flight", "batch"],
-        Meta(description="the rest, once a step has its groups: goes on, or is interrupted, kept, and leased again first"),
+        Meta(
+            description=(
+                "the rest, once a step has its groups: goes on, or is interrupted, kept, and "
+                "leased again first"
+            )
+        ),
     ] = "in_flight"
-    overprovision: Annotated[float, Meta(ge=1, description="groups started for each that a step needs")] = 1.0
+    overprovision: Annotated[
+        float, Meta(ge=1, description="groups started for each that a step needs")
+    ] = 1.0
     max_resumes: Annotated[
-        int, Meta(ge=0, description="times a rollout may be taken back and go on before it is given up; 0: any number")
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "times a rollout may be taken back and go on before it is given up; 0: any number"
+            ),
+        ),
     ] = 0
-    lease_s: Annotated[float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor, at most")] = 600.0
-    attempts: Annotated[int, Meta(ge=1, description="leases of a rollout before it is given up")] = 3
+    lease_s: Annotated[
+        float, Meta(gt=0, description="seconds a rollout may stay with one rollout actor, at most")
+    ] = 600.0
+    attempts: Annotated[
+        int, Meta(ge=1, description="leases of a rollout before it is given up")
+    ] = 3
 
 
 class TrainConfig(Section, frozen=True):
     """How it learns."""
 
     steps: Annotated[int, Meta(ge=1, description="optimizer steps")] = 200
-    device: Annotated[Literal["cpu", "cuda"], Meta(description="where the model learns; cuda: the first GPU that the trainer may use")] = (
-        "cpu"
-    )
+    device: Annotated[
+        Literal["cpu", "cuda"],
+        Meta(description="where the model learns; cuda: the first GPU that the trainer may use"),
+    ] = "cpu"
     batch_groups: Annotated[int, Meta(ge=1, description="groups in a step")] = 16
     step_tokens: Annotated[
-        int, Meta(ge=0, description="response tokens that close a step, instead of batch_groups; 0: batch_groups do")
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "response tokens that close a step, instead of batch_groups; 0: batch_groups do"
+            ),
+        ),
     ] = 0
     unit: Annotated[
-        Literal["group", "rollout"], Meta(description="what is trained together: a group, or a rollout once k_min of the others are judged")
+        Literal["group", "rollout"],
+        Meta(
+            description=(
+                "what is trained together: a group, or a rollout once k_min of the others "
+                "are judged"
+            )
+        ),
     ] = "group"
     advantage: Annotated[
-        Literal["grpo", "dr_grpo", "rloo", "mc_grpo", "gdpo", "reinforce_pp", "first_k", "min_variance", "min_variance_logits"],
+        Literal[
+            "grpo",
+            "dr_grpo",
+            "rloo",
+            "mc_grpo",
+            "gdpo",
+            "reinforce_pp",
+            "first_k",
+            "min_variance",
+            "min_variance_logits",
+        ],
         Meta(description="how much better a rollout did than what is expected of its prompt"),
     ] = "grpo"
     prior_visits: Annotated[
-        float, Meta(ge=0, description="first_k: weight of the prompt's earlier rewards beside k_min others, in rewards; 0: none")
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "first_k: weight of the prompt's earlier rewards beside k_min others, in "
+                "rewards; 0: none"
+            ),
+        ),
     ] = 4.0
     objective: Annotated[
         Literal["clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward"],
         Meta(description="what is minimized, per token"),
     ] = "clip"
-    dual_clip: Annotated[float, Meta(gt=1, description="dual_clip: largest ratio that counts where the advantage is negative")] = 3.0
+    dual_clip: Annotated[
+        float,
+        Meta(
+            gt=1, description="dual_clip: largest ratio that counts where the advantage is negative"
+        ),
+    ] = 3.0
     ess_base: Annotated[
-        float, Meta(ge=0, le=1, description="share of the sample size that is normal; below it the learning rate shrinks (VCPO); 0: never")
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description=(
+                "share of the sample size that is normal; below it the learning rate shrinks "
+                "(VCPO); 0: never"
+            ),
+        ),
     ] = 0.0
-    replay_groups: Annotated[int, Meta(ge=0, description="groups of a step that were trained before, at their true versions")] = 0
-    micro_tokens: Annotated[int, Meta(ge=1, description="tokens of a micro-batch, prompts included")] = 8192
+    replay_groups: Annotated[
+        int,
+        Meta(ge=0, description="groups of a step that were trained before, at their true versions"),
+    ] = 0
+    micro_tokens: Annotated[
+        int, Meta(ge=1, description="tokens of a micro-batch, prompts included")
+    ] = 8192
     lr: Annotated[float, Meta(gt=0, description="AdamW's learning rate after warm-up")] = 3e-4
     lr_warmup_steps: Annotated[int, Meta(ge=0, description="steps of linear warm-up")] = 10
-    lr_schedule: Annotated[Literal["constant", "linear", "cosine"], Meta(description="after warm-up")] = "constant"
+    lr_schedule: Annotated[
+        Literal["constant", "linear", "cosine"], Meta(description="after warm-up")
+    ] = "constant"
     weight_decay: Annotated[float, Meta(ge=0, description="AdamW's, of matrices")] = 0.0
     beta1: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of the gradient")] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of its square")] = 0.99
     grad_clip: Annotated[float, Meta(gt=0, description="largest gradient norm")] = 1.0
-    clip_lo: Annotated[float, Meta(gt=0, lt=1, description="the ratio is clipped below 1 - clip_lo")] = 0.2
-    clip_hi: Annotated[float, Meta(gt=0, description="the ratio is clipped above 1 + clip_hi")] = 0.28
-    eval_every: Annotated[int, Meta(ge=0, description="steps between evaluations; 0: at the start and the end only")] = 25
-    checkpoint_every: Annotated[int, Meta(ge=0, description="steps between checkpoints; 0: at the end only")] = 100
+    clip_lo: Annotated[
+        float, Meta(gt=0, lt=1, description="the ratio is clipped below 1 - clip_lo")
+    ] = 0.2
+    clip_hi: Annotated[float, Meta(gt=0, description="the ratio is clipped above 1 + clip_hi")] = (
+        0.28
+    )
+    eval_every: Annotated[
+        int, Meta(ge=0, description="steps between evaluations; 0: at the start and the end only")
+    ] = 25
+    checkpoint_every: Annotated[
+        int, Meta(ge=0, description="steps between checkpoints; 0: at the end only")
+    ] = 100
 
 
 class StalenessConfig(Section, frozen=True):
     """How old experience may be, and what is done about its age."""
 
-    max_lag: Annotated[int, Meta(ge=0, description="versions; no token older than this enters a loss")] = 4
-    depth: Annotated[int, Meta(ge=0, description="steps that generation may run ahead of training")] = 1
+    max_lag: Annotated[
+        int, Meta(ge=0, description="versions; no token older than this enters a loss")
+    ] = 4
+    depth: Annotated[
+        int, Meta(ge=0, description="steps that generation may run ahead of training")
+    ] = 1
     window: Annotated[
-        int, Meta(ge=0, description="groups, from the oldest on, that may be trained out of turn; 0: any, the oldest finished first")
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "groups, from the oldest on, that may be trained out of turn; 0: any, the "
+                "oldest finished first"
+            ),
+        ),
     ] = 0
     finish_on: Annotated[
-        Literal["mixed", "own"], Meta(description="a rollout goes on under a newer version, or ends under the one it began with")
+        Literal["mixed", "own"],
+        Meta(
+            description="a rollout goes on under a newer version, or ends under the one it began with"
+        ),
     ] = "mixed"
     proximal: Annotated[
         Literal["behaviour", "boundary", "snapshot", "recompute", "loglinear"],
@@ -197,31 +404,64 @@ class StalenessConfig(Section, frozen=True):
     ] = "behaviour"
     on_stale: Annotated[
         Literal["mask", "restart", "drop", "train"],
-        Meta(description="tokens over max_lag: left out of the loss, their prompt started again, their group dropped, or trained"),
+        Meta(
+            description=(
+                "tokens over max_lag: left out of the loss, their prompt started again, "
+                "their group dropped, or trained"
+            )
+        ),
     ] = "mask"
     correction: Annotated[
-        tuple[Estimator, ...], Meta(description="which tokens are left out, and what the others weigh, one after the other")
+        tuple[Estimator, ...],
+        Meta(
+            description="which tokens are left out, and what the others weigh, one after the other"
+        ),
     ] = (IcePop(),)
-    alarm_k3: Annotated[float, Meta(gt=0, description="alarm where current and behaviour policy are further apart than this (mean k3)")] = (
-        0.1
-    )
-    alarm_masked: Annotated[float, Meta(gt=0, le=1, description="alarm where a larger share of a step's tokens is left out")] = 0.5
-    alarm_ess: Annotated[float, Meta(ge=0, lt=1, description="alarm where the effective share of a step's rollouts is smaller")] = 0.1
+    alarm_k3: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description=(
+                "alarm where current and behaviour policy are further apart than this (mean k3)"
+            ),
+        ),
+    ] = 0.1
+    alarm_masked: Annotated[
+        float,
+        Meta(gt=0, le=1, description="alarm where a larger share of a step's tokens is left out"),
+    ] = 0.5
+    alarm_ess: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="alarm where the effective share of a step's rollouts is smaller",
+        ),
+    ] = 0.1
 
 
 class PublicationConfig(Section, frozen=True):
     """How weights reach engines."""
 
-    bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = 32 * 2**20
-    deadline_s: Annotated[float, Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced")] = 60.0
-    host: Annotated[str, Meta(description="address the trainer's weight store listens on")] = "127.0.0.1"
+    bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = (
+        32 * 2**20
+    )
+    deadline_s: Annotated[
+        float,
+        Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced"),
+    ] = 60.0
+    host: Annotated[str, Meta(description="address the trainer's weight store listens on")] = (
+        "127.0.0.1"
+    )
 
 
 class RewardConfig(Section, frozen=True):
     """Who judges answers."""
 
     actors: Annotated[int, Meta(ge=1, description="reward processes")] = 1
-    concurrency: Annotated[int, Meta(ge=1, description="answers judged at a time, for each reward actor")] = 16
+    concurrency: Annotated[
+        int, Meta(ge=1, description="answers judged at a time, for each reward actor")
+    ] = 16
 
 
 class MachineConfig(Section, frozen=True):
@@ -234,23 +474,40 @@ class MachineConfig(Section, frozen=True):
 class JournalConfig(Section, frozen=True):
     """How events reach the disk."""
 
-    commit_ms: Annotated[int, Meta(ge=0, description="milliseconds between commits of the journal; 0: each event at once")] = 100
+    commit_ms: Annotated[
+        int,
+        Meta(
+            ge=0, description="milliseconds between commits of the journal; 0: each event at once"
+        ),
+    ] = 100
 
 
 class MetricsConfig(Section, frozen=True):
     """Where Prometheus asks."""
 
-    port: Annotated[int, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")] = 0
-    host: Annotated[str, Meta(description="address of this machine that it is answered at; 0.0.0.0: each")] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")
+    ] = 0
+    host: Annotated[
+        str, Meta(description="address of this machine that it is answered at; 0.0.0.0: each")
+    ] = "127.0.0.1"
 
 
 class SupervisionConfig(Section, frozen=True):
     """How long the run waits for whom, and how often it starts an actor again."""
 
-    restarts: Annotated[int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")] = 5
-    restart_window_s: Annotated[float, Meta(gt=0, description="seconds over which restarts are counted")] = 300.0
-    start_s: Annotated[float, Meta(gt=0, description="seconds in which every actor must have come")] = 300.0
-    stall_s: Annotated[float, Meta(gt=0, description="seconds without a token or a step that end the run")] = 300.0
+    restarts: Annotated[
+        int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")
+    ] = 5
+    restart_window_s: Annotated[
+        float, Meta(gt=0, description="seconds over which restarts are counted")
+    ] = 300.0
+    start_s: Annotated[
+        float, Meta(gt=0, description="seconds in which every actor must have come")
+    ] = 300.0
+    stall_s: Annotated[
+        float, Meta(gt=0, description="seconds without a token or a step that end the run")
+    ] = 300.0
     grace_s: Annotated[float, Meta(gt=0, description="seconds to drain when asked to stop")] = 5.0
 
 
@@ -259,7 +516,9 @@ class RunConfig(Section, frozen=True):
 
     dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
-    log: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")] = "info"
+    log: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")
+    ] = "info"
 
 
 class Config(Section, frozen=True):
@@ -295,4 +554,5 @@ VARIABLES: dict[str, str] = {
     "ASYNCRL_RUN_DIR": "run.dir",
     "ASYNCRL_LOG": "run.log",
 }
-"""The closed set of environment variables, and the setting each stands for. `--set` wins over a variable, a variable over run.toml."""
+"""The closed set of environment variables, and the setting each stands for. `--set` wins over a
+variable, a variable over run.toml."""

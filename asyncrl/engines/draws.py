@@ -1,7 +1,9 @@
-"""Random draws of engines. Invariant: a draw is a function of (seed, key, index) and of nothing else.
+"""Random draws of engines. Invariant: a draw is a function of (seed, key, index) and of nothing
+else.
 
-Counter-based, so a rollout's draws depend neither on its neighbours nor on where or when it runs: the stream of (seed, key) is
-SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) started at a hash of both.
+Counter-based, so a rollout's draws depend neither on its neighbours nor on where or when it runs:
+the stream of (seed, key) is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014) started at a hash of both.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ def _mixed(z: int) -> int:
 
 
 def stream(seed: int, key: int) -> int:
-    """The start of the stream of (seed, key), in [0, 2**64). Both may be any integers; their lowest 64 bits count."""
+    """The start of the stream of (seed, key), in [0, 2**64). Both may be any integers; their lowest
+    64 bits count."""
     return _mixed((_mixed((seed + _GOLDEN) & _MASK) + (key & _MASK) * _M2) & _MASK)
 
 
 def uniforms(streams: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Draw `indices[i]` (from 0) of `streams[i]`: uniform in [0, 1), multiples of 2**-52, so that u * x < x for
-    every normal x > 0. The two shapes broadcast."""
+    """Draw `indices[i]` (from 0) of `streams[i]`: uniform in [0, 1), multiples of 2**-52, so that u
+    * x < x for every normal x > 0. The two shapes broadcast."""
     z = streams + (indices + 1).astype(np.uint64) * np.uint64(_GOLDEN)
     z = (z ^ (z >> _SHIFTS[0])) * np.uint64(_M1)
     z = (z ^ (z >> _SHIFTS[1])) * np.uint64(_M2)

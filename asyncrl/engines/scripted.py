@@ -1,7 +1,8 @@
-"""The scripted engine: tokens, speeds, lengths and failures from a script. Invariant: no torch, and the same script, requests and clock
-give the same chunks.
+"""The scripted engine: tokens, speeds, lengths and failures from a script. Invariant: no torch, and
+the same script, requests and clock give the same chunks.
 
-Time is trio's clock, so under a virtual clock a run takes no time. A slot decodes one token every `seconds_per_token` of its own script.
+Time is trio's clock, so under a virtual clock a run takes no time. A slot decodes one token every
+`seconds_per_token` of its own script.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 class Script(msgspec.Struct, frozen=True):
     """What becomes of one request.
 
-    `ids` (int32) and `behaviour` (float32) are the tokens that follow the request's prefix, and `ends` what comes after the last:
-    `stop` and `length` finish the rollout, `hang` never does, `crash` raises `ScriptedCrash` from `run`. Cut at the request's budget,
-    a script ends as `length`.
+    `ids` (int32) and `behaviour` (float32) are the tokens that follow the request's prefix, and
+    `ends` what comes after the last: `stop` and `length` finish the rollout, `hang` never does,
+    `crash` raises `ScriptedCrash` from `run`. Cut at the request's budget, a script ends as
+    `length`.
     """
 
     ids: NDArray[np.int32]
@@ -44,29 +46,43 @@ class ScriptedCrash(Exception):
 
 
 def hashed(
-    *, vocab_size: int, stop_id: int, run_seed: int = 0, mean_tokens: float = 16.0, seconds_per_token: float = 0.001
+    *,
+    vocab_size: int,
+    stop_id: int,
+    run_seed: int = 0,
+    mean_tokens: float = 16.0,
+    seconds_per_token: float = 0.001,
 ) -> Callable[[Request], Script]:
-    """A script for whole-system runs: token i of a response is a hash of (run_seed, key, i); with probability `1 / mean_tokens` it is the
-    stop id, else any other id with equal probability. `behaviour` is the logarithm of exactly these probabilities."""
+    """A script for whole-system runs: token i of a response is a hash of (run_seed, key, i); with
+    probability `1 / mean_tokens` it is the stop id, else any other id with equal probability.
+    `behaviour` is the logarithm of exactly these probabilities."""
     stop_at = 1.0 / mean_tokens
     others = vocab_size - 1
 
     def script(request: Request) -> Script:
-        indices = np.arange(request.prefix_tokens, request.prefix_tokens + request.max_new_tokens, dtype=np.int64)
+        indices = np.arange(
+            request.prefix_tokens, request.prefix_tokens + request.max_new_tokens, dtype=np.int64
+        )
         drawn = uniforms(np.array([stream(run_seed, request.key)], np.uint64), indices)
-        other = np.minimum(((drawn - stop_at) / (1.0 - stop_at) * others).astype(np.int64), others - 1)
+        other = np.minimum(
+            ((drawn - stop_at) / (1.0 - stop_at) * others).astype(np.int64), others - 1
+        )
         stops = drawn < stop_at
         ids = np.where(stops, stop_id, other + (other >= stop_id)).astype(np.int32)
-        behaviour = np.where(stops, math.log(stop_at), math.log((1.0 - stop_at) / others)).astype(np.float32)
+        behaviour = np.where(stops, math.log(stop_at), math.log((1.0 - stop_at) / others)).astype(
+            np.float32
+        )
         end = int(stops.argmax()) + 1 if stops.any() else len(ids)
-        return Script(ids[:end], behaviour[:end], seconds_per_token, "stop" if stops.any() else "length")
+        return Script(
+            ids[:end], behaviour[:end], seconds_per_token, "stop" if stops.any() else "length"
+        )
 
     return script
 
 
 class _Slot:
-    """A request being decoded: `done` of its script's tokens are emitted, the last of them at time `since`; the next chunk is complete
-    when it is `due`."""
+    """A request being decoded: `done` of its script's tokens are emitted, the last of them at time
+    `since`; the next chunk is complete when it is `due`."""
 
     def __init__(self, request: Request, script: Script, chunk_tokens: int, now: float) -> None:
         self.request, self.script, self.since, self.done = request, script, now, 0
@@ -82,9 +98,14 @@ class _Slot:
         return self.since + step * self.script.seconds_per_token
 
     def decoded(self, now: float) -> int:
-        """Tokens of the script decoded by `now`, emitted or not. The small part makes up for the rounding of sums of seconds."""
+        """Tokens of the script decoded by `now`, emitted or not. The small part makes up for the
+        rounding of sums of seconds."""
         pace = self.script.seconds_per_token
-        return self.tokens if pace == 0 else min(self.tokens, self.done + math.floor((now - self.since) / pace + 1e-6))
+        return (
+            self.tokens
+            if pace == 0
+            else min(self.tokens, self.done + math.floor((now - self.since) / pace + 1e-6))
+        )
 
     def take(self, until: int, version: int, finish: Finish) -> Chunk:
         start, self.done = self.done, until
@@ -92,15 +113,24 @@ class _Slot:
         self.due = self._next()
         ids, behaviour = self.script.ids[start:until], self.script.behaviour[start:until]
         request = self.request
-        return Chunk(request.rollout, request.attempt, version, request.prefix_tokens + start, ids, behaviour, finish)
+        return Chunk(
+            request.rollout,
+            request.attempt,
+            version,
+            request.prefix_tokens + start,
+            ids,
+            behaviour,
+            finish,
+        )
 
 
 class ScriptedEngine:
     """An `Engine` (see `protocol`) that plays `script`.
 
-    `context_tokens` and `vocab_size` bound what `submit` accepts. `idle` hears of waits named `weights` and `requests`, when they end.
-    A request for a version that is not kept ends at once as `interrupted`. Without `keeps` it has one version at a time, as a server does:
-    a load ends what is pinned to another.
+    `context_tokens` and `vocab_size` bound what `submit` accepts. `idle` hears of waits named
+    `weights` and `requests`, when they end. A request for a version that is not kept ends at once
+    as `interrupted`. Without `keeps` it has one version at a time, as a server does: a load ends
+    what is pinned to another.
     """
 
     def __init__(
@@ -142,7 +172,9 @@ class ScriptedEngine:
         chosen = set(rollouts)
         self._end(lambda request: request.rollout in chosen)
 
-    async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
+    async def load(
+        self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
+    ) -> float:
         await trio.lowlevel.checkpoint()
         now = trio.current_time()
         for slot in self._decoding:
@@ -184,7 +216,9 @@ class ScriptedEngine:
         now = trio.current_time()
         for slot in [slot for slot in self._decoding if chosen(slot.request)]:
             self._decoding.remove(slot)
-            self._ready.append(slot.take(slot.decoded(now), self._sampled_by(slot.request), "interrupted"))
+            self._ready.append(
+                slot.take(slot.decoded(now), self._sampled_by(slot.request), "interrupted")
+            )
         for request in [request for request in self._waiting if chosen(request)]:
             self._waiting.remove(request)
             self._ready.append(self._unstarted(request))
@@ -194,11 +228,21 @@ class ScriptedEngine:
         version = request.version if request.version is not None else self._version
         nothing = np.zeros(0, np.int32)
         start = request.prefix_tokens
-        return Chunk(request.rollout, request.attempt, version or 0, start, nothing, nothing.astype(np.float32), "interrupted")
+        return Chunk(
+            request.rollout,
+            request.attempt,
+            version or 0,
+            start,
+            nothing,
+            nothing.astype(np.float32),
+            "interrupted",
+        )
 
     def _refill(self) -> None:
         now = trio.current_time()
-        for request in [r for r in self._waiting if r.version is not None and r.version not in self._kept]:
+        for request in [
+            r for r in self._waiting if r.version is not None and r.version not in self._kept
+        ]:
             self._waiting.remove(request)
             self._ready.append(self._unstarted(request))
         while self._version is not None and self._waiting and len(self._decoding) < self._slots:
@@ -219,7 +263,10 @@ class ScriptedEngine:
             until = min(slot.tokens, slot.done + self._chunk_tokens)
             ended = until == slot.tokens
             if ended and slot.ends == "crash":
-                raise ScriptedCrash(f"the script of rollout {slot.request.rollout} ends in a crash after {until} tokens")
+                raise ScriptedCrash(
+                    f"the script of rollout {slot.request.rollout} ends in a crash after {until} "
+                    "tokens"
+                )
             finish: Finish = slot.ends if ended and slot.ends in ("stop", "length") else ""
             self._ready.append(slot.take(until, self._sampled_by(slot.request), finish))
             if finish:

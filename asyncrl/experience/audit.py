@@ -1,8 +1,10 @@
-"""Whether what is trained is a fair sample of what is generated. Invariant: each rollout is counted on each side by the same facts, which
-were fixed when its generation ended, so where everything is trained every number says that nothing is amiss.
+"""Whether what is trained is a fair sample of what is generated. Invariant: each rollout is counted
+on each side by the same facts, which were fixed when its generation ended, so where everything is
+trained every number says that nothing is amiss.
 
-Four axes, on each a histogram of both sides: length, age (versions published between the admission of the prompt and the last token),
-attempts (leases), and the version that the response began with. They take a bounded number of bins, so a long run takes no more memory.
+Four axes, on each a histogram of both sides: length, age (versions published between the admission
+of the prompt and the last token), attempts (leases), and the version that the response began with.
+They take a bounded number of bins, so a long run takes no more memory.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ BINS = 64
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What is asked of a rollout whose generation has ended: response tokens, versions, leases, version. None is negative."""
+    """What is asked of a rollout whose generation has ended: response tokens, versions, leases,
+    version. None is negative."""
 
     length: int
     age: int
@@ -28,7 +31,8 @@ def _empty() -> list[float]:
 
 
 class Axis(msgspec.Struct):
-    """Two histograms over the same bins, and both sums. Bin i has the places [i * width, (i + 1) * width)."""
+    """Two histograms over the same bins, and both sums. Bin i has the places [i * width, (i + 1) *
+    width)."""
 
     width: int = 1
     generated: list[float] = msgspec.field(default_factory=_empty)
@@ -37,7 +41,8 @@ class Axis(msgspec.Struct):
     trained_sum: float = 0.0
 
     def bin(self, place: int) -> int:
-        """The bin of a place. Where there is none, bins are merged two by two until there is, so that the width doubles."""
+        """The bin of a place. Where there is none, bins are merged two by two until there is, so
+        that the width doubles."""
         while place >= BINS * self.width:
             self.generated, self.trained = _merged(self.generated), _merged(self.trained)
             self.width *= 2
@@ -45,10 +50,12 @@ class Axis(msgspec.Struct):
 
     @property
     def distance(self) -> float:
-        """Total variation distance of both distributions, 0 to 1: the share of what is trained that would have to be something else for it
-        to be a fair sample."""
+        """Total variation distance of both distributions, 0 to 1: the share of what is trained that
+        would have to be something else for it to be a fair sample."""
         a, b = sum(self.generated), sum(self.trained)
-        return 0.5 * sum(abs(x / a - y / b) for x, y in zip(self.generated, self.trained, strict=True))
+        return 0.5 * sum(
+            abs(x / a - y / b) for x, y in zip(self.generated, self.trained, strict=True)
+        )
 
     @property
     def ratio(self) -> float:
@@ -62,7 +69,8 @@ def _merged(bins: list[float]) -> list[float]:
 
 
 class Audit(msgspec.Struct):
-    """Of all training rollouts. The bins of lengths double from one to the next: 0, 1, 2-3, 4-7, …"""
+    """Of all training rollouts. The bins of lengths double from one to the next: 0, 1, 2-3, 4-7,
+    …"""
 
     length: Axis = msgspec.field(default_factory=Axis)
     age: Axis = msgspec.field(default_factory=Axis)
@@ -70,15 +78,17 @@ class Audit(msgspec.Struct):
     version: Axis = msgspec.field(default_factory=Axis)
 
     def generated(self, facts: Facts) -> None:
-        """The generation of a rollout is over: it is complete, or was given up. Until it is trained or discarded it counts on this side
-        alone, so what is under way shows as a distance of its share at most."""
+        """The generation of a rollout is over: it is complete, or was given up. Until it is trained
+        or discarded it counts on this side alone, so what is under way shows as a distance of its
+        share at most."""
         for axis, place, value in self._axes(facts):
             at = axis.bin(place)
             axis.generated[at] += 1.0
             axis.generated_sum += value
 
     def trained(self, facts: Facts, share: float = 1.0) -> None:
-        """This share (0, 1] of a rollout's tokens entered a loss; so much it counts for, once, also where it is trained again later."""
+        """This share (0, 1] of a rollout's tokens entered a loss; so much it counts for, once, also
+        where it is trained again later."""
         for axis, place, value in self._axes(facts):
             at = axis.bin(place)
             axis.trained[at] += share
@@ -92,8 +102,11 @@ class Audit(msgspec.Struct):
         yield self.version, facts.version, facts.version
 
     def report(self) -> dict[str, float]:
-        """For each axis `NAME` the `distance`, and as `NAME_mean` the `ratio`; nothing before something was generated and trained."""
+        """For each axis `NAME` the `distance`, and as `NAME_mean` the `ratio`; nothing before
+        something was generated and trained."""
         if not any(self.length.generated) or not any(self.length.trained):
             return {}
         axes = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {name: axis.distance for name, axis in axes.items()} | {f"{name}_mean": axis.ratio for name, axis in axes.items()}
+        return {name: axis.distance for name, axis in axes.items()} | {
+            f"{name}_mean": axis.ratio for name, axis in axes.items()
+        }

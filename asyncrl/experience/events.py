@@ -1,7 +1,9 @@
-"""What can happen to experience. Invariant: the state is a fold of these events and of nothing else.
+"""What can happen to experience. Invariant: the state is a fold of these events and of nothing
+else.
 
-Events are what the journal keeps. They hold no clock and no choice: the coordinator decided, and the event says what it decided.
-Token arrays are bytes: `int32` ids and `float32` log-probabilities, little-endian.
+Events are what the journal keeps. They hold no clock and no choice: the coordinator decided, and
+the event says what it decided. Token arrays are bytes: `int32` ids and `float32` log-probabilities,
+little-endian.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Admitted(Event, frozen=True):
-    """A prompt became group `group` of `size` rollouts, numbered from `first`. `prompt_index` is the prompt's place in its split of the task.
-    `version` pins the weights (evaluation). `restarts` is the group, discarded as stale, whose prompt starts again here: such a group
-    does not move the cursor over the prompts. `key` is what the draws of its first rollout are keyed with, one more for each later one.
-    `cursor` is where the next training prompt is looked for in the stream of prompts."""
+    """A prompt became group `group` of `size` rollouts, numbered from `first`. `prompt_index` is
+    the prompt's place in its split of the task. `version` pins the weights (evaluation). `restarts`
+    is the group, discarded as stale, whose prompt starts again here: such a group does not move the
+    cursor over the prompts. `key` is what the draws of its first rollout are keyed with, one more
+    for each later one. `cursor` is where the next training prompt is looked for in the stream of
+    prompts."""
 
     group: int
     first: int
@@ -43,7 +47,8 @@ class Leased(Event, frozen=True):
 
 
 class Extended(Event, frozen=True):
-    """`owner`'s engine sampled these tokens under `version`; they follow the `start` tokens that were there."""
+    """`owner`'s engine sampled these tokens under `version`; they follow the `start` tokens that
+    were there."""
 
     rollout: int
     attempt: int
@@ -62,8 +67,8 @@ class Sealed(Event, frozen=True):
 
 
 class Requeued(Event, frozen=True):
-    """An unfinished rollout was taken back with its tokens; it is leased again before any new prompt. `reason` names why; `failed` says
-    whether it counts against the rollout."""
+    """An unfinished rollout was taken back with its tokens; it is leased again before any new
+    prompt. `reason` names why; `failed` says whether it counts against the rollout."""
 
     rollout: int
     attempt: int
@@ -72,14 +77,16 @@ class Requeued(Event, frozen=True):
 
 
 class Buried(Event, frozen=True):
-    """A tombstone: the rollout failed for good. Its tokens are discarded under `reason`; its group can complete without it."""
+    """A tombstone: the rollout failed for good. Its tokens are discarded under `reason`; its group
+    can complete without it."""
 
     rollout: int
     reason: str
 
 
 class LateTokens(Event, frozen=True):
-    """Tokens arrived for a rollout that was no longer with their sender: generated, and discarded as `late`."""
+    """Tokens arrived for a rollout that was no longer with their sender: generated, and discarded
+    as `late`."""
 
     tokens: int
 
@@ -92,14 +99,16 @@ class Judged(Event, frozen=True):
 
 
 class Taken(Event, frozen=True):
-    """These rollouts with rewards went to the trainer together, for the step that makes version `step + 1`."""
+    """These rollouts with rewards went to the trainer together, for the step that makes version
+    `step + 1`."""
 
     step: int
     rollouts: list[int]
 
 
 class Trained(Event, frozen=True):
-    """The optimizer step that took a rollout is done: `trained` tokens entered the loss unmasked, `discarded` were left out, by reason."""
+    """The optimizer step that took a rollout is done: `trained` tokens entered the loss unmasked,
+    `discarded` were left out, by reason."""
 
     rollout: int
     trained: int
@@ -107,7 +116,8 @@ class Trained(Event, frozen=True):
 
 
 class StoredForReplay(Event, frozen=True):
-    """A group that a step has taken is kept when it is over, to be trained once more, by step `until` at the latest."""
+    """A group that a step has taken is kept when it is over, to be trained once more, by step
+    `until` at the latest."""
 
     group: int
     until: int
@@ -121,15 +131,17 @@ class Replayed(Event, frozen=True):
 
 
 class Discarded(Event, frozen=True):
-    """A judged rollout that no step has taken left without being trained, for the named reason (filtered, too few verdicts, stale)."""
+    """A judged rollout that no step has taken left without being trained, for the named reason
+    (filtered, too few verdicts, stale)."""
 
     rollout: int
     reason: str
 
 
 class Dropped(Event, frozen=True):
-    """A whole group left without being trained, for the named reason (filtered, too few verdicts, stale, evaluation, …). With `again`,
-    its prompt is to be admitted once more, before any new one."""
+    """A whole group left without being trained, for the named reason (filtered, too few verdicts,
+    stale, evaluation, …). With `again`, its prompt is to be admitted once more, before any new one.
+    """
 
     group: int
     reason: str

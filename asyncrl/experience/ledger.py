@@ -1,6 +1,8 @@
-"""What became of everything. Invariant 1 (ledger): `total = trained + Σ discarded[reason] + live` at every event.
+"""What became of everything. Invariant 1 (ledger): `total = trained + Σ discarded[reason] + live`
+at every event.
 
-It counts tokens and rollouts. The ledger is all that remains of finished business, so its size is the number of reasons.
+It counts tokens and rollouts. The ledger is all that remains of finished business, so its size is
+the number of reasons.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import msgspec
 
 
 class Account(msgspec.Struct):
-    """One counted thing: `total` that came in (tokens generated, rollouts admitted), and where they are now."""
+    """One counted thing: `total` that came in (tokens generated, rollouts admitted), and where they
+    are now."""
 
     total: int = 0
     trained: int = 0
@@ -33,7 +36,9 @@ class Account(msgspec.Struct):
             self.discarded[reason] = self.discarded.get(reason, 0) + count
 
     def balances(self) -> bool:
-        return self.live >= 0 and self.total == self.trained + sum(self.discarded.values()) + self.live
+        return (
+            self.live >= 0 and self.total == self.trained + sum(self.discarded.values()) + self.live
+        )
 
 
 class Ledger(msgspec.Struct):
@@ -43,23 +48,35 @@ class Ledger(msgspec.Struct):
     rollouts: Account = msgspec.field(default_factory=Account)
 
     def end(self, trained: int, discarded: Mapping[str, int]) -> None:
-        """A rollout is over, and this became of its tokens. It counts as trained where any token was, or else as discarded for the reason
-        that took the most of them; one without tokens is `empty`."""
+        """A rollout is over, and this became of its tokens. It counts as trained where any token
+        was, or else as discarded for the reason that took the most of them; one without tokens is
+        `empty`."""
         self.tokens.train(trained)
         for reason, count in discarded.items():
             self.tokens.discard(count, reason)
         if trained:
             self.rollouts.train(1)
         else:
-            reason, _ = min(discarded.items(), key=lambda item: (-item[1], item[0]), default=("empty", 0))
+            reason, _ = min(
+                discarded.items(), key=lambda item: (-item[1], item[0]), default=("empty", 0)
+            )
             self.rollouts.discard(1, reason)
 
     def balances(self) -> bool:
         return self.tokens.balances() and self.rollouts.balances()
 
     def summary(self) -> dict[str, dict[str, int | dict[str, int]]]:
-        """The ledger under the names of `summary.json`: `tokens.generated`, `rollouts.admitted`, and what became of them."""
+        """The ledger under the names of `summary.json`: `tokens.generated`, `rollouts.admitted`,
+        and what became of them."""
         return {
-            thing: {entered: a.total, "trained": a.trained, "discarded": dict(sorted(a.discarded.items())), "live": a.live}
-            for thing, entered, a in (("tokens", "generated", self.tokens), ("rollouts", "admitted", self.rollouts))
+            thing: {
+                entered: a.total,
+                "trained": a.trained,
+                "discarded": dict(sorted(a.discarded.items())),
+                "live": a.live,
+            }
+            for thing, entered, a in (
+                ("tokens", "generated", self.tokens),
+                ("rollouts", "admitted", self.rollouts),
+            )
         }

@@ -1,4 +1,5 @@
-"""Micro-batches from finished groups. Invariant: each item appears once, in the given order, and only one item alone exceeds the budget."""
+"""Micro-batches from finished groups. Invariant: each item appears once, in the given order, and
+only one item alone exceeds the budget."""
 
 from __future__ import annotations
 
@@ -8,11 +9,15 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-def micro_batches(groups: Iterable[Sequence[Item]], tokens: Callable[[Item], int], budget: int) -> list[list[Item]]:
-    """Pack whole groups, in order, into micro-batches of at most `budget` tokens (prompts included: that is what `tokens` counts).
+def micro_batches(
+    groups: Iterable[Sequence[Item]], tokens: Callable[[Item], int], budget: int
+) -> list[list[Item]]:
+    """Pack whole groups, in order, into micro-batches of at most `budget` tokens (prompts included:
+    that is what `tokens` counts).
 
-    A group over the budget is split between its rollouts; a rollout over the budget is a micro-batch of its own. Next-fit: only the last
-    micro-batch is ever open, so what was packed does not depend on what finishes later.
+    A group over the budget is split between its rollouts; a rollout over the budget is a
+    micro-batch of its own. Next-fit: only the last micro-batch is ever open, so what was packed
+    does not depend on what finishes later.
 
     Raises ValueError for a budget below 1.
     """

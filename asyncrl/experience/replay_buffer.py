@@ -1,7 +1,8 @@
-"""Trained groups that are kept to be trained once more. Invariant: each is replayed at most once, and by no step after its last.
+"""Trained groups that are kept to be trained once more. Invariant: each is replayed at most once,
+and by no step after its last.
 
-What is kept is over for the ledger: it was trained, and is counted there once. Each of its tokens keeps the version and the log-probability
-that it was sampled with.
+What is kept is over for the ledger: it was trained, and is counted there once. Each of its tokens
+keeps the version and the log-probability that it was sampled with.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from asyncrl.ipc.messages import Scored, Span
 
 
 class ReplayMember(msgspec.Struct, array_like=True):
-    """A rollout as it was trained: its arrays as in `Rollout`, its reward, and the parts of that."""
+    """A rollout as it was trained: its arrays as in `Rollout`, its reward, and the parts of
+    that."""
 
     rollout: int
     ids: bytearray
@@ -40,7 +42,9 @@ class ReplayGroup(msgspec.Struct, array_like=True):
     @property
     def oldest(self) -> int:
         """The smallest version that sampled a token; `until` where there is no token."""
-        return min((span.version for member in self.members for span in member.spans), default=self.until)
+        return min(
+            (span.version for member in self.members for span in member.spans), default=self.until
+        )
 
     @property
     def tokens(self) -> int:
@@ -59,31 +63,45 @@ class ReplayBuffer(msgspec.Struct):
         return sum(kept.tokens for kept in self.kept.values())
 
     def keep(self, group: Group, until: int) -> None:
-        """Keep the members with a reward of a group that a step has taken. Call it before their tokens are released, which copies nothing
-        and leaves these what they are. Raises Refused for a group that no step has taken, of which any member was trained already, or that
-        is kept already."""
+        """Keep the members with a reward of a group that a step has taken. Call it before their
+        tokens are released, which copies nothing and leaves these what they are. Raises Refused for
+        a group that no step has taken, of which any member was trained already, or that is kept
+        already."""
         if group.id in self.kept:
             raise ImpossibleEvent(f"group {group.id} is kept already")
-        if any(member.step is not None and member.status is not RolloutStatus.TAKEN for member in group.members):
-            raise ImpossibleEvent(f"group {group.id} was trained before it was kept, in part at least: its tokens are released")
+        if any(
+            member.step is not None and member.status is not RolloutStatus.TAKEN
+            for member in group.members
+        ):
+            raise ImpossibleEvent(
+                f"group {group.id} was trained before it was kept, in part at least: its tokens "
+                "are released"
+            )
         members = [
             ReplayMember(m.id, m.ids, m.behaviour, m.spans, m.verdict.reward, m.verdict.parts)
             for m in group.members
             if isinstance(m.verdict, Scored) and m.step is not None
         ]
         if not members:
-            raise ImpossibleEvent(f"group {group.id} was not taken: there is nothing to train again")
+            raise ImpossibleEvent(
+                f"group {group.id} was not taken: there is nothing to train again"
+            )
         self.kept[group.id] = ReplayGroup(group.id, group.prompt, until, members)
 
     def replay(self, step: int, groups: Sequence[int]) -> list[ReplayGroup]:
-        """`step` trains these again, and they are not kept any longer. Raises Refused, with all as it was, for one that is not kept, that
-        is named twice, or whose last step is over."""
+        """`step` trains these again, and they are not kept any longer. Raises Refused, with all as
+        it was, for one that is not kept, that is named twice, or whose last step is over."""
         for number in groups:
             kept = self.kept.get(number)
             if kept is None or groups.count(number) > 1:
-                raise ImpossibleEvent(f"group {number} is not kept to be trained again, or was already")
+                raise ImpossibleEvent(
+                    f"group {number} is not kept to be trained again, or was already"
+                )
             if kept.until < step:
-                raise ImpossibleEvent(f"group {number} may be trained again until step {kept.until}, and this is step {step}")
+                raise ImpossibleEvent(
+                    f"group {number} may be trained again until step {kept.until}, and this is "
+                    f"step {step}"
+                )
         return [self.kept.pop(number) for number in groups]
 
     def publish(self, version: int) -> None:

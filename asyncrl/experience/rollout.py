@@ -1,7 +1,8 @@
-"""Rollouts and groups. Invariant 4 (parallel arrays): `len(ids) == len(behaviour)` and spans tile `[0, tokens)` after every `extend`.
+"""Rollouts and groups. Invariant 4 (parallel arrays): `len(ids) == len(behaviour)` and spans tile
+`[0, tokens)` after every `extend`.
 
-`Group.of` is the one gateway through which prompts come, and `Rollout.extend` the one through which tokens do; each checks everything before
-it changes anything.
+`Group.of` is the one gateway through which prompts come, and `Rollout.extend` the one through which
+tokens do; each checks everything before it changes anything.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ class ImpossibleEvent(Exception):
 
 
 class RolloutStatus(enum.Enum):
-    """Where a rollout is in its life: waiting → leased (→ waiting …) → sealed → judged → taken → trained or discarded;
-    buried before it is sealed; discarded from anywhere with its group; judged again where what was trained is undone."""
+    """Where a rollout is in its life: waiting → leased (→ waiting …) → sealed → judged → taken →
+    trained or discarded; buried before it is sealed; discarded from anywhere with its group; judged
+    again where what was trained is undone."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -36,7 +38,15 @@ class RolloutStatus(enum.Enum):
     BURIED = "buried"
 
 
-FINISHED = frozenset({RolloutStatus.JUDGED, RolloutStatus.TAKEN, RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus.BURIED})
+FINISHED = frozenset(
+    {
+        RolloutStatus.JUDGED,
+        RolloutStatus.TAKEN,
+        RolloutStatus.TRAINED,
+        RolloutStatus.DISCARDED,
+        RolloutStatus.BURIED,
+    }
+)
 """Nothing more is waited for: such a member lets its group complete."""
 
 ENDED = frozenset({RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus.BURIED})
@@ -46,10 +56,12 @@ ENDED = frozenset({RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus
 class Rollout(msgspec.Struct):
     """One response as far as it is known.
 
-    `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian; copy them where they are kept, because a
-    buffer taken of them keeps the rollout from growing. `attempt` counts leases, `failures` those that failed; `owner` is empty while
-    nobody has it. `sealed` numbers the sealed in the order of their sealing, from 1; 0 before; `judged` does so for verdicts. `step` is the
-    one that has taken it, or that has to take it again after a crash; None before.
+    `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian;
+    copy them where they are kept, because a buffer taken of them keeps the rollout from growing.
+    `attempt` counts leases, `failures` those that failed; `owner` is empty while nobody has it.
+    `sealed` numbers the sealed in the order of their sealing, from 1; 0 before; `judged` does so
+    for verdicts. `step` is the one that has taken it, or that has to take it again after a crash;
+    None before.
     """
 
     id: int
@@ -89,25 +101,38 @@ class Rollout(msgspec.Struct):
         return self.status is RolloutStatus.WAITING and self.attempt > 0
 
     def extend(self, version: int, start: int, ids: bytes, behaviour: bytes) -> int:
-        """Append tokens sampled under `version`, of which the first is response token `start`; returns how many.
+        """Append tokens sampled under `version`, of which the first is response token `start`;
+        returns how many.
 
-        Raises Refused where the arrays differ in length or hold no whole tokens, `start` is not the next token, or the budget is exceeded.
+        Raises Refused where the arrays differ in length or hold no whole tokens, `start` is not the
+        next token, or the budget is exceeded.
         """
         size = len(ids)
         if size != len(behaviour):
             raise ImpossibleEvent(
-                f"rollout {self.id} got {size} bytes of ids and {len(behaviour)} of log-probabilities: they must be parallel"
+                f"rollout {self.id} got {size} bytes of ids and {len(behaviour)} of "
+                "log-probabilities: they must be parallel"
             )
         if not size or size & 3:
-            raise ImpossibleEvent(f"rollout {self.id} got {size} bytes of ids, which is not a positive number of int32")
+            raise ImpossibleEvent(
+                f"rollout {self.id} got {size} bytes of ids, which is not a positive number of "
+                "int32"
+            )
         held = len(self.ids) >> 2
         if start != held:
-            raise ImpossibleEvent(f"rollout {self.id} holds {held} tokens, and was extended from token {start}")
+            raise ImpossibleEvent(
+                f"rollout {self.id} holds {held} tokens, and was extended from token {start}"
+            )
         end = held + (size >> 2)
         if end > self.max_new_tokens:
-            raise ImpossibleEvent(f"rollout {self.id} may have {self.max_new_tokens} tokens, and was extended to {end}")
+            raise ImpossibleEvent(
+                f"rollout {self.id} may have {self.max_new_tokens} tokens, and was extended to "
+                f"{end}"
+            )
         if version < 0:
-            raise ImpossibleEvent(f"rollout {self.id} got tokens of version {version}, which does not exist")
+            raise ImpossibleEvent(
+                f"rollout {self.id} got tokens of version {version}, which does not exist"
+            )
         self.ids += ids
         self.behaviour += behaviour
         spans = self.spans
@@ -118,17 +143,19 @@ class Rollout(msgspec.Struct):
         return end - held
 
     def release(self) -> int:
-        """Forget the tokens (by replacing the arrays: buffers taken of them stay valid); returns how many there were."""
+        """Forget the tokens (by replacing the arrays: buffers taken of them stay valid); returns
+        how many there were."""
         tokens = self.tokens
         self.ids, self.behaviour, self.spans = bytearray(), bytearray(), []
         return tokens
 
 
 class Group(msgspec.Struct):
-    """One prompt and its rollouts. `prompt` is `int32` ids; `prompt_index` its place in its split of the task; `version` pins the weights
-    (evaluation) or is None; `key` is its first rollout's (see `Admitted`); `ordinal` counts the groups of its purpose admitted before;
-    `prior` is the mean of the rewards of its prompt's earlier visits, and what they count for, and `admitted_version` the version last published, as it
-    was admitted."""
+    """One prompt and its rollouts. `prompt` is `int32` ids; `prompt_index` its place in its split
+    of the task; `version` pins the weights (evaluation) or is None; `key` is its first rollout's
+    (see `Admitted`); `ordinal` counts the groups of its purpose admitted before; `prior` is the
+    mean of the rewards of its prompt's earlier visits, and what they count for, and
+    `admitted_version` the version last published, as it was admitted."""
 
     id: int
     split: Split
@@ -142,17 +169,35 @@ class Group(msgspec.Struct):
     admitted_version: int = 0
 
     @classmethod
-    def of(cls, event: Admitted, ordinal: int, prior: tuple[float, float], admitted_version: int) -> Self:
-        """The group that was admitted, all of it waiting. Raises Refused where it is no group: without rollouts, prompt, budget or item."""
+    def of(
+        cls, event: Admitted, ordinal: int, prior: tuple[float, float], admitted_version: int
+    ) -> Self:
+        """The group that was admitted, all of it waiting. Raises Refused where it is no group:
+        without rollouts, prompt, budget or item."""
         if event.size < 1 or event.max_new_tokens < 1 or event.prompt_index < 0:
             raise ImpossibleEvent(
-                f"group {event.group} needs a rollout, a token to sample and an item: {event.size=} {event.max_new_tokens=} {event.prompt_index=}"
+                f"group {event.group} needs a rollout, a token to sample and an item: "
+                f"{event.size=} {event.max_new_tokens=} {event.prompt_index=}"
             )
         if not event.prompt or len(event.prompt) & 3:
-            raise ImpossibleEvent(f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a positive number of int32")
-        members = tuple(Rollout(event.first + i, event.group, event.max_new_tokens) for i in range(event.size))
+            raise ImpossibleEvent(
+                f"group {event.group} has a prompt of {len(event.prompt)} bytes, which is not a "
+                "positive number of int32"
+            )
+        members = tuple(
+            Rollout(event.first + i, event.group, event.max_new_tokens) for i in range(event.size)
+        )
         return cls(
-            event.group, event.split, event.prompt_index, event.prompt, event.version, members, event.key, ordinal, prior, admitted_version
+            event.group,
+            event.split,
+            event.prompt_index,
+            event.prompt,
+            event.version,
+            members,
+            event.key,
+            ordinal,
+            prior,
+            admitted_version,
         )
 
     @property
@@ -182,12 +227,19 @@ class Group(msgspec.Struct):
     @property
     def unscored(self) -> list[Rollout]:
         """The members whose verifier gave no reward and that have not ended, in order."""
-        return [member for member in self.members if isinstance(member.verdict, NoVerdict) and member.status not in ENDED]
+        return [
+            member
+            for member in self.members
+            if isinstance(member.verdict, NoVerdict) and member.status not in ENDED
+        ]
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards there are, in the order of `scored`; its length is the number of verdicts that `k_min` asks for."""
-        return [member.verdict.reward for member in self.members if isinstance(member.verdict, Scored)]
+        """The rewards there are, in the order of `scored`; its length is the number of verdicts
+        that `k_min` asks for."""
+        return [
+            member.verdict.reward for member in self.members if isinstance(member.verdict, Scored)
+        ]
 
     @property
     def oldest(self) -> int:
@@ -196,15 +248,19 @@ class Group(msgspec.Struct):
 
     @property
     def parts(self) -> list[list[float]]:
-        """What the rewards are made of, in the order of `scored`; empty lists where verifiers give one reward."""
-        return [member.verdict.parts for member in self.members if isinstance(member.verdict, Scored)]
+        """What the rewards are made of, in the order of `scored`; empty lists where verifiers give
+        one reward."""
+        return [
+            member.verdict.parts for member in self.members if isinstance(member.verdict, Scored)
+        ]
 
     def comparable(self, verdict: Scored) -> bool:
         """Whether a verdict is made of as many rewards as those that there are."""
         return all(len(parts) == len(verdict.parts) for parts in self.parts)
 
     def others(self, rollout: Rollout) -> list[float]:
-        """The rewards of the members other than this one, the first judged first, whatever became of them since."""
+        """The rewards of the members other than this one, the first judged first, whatever became
+        of them since."""
         scored = sorted((member.judged, member.verdict.reward) for member in self.members
                         if member is not rollout and isinstance(member.verdict, Scored))  # fmt: skip
         return [reward for _, reward in scored]

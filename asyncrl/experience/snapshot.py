@@ -1,5 +1,6 @@
-"""A state written down whole, so that a journal need not go back to the beginning. Invariant: it holds what cannot be derived from the
-rest of it, and nothing else, so there is nothing in it that could contradict itself.
+"""A state written down whole, so that a journal need not go back to the beginning. Invariant: it
+holds what cannot be derived from the rest of it, and nothing else, so there is nothing in it that
+could contradict itself.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from asyncrl.ipc.messages import Split
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """What `Experience.snapshot` gives and `Experience.of` takes. `sealings` and `judgements` are how many rollouts
-    were ever sealed and judged, `ordinals` how many groups were admitted of each purpose, `training`,
-    `prescribed` and `closed` are of `Steps`, and the rest is as in `Experience`."""
+    """What `Experience.snapshot` gives and `Experience.of` takes. `sealings` and `judgements` are
+    how many rollouts were ever sealed and judged, `ordinals` how many groups were admitted of each
+    purpose, `training`, `prescribed` and `closed` are of `Steps`, and the rest is as in
+    `Experience`."""
 
     ledger: Ledger
     version: int | None

@@ -1,6 +1,8 @@
-"""Which step took what. Invariant: what is prescribed is taken again exactly as it was, in its order, before anything else is taken.
+"""Which step took what. Invariant: what is prescribed is taken again exactly as it was, in its
+order, before anything else is taken.
 
-Rollouts are held by their numbers. Those that were taken together are one *taking*, and a step may take several times.
+Rollouts are held by their numbers. Those that were taken together are one *taking*, and a step may
+take several times.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ Takings = dict[int, list[list[int]]]
 
 
 class Steps(msgspec.Struct):
-    """`training`: what was taken for the steps whose version is not published. `prescribed`: what has to be taken again. `closed`: the last
-    version that was ever published; the steps before it take what they had, and nothing else."""
+    """`training`: what was taken for the steps whose version is not published. `prescribed`: what
+    has to be taken again. `closed`: the last version that was ever published; the steps before it
+    take what they had, and nothing else."""
 
     training: Takings = msgspec.field(default_factory=dict)
     prescribed: Takings = msgspec.field(default_factory=dict)
@@ -25,7 +28,8 @@ class Steps(msgspec.Struct):
 
     @property
     def due(self) -> tuple[int, list[int]] | None:
-        """The step and the rollouts that have to be taken next; None where nothing is prescribed."""
+        """The step and the rollouts that have to be taken next; None where nothing is
+        prescribed."""
         for step, takings in self.prescribed.items():
             return step, takings[0]
         return None
@@ -37,17 +41,31 @@ class Steps(msgspec.Struct):
 
     def taken(self) -> Iterator[int]:
         """The rollouts in training, in the order of taking."""
-        return (rollout for takings in self.training.values() for taking in takings for rollout in taking)
+        return (
+            rollout
+            for takings in self.training.values()
+            for taking in takings
+            for rollout in taking
+        )
 
     def made(self, version: int) -> list[int]:
         """Those of the steps before `version`."""
-        return [rollout for step, takings in self.training.items() if step < version for taking in takings for rollout in taking]
+        return [
+            rollout
+            for step, takings in self.training.items()
+            if step < version
+            for taking in takings
+            for rollout in taking
+        ]
 
     def take(self, step: int, taking: list[int]) -> None:
         """Raises Refused, and takes nothing, where something else is due."""
         if (due := self.due) is not None:
             if (step, taking) != due:
-                raise ImpossibleEvent(f"step {step} takes rollouts {taking}, but step {due[0]} has to take {due[1]} first")
+                raise ImpossibleEvent(
+                    f"step {step} takes rollouts {taking}, but step {due[0]} has to take "
+                    f"{due[1]} first"
+                )
             takings = self.prescribed[step]
             del takings[0]
             if not takings:
@@ -61,7 +79,8 @@ class Steps(msgspec.Struct):
             del self.training[step]
 
     def undo(self, steps: Iterable[int]) -> list[int]:
-        """What these steps took is prescribed for them, before all that is prescribed. The rollouts that were taken, in order."""
+        """What these steps took is prescribed for them, before all that is prescribed. The rollouts
+        that were taken, in order."""
         undone = {step: self.training.pop(step) for step in steps}
         later = self.prescribed
         self.prescribed = {step: takings + later.pop(step, []) for step, takings in undone.items()}
@@ -69,7 +88,8 @@ class Steps(msgspec.Struct):
         return [rollout for takings in undone.values() for taking in takings for rollout in taking]
 
     def prescribe(self, step: int, taking: list[int]) -> bool:
-        """`step`, the last one that has anything prescribed or a later one, has to take these rollouts. Whether it had not to before."""
+        """`step`, the last one that has anything prescribed or a later one, has to take these
+        rollouts. Whether it had not to before."""
         takings = self.prescribed.setdefault(step, [])
         new = taking not in takings
         if new:

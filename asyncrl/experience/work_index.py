@@ -1,7 +1,9 @@
-"""What is due next. Invariant: it follows from the live groups alone, so it can be made anew from them and is never written down.
+"""What is due next. Invariant: it follows from the live groups alone, so it can be made anew from
+them and is never written down.
 
-Rollouts and groups are held by their numbers, in sorted lists: the order of each view is the order kept. A rollout gets another status
-through `move` and in no other way, so what waits for what, and how much is queued, is right after every event.
+Rollouts and groups are held by their numbers, in sorted lists: the order of each view is the order
+kept. A rollout gets another status through `move` and in no other way, so what waits for what, and
+how much is queued, is right after every event.
 """
 
 from __future__ import annotations
@@ -23,33 +25,44 @@ def _by_purpose() -> dict[Split, list[Any]]:
 class WorkIndex(msgspec.Struct):
     """What waits for a lease, for a verdict, for a step.
 
-    `queue_items` and `queue_bytes` measure the experience queue: training rollouts that are sealed or judged, and not taken. `statuses`
-    counts live rollouts; a status that none has any more may be there with zero. `open` counts those that no step has taken.
+    `queue_items` and `queue_bytes` measure the experience queue: training rollouts that are sealed
+    or judged, and not taken. `statuses` counts live rollouts; a status that none has any more may
+    be there with zero. `open` counts those that no step has taken.
     """
 
     statuses: Counter[RolloutStatus] = msgspec.field(default_factory=Counter)
     queue_items: int = 0
     queue_bytes: int = 0
-    _waiting: dict[Split, list[tuple[bool, int]]] = msgspec.field(default_factory=_by_purpose)  # never leased, rollout
+    _waiting: dict[Split, list[tuple[bool, int]]] = msgspec.field(
+        default_factory=_by_purpose
+    )  # never leased, rollout
     _unjudged: list[tuple[int, int]] = msgspec.field(default_factory=list)  # sealed as, rollout
     open: Counter[Split] = msgspec.field(default_factory=Counter)
     _judged: list[tuple[int, int]] = msgspec.field(default_factory=list)  # oldest version, rollout
-    _complete: dict[Split, list[tuple[int, int]]] = msgspec.field(default_factory=_by_purpose)  # oldest version, group
+    _complete: dict[Split, list[tuple[int, int]]] = msgspec.field(
+        default_factory=_by_purpose
+    )  # oldest version, group
 
     def to_lease(self, split: Split, n: int) -> list[int]:
-        """At most `n` waiting rollouts: recycled ones first, then new ones, each the oldest first."""
+        """At most `n` waiting rollouts: recycled ones first, then new ones, each the oldest
+        first."""
         return [rollout for _, rollout in self._waiting[split][:n]]
 
     def to_judge(self, after: int) -> list[int]:
-        """Rollouts sealed and not judged whose `sealed` number is larger than `after`, the first sealed first."""
-        return [rollout for _, rollout in self._unjudged[bisect_left(self._unjudged, (after + 1, 0)) :]]
+        """Rollouts sealed and not judged whose `sealed` number is larger than `after`, the first
+        sealed first."""
+        return [
+            rollout for _, rollout in self._unjudged[bisect_left(self._unjudged, (after + 1, 0)) :]
+        ]
 
     def ready(self, split: Split) -> list[int]:
-        """The groups that may be taken: those with the oldest tokens first, then those admitted first."""
+        """The groups that may be taken: those with the oldest tokens first, then those admitted
+        first."""
         return [group for _, group in self._complete[split]]
 
     def judged(self) -> list[int]:
-        """The training rollouts with a verdict that no step has taken: those with the oldest tokens first."""
+        """The training rollouts with a verdict that no step has taken: those with the oldest tokens
+        first."""
         return [rollout for _, rollout in self._judged]
 
     def enter(self, group: Group, rollout: Rollout) -> None:
@@ -68,8 +81,8 @@ class WorkIndex(msgspec.Struct):
                 insort(self._judged, (rollout.oldest, rollout.id))
 
     def move(self, group: Group, rollout: Rollout, status: RolloutStatus) -> None:
-        """The only way from one status to another. While it waits its `attempt` stays, from its sealing on its `sealed` and its
-        tokens, and once it is judged its verdict and its `step`."""
+        """The only way from one status to another. While it waits its `attempt` stays, from its
+        sealing on its `sealed` and its tokens, and once it is judged its verdict and its `step`."""
         before = rollout.status
         self.statuses[before] -= 1
         self.open[group.split] -= before is not RolloutStatus.TAKEN

@@ -1,4 +1,5 @@
-"""What agents read, as OpenAI's JSON. Invariant: a stream's parts, put together, are the answer that is not streamed."""
+"""What agents read, as OpenAI's JSON. Invariant: a stream's parts, put together, are the answer
+that is not streamed."""
 
 from __future__ import annotations
 
@@ -47,12 +48,23 @@ class Envelope(ABC):
         """What ends a stream."""
 
     def _object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        return {"id": self._number, "object": kind, "created": self._created, "model": self._model, "choices": choices, **more}
+        return {
+            "id": self._number,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+            **more,
+        }
 
     def _called(self, call: ToolCall) -> dict[str, Any]:
         self._calls += 1
         function = {"name": call.name, "arguments": call.arguments}
-        return {"id": f"call-{self._number}-{self._calls}", "type": "function", "function": function}
+        return {
+            "id": f"call-{self._number}-{self._calls}",
+            "type": "function",
+            "function": function,
+        }
 
 
 class Chat(Envelope):
@@ -62,11 +74,20 @@ class Chat(Envelope):
         deltas = [delta for part in parts for delta in part.deltas]
         text = "".join(delta for delta in deltas if isinstance(delta, str))
         calls = [self._called(delta) for delta in deltas if isinstance(delta, ToolCall)]
-        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not calls else None,
+            "refusal": None,
+        }
         if calls:
             message["tool_calls"] = calls
         tokens = [token for part in parts for token in part.tokens]
-        choice = {"index": 0, "message": message, "logprobs": self._scores(tokens), "finish_reason": finish}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._scores(tokens),
+            "finish_reason": finish,
+        }
         return msgspec.json.encode(self._object("chat.completion", [choice], usage=usage))
 
     def part(self, read: Read) -> bytes:
@@ -82,16 +103,26 @@ class Chat(Envelope):
 
     def last(self, finish: str, usage: dict[str, int] | None) -> bytes:
         end = event(self._chunk({}, finish, None))
-        return end if usage is None else end + event(self._object("chat.completion.chunk", [], usage=usage))
+        return (
+            end
+            if usage is None
+            else end + event(self._object("chat.completion.chunk", [], usage=usage))
+        )
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None, scores: dict[str, Any] | None) -> dict[str, Any]:
-        return self._object("chat.completion.chunk", [{"index": 0, "delta": delta, "logprobs": scores, "finish_reason": finish}])
+    def _chunk(
+        self, delta: dict[str, Any], finish: str | None, scores: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        return self._object(
+            "chat.completion.chunk",
+            [{"index": 0, "delta": delta, "logprobs": scores, "finish_reason": finish}],
+        )
 
     def _scores(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if not self._scored:
             return None
         content: list[dict[str, Any]] = [
-            {"token": token.text, "logprob": token.behaviour, "bytes": None, "top_logprobs": []} for token in tokens
+            {"token": token.text, "logprob": token.behaviour, "bytes": None, "top_logprobs": []}
+            for token in tokens
         ]
         return {"content": content, "refusal": None}
 
@@ -102,7 +133,9 @@ class Text(Envelope):
     def whole(self, parts: Sequence[Read], finish: str, usage: dict[str, int]) -> bytes:
         text = "".join(delta for part in parts for delta in part.deltas if isinstance(delta, str))
         tokens = [token for part in parts for token in part.tokens]
-        return msgspec.json.encode(self._object("text_completion", [self._choice(text, tokens, finish)], usage=usage))
+        return msgspec.json.encode(
+            self._object("text_completion", [self._choice(text, tokens, finish)], usage=usage)
+        )
 
     def part(self, read: Read) -> bytes:
         text = "".join(delta for delta in read.deltas if isinstance(delta, str))
@@ -110,11 +143,22 @@ class Text(Envelope):
 
     def last(self, finish: str, usage: dict[str, int] | None) -> bytes:
         end = event(self._object("text_completion", [self._choice("", [], finish)]))
-        return end if usage is None else end + event(self._object("text_completion", [], usage=usage))
+        return (
+            end if usage is None else end + event(self._object("text_completion", [], usage=usage))
+        )
 
     def _choice(self, text: str, tokens: Sequence[Token], finish: str | None) -> dict[str, Any]:
-        scores = {"tokens": [token.text for token in tokens], "token_logprobs": [token.behaviour for token in tokens], "top_logprobs": None}
-        return {"index": 0, "text": text, "logprobs": scores if self._scored else None, "finish_reason": finish}
+        scores = {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.behaviour for token in tokens],
+            "top_logprobs": None,
+        }
+        return {
+            "index": 0,
+            "text": text,
+            "logprobs": scores if self._scored else None,
+            "finish_reason": finish,
+        }
 
 
 def event(content: dict[str, Any]) -> bytes:
@@ -133,4 +177,9 @@ DONE = b"data: [DONE]\n\n"
 
 def models(name: str) -> bytes:
     """The answer of `/v1/models`."""
-    return msgspec.json.encode({"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "asyncrl"}]})
+    return msgspec.json.encode(
+        {
+            "object": "list",
+            "data": [{"id": name, "object": "model", "created": 0, "owned_by": "asyncrl"}],
+        }
+    )

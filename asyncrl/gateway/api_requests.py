@@ -1,8 +1,9 @@
-"""What agents ask, out of JSON. Invariant: a request that is accepted is done as it says; what cannot be done is a 400 that names
-the parameter.
+"""What agents ask, out of JSON. Invariant: a request that is accepted is done as it says; what
+cannot be done is a 400 that names the parameter.
 
-Two kinds of parameters are refused on purpose: those that change the distribution that tokens are drawn from (`top_p`, penalties), because
-the recorded log-probabilities would not be those of the sampling; and those that ask for what an engine does not give.
+Two kinds of parameters are refused on purpose: those that change the distribution that tokens are
+drawn from (`top_p`, penalties), because the recorded log-probabilities would not be those of the
+sampling; and those that ask for what an engine does not give.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import msgspec
 from asyncrl.gateway.errors import GatewayError, bad
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Neutral = {"top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "n": 1, "best_of": 1, "parallel_tool_calls": True}
+Neutral = {
+    "top_p": 1,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "n": 1,
+    "best_of": 1,
+    "parallel_tool_calls": True,
+}
 """What these must be, where they are given at all."""
 IGNORED = ("seed",)
 """What is accepted and has no effect; an answer says so in the header `x-ignored`."""
@@ -108,7 +116,11 @@ class ChatRequest(Asked, kw_only=True):
 
     @property
     def budget(self) -> int | None:
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return (
+            self.max_completion_tokens
+            if self.max_completion_tokens is not None
+            else self.max_tokens
+        )
 
     @property
     def scored(self) -> bool:
@@ -162,23 +174,37 @@ def parse(body: bytes, kind: type[_Request]) -> _Request:
     known = kind.__struct_fields__
     if unknown := [name for name in given if name not in known]:
         raise bad(
-            f"the gateway does not know {unknown[0]!r}; leave it out (it knows {', '.join(sorted(known))})", unknown[0], "unknown_parameter"
+            f"the gateway does not know {unknown[0]!r}; leave it out (it knows "
+            f"{', '.join(sorted(known))})",
+            unknown[0],
+            "unknown_parameter",
         )
     request = _decode(body, kind)
     for name, neutral in Neutral.items():
         value = getattr(request, name, None)
         if value is not None and value != neutral:
-            raise bad(f"{name} must be {msgspec.json.encode(neutral).decode()} or left out, not {value}", name, "unsupported_value")
+            raise bad(
+                f"{name} must be {msgspec.json.encode(neutral).decode()} or left out, not {value}",
+                name,
+                "unsupported_value",
+            )
     if len(request.stops) > _STOPS or not all(request.stops):
         raise bad(f"stop must be at most {_STOPS} strings, none of them empty", "stop")
-    if getattr(request, "top_logprobs", 0) or (isinstance(request, TextRequest) and request.logprobs):
+    if getattr(request, "top_logprobs", 0) or (
+        isinstance(request, TextRequest) and request.logprobs
+    ):
         name = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
-        raise bad(f"{name} must be 0 or left out: the gateway knows the log-probabilities of the tokens that were sampled alone", name)
+        raise bad(
+            f"{name} must be 0 or left out: the gateway knows the log-probabilities of the "
+            "tokens that were sampled alone",
+            name,
+        )
     return request
 
 
 def reward(body: bytes) -> RewardGiven | RewardByTask:
-    """The reward in `body`, or who says it. Raises DoorError (400) unless it is a finite number, or left to the task."""
+    """The reward in `body`, or who says it. Raises DoorError (400) unless it is a finite number, or
+    left to the task."""
     asked = _decode(body, _Reward)
     if asked.reward is None:
         if asked.prompt_index is None:
@@ -195,12 +221,16 @@ def prompt_index(text: str) -> int:
         return msgspec.convert(text, Item, strict=False)
     except msgspec.ValidationError as error:
         raise GatewayError(
-            404, "unknown_prompt", f"a prompt of the task is a number from 0 on, and {text[:20]!r} is none", param="prompt_index"
+            404,
+            "unknown_prompt",
+            f"a prompt of the task is a number from 0 on, and {text[:20]!r} is none",
+            param="prompt_index",
         ) from error
 
 
 def messages(request: ChatRequest) -> list[dict[str, Any]]:
-    """The messages as chat templates know them: text alone, arguments as objects, and nothing that is null. Raises DoorError (400)."""
+    """The messages as chat templates know them: text alone, arguments as objects, and nothing that
+    is null. Raises DoorError (400)."""
     return [_message(at, message) for at, message in enumerate(request.messages)]
 
 
@@ -208,22 +238,46 @@ def tools(request: ChatRequest) -> list[dict[str, Any]]:
     """The tools as they were given. Raises DoorError (400) for what is no function with a name."""
     for at, tool in enumerate(request.offered):
         function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise bad(f"tools[{at}] must be a function with a name: {{'type': 'function', 'function': {{'name': ...}}}}", "tools")
+        if (
+            tool.get("type") != "function"
+            or not isinstance(function, Mapping)
+            or not isinstance(function.get("name"), str)
+        ):
+            raise bad(
+                f"tools[{at}] must be a function with a name: {{'type': 'function', 'function': "
+                f"{{'name': ...}}}}",
+                "tools",
+            )
     return request.offered
 
 
 def _message(at: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """Clients send back what they were sent, with every field that was null."""
     try:
-        message = msgspec.convert({name: value for name, value in given.items() if value is not None}, _Message)
+        message = msgspec.convert(
+            {name: value for name, value in given.items() if value is not None}, _Message
+        )
     except msgspec.ValidationError as error:
         raise bad(f"messages[{at}]: {error}", "messages") from error
-    text = message.content if isinstance(message.content, str) else "".join(part.text for part in message.content)
-    found: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    text = (
+        message.content
+        if isinstance(message.content, str)
+        else "".join(part.text for part in message.content)
+    )
+    found: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": text,
+    }
     if message.tool_calls:
         found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": _arguments(at, call.function)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(at, call.function),
+                },
+            }
             for call in message.tool_calls
         ]
     for name in ("tool_call_id", "name", "reasoning_content"):
@@ -236,7 +290,9 @@ def _arguments(at: int, function: _Function) -> dict[str, Any]:
     try:
         return msgspec.json.decode(function.arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise bad(f"messages[{at}]: the arguments of {function.name!r} are no JSON object", "messages") from error
+        raise bad(
+            f"messages[{at}]: the arguments of {function.name!r} are no JSON object", "messages"
+        ) from error
 
 
 _Type = TypeVar("_Type")
@@ -246,7 +302,11 @@ def _decode(body: bytes, kind: type[_Type]) -> _Type:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        found = re.search(r"`\$\.(\w+)", str(error)) or re.search(r"required field `(\w+)`", str(error))
+        found = re.search(r"`\$\.(\w+)", str(error)) or re.search(
+            r"required field `(\w+)`", str(error)
+        )
         raise bad(str(error), found[1] if found else None) from error
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise GatewayError(400, "invalid_json", f"the body is not the JSON of a request: {error}") from error
+        raise GatewayError(
+            400, "invalid_json", f"the body is not the JSON of a request: {error}"
+        ) from error

@@ -1,5 +1,5 @@
-"""The gateway as an ASGI application. Invariant: no body is read before the key is proved, and every answer that is not what was asked for is
-one sentence in OpenAI's form.
+"""The gateway as an ASGI application. Invariant: no body is read before the key is proved, and
+every answer that is not what was asked for is one sentence in OpenAI's form.
 
     POST   /sessions/{session}/v1/chat/completions     `stream` or not
     POST   /sessions/{session}/v1/completions          `stream` or not
@@ -9,8 +9,8 @@ one sentence in OpenAI's form.
     GET    /v1/prompts/{prompt_index}                          a training prompt of the run's task
     GET    /ready                                      without a key: 200 where calls are answered, 503 where not
 
-The session is in the base URL, so that an agent needs no change. A client that has several sessions at a time may leave it out of the
-path and send the header `x-session` with each call.
+The session is in the base URL, so that an agent needs no change. A client that has several sessions
+at a time may leave it out of the path and send the header `x-session` with each call.
 """
 
 from __future__ import annotations
@@ -60,7 +60,12 @@ def application(gateway: Gateway, key: str) -> Starlette:
         Route("/v1/sessions/{session}", app.guarded(app.give_up), methods=["DELETE"]),
         Route("/v1/prompts/{prompt_index}", app.guarded(app.prompt), methods=["GET"]),
     ]
-    handlers = {GatewayError: _refused, HTTPException: _no_route, ClientDisconnect: _left, Exception: _failed}
+    handlers = {
+        GatewayError: _refused,
+        HTTPException: _no_route,
+        ClientDisconnect: _left,
+        Exception: _failed,
+    }
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
@@ -74,7 +79,11 @@ class _Guarded:
         request = Request(scope, receive)
         given = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(given, b"Bearer " + self._key):
-            raise GatewayError(401, "invalid_api_key", "this is not the key of this run's gateway; give it as the client's api_key")
+            raise GatewayError(
+                401,
+                "invalid_api_key",
+                "this is not the key of this run's gateway; give it as the client's api_key",
+            )
         await self._handler(request, send)
 
 
@@ -103,7 +112,13 @@ class _App:
                 raise bad(str(error), "messages") from error
             prompt = await self._gateway.prompt(session, text, start=False)
             await self._answer(
-                request, send, session, asked, prompt, self._envelope(api_answers.Chat, "chatcmpl", asked), tools=bool(tools)
+                request,
+                send,
+                session,
+                asked,
+                prompt,
+                self._envelope(api_answers.Chat, "chatcmpl", asked),
+                tools=bool(tools),
             )
 
     async def text(self, request: Request, send: Send) -> None:
@@ -118,7 +133,15 @@ class _App:
                     prompt = Prompt([token for token in several if isinstance(token, int)], None)
                     if len(prompt.ids) < len(several):
                         raise bad("prompt must be one text, or the ids of one", "prompt")
-            await self._answer(request, send, session, asked, prompt, self._envelope(api_answers.Text, "cmpl", asked), tools=False)
+            await self._answer(
+                request,
+                send,
+                session,
+                asked,
+                prompt,
+                self._envelope(api_answers.Text, "cmpl", asked),
+                tools=False,
+            )
 
     async def reward(self, request: Request, send: Send) -> None:
         session = _session(request)
@@ -134,7 +157,9 @@ class _App:
         prompt_index = api_requests.prompt_index(request.path_params["prompt_index"])
         with self._gateway.slot():
             text = await self._gateway.task_prompt(prompt_index)
-        await _whole(request, send, msgspec.json.encode({"prompt_index": prompt_index, "prompt": text}))
+        await _whole(
+            request, send, msgspec.json.encode({"prompt_index": prompt_index, "prompt": text})
+        )
 
     async def give_up(self, request: Request, send: Send) -> None:
         session = _session(request)
@@ -142,7 +167,15 @@ class _App:
         await _whole(request, send, msgspec.json.encode({"session": session, "reward": None}))
 
     async def _answer(
-        self, request: Request, send: Send, session: str, asked: api_requests.Asked, prompt: Prompt, envelope: Envelope, *, tools: bool
+        self,
+        request: Request,
+        send: Send,
+        session: str,
+        asked: api_requests.Asked,
+        prompt: Prompt,
+        envelope: Envelope,
+        *,
+        tools: bool,
     ) -> None:
         """Sample, and answer in one or as a stream."""
         headers = {"x-session": session}
@@ -183,33 +216,53 @@ class _App:
         if stream is None:
             await _whole(request, send, envelope.whole(parts, answer.finish, answer.usage), headers)
         else:
-            await stream.end(envelope.last(answer.finish, answer.usage if asked.usage else None) + api_answers.DONE)
+            await stream.end(
+                envelope.last(answer.finish, answer.usage if asked.usage else None)
+                + api_answers.DONE
+            )
 
     def _served(self, asked: api_requests.Asked) -> None:
         if asked.model != self._gateway.settings.model:
             raise GatewayError(
-                404, "model_not_found", f"there is no model {asked.model!r}; ask for {self._gateway.settings.model!r}", param="model"
+                404,
+                "model_not_found",
+                f"there is no model {asked.model!r}; ask for {self._gateway.settings.model!r}",
+                param="model",
             )
 
     def _envelope(self, kind: type[Envelope], prefix: str, asked: api_requests.Asked) -> Envelope:
-        return kind(number=f"{prefix}-{secrets.token_hex(12)}", model=asked.model, created=int(time.time()), scored=asked.scored)
+        return kind(
+            number=f"{prefix}-{secrets.token_hex(12)}",
+            model=asked.model,
+            created=int(time.time()),
+            scored=asked.scored,
+        )
 
     async def _body(self, request: Request) -> bytes:
         """The whole body. Raises DoorError where it is too large, or too slow."""
         settings, body = self._gateway.settings, bytearray()
         try:
-            with self._gateway.waits.on("a request's body", owner="an agent", deadline_s=settings.body_s):
+            with self._gateway.waits.on(
+                "a request's body", owner="an agent", deadline_s=settings.body_s
+            ):
                 async for data in request.stream():
                     body += data
                     if len(body) > settings.body_bytes:
-                        raise GatewayError(413, "too_large", f"a request may have {settings.body_bytes} bytes; this one has more")
+                        raise GatewayError(
+                            413,
+                            "too_large",
+                            f"a request may have {settings.body_bytes} bytes; this one has more",
+                        )
         except WaitExpired as error:
-            raise GatewayError(408, "too_slow", f"the request was not here after {settings.body_s:g} s") from error
+            raise GatewayError(
+                408, "too_slow", f"the request was not here after {settings.body_s:g} s"
+            ) from error
         return bytes(body)
 
 
 class _Stream:
-    """Server-sent events; the response begins with the first, so that what fails before has a status of its own."""
+    """Server-sent events; the response begins with the first, so that what fails before has a
+    status of its own."""
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send, self._headers = send, headers
@@ -218,7 +271,11 @@ class _Stream:
     async def send(self, data: bytes, *, more: bool = True) -> None:
         if not self.begun:
             self.begun = True
-            headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store", **self._headers}
+            headers = {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-store",
+                **self._headers,
+            }
             raw = [(name.encode(), value.encode()) for name, value in headers.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": raw})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
@@ -227,7 +284,9 @@ class _Stream:
         await self.send(data, more=False)
 
 
-async def _whole(request: Request, send: Send, body: bytes, headers: dict[str, str] | None = None) -> None:
+async def _whole(
+    request: Request, send: Send, body: bytes, headers: dict[str, str] | None = None
+) -> None:
     await Response(body, 200, headers, _JSON)(request.scope, request.receive, send)
 
 
@@ -236,12 +295,22 @@ def _session(request: Request) -> str:
     path, header = request.path_params.get("session"), request.headers.get("x-session")
     name: str | None = path or header
     if name is None:
-        raise bad("no session: use the base URL /sessions/NAME/v1, or send the header x-session with each call", code="no_session")
+        raise bad(
+            "no session: use the base URL /sessions/NAME/v1, or send the header x-session with "
+            "each call",
+            code="no_session",
+        )
     if path and header and path != header:
-        raise bad(f"the path names session {path!r}, and the header x-session {header!r}; send one of them", code="two_sessions")
+        raise bad(
+            f"the path names session {path!r}, and the header x-session {header!r}; send one of "
+            "them",
+            code="two_sessions",
+        )
     if not _SESSION.fullmatch(name):
         raise bad(
-            "a session's name is 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit", code="session_name"
+            "a session's name is 1 to 64 letters, digits, dots, dashes and underscores, the "
+            "first a letter or digit",
+            code="session_name",
         )
     return name
 
@@ -253,7 +322,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = "there is nothing at this path" if error.status_code == 404 else "this path does not take this method"
+    what = (
+        "there is nothing at this path"
+        if error.status_code == 404
+        else "this path does not take this method"
+    )
     return GatewayError(error.status_code, "no_route", what).response()
 
 

@@ -1,5 +1,5 @@
-"""What is sampled for one call, as it comes. Invariant: what is recorded is what could be read, up to what ended it; of what came after
-that only the number of tokens is kept.
+"""What is sampled for one call, as it comes. Invariant: what is recorded is what could be read, up
+to what ended it; of what came after that only the number of tokens is kept.
 """
 
 from __future__ import annotations
@@ -18,8 +18,15 @@ from asyncrl.tasks.text import Tokenizer
 class CallRecord:
     """Takes the pieces of a call."""
 
-    def __init__(self, reading: Reading, tokenizer: Tokenizer, vocabulary: int, *, scored: bool) -> None:
-        self._reading, self._tokenizer, self._vocabulary, self._scored = reading, tokenizer, vocabulary, scored
+    def __init__(
+        self, reading: Reading, tokenizer: Tokenizer, vocabulary: int, *, scored: bool
+    ) -> None:
+        self._reading, self._tokenizer, self._vocabulary, self._scored = (
+            reading,
+            tokenizer,
+            vocabulary,
+            scored,
+        )
         self.ids: list[int] = []
         self._behaviour: list[float] = []
         self._spans: list[Span] = []
@@ -31,7 +38,8 @@ class CallRecord:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is to be had of this answer: a stop string is complete, or the engine is not to be believed."""
+        """Whether nothing more is to be had of this answer: a stop string is complete, or the
+        engine is not to be believed."""
         return self._reading.stopped or bool(self.broken)
 
     def take(self, piece: GeneratedPiece) -> Read:
@@ -57,10 +65,23 @@ class CallRecord:
 
     def _wrong(self, piece: GeneratedPiece) -> str:
         """What no engine may give, in words."""
-        if len(piece.ids) and not 0 <= int(piece.ids.min()) <= int(piece.ids.max()) < self._vocabulary:
+        if (
+            len(piece.ids)
+            and not 0 <= int(piece.ids.min()) <= int(piece.ids.max()) < self._vocabulary
+        ):
             return f"the engine sampled an id outside of the vocabulary of {self._vocabulary}"
-        return "" if np.isfinite(piece.behaviour).all() else "the engine gave a log-probability that is no number"
+        return (
+            ""
+            if np.isfinite(piece.behaviour).all()
+            else "the engine gave a log-probability that is no number"
+        )
 
     def sampled(self) -> Sampled:
         behaviour = np.array(self._behaviour, np.float32).tobytes()
-        return Sampled(np.array(self.ids, np.int32).tobytes(), behaviour, tuple(self._spans), self.finish, self._unused)
+        return Sampled(
+            np.array(self.ids, np.int32).tobytes(),
+            behaviour,
+            tuple(self._spans),
+            self.finish,
+            self._unused,
+        )

@@ -1,6 +1,8 @@
-"""A `Generator` in front of any `Engine`. Invariant: the gateway's requests have numbers of their own, above all that a coordinator gives.
+"""A `Generator` in front of any `Engine`. Invariant: the gateway's requests have numbers of their
+own, above all that a coordinator gives.
 
-So one engine may serve a run's leases and agents at a time: whoever has its chunks gives them to `take`, and keeps what comes back.
+So one engine may serve a run's leases and agents at a time: whoever has its chunks gives them to
+`take`, and keeps what comes back.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from asyncrl.engines.protocol import Chunk, Engine, Request
 from asyncrl.gateway.generator import GeneratedPiece, Generation
 
 FIRST = 1 << 62
-"""The first of all numbers that a gateway gives a request, as its rollout and as its key of draws."""
+"""The first of all numbers that a gateway gives a request, as its rollout and as its key of
+draws."""
 _PLACES, _LIVES, _CALLS = 1 << 18, 1 << 12, 1 << 32
 
 
 def first_number(place: int, life: int) -> int:
-    """Where the numbers of one gateway of a run begin: that at `place` (of 2¹⁸), in the `life`-th time that it is open (of 2¹², then as the
-    first). No two gateways have a number, and so a draw, in common before either has had 2³² calls."""
+    """Where the numbers of one gateway of a run begin: that at `place` (of 2¹⁸), in the `life`-th
+    time that it is open (of 2¹², then as the first). No two gateways have a number, and so a draw,
+    in common before either has had 2³² calls."""
     return FIRST + ((place % _PLACES) * _LIVES + life % _LIVES) * _CALLS
 
 
@@ -49,16 +53,21 @@ class _Answer:
 
     def put(self, chunk: Chunk) -> None:
         if len(chunk.ids) != len(chunk.behaviour):
-            raise ValueError(f"the engine gave {len(chunk.ids)} ids and {len(chunk.behaviour)} log-probabilities; they must be parallel")
-        self._send.send_nowait(GeneratedPiece(chunk.ids, chunk.behaviour, chunk.version, chunk.finish))
+            raise ValueError(
+                f"the engine gave {len(chunk.ids)} ids and {len(chunk.behaviour)} "
+                "log-probabilities; they must be parallel"
+            )
+        self._send.send_nowait(
+            GeneratedPiece(chunk.ids, chunk.behaviour, chunk.version, chunk.finish)
+        )
         if chunk.finish:
             self.ended = True
             self._send.close()
 
 
 class EngineGenerator:
-    """A `Generator` (see `generator`) over `engine`. Each request has a number of its own, from `first` on, and it is its key: no two
-    draw alike."""
+    """A `Generator` (see `generator`) over `engine`. Each request has a number of its own, from
+    `first` on, and it is its key: no two draw alike."""
 
     def __init__(self, engine: Engine, first: int = FIRST) -> None:
         self._engine = engine
@@ -70,7 +79,9 @@ class EngineGenerator:
         return self._engine.version is not None
 
     @contextmanager
-    def generate(self, ids: Sequence[int], *, max_new_tokens: int, temperature: float) -> Iterator[Generation]:
+    def generate(
+        self, ids: Sequence[int], *, max_new_tokens: int, temperature: float
+    ) -> Iterator[Generation]:
         rollout, self._next = self._next, self._next + 1
         request = Request(
             rollout=rollout,
@@ -101,7 +112,10 @@ class EngineGenerator:
 
         async def emit(chunks: Sequence[Chunk]) -> None:
             if others := self.take(chunks):
-                raise ValueError(f"the engine sampled for rollout {others[0].rollout}, which the gateway did not ask for")
+                raise ValueError(
+                    f"the engine sampled for rollout {others[0].rollout}, which the gateway did "
+                    "not ask for"
+                )
             await trio.lowlevel.checkpoint()
 
         await self._engine.run(emit)

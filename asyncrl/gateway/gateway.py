@@ -1,7 +1,9 @@
-"""One call from its context to its record. Invariant: what was sampled for a call is recorded, whoever ended it: the model, a stop string,
-its agent going away, its session, its deadline or the gateway.
+"""One call from its context to its record. Invariant: what was sampled for a call is recorded,
+whoever ended it: the model, a stop string, its agent going away, its session, its deadline or the
+gateway.
 
-A call is interrupted and then read to its end, never cut off: so the tokens that an engine samples until it hears of it are accounted for.
+A call is interrupted and then read to its end, never cut off: so the tokens that an engine samples
+until it hears of it are accounted for.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ _GRACE_S = 60.0
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`model` is the name that agents ask for; `context_tokens` and `vocabulary` are the engine's. At most `calls` run at a time, each for
-    at most `call_s` seconds; a body is at most `body_bytes`, and comes within `body_s` seconds."""
+    """`model` is the name that agents ask for; `context_tokens` and `vocabulary` are the engine's.
+    At most `calls` run at a time, each for at most `call_s` seconds; a body is at most
+    `body_bytes`, and comes within `body_s` seconds."""
 
     model: str
     context_tokens: int
@@ -57,7 +60,8 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A call's context: its ids, and the text (UTF-8) that it was made of; None where ids were given."""
+    """A call's context: its ids, and the text (UTF-8) that it was made of; None where ids were
+    given."""
 
     ids: list[int]
     text: bytes | None
@@ -73,15 +77,24 @@ class CallAnswer(msgspec.Struct, frozen=True):
     @property
     def usage(self) -> dict[str, int]:
         total = self.prompt_tokens + self.tokens
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens, "total_tokens": total}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.tokens,
+            "total_tokens": total,
+        }
 
 
 class Gateway:
-    """The calls of all agents, over one generator. `run` must run while it is open. Each finished session is fetched once. With an
-    `examiner` rewards can be left to a task."""
+    """The calls of all agents, over one generator. `run` must run while it is open. Each finished
+    session is fetched once. With an `examiner` rewards can be left to a task."""
 
     def __init__(
-        self, generator: Generator, tokenizer: Tokenizer, settings: Settings, waits: Waits, examiner: TaskVerifier | None = None
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        settings: Settings,
+        waits: Waits,
+        examiner: TaskVerifier | None = None,
     ) -> None:
         self.settings, self._examiner = settings, examiner
         self._generator, self._tokenizer, self.waits = generator, tokenizer, waits
@@ -105,15 +118,16 @@ class Gateway:
             self._news.set()
 
     async def fetch(self) -> FinishedSession:
-        """The session that ended first of those not fetched; waits, and can be cancelled, where there is none. One task may fetch at a
-        time."""
+        """The session that ended first of those not fetched; waits, and can be cancelled, where
+        there is none. One task may fetch at a time."""
         while not self._recorder.finished:
             await self._news.wait()
         return self._recorder.finished.popleft()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more calls; interrupt those that still run after so many seconds; end every session. Raises WaitExpired where the engine
-        does not hear of an interrupt; a call that it keeps is lost with its session, and no other."""
+        """Take no more calls; interrupt those that still run after so many seconds; end every
+        session. Raises WaitExpired where the engine does not hear of an interrupt; a call that it
+        keeps is lost with its session, and no other."""
         self._draining = True
         with trio.move_on_after(seconds):
             await self._quiet()
@@ -124,7 +138,9 @@ class Gateway:
             scope.cancel()
         try:
             if self._calls:
-                with self.waits.on("interrupted calls", owner="the agents' gateway", deadline_s=_GRACE_S):
+                with self.waits.on(
+                    "interrupted calls", owner="the agents' gateway", deadline_s=_GRACE_S
+                ):
                     await self._quiet()
         finally:
             self._recorder.drain()
@@ -136,7 +152,12 @@ class Gateway:
         if not self.ready:
             raise _closes()
         if self._calls >= self.settings.calls:
-            raise GatewayError(429, "busy", f"{self._calls} calls are running, which is as many as may; try again", retry_s=1)
+            raise GatewayError(
+                429,
+                "busy",
+                f"{self._calls} calls are running, which is as many as may; try again",
+                retry_s=1,
+            )
         self._calls += 1
         try:
             yield
@@ -144,19 +165,27 @@ class Gateway:
             self._calls -= 1
             self._left.set()
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> str:
         """The text of a conversation. Raises TaskError."""
         return self._tokenizer.render(messages, tools)
 
     async def prompt(self, session: str, text: str, *, start: bool) -> Prompt:
-        """A text as the model will see it: as far as the session has seen or said it, by the tokens that it had there."""
+        """A text as the model will see it: as far as the session has seen or said it, by the tokens
+        that it had there."""
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
-            raise bad("the text has half of a surrogate pair, which is no character", "messages" if not start else "prompt") from error
+            raise bad(
+                "the text has half of a surrogate pair, which is no character",
+                "messages" if not start else "prompt",
+            ) from error
         length, known = self._recorder.known(session, data)
         rest = data[length:].decode()
-        more = await trio.to_thread.run_sync(lambda: self._tokenizer.ids(rest, start=start and not known))
+        more = await trio.to_thread.run_sync(
+            lambda: self._tokenizer.ids(rest, start=start and not known)
+        )
         return Prompt(np.frombuffer(known, np.int32).tolist() + more, data)
 
     async def answer(
@@ -172,11 +201,17 @@ class Gateway:
         write: Callable[[Read], Awaitable[None]],
         gone: Callable[[], Awaitable[None]],
     ) -> CallAnswer | None:
-        """Sample and record one call; `write` gets what can be read as it comes, and `gone` returns when nobody reads any more: then the
-        call is interrupted, and None is returned. Raises DoorError where there is no answer, or not all of one."""
+        """Sample and record one call; `write` gets what can be read as it comes, and `gone` returns
+        when nobody reads any more: then the call is interrupted, and None is returned. Raises
+        DoorError where there is no answer, or not all of one."""
         tokens = self._budget(prompt.ids, budget)
         context = np.array(prompt.ids, np.int32).tobytes()
-        record = CallRecord(Reading(self._tokenizer, stops, parser), self._tokenizer, self.settings.vocabulary, scored=scored)
+        record = CallRecord(
+            Reading(self._tokenizer, stops, parser),
+            self._tokenizer,
+            self.settings.vocabulary,
+            scored=scored,
+        )
         ended: list[str] = []
 
         async def watch(generation: Generation) -> None:
@@ -195,7 +230,9 @@ class Gateway:
         try:
             with (
                 self.waits.on("tokens", owner=f"session {session}", deadline_s=deadline_s),
-                self._generator.generate(prompt.ids, max_new_tokens=tokens, temperature=temperature) as generation,
+                self._generator.generate(
+                    prompt.ids, max_new_tokens=tokens, temperature=temperature
+                ) as generation,
                 self._listed(session, generation),
             ):
                 async with trio.open_nursery() as nursery:
@@ -208,14 +245,20 @@ class Gateway:
                             await write(read)
                     nursery.cancel_scope.cancel()
         except WaitExpired as error:
-            raise GatewayError(504, "engine_silent", f"the engine did not end the answer: {error}") from error
+            raise GatewayError(
+                504, "engine_silent", f"the engine did not end the answer: {error}"
+            ) from error
         finally:
-            self._recorder.finish(call, record.sampled(), trio.current_time(), self._texts(prompt, record))
+            self._recorder.finish(
+                call, record.sampled(), trio.current_time(), self._texts(prompt, record)
+            )
             self._touched.set()
         if "gone" in ended:
             return None
         if record.broken:
-            raise GatewayError(502, "bad_engine", f"{record.broken}; the run's logs say which engine")
+            raise GatewayError(
+                502, "bad_engine", f"{record.broken}; the run's logs say which engine"
+            )
         if record.finish == "interrupted":
             raise self._interrupted(session, bool(ended))
         finish: Literal["stop", "length", "tool_calls"] = (
@@ -224,12 +267,13 @@ class Gateway:
         return CallAnswer(finish, len(prompt.ids), len(record.ids))
 
     def reward(self, session: str, reward: float, prompt_index: int | None = None) -> None:
-        """End a session with its reward; what still runs for it is interrupted, and part of it. Raises DoorError."""
+        """End a session with its reward; what still runs for it is interrupted, and part of it.
+        Raises DoorError."""
         self._end(session, reward, prompt_index)
 
     async def examine(self, session: str, prompt_index: int) -> float:
-        """Let the task say the reward of a session's last reply as an answer to one of its prompts, and end the session with it. Without
-        a verdict the session goes on. Raises DoorError."""
+        """Let the task say the reward of a session's last reply as an answer to one of its prompts,
+        and end the session with it. Without a verdict the session goes on. Raises DoorError."""
         task, verdict = self._task(), None
         if self._closing:
             raise _closes()
@@ -246,7 +290,10 @@ class Gateway:
                 self._touched.set()
         if isinstance(verdict, NoVerdict):
             raise GatewayError(
-                422, "no_verdict", f"the task gave no verdict ({verdict.reason}); give a reward, or give up", param="prompt_index"
+                422,
+                "no_verdict",
+                f"the task gave no verdict ({verdict.reason}); give a reward, or give up",
+                param="prompt_index",
             )
         self._end(session, verdict.reward, prompt_index)
         return verdict.reward
@@ -260,11 +307,17 @@ class Gateway:
             with self._told_of_the_end("prompt", f"prompt {prompt_index}", self.settings.body_s):
                 return await task.prompt(prompt_index)
         except IndexError as error:
-            raise GatewayError(404, "unknown_prompt", f"the task has no prompt {prompt_index}", param="prompt_index") from error
+            raise GatewayError(
+                404,
+                "unknown_prompt",
+                f"the task has no prompt {prompt_index}",
+                param="prompt_index",
+            ) from error
 
     @contextmanager
     def _told_of_the_end(self, what: str, owner: str, deadline_s: float) -> Iterator[None]:
-        """A wait for the task, which the end of the gateway ends. Raises DoorError where it is ended, by that or by its deadline."""
+        """A wait for the task, which the end of the gateway ends. Raises DoorError where it is
+        ended, by that or by its deadline."""
         scope = trio.CancelScope()
         self._outside.add(scope)
         try:
@@ -279,7 +332,11 @@ class Gateway:
 
     def _task(self) -> TaskVerifier:
         if self._examiner is None:
-            raise bad("there is no task behind this gateway; give the session's reward", "prompt_index", "no_task")
+            raise bad(
+                "there is no task behind this gateway; give the session's reward",
+                "prompt_index",
+                "no_task",
+            )
         return self._examiner
 
     def give_up(self, session: str) -> None:
@@ -288,7 +345,9 @@ class Gateway:
 
     def _end(self, session: str, reward: float | None, prompt_index: int | None) -> None:
         try:
-            self._recorder.end(session, "given_up" if reward is None else "rewarded", reward, prompt_index)
+            self._recorder.end(
+                session, "given_up" if reward is None else "rewarded", reward, prompt_index
+            )
         except SessionRefused as error:
             raise refusal(error) from error
         self._interrupt(session)
@@ -313,41 +372,65 @@ class Gateway:
                 del self._running[session]
 
     def _budget(self, ids: list[int], budget: int | None) -> int:
-        """How many tokens may be sampled. Raises DoorError (400) where context and budget do not fit, or ids are not the model's."""
+        """How many tokens may be sampled. Raises DoorError (400) where context and budget do not
+        fit, or ids are not the model's."""
         settings = self.settings
         room = settings.context_tokens - len(ids)
         if not ids:
             raise bad("the prompt is empty; give at least one token", "prompt")
         if max(ids) >= settings.vocabulary or min(ids) < 0:
-            raise bad(f"the prompt has an id outside of the vocabulary of {settings.vocabulary}; use the model's own tokenizer", "prompt")
+            raise bad(
+                f"the prompt has an id outside of the vocabulary of {settings.vocabulary}; use "
+                "the model's own tokenizer",
+                "prompt",
+            )
         if room < (budget or 1):
             raise bad(
-                f"{len(ids)} tokens of context and {budget or 1} to sample exceed the model's {settings.context_tokens}",
+                f"{len(ids)} tokens of context and {budget or 1} to sample exceed the model's "
+                f"{settings.context_tokens}",
                 code="context_length_exceeded",
             )
         return budget or room
 
     def _texts(self, prompt: Prompt, record: CallRecord) -> list[tuple[bytes, int]]:
-        """The texts that a later call may start with: the context, with the reply, and with the reply without what ended it."""
+        """The texts that a later call may start with: the context, with the reply, and with the
+        reply without what ended it."""
         if prompt.text is None:
             return []
         known, ids = len(prompt.ids), record.ids
         shorter = ids[:-1] if ids and ids[-1] in self._tokenizer.stop_ids else ids
-        replies = {len(reply): self._tokenizer.decode(reply, special=True).encode() for reply in (ids, shorter)}
-        return [(prompt.text, known), *((prompt.text + reply, known + tokens) for tokens, reply in replies.items() if tokens)]
+        replies = {
+            len(reply): self._tokenizer.decode(reply, special=True).encode()
+            for reply in (ids, shorter)
+        }
+        return [
+            (prompt.text, known),
+            *((prompt.text + reply, known + tokens) for tokens, reply in replies.items() if tokens),
+        ]
 
     def _interrupted(self, session: str, late: bool) -> GatewayError:
         if late:
-            return GatewayError(504, "too_slow", f"the answer was not complete after {self.settings.call_s:g} s; lower max_tokens")
+            return GatewayError(
+                504,
+                "too_slow",
+                f"the answer was not complete after {self.settings.call_s:g} s; lower max_tokens",
+            )
         try:
             self._recorder.refuse_ended(session)
         except SessionEnded as error:
             return refusal(error)
-        return GatewayError(503, "interrupted", "the engine was interrupted before the answer was complete; try again", retry_s=1)
+        return GatewayError(
+            503,
+            "interrupted",
+            "the engine was interrupted before the answer was complete; try again",
+            retry_s=1,
+        )
 
 
 def _closes() -> GatewayError:
-    return GatewayError(503, "not_ready", "the gateway has no weights yet, or closes; see /ready", retry_s=1)
+    return GatewayError(
+        503, "not_ready", "the gateway has no weights yet, or closes; see /ready", retry_s=1
+    )
 
 
 def refusal(error: SessionRefused) -> GatewayError:

@@ -1,4 +1,5 @@
-"""What the gateway asks of whatever generates. Invariant: every token that was sampled arrives once, in a piece; the last has a `finish`."""
+"""What the gateway asks of whatever generates. Invariant: every token that was sampled arrives
+once, in a piece; the last has a `finish`."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from asyncrl.ipc.messages import Finish
 
 
 class GeneratedPiece(msgspec.Struct, frozen=True):
-    """Tokens sampled under `version`: `ids` int32 and `behaviour` float32 (see `engines.protocol.Chunk`) have equal length, which may be 0.
-    A piece with a `finish` is the last."""
+    """Tokens sampled under `version`: `ids` int32 and `behaviour` float32 (see
+    `engines.protocol.Chunk`) have equal length, which may be 0. A piece with a `finish` is the
+    last."""
 
     ids: NDArray[np.int32]
     behaviour: NDArray[np.float32]
@@ -29,19 +31,24 @@ class Generation(Protocol):
     def __aiter__(self) -> AsyncIterator[GeneratedPiece]: ...
 
     def interrupt(self) -> None:
-        """Stop at the next token; the last piece then says `interrupted`. What has ended already stays as it is."""
+        """Stop at the next token; the last piece then says `interrupted`. What has ended already
+        stays as it is."""
         ...
 
 
 class Generator(Protocol):
-    """Samples answers. A change of weights meanwhile is latency, and shows as pieces of two versions."""
+    """Samples answers. A change of weights meanwhile is latency, and shows as pieces of two
+    versions."""
 
     @property
     def ready(self) -> bool:
         """Whether it samples at all, weights being there."""
         ...
 
-    def generate(self, ids: Sequence[int], *, max_new_tokens: int, temperature: float) -> AbstractContextManager[Generation]:
-        """Sample at most `max_new_tokens` (at least 1) after `ids` at `temperature` (0: greedy). Leaving the block ends it, with what is
-        still to come lost. Raises ValueError for what the engine cannot take."""
+    def generate(
+        self, ids: Sequence[int], *, max_new_tokens: int, temperature: float
+    ) -> AbstractContextManager[Generation]:
+        """Sample at most `max_new_tokens` (at least 1) after `ids` at `temperature` (0: greedy).
+        Leaving the block ends it, with what is still to come lost. Raises ValueError for what the
+        engine cannot take."""
         ...

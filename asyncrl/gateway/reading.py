@@ -1,5 +1,5 @@
-"""A model's answer from ids to what an agent reads. Invariant: the parts together are the text of all ids up to the first stop string,
-and no part ends within a character."""
+"""A model's answer from ids to what an agent reads. Invariant: the parts together are the text of
+all ids up to the first stop string, and no part ends within a character."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _PATIENCE = 8
 
 
 class Detokenizer:
-    """Ids to text, one at a time. A text that ends in a broken character waits for the rest of it."""
+    """Ids to text, one at a time. A text that ends in a broken character waits for the rest of
+    it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -36,8 +37,11 @@ class Detokenizer:
         return self._give(len(self._held))
 
     def _text(self, ids: list[int]) -> str:
-        """The text that `ids` add to what came before: some decoders treat the first token otherwise."""
-        return self._tokenizer.decode([*self._before, *ids])[len(self._tokenizer.decode(self._before)) :]
+        """The text that `ids` add to what came before: some decoders treat the first token
+        otherwise."""
+        return self._tokenizer.decode([*self._before, *ids])[
+            len(self._tokenizer.decode(self._before)) :
+        ]
 
     def _give(self, tokens: int) -> str:
         given, text = self._held[:tokens], self._text(self._held[:tokens])
@@ -63,7 +67,12 @@ class Stops:
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         start = max(0, len(self._held) - longest)
         keep = next(
-            (at for at in range(start, len(self._held)) if any(s.startswith(self._held[at:]) for s in self._stops)), len(self._held)
+            (
+                at
+                for at in range(start, len(self._held))
+                if any(s.startswith(self._held[at:]) for s in self._stops)
+            ),
+            len(self._held),
         )
         free, self._held = self._held[:keep], self._held[keep:]
         return free
@@ -73,7 +82,8 @@ class Stops:
 
 
 class Reading:
-    """Reads one answer. `stopped` says that a stop string is complete: what is sampled after is nobody's."""
+    """Reads one answer. `stopped` says that a stop string is complete: what is sampled after is
+    nobody's."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], parser: ToolParser) -> None:
         self._detokenizer, self._stops, self._parser = Detokenizer(tokenizer), Stops(stops), parser

@@ -1,6 +1,8 @@
-"""The gateway on a socket. Invariant: it listens on loopback alone, and what it leaves behind when it closes is finished sessions.
+"""The gateway on a socket. Invariant: it listens on loopback alone, and what it leaves behind when
+it closes is finished sessions.
 
-hypercorn speaks HTTP, on trio. It sends without a deadline, so the kernel has one: a client that does not read for `SILENT_S` is cut off.
+hypercorn speaks HTTP, on trio. It sends without a deadline, so the kernel has one: a client that
+does not read for `SILENT_S` is cut off.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ async def serve(
     drain_s: float,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer until `close` is set, then drain (see `Gateway.drain`) and return. Starts with the URL, without a path; port 0 is any free one.
+    """Answer until `close` is set, then drain (see `Gateway.drain`) and return. Starts with the
+    URL, without a path; port 0 is any free one.
 
     Raises ValueError for a host that is not loopback, and OSError where the port is taken.
     """
@@ -64,10 +67,17 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         address = ipaddress.ip_address(host)
     except ValueError as error:
-        raise ValueError(f"the gateway listens on an address, and {host!r} is none; use 127.0.0.1") from error
+        raise ValueError(
+            f"the gateway listens on an address, and {host!r} is none; use 127.0.0.1"
+        ) from error
     if not address.is_loopback:
-        raise ValueError(f"the gateway speaks plain HTTP and listens on loopback alone, not on {host}; put a proxy with TLS in front of it")
-    listening = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+        raise ValueError(
+            f"the gateway speaks plain HTTP and listens on loopback alone, not on {host}; put a "
+            "proxy with TLS in front of it"
+        )
+    listening = socket.socket(
+        socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM
+    )
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)

@@ -15,5 +15,6 @@ class TaskVerifier(Protocol):
         ...
 
     async def judge(self, prompt_index: int, reply: bytes) -> Verdict:
-        """The verdict on a reply (`int32` ids, as they were sampled) to a prompt; a reward that is finite, or none."""
+        """The verdict on a reply (`int32` ids, as they were sampled) to a prompt; a reward that is
+        finite, or none."""
         ...

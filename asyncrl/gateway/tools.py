@@ -1,5 +1,5 @@
-"""Calls of tools in a model's text. Invariant: text is given out as soon as it cannot be the start of a call, and none is lost: what looked
-like a call and is none comes out as text."""
+"""Calls of tools in a model's text. Invariant: text is given out as soon as it cannot be the start
+of a call, and none is lost: what looked like a call and is none comes out as text."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class _Body(msgspec.Struct):
 
 
 class Hermes:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen and Hermes models write it. White space around a call is part of
-    the form, and not of the text."""
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Qwen and Hermes models write
+    it. White space around a call is part of the form, and not of the text."""
 
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -82,7 +82,8 @@ class Hermes:
         return self._text(len(self._held))
 
     def _text(self, size: int) -> list[Delta]:
-        """Give out that much of what is held; white space that follows a call is part of the call."""
+        """Give out that much of what is held; white space that follows a call is part of the
+        call."""
         text, self._held = self._held[:size], self._held[size:]
         if self._found:
             text = text.lstrip()
@@ -93,7 +94,14 @@ class Hermes:
 
 def _overlap(text: str, start: str) -> int:
     """How many characters at the end of `text` may be the start of `start`."""
-    return next((size for size in range(min(len(text), len(start) - 1), 0, -1) if text.endswith(start[:size])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(text), len(start) - 1), 0, -1)
+            if text.endswith(start[:size])
+        ),
+        0,
+    )
 
 
 def _parse(body: str) -> ToolCall | None:

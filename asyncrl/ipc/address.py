@@ -1,4 +1,5 @@
-"""Where a link's server is found. Invariant: a socket file belongs to one living server, and to this user alone."""
+"""Where a link's server is found. Invariant: a socket file belongs to one living server, and to
+this user alone."""
 
 from __future__ import annotations
 
@@ -33,14 +34,17 @@ class TcpAddress(msgspec.Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """Whether it can only be reached from this machine. Another name than `localhost` is not asked for: who answers may lie."""
+        """Whether it can only be reached from this machine. Another name than `localhost` is not
+        asked for: who answers may lie."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
 
     def __str__(self) -> str:
-        return f"tcp:[{self.host}]:{self.port}" if ":" in self.host else f"tcp:{self.host}:{self.port}"
+        return (
+            f"tcp:[{self.host}]:{self.port}" if ":" in self.host else f"tcp:{self.host}:{self.port}"
+        )
 
 
 Address = UnixAddress | TcpAddress
@@ -65,7 +69,9 @@ async def dial(address: Address) -> trio.SocketStream:
     sock = _stream_socket(socket.AF_UNIX)
     try:
         with _socket_name(address.path) as name:
-            sock.connect(name)  # at once, or not at all: a Unix socket has no connection in progress
+            sock.connect(
+                name
+            )  # at once, or not at all: a Unix socket has no connection in progress
     except BaseException:
         sock.close()
         raise
@@ -74,17 +80,22 @@ async def dial(address: Address) -> trio.SocketStream:
 
 @contextlib.asynccontextmanager
 async def listening(address: Address) -> AsyncIterator[tuple[trio.SocketListener, Address]]:
-    """A listener, and the address it got. The socket file is mode 0600, replaces the one of a server that is
-    gone, and is removed at the end. Raises OSError where the address is taken."""
+    """A listener, and the address it got. The socket file is mode 0600, replaces the one of a
+    server that is gone, and is removed at the end. Raises OSError where the address is taken."""
     if isinstance(address, TcpAddress):
-        found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = await trio.socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         family, _, _, _, where = found[0]
         with _stream_socket(family) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 sock.bind(where)
             except OSError as error:
-                raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}; choose another port") from error
+                raise OSError(
+                    error.errno,
+                    f"cannot listen on {address}: {error.strerror}; choose another port",
+                ) from error
             yield _listener(sock), TcpAddress(address.host, sock.getsockname()[1])
         return
     await trio.lowlevel.checkpoint_if_cancelled()
@@ -111,10 +122,13 @@ def _listener(sock: socket.socket) -> trio.SocketListener:
 
 
 def _clear_stale(path: Path, name: str) -> None:
-    """Remove the socket file of a server that is gone. Raises OSError where one lives, or where the file is no socket."""
+    """Remove the socket file of a server that is gone. Raises OSError where one lives, or where the
+    file is no socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise FileExistsError(f"{path} exists and is no socket; remove it, or choose another path")
+            raise FileExistsError(
+                f"{path} exists and is no socket; remove it, or choose another path"
+            )
     except FileNotFoundError:
         return
     with _stream_socket(socket.AF_UNIX) as probe:
@@ -130,7 +144,8 @@ def _clear_stale(path: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _socket_name(path: Path) -> Iterator[str]:
-    """A name of `path` that fits the 107 bytes the kernel allows: where it does not, through a descriptor of its directory."""
+    """A name of `path` that fits the 107 bytes the kernel allows: where it does not, through a
+    descriptor of its directory."""
     if len(os.fsencode(path)) <= 107:
         yield str(path)
         return
@@ -138,7 +153,9 @@ def _socket_name(path: Path) -> Iterator[str]:
     try:
         name = f"/proc/self/fd/{directory}/{path.name}"
         if len(os.fsencode(name)) > 107:
-            raise OSError(f"the name {path.name!r} is too long for a socket; keep it under 80 bytes")
+            raise OSError(
+                f"the name {path.name!r} is too long for a socket; keep it under 80 bytes"
+            )
         yield name
     finally:
         os.close(directory)

@@ -1,7 +1,9 @@
-"""Bytes to and from a peer, below the frames of `asyncrl.ipc.link`. Invariant: a pipe knows whether its last send stopped halfway.
+"""Bytes to and from a peer, below the frames of `asyncrl.ipc.link`. Invariant: a pipe knows whether
+its last send stopped halfway.
 
-Sockets are driven directly: the system call first, trio only where it would block. That makes a small frame cheap, and lets the
-kernel alone copy a large one. Any other trio stream works too, for tests.
+Sockets are driven directly: the system call first, trio only where it would block. That makes a
+small frame cheap, and lets the kernel alone copy a large one. Any other trio stream works too, for
+tests.
 """
 
 from __future__ import annotations
@@ -15,10 +17,21 @@ from typing import Literal, Protocol
 import trio
 
 Bytes = bytes | bytearray | memoryview
-Refusal = Literal["key", "certificate", "silent", "slow", "oversized", "malformed", "broken", "crowded", "descriptors"]
-"""Why a connection was closed, as counted: no or another run's key, no certificate of the run's authority, no answer in time, a frame that
-does not get on, a frame over the limits, a frame that does not parse, an end inside a frame or a failing connection, too many others, no
-file descriptor left to accept with."""
+Refusal = Literal[
+    "key",
+    "certificate",
+    "silent",
+    "slow",
+    "oversized",
+    "malformed",
+    "broken",
+    "crowded",
+    "descriptors",
+]
+"""Why a connection was closed, as counted: no or another run's key, no certificate of the run's
+authority, no answer in time, a frame that does not get on, a frame over the limits, a frame that
+does not parse, an end inside a frame or a failing connection, too many others, no file descriptor
+left to accept with."""
 
 FAILURES = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a pipe's methods raise where the connection fails, or was closed here."""
@@ -59,7 +72,8 @@ class Pipe(Protocol):
         ...
 
     async def receive_into(self, view: memoryview) -> int:
-        """Receive at least one byte and at most as many as fit; 0 at the end of the stream. Cancelled, it has received nothing."""
+        """Receive at least one byte and at most as many as fit; 0 at the end of the stream.
+        Cancelled, it has received nothing."""
         ...
 
     async def aclose(self) -> None:
@@ -79,7 +93,9 @@ class SocketPipe:
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         size = left = sum(map(len, parts))
-        self.torn = True  # from here, so that an interrupt between the system call and its count is seen
+        self.torn = (
+            True  # from here, so that an interrupt between the system call and its count is seen
+        )
         while True:
             try:
                 sent = self._sock.send(parts[0]) if len(parts) == 1 else self._sock.sendmsg(parts)
@@ -153,8 +169,8 @@ class StreamPipe:
 
 
 class Turns:
-    """Lets other tasks run once every mebibyte or 64 operations, and sees a cancellation at each: a schedule costs more than a small
-    frame does."""
+    """Lets other tasks run once every mebibyte or 64 operations, and sees a cancellation at each: a
+    schedule costs more than a small frame does."""
 
     def __init__(self) -> None:
         self._left = _MIB

@@ -1,8 +1,10 @@
-"""The run's key, and the proof of it before any frame. Invariant: nothing a peer sent is decoded until it has proved the key.
+"""The run's key, and the proof of it before any frame. Invariant: nothing a peer sent is decoded
+until it has proved the key.
 
-Challenge and response over fixed-length raw bytes, each side proving itself over both nonces, its own role (so that no answer can be sent
-back as one's own) and the channel (so that no answer given inside one TLS connection fits another; empty without TLS):
-server → client `magic, nonce`; client → server `nonce, HMAC-SHA256`; server → client `HMAC-SHA256`.
+Challenge and response over fixed-length raw bytes, each side proving itself over both nonces, its
+own role (so that no answer can be sent back as one's own) and the channel (so that no answer given
+inside one TLS connection fits another; empty without TLS): server → client `magic, nonce`; client →
+server `nonce, HMAC-SHA256`; server → client `HMAC-SHA256`.
 """
 
 from __future__ import annotations
@@ -45,14 +47,21 @@ def read_key(path: Path) -> bytes:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         key = file.read(KEY_BYTES + 1)
     if mode & 0o077:
-        raise ValueError(f"others may open the run's key {path} (mode {mode:o}); make it `chmod 600`, or start a new run")
+        raise ValueError(
+            f"others may open the run's key {path} (mode {mode:o}); make it `chmod 600`, or "
+            "start a new run"
+        )
     if len(key) != KEY_BYTES:
-        raise ValueError(f"{path} does not hold the {KEY_BYTES} bytes of a run's key; start the run again to write it anew")
+        raise ValueError(
+            f"{path} does not hold the {KEY_BYTES} bytes of a run's key; start the run again to "
+            "write it anew"
+        )
     return key
 
 
 async def prove_to_client(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) -> None:
-    """The server's side, to be called inside `proving`. Raises LinkError; the caller closes the pipe."""
+    """The server's side, to be called inside `proving`. Raises LinkError; the caller closes the
+    pipe."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     await pipe.send([_MAGIC + nonce])
     answer = await _exactly(pipe, _NONCE_BYTES + _PROOF_BYTES)
@@ -65,7 +74,8 @@ async def prove_to_client(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) 
 
 
 async def prove_to_server(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) -> None:
-    """The client's side, to be called inside `proving`. Raises LinkError; the caller closes the pipe."""
+    """The client's side, to be called inside `proving`. Raises LinkError; the caller closes the
+    pipe."""
     challenge = await _exactly(pipe, len(_MAGIC) + _NONCE_BYTES)
     if challenge is None or not challenge.startswith(_MAGIC):
         raise LinkError("key", f"what listens at {peer} is no asyncrl of this version")
@@ -80,7 +90,8 @@ async def prove_to_server(pipe: Pipe, key: bytes, *, peer: str, channel: bytes) 
 
 @contextlib.contextmanager
 def proving(peer: str, deadline_s: float) -> Iterator[None]:
-    """Around all that comes before the first frame: what fails in it, or takes longer, is a LinkError."""
+    """Around all that comes before the first frame: what fails in it, or takes longer, is a
+    LinkError."""
     try:
         with trio.CancelScope(deadline=trio.current_time() + deadline_s) as scope:
             yield
@@ -88,10 +99,15 @@ def proving(peer: str, deadline_s: float) -> Iterator[None]:
         raise LinkError("broken", f"{peer} went away before TLS was agreed on") from error
     except ssl.SSLError as error:
         raise LinkError(
-            "certificate", f"{peer} is not to be trusted: {why(error)}; both ends need certificates of one authority"
+            "certificate",
+            f"{peer} is not to be trusted: {why(error)}; both ends need certificates of one "
+            "authority",
         ) from error
     except FAILURES as error:
-        raise LinkError("broken", f"{peer} went away before the run's key was proved: {error or type(error).__name__}") from error
+        raise LinkError(
+            "broken",
+            f"{peer} went away before the run's key was proved: {error or type(error).__name__}",
+        ) from error
     if scope.cancelled_caught:
         raise LinkError("silent", f"{peer} did not prove the run's key within {deadline_s:g} s")
 

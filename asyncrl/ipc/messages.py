@@ -1,8 +1,10 @@
-"""Every struct that crosses a process boundary. Invariant: a message is plain data, and says in its docstring which buffers travel with it.
+"""Every struct that crosses a process boundary. Invariant: a message is plain data, and says in its
+docstring which buffers travel with it.
 
-A frame on a link is one message and zero or more raw buffers (`asyncrl.ipc.link`). Arrays never enter a message: they travel as
-buffers, little-endian and C-contiguous, `int32` for token ids, `float32` for log-probabilities and `uint8` for masks. A message that
-names several rollouts carries the concatenation of their arrays, in the order of its list.
+A frame on a link is one message and zero or more raw buffers (`asyncrl.ipc.link`). Arrays never
+enter a message: they travel as buffers, little-endian and C-contiguous, `int32` for token ids,
+`float32` for log-probabilities and `uint8` for masks. A message that names several rollouts carries
+the concatenation of their arrays, in the order of its list.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A message on a link. Its class name is its tag."""
 
 
-# --------------------------------------------------------------------------------------------------------------- parts
+# ------------------------------------------------------------------------------------------- parts
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -37,7 +39,8 @@ class Span(Part, frozen=True):
 
 
 class Scored(Part, frozen=True, tag=True):
-    """The verifier's reward; `parts` are the rewards that it is made of, where there are several (GDPO), in the task's order."""
+    """The verifier's reward; `parts` are the rewards that it is made of, where there are several
+    (GDPO), in the task's order."""
 
     reward: float
     parts: list[float] = []
@@ -52,7 +55,7 @@ class NoVerdict(Part, frozen=True, tag=True):
 Verdict = Scored | NoVerdict
 
 
-# ------------------------------------------------------------------------------------------------------------ all links
+# --------------------------------------------------------------------------------------- all links
 
 
 class Hello(Message, frozen=True):
@@ -65,8 +68,8 @@ class Hello(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Coordinator to actor: no more work will come; finish or park what you hold, answer `Drained`, and end.
-    Launcher to coordinator: end the run early, keeping everything."""
+    """Coordinator to actor: no more work will come; finish or park what you hold, answer `Drained`,
+    and end. Launcher to coordinator: end the run early, keeping everything."""
 
 
 class Drained(Message, frozen=True):
@@ -93,7 +96,8 @@ Increase = Annotated[float, msgspec.Meta(ge=0)]
 class Report(Message, frozen=True):
     """Actor to coordinator, about once a second: what it did since the last report.
 
-    `idle` maps a cause to seconds spent waiting for it; `counts` maps a counter to its increase; `waits` is the table now.
+    `idle` maps a cause to seconds spent waiting for it; `counts` maps a counter to its increase;
+    `waits` is the table now.
     """
 
     seconds: Duration
@@ -102,19 +106,21 @@ class Report(Message, frozen=True):
     waits: list[Wait]
 
 
-# -------------------------------------------------------------------------------------------------------------- rollout
+# ----------------------------------------------------------------------------------------- rollout
 
 
 class EngineReady(Message, frozen=True):
-    """Rollout actor to coordinator, once: its engine can take `slots` rollouts at a time. It holds no weights yet."""
+    """Rollout actor to coordinator, once: its engine can take `slots` rollouts at a time. It holds
+    no weights yet."""
 
     slots: int
 
 
 class Lease(Part, frozen=True):
-    """One rollout to generate. `prefix_tokens` of its response are known already (it was recycled); at most `max_new_tokens` more
-    may be sampled. `key` and a token's index decide that token's draw, whoever the neighbours are.
-    `version` pins the weights (evaluation), or is None: whatever is current."""
+    """One rollout to generate. `prefix_tokens` of its response are known already (it was recycled);
+    at most `max_new_tokens` more may be sampled. `key` and a token's index decide that token's
+    draw, whoever the neighbours are. `version` pins the weights (evaluation), or is None: whatever
+    is current."""
 
     rollout: int
     attempt: int
@@ -128,13 +134,15 @@ class Lease(Part, frozen=True):
 
 
 class Leases(Message, frozen=True):
-    """Coordinator to rollout actor. Buffer 0: `int32` ids, for each lease its prompt and then its prefix."""
+    """Coordinator to rollout actor. Buffer 0: `int32` ids, for each lease its prompt and then its
+    prefix."""
 
     leases: list[Lease]
 
 
 class Interrupt(Message, frozen=True):
-    """Coordinator to rollout actor: stop these rollouts at the next token boundary (their last chunk says `interrupted`)."""
+    """Coordinator to rollout actor: stop these rollouts at the next token boundary (their last
+    chunk says `interrupted`)."""
 
     rollouts: list[int]
 
@@ -151,16 +159,18 @@ class ChunkHead(Part, frozen=True):
 
 
 class Chunks(Message, frozen=True):
-    """Rollout actor to coordinator: one frame for all slots. Buffer 0: `int32` ids. Buffer 1: `float32` behaviour log-probabilities."""
+    """Rollout actor to coordinator: one frame for all slots. Buffer 0: `int32` ids. Buffer 1:
+    `float32` behaviour log-probabilities."""
 
     heads: list[ChunkHead]
 
 
-# --------------------------------------------------------------------------------------------------------------- reward
+# ------------------------------------------------------------------------------------------ reward
 
 
 class ScoreRequest(Message, frozen=True):
-    """Coordinator to reward actor: judge a response to the prompt at `prompt_index` of the task's split. Buffer 0: `int32` response ids."""
+    """Coordinator to reward actor: judge a response to the prompt at `prompt_index` of the task's
+    split. Buffer 0: `int32` response ids."""
 
     rollout: int
     split: Split
@@ -175,20 +185,22 @@ class ScoreResult(Message, frozen=True):
     seconds: float
 
 
-# -------------------------------------------------------------------------------------------------------------- trainer
+# ----------------------------------------------------------------------------------------- trainer
 
 
 class TrainerReady(Message, frozen=True):
-    """Trainer to coordinator, once: it holds `version` (0, or the checkpoint's), and its weight store listens on `port`."""
+    """Trainer to coordinator, once: it holds `version` (0, or the checkpoint's), and its weight
+    store listens on `port`."""
 
     version: int
     port: int
 
 
 class Sample(Part, frozen=True):
-    """One rollout of a micro-batch. `spans` tile its response. `baseline` is what is subtracted from its reward, where the coordinator
-    knows it (`unit = rollout`); None: the trainer derives it from the group's rewards. `member` is its place among the rewards of its
-    group in the micro-batch; None: any of those equal to its own."""
+    """One rollout of a micro-batch. `spans` tile its response. `baseline` is what is subtracted
+    from its reward, where the coordinator knows it (`unit = rollout`); None: the trainer derives it
+    from the group's rewards. `member` is its place among the rewards of its group in the
+    micro-batch; None: any of those equal to its own."""
 
     rollout: int
     group: int
@@ -201,10 +213,12 @@ class Sample(Part, frozen=True):
 
 
 class MicroBatch(Message, frozen=True):
-    """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a verdict, for every group named, or,
-    where advantages are relative to the batch, for every group of the step; `parts` their parts, where there are any, in the same order.
-    Buffer 0: `int32` ids, for each sample its prompt and then its response. Buffer 1: `float32` behaviour
-    log-probabilities of the responses. Buffer 2: `uint8` mask of the responses, 1 where the token may enter the loss."""
+    """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a
+    verdict, for every group named, or, where advantages are relative to the batch, for every group
+    of the step; `parts` their parts, where there are any, in the same order. Buffer 0: `int32` ids,
+    for each sample its prompt and then its response. Buffer 1: `float32` behaviour
+    log-probabilities of the responses. Buffer 2: `uint8` mask of the responses, 1 where the token
+    may enter the loss."""
 
     step: int
     index: int
@@ -214,10 +228,12 @@ class MicroBatch(Message, frozen=True):
 
 
 class ScoreProximal(Message, frozen=True):
-    """Coordinator to trainer, before the step is closed (`proximal = boundary`): score what was sampled under the version there is, and
-    late under earlier ones, and keep it for when it is trained. `live` are all the rollouts whose scores may still be asked for; the
-    others' are forgotten. `oldest` is the oldest version that more tokens may come of: its weights and those since are held. None: that
-    of the step. Buffer 0: `int32` ids, for each sample its prompt and then what there is of its response."""
+    """Coordinator to trainer, before the step is closed (`proximal = boundary`): score what was
+    sampled under the version there is, and late under earlier ones, and keep it for when it is
+    trained. `live` are all the rollouts whose scores may still be asked for; the others' are
+    forgotten. `oldest` is the oldest version that more tokens may come of: its weights and those
+    since are held. None: that of the step. Buffer 0: `int32` ids, for each sample its prompt and
+    then what there is of its response."""
 
     step: int
     samples: list[Sample]
@@ -226,7 +242,8 @@ class ScoreProximal(Message, frozen=True):
 
 
 class TokenCount(Part, frozen=True):
-    """What became of one rollout's response tokens: `trained` entered a loss unmasked, the rest was left out, by reason."""
+    """What became of one rollout's response tokens: `trained` entered a loss unmasked, the rest was
+    left out, by reason."""
 
     rollout: int
     trained: int
@@ -243,13 +260,15 @@ class Consumed(Message, frozen=True):
 
 
 class CloseStep(Message, frozen=True):
-    """Coordinator to trainer: every micro-batch of `step` is sent; take the optimizer step, which makes version `step + 1`."""
+    """Coordinator to trainer: every micro-batch of `step` is sent; take the optimizer step, which
+    makes version `step + 1`."""
 
     step: int
 
 
 class Stepped(Message, frozen=True):
-    """Trainer to coordinator: `version` exists. `metrics` are means over the step's trained tokens unless their name says otherwise."""
+    """Trainer to coordinator: `version` exists. `metrics` are means over the step's trained tokens
+    unless their name says otherwise."""
 
     version: int
     seconds: float
@@ -257,21 +276,22 @@ class Stepped(Message, frozen=True):
 
 
 class Save(Message, frozen=True):
-    """Coordinator to trainer: write a checkpoint of the current version. `cursor` is the number of the last journalled event it
-    belongs to; it is kept in the checkpoint for `--resume`."""
+    """Coordinator to trainer: write a checkpoint of the current version. `cursor` is the number of
+    the last journalled event it belongs to; it is kept in the checkpoint for `--resume`."""
 
     cursor: int
 
 
 class Saved(Message, frozen=True):
-    """Trainer to coordinator: the checkpoint of `version` is complete at `path`; or `error`, and there is none."""
+    """Trainer to coordinator: the checkpoint of `version` is complete at `path`; or `error`, and
+    there is none."""
 
     version: int
     path: str
     error: str = ""
 
 
-# ---------------------------------------------------------------------------------------------------------- publication
+# ------------------------------------------------------------------------------------- publication
 
 
 class Publish(Message, frozen=True):
@@ -283,7 +303,8 @@ class Publish(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Coordinator to rollout actor: receive `version` into a staging place, while decoding goes on."""
+    """Coordinator to rollout actor: receive `version` into a staging place, while decoding goes
+    on."""
 
     publication: int
     version: int
@@ -295,7 +316,8 @@ class Prepare(Message, frozen=True):
 
 
 class Transferred(Message, frozen=True):
-    """Trainer to coordinator: what was sent, one checksum a bucket; or `error`, and nothing counts."""
+    """Trainer to coordinator: what was sent, one checksum a bucket; or `error`, and nothing
+    counts."""
 
     publication: int
     version: int
@@ -313,8 +335,8 @@ class Prepared(Message, frozen=True):
 
 
 class Commit(Message, frozen=True):
-    """Coordinator to rollout actor: swap to the staged weights between two decode steps. With `pin`, keep a copy of them for
-    evaluation until `Unpin`."""
+    """Coordinator to rollout actor: swap to the staged weights between two decode steps. With
+    `pin`, keep a copy of them for evaluation until `Unpin`."""
 
     publication: int
     version: int
@@ -328,7 +350,8 @@ class Abort(Message, frozen=True):
 
 
 class Committed(Message, frozen=True):
-    """Rollout actor to coordinator: it decodes with `version`; decoding stood still for `pause_seconds`."""
+    """Rollout actor to coordinator: it decodes with `version`; decoding stood still for
+    `pause_seconds`."""
 
     publication: int
     version: int
@@ -341,11 +364,12 @@ class Unpin(Message, frozen=True):
     version: int
 
 
-# ------------------------------------------------------------------------------------------------------------- launcher
+# ---------------------------------------------------------------------------------------- launcher
 
 
 class Exited(Message, frozen=True):
-    """Launcher to coordinator: this actor's process ended; `restarting` says whether another takes its place."""
+    """Launcher to coordinator: this actor's process ended; `restarting` says whether another takes
+    its place."""
 
     role: Role
     index: int
@@ -354,7 +378,8 @@ class Exited(Message, frozen=True):
 
 
 class Replace(Message, frozen=True):
-    """Coordinator to launcher: this start of an actor is cut off; end its process, and start another within the restart budget."""
+    """Coordinator to launcher: this start of an actor is cut off; end its process, and start
+    another within the restart budget."""
 
     role: Role
     index: int
@@ -363,11 +388,13 @@ class Replace(Message, frozen=True):
 
 
 class Draining(Message, frozen=True):
-    """Coordinator to launcher: the run is over and drains; an actor whose process ends from now on is not started again."""
+    """Coordinator to launcher: the run is over and drains; an actor whose process ends from now on
+    is not started again."""
 
 
 class StatusUpdate(Message, frozen=True):
-    """Coordinator to launcher, about once a second: what the display shows. Rates are over the last seconds; shares are 0 to 1."""
+    """Coordinator to launcher, about once a second: what the display shows. Rates are over the last
+    seconds; shares are 0 to 1."""
 
     seconds: float
     phase: str
@@ -389,7 +416,8 @@ class StatusUpdate(Message, frozen=True):
 
 
 class RunFinished(Message, frozen=True):
-    """Coordinator to launcher: the run is over, `summary.json` is written; `reason` is one sentence, `ok` decides the exit code."""
+    """Coordinator to launcher: the run is over, `summary.json` is written; `reason` is one
+    sentence, `ok` decides the exit code."""
 
     ok: bool
     reason: str

@@ -1,7 +1,9 @@
-"""TLS below a link between machines. Invariant: nothing passes in the clear, and both ends hold a certificate of one authority.
+"""TLS below a link between machines. Invariant: nothing passes in the clear, and both ends hold a
+certificate of one authority.
 
-TLS 1.3 alone, each end verified against `authority` and nothing else, the server also by its name. The run's key is proved inside, over
-both certificates: who can decrypt between two machines of the authority cannot pass one's proof on to the other.
+TLS 1.3 alone, each end verified against `authority` and nothing else, the server also by its name.
+The run's key is proved inside, over both certificates: who can decrypt between two machines of the
+authority cannot pass one's proof on to the other.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ _RECORDS = 2**16  # bytes encrypted or decrypted at a time
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """PEM files of this machine: its `certificate` (with the chain to the authority, its own first), the certificate's private `key`, and
-    the certificate of the `authority` that every machine of the run has its certificate from."""
+    """PEM files of this machine: its `certificate` (with the chain to the authority, its own
+    first), the certificate's private `key`, and the certificate of the `authority` that every
+    machine of the run has its certificate from."""
 
     certificate: Path
     key: Path
@@ -31,29 +34,46 @@ class Tls(msgspec.Struct, frozen=True):
 
     def read(self, end: Literal["client", "server"]) -> Credentials:
         """The files, for one end of a link. Raises ValueError where one cannot be used."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if end == "client" else ssl.PROTOCOL_TLS_SERVER)
+        context = ssl.SSLContext(
+            ssl.PROTOCOL_TLS_CLIENT if end == "client" else ssl.PROTOCOL_TLS_SERVER
+        )
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         if end == "server":
             context.num_tickets = 0  # a link is not resumed
-        for what, path in (("certificate", self.certificate), ("key", self.key), ("authority", self.authority)):
+        for what, path in (
+            ("certificate", self.certificate),
+            ("key", self.key),
+            ("authority", self.authority),
+        ):
             try:
                 path.read_bytes()
             except OSError as error:
-                raise ValueError(f"the TLS {what} {path} cannot be read: {error.strerror}") from None
+                raise ValueError(
+                    f"the TLS {what} {path} cannot be read: {error.strerror}"
+                ) from None
         if (mode := stat.S_IMODE(self.key.stat().st_mode)) & 0o077:
-            raise ValueError(f"others may open the TLS key {self.key} (mode {mode:o}); make it `chmod 600`")
+            raise ValueError(
+                f"others may open the TLS key {self.key} (mode {mode:o}); make it `chmod 600`"
+            )
         try:
             context.load_verify_locations(self.authority)
         except ssl.SSLError as error:
-            raise ValueError(f"the TLS authority {self.authority} is no certificate in PEM: {_words(error)}") from None
+            raise ValueError(
+                f"the TLS authority {self.authority} is no certificate in PEM: {_words(error)}"
+            ) from None
         try:
             context.load_cert_chain(self.certificate, self.key, password=_refuse_password)
             own = ssl.PEM_cert_to_DER_cert(_first(self.certificate.read_text("ascii", "replace")))
         except ssl.SSLError as error:
-            raise ValueError(f"the TLS certificate {self.certificate} and key {self.key} do not belong together: {_words(error)}") from None
+            raise ValueError(
+                f"the TLS certificate {self.certificate} and key {self.key} do not belong "
+                f"together: {_words(error)}"
+            ) from None
         except ValueError as error:
-            raise ValueError(f"the TLS certificate {self.certificate} and key {self.key} cannot be used: {error}") from None
+            raise ValueError(
+                f"the TLS certificate {self.certificate} and key {self.key} cannot be used: {error}"
+            ) from None
         return Credentials(context, own)
 
 
@@ -65,13 +85,14 @@ class Credentials(NamedTuple):
     """This end's certificate, in DER."""
 
     def secure(self, pipe: SocketPipe, host: str | None) -> TlsPipe:
-        """A pipe over `pipe`, which it takes; its handshake is still to come. `host` is the name that the server's certificate must have,
-        None at the server's end."""
+        """A pipe over `pipe`, which it takes; its handshake is still to come. `host` is the name
+        that the server's certificate must have, None at the server's end."""
         return TlsPipe(pipe, self, host)
 
 
 class TlsPipe:
-    """A pipe inside TLS. An end without TLS's own farewell is a failure: nobody between the two can end a stream unseen."""
+    """A pipe inside TLS. An end without TLS's own farewell is a failure: nobody between the two can
+    end a stream unseen."""
 
     def __init__(self, pipe: SocketPipe, credentials: Credentials, host: str | None) -> None:
         self.torn = False
@@ -79,7 +100,9 @@ class TlsPipe:
         self._own = credentials.own
         self._server = host is None
         self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = credentials.context.wrap_bio(self._arrived, self._leaving, server_side=self._server, server_hostname=host)
+        self._tls = credentials.context.wrap_bio(
+            self._arrived, self._leaving, server_side=self._server, server_hostname=host
+        )
         self._ahead = memoryview(bytearray(_RECORDS))
 
     @property
@@ -87,8 +110,9 @@ class TlsPipe:
         return self._pipe.blocked_s
 
     async def shake(self) -> bytes:
-        """The handshake, before anything else; returns what names this connection's two certificates. Raises `wire.FAILURES`, of which
-        ssl.SSLError says that the other end is not to be trusted."""
+        """The handshake, before anything else; returns what names this connection's two
+        certificates. Raises `wire.FAILURES`, of which ssl.SSLError says that the other end is not
+        to be trusted."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -128,7 +152,9 @@ class TlsPipe:
 
     async def aclose(self) -> None:
         if not self.torn:
-            with contextlib.suppress(ssl.SSLError, ValueError):  # then what leaves is the alert that says what was wrong
+            with contextlib.suppress(
+                ssl.SSLError, ValueError
+            ):  # then what leaves is the alert that says what was wrong
                 self._tls.unwrap()
             if data := self._leaving.read():
                 self._pipe.send_now(data)
@@ -166,4 +192,7 @@ def _first(text: str) -> str:
 
 
 def _refuse_password() -> str:
-    raise ValueError("the key asks for a password, and nobody is there to give it: decrypt it into a file of mode 600")
+    raise ValueError(
+        "the key asks for a password, and nobody is there to give it: decrypt it into a file of "
+        "mode 600"
+    )

@@ -1,6 +1,8 @@
-"""The only way to wait. Invariant: every wait has a name, an owner and a deadline, and is in the table while it lasts.
+"""The only way to wait. Invariant: every wait has a name, an owner and a deadline, and is in the
+table while it lasts.
 
-One `Waits` for each process, handed to whoever waits. Time is trio's clock, so it is virtual where the run is.
+One `Waits` for each process, handed to whoever waits. Time is trio's clock, so it is virtual where
+the run is.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class _Open(msgspec.Struct, eq=False):
 
 
 class _Cause(msgspec.Struct):
-    """Seconds waited under one name: `seconds` until `since`, and from then on while `open` waits of that name last."""
+    """Seconds waited under one name: `seconds` until `since`, and from then on while `open` waits
+    of that name last."""
 
     seconds: float = 0.0
     since: float = 0.0
@@ -52,11 +55,14 @@ class Waits:
     def on(self, name: str, *, owner: str, deadline_s: float) -> Iterator[None]:
         """Wait for `name` inside the block, at most `deadline_s` seconds (positive, finite).
 
-        Raises `WaitExpired` at the deadline, unless the block had finished. A cancellation from outside passes through; either way
-        the wait leaves the table.
+        Raises `WaitExpired` at the deadline, unless the block had finished. A cancellation from
+        outside passes through; either way the wait leaves the table.
         """
         if not 0 < deadline_s < math.inf:
-            raise ValueError(f"the wait for {name} needs a deadline of more than 0 and less than infinite seconds, not {deadline_s}")
+            raise ValueError(
+                f"the wait for {name} needs a deadline of more than 0 and less than infinite "
+                f"seconds, not {deadline_s}"
+            )
         now = trio.current_time()
         wait = _Open(name, owner, now, deadline_s)
         self._open[id(wait)] = wait
@@ -86,7 +92,8 @@ class Waits:
         return [Wait(w.name, w.owner, now - w.since, w.deadline_s) for w in self._open.values()]
 
     def idle(self) -> dict[str, float]:
-        """Seconds waited so far, by name, open waits included. Waits of one name that overlap count once."""
+        """Seconds waited so far, by name, open waits included. Waits of one name that overlap count
+        once."""
         now = trio.current_time()
         return {name: cause.until(now) for name, cause in self._causes.items()}
 
@@ -101,8 +108,8 @@ class PulseStatistics(msgspec.Struct, frozen=True):
 class Pulse:
     """Something changed: wakes one pump loop, without polling. Many `set`s before a wait are one.
 
-    `set` is synchronous. `wait` takes the pulse in the step in which it returns: cancelled, it has taken nothing, and the next `wait`
-    returns at once.
+    `set` is synchronous. `wait` takes the pulse in the step in which it returns: cancelled, it has
+    taken nothing, and the next `wait` returns at once.
     """
 
     def __init__(self) -> None:
@@ -115,7 +122,8 @@ class Pulse:
         self._lot.unpark()
 
     async def wait(self) -> None:
-        """Return once `set` was called since the last wait returned. Raises `trio.BusyResourceError` where another task waits."""
+        """Return once `set` was called since the last wait returned. Raises
+        `trio.BusyResourceError` where another task waits."""
         if self._waiting:
             raise trio.BusyResourceError("another task waits for this pulse; give each its own")
         self._waiting = True

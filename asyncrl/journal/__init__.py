@@ -1,4 +1,5 @@
-"""The journal: events in, events out. Invariant: what is on disk is always the first `durable` events, each once and in order.
+"""The journal: events in, events out. Invariant: what is on disk is always the first `durable`
+events, each once and in order.
 
 writer.py   commits in groups, and knows nothing of files
 disk.py     what it writes to
@@ -16,17 +17,29 @@ from asyncrl.journal.disk import Disk, JournalError, JournalReader, state
 from asyncrl.journal.sqlite import SqliteDisk, SqliteHistory
 from asyncrl.journal.writer import Journal, JournalStatistics
 
-__all__ = ["Disk", "Journal", "JournalError", "JournalReader", "JournalStatistics", "SqliteDisk", "SqliteHistory", "fold", "read", "state"]
+__all__ = [
+    "Disk",
+    "Journal",
+    "JournalError",
+    "JournalReader",
+    "JournalStatistics",
+    "SqliteDisk",
+    "SqliteHistory",
+    "fold",
+    "read",
+    "state",
+]
 
 
 def read(path: str | Path, after: int = 0) -> Iterator[tuple[int, AnyEvent]]:
-    """The events on disk with a number larger than `after` that are not compacted away, and their numbers; also while a run writes.
-    Raises JournalError."""
+    """The events on disk with a number larger than `after` that are not compacted away, and their
+    numbers; also while a run writes. Raises JournalError."""
     with SqliteHistory(path) as history:
         yield from history.events(max(after, history.forgotten))
 
 
 def fold(path: str | Path) -> Experience:
-    """The state after the events on disk. Raises JournalError, and Refused where they do not follow from one another."""
+    """The state after the events on disk. Raises JournalError, and Refused where they do not follow
+    from one another."""
     with SqliteHistory(path) as history:
         return state(history)

@@ -1,7 +1,8 @@
-"""What a journal writes to. Invariant: a commit is whole or not there at all, and what is there is the first events, each once, in order.
+"""What a journal writes to. Invariant: a commit is whole or not there at all, and what is there is
+the first events, each once, in order.
 
-`Disk` is all that the writer knows, so that the simulation can give it a disk that fills up, fails or forgets. The real one is
-`sqlite.SqliteDisk`.
+`Disk` is all that the writer knows, so that the simulation can give it a disk that fills up, fails
+or forgets. The real one is `sqlite.SqliteDisk`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class JournalError(Exception):
 
 
 class DiskNotReady(Exception):
-    """A commit could not be made, and left no trace; it may be tried again. `remedy` says what ends that."""
+    """A commit could not be made, and left no trace; it may be tried again. `remedy` says what ends
+    that."""
 
     remedy: ClassVar[str]
 
@@ -32,7 +34,8 @@ class DiskFull(DiskNotReady):
 
 
 class Unwritable(DiskNotReady):
-    """A commit met an error of the file: a quota that is used up, or a disk that is not writable."""
+    """A commit met an error of the file: a quota that is used up, or a disk that is not
+    writable."""
 
     remedy = "see that its disk has room and is writable"
 
@@ -52,7 +55,8 @@ class EventRows(msgspec.Struct, frozen=True):
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """The state after event `number`, which is what the checkpoint of `version` belongs to; in place of one of the same number."""
+    """The state after event `number`, which is what the checkpoint of `version` belongs to; in
+    place of one of the same number."""
 
     number: int
     version: int
@@ -60,7 +64,8 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class Compact(msgspec.Struct, frozen=True):
-    """Nobody goes back behind the newest snapshot for `version` any more: the events up to it, and older snapshots, may go."""
+    """Nobody goes back behind the newest snapshot for `version` any more: the events up to it, and
+    older snapshots, may go."""
 
     version: int
 
@@ -75,7 +80,8 @@ Write = EventRows | Keep | Compact | Abandon
 
 
 class Disk(Protocol):
-    """Where a journal is kept. `last` is the number of the last event when it was opened, 0 for none."""
+    """Where a journal is kept. `last` is the number of the last event when it was opened, 0 for
+    none."""
 
     @property
     def last(self) -> int: ...
@@ -86,7 +92,8 @@ class Disk(Protocol):
         ...
 
     async def commit(self, writes: Sequence[Write]) -> None:
-        """Carry out all of it, in order, or none. Raises NotNow, or JournalError where nothing can ever be written again."""
+        """Carry out all of it, in order, or none. Raises NotNow, or JournalError where nothing can
+        ever be written again."""
         ...
 
     async def aclose(self) -> None: ...
@@ -96,7 +103,8 @@ class JournalReader(Protocol):
     """What a disk holds, to be read; also while somebody writes."""
 
     def events(self, after: int) -> Iterator[tuple[int, AnyEvent]]:
-        """The events with a number larger than `after`, and their numbers. Raises JournalError where they are compacted away, or broken."""
+        """The events with a number larger than `after`, and their numbers. Raises JournalError
+        where they are compacted away, or broken."""
         ...
 
     def snapshots(self) -> list[tuple[int, int]]:
@@ -109,7 +117,8 @@ class JournalReader(Protocol):
 
 
 def state(history: JournalReader) -> Experience:
-    """The state after the last event. Raises JournalError, and Refused where the events do not follow from one another."""
+    """The state after the last event. Raises JournalError, and Refused where the events do not
+    follow from one another."""
     after, experience = 0, Experience()
     for number, _ in history.snapshots()[-1:]:
         after, experience = number, Experience.of(history.snapshot(number))

@@ -1,13 +1,17 @@
-"""A journal's file: SQLite in WAL mode. Invariant: what it cannot read it says, in a sentence, and never skips.
+"""A journal's file: SQLite in WAL mode. Invariant: what it cannot read it says, in a sentence, and
+never skips.
 
-With `synchronous=NORMAL` a commit survives the death of any process at any moment; the loss of the machine's power may undo the commits
-since SQLite's last checkpoint, and never leaves a journal that is torn (https://www.sqlite.org/pragma.html#pragma_synchronous): a
-frame of the log that is not whole ends it, so what is left is a prefix. A commit with the state of a checkpoint is forced to the disk, with
-all before it (`FULL`): or else a power cut might leave checkpoints that the journal does not know, and none that it does.
+With `synchronous=NORMAL` a commit survives the death of any process at any moment; the loss of the
+machine's power may undo the commits since SQLite's last checkpoint, and never leaves a journal that
+is torn (https://www.sqlite.org/pragma.html#pragma_synchronous): a frame of the log that is not
+whole ends it, so what is left is a prefix. A commit with the state of a checkpoint is forced to the
+disk, with all before it (`FULL`): or else a power cut might leave checkpoints that the journal does
+not know, and none that it does.
 
-A row holds many events, encoded as one msgpack array and numbered by its first: a row for each event would cost several times as much.
-Compacted rows leave free pages, which later rows take: the file grows to what two checkpoint intervals need, and no further. The log grows
-while a transaction is open that reads, whoever's it is, and is cut back to `WAL_BYTES` after it.
+A row holds many events, encoded as one msgpack array and numbered by its first: a row for each
+event would cost several times as much. Compacted rows leave free pages, which later rows take: the
+file grows to what two checkpoint intervals need, and no further. The log grows while a transaction
+is open that reads, whoever's it is, and is cut back to `WAL_BYTES` after it.
 """
 
 from __future__ import annotations
@@ -23,7 +27,18 @@ import trio
 
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.state import Snapshot
-from asyncrl.journal.disk import Abandon, Compact, DiskFull, DiskNotReady, EventRows, JournalError, Keep, Locked, Unwritable, Write
+from asyncrl.journal.disk import (
+    Abandon,
+    Compact,
+    DiskFull,
+    DiskNotReady,
+    EventRows,
+    JournalError,
+    Keep,
+    Locked,
+    Unwritable,
+    Write,
+)
 
 FORMAT = 2
 BUSY_S = 5.0
@@ -33,8 +48,10 @@ WAL_BYTES = 8 * 2**20
 
 _OBSTACLES: dict[int, type[DiskNotReady]] = {
     sqlite3.SQLITE_FULL: DiskFull,  # ENOSPC
-    sqlite3.SQLITE_IOERR_WRITE: Unwritable,  # any other errno of a write: a quota, a limit on files, a disk that became read-only
-    sqlite3.SQLITE_IOERR_SHMSIZE: Unwritable,  # the log's index could not grow, for whatever reason: ENOSPC too
+    # any other errno of a write: a quota, a limit on files, a disk that became read-only
+    sqlite3.SQLITE_IOERR_WRITE: Unwritable,
+    # the log's index could not grow, for whatever reason: ENOSPC too
+    sqlite3.SQLITE_IOERR_SHMSIZE: Unwritable,
     sqlite3.SQLITE_BUSY: Locked,
 }
 _decode = msgspec.msgpack.Decoder(list[AnyEvent]).decode
@@ -52,8 +69,8 @@ class SqliteDisk:
 
     @classmethod
     async def open(cls, path: Path, run: str) -> Self:
-        """Open or create the journal of `run`. Raises JournalError for a file that is no journal, of another format, of another run, or
-        that cannot be written."""
+        """Open or create the journal of `run`. Raises JournalError for a file that is no journal,
+        of another format, of another run, or that cannot be written."""
         connection, last = await trio.to_thread.run_sync(_open, path, run)
         return cls(connection, path, last)
 
@@ -82,19 +99,25 @@ class SqliteDisk:
                     case EventRows(first, _, data):
                         execute("INSERT INTO events VALUES (?, ?)", (first, data))
                     case Keep(number, version, data):
-                        execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", (number, version, data))
+                        execute(
+                            "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)",
+                            (number, version, data),
+                        )
                     case Abandon(version):
                         execute("DELETE FROM snapshots WHERE version > ?", (version,))
                     case Compact(version):
-                        (number,) = execute("SELECT max(number) FROM snapshots WHERE version = ?", (version,)).fetchone()
+                        (number,) = execute(
+                            "SELECT max(number) FROM snapshots WHERE version = ?", (version,)
+                        ).fetchone()
                         if number is not None:
                             execute("DELETE FROM snapshots WHERE number < ?", (number,))
                             execute("DELETE FROM events WHERE first <= ?", (number,))
 
 
 class SqliteHistory:
-    """A journal's file, to be read; one that was not made yet is empty. Each method sees it as it is then, and inside a `with` block all of
-    them as it was when the block began, whatever is forgotten meanwhile. The methods, and the block, raise JournalError."""
+    """A journal's file, to be read; one that was not made yet is empty. Each method sees it as it
+    is then, and inside a `with` block all of them as it was when the block began, whatever is
+    forgotten meanwhile. The methods, and the block, raise JournalError."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -111,12 +134,17 @@ class SqliteHistory:
 
     def events(self, after: int) -> Iterator[tuple[int, AnyEvent]]:
         with self._reading() as connection:
-            (begin,) = connection.execute("SELECT max(first) FROM events WHERE first <= ?", (after + 1,)).fetchone()
+            (begin,) = connection.execute(
+                "SELECT max(first) FROM events WHERE first <= ?", (after + 1,)
+            ).fetchone()
             due, last = None, _last(connection)
-            for first, data in connection.execute("SELECT first, data FROM events WHERE first >= ? ORDER BY first", (begin or 0,)):
+            for first, data in connection.execute(
+                "SELECT first, data FROM events WHERE first >= ? ORDER BY first", (begin or 0,)
+            ):
                 if first != (due or min(first, after + 1)):
                     raise JournalError(
-                        f"the journal {self._path} has no events from {due or after + 1} to {first - 1}: go back to a copy of it"
+                        f"the journal {self._path} has no events from {due or after + 1} to "
+                        f"{first - 1}: go back to a copy of it"
                     )
                 events = _decode(data)
                 for number, event in enumerate(events, first):
@@ -124,7 +152,10 @@ class SqliteHistory:
                         yield number, event
                 due = first + len(events)
             if due is None and after < last:
-                raise JournalError(f"the journal {self._path} has no events from {after + 1} to {last}: go back to a copy of it")
+                raise JournalError(
+                    f"the journal {self._path} has no events from {after + 1} to {last}: go back "
+                    "to a copy of it"
+                )
 
     @property
     def forgotten(self) -> int:
@@ -135,13 +166,19 @@ class SqliteHistory:
 
     def snapshots(self) -> list[tuple[int, int]]:
         with self._reading() as connection:
-            return connection.execute("SELECT number, version FROM snapshots ORDER BY number").fetchall()
+            return connection.execute(
+                "SELECT number, version FROM snapshots ORDER BY number"
+            ).fetchall()
 
     def snapshot(self, number: int) -> Snapshot:
         with self._reading() as connection:
-            for (data,) in connection.execute("SELECT data FROM snapshots WHERE number = ?", (number,)):
+            for (data,) in connection.execute(
+                "SELECT data FROM snapshots WHERE number = ?", (number,)
+            ):
                 return _decode_snapshot(data)
-        raise JournalError(f"the journal {self._path} has no snapshot of the state after event {number}")
+        raise JournalError(
+            f"the journal {self._path} has no snapshot of the state after event {number}"
+        )
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -168,7 +205,9 @@ class SqliteHistory:
 def _open(path: Path, run: str) -> tuple[sqlite3.Connection, int]:
     """A connection for writing, and the number of the last event."""
     with errors(path):
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
+        connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, timeout=BUSY_S
+        )
     try:
         with errors(path):
             if not _made(connection):
@@ -191,20 +230,31 @@ def _made(connection: sqlite3.Connection) -> bool:
 def _make(connection: sqlite3.Connection, run: str) -> None:
     connection.execute("CREATE TABLE header (format INTEGER NOT NULL, run TEXT NOT NULL)")
     connection.execute("CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB NOT NULL)")
-    connection.execute("CREATE TABLE snapshots (number INTEGER PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL)")
+    connection.execute(
+        "CREATE TABLE snapshots (number INTEGER PRIMARY KEY, version INTEGER NOT NULL, data BLOB "
+        "NOT NULL)"
+    )
     connection.execute("INSERT INTO header VALUES (?, ?)", (FORMAT, run))
 
 
 def _last(connection: sqlite3.Connection) -> int:
-    """The number of the last event, 0 for none; it may be compacted away, and then a snapshot has its number."""
-    for first, data in connection.execute("SELECT first, data FROM events ORDER BY first DESC LIMIT 1"):
+    """The number of the last event, 0 for none; it may be compacted away, and then a snapshot has
+    its number."""
+    for first, data in connection.execute(
+        "SELECT first, data FROM events ORDER BY first DESC LIMIT 1"
+    ):
         return int(first) + len(_decode(data)) - 1
     [(number,)] = connection.execute("SELECT max(number) FROM snapshots")
     return number or 0
 
 
 def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")}
+    names = {
+        name
+        for (name,) in connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        )
+    }
     ours = {"header", "events"} <= names <= {"header", "events", "snapshots"}
     header = connection.execute("SELECT format, run FROM header").fetchone() if ours else None
     if header is None:
@@ -212,10 +262,13 @@ def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
     version, owner = header
     if version != FORMAT:
         raise JournalError(
-            f"the journal {path} has format {version}, and this asyncrl reads {FORMAT}: use the asyncrl that wrote it, or another run.dir"
+            f"the journal {path} has format {version}, and this asyncrl reads {FORMAT}: use the "
+            "asyncrl that wrote it, or another run.dir"
         )
     if run is not None and owner != run:
-        raise JournalError(f"the journal {path} belongs to run {owner!r}, not to {run!r}: give another run.dir")
+        raise JournalError(
+            f"the journal {path} belongs to run {owner!r}, not to {run!r}: give another run.dir"
+        )
 
 
 @contextmanager
@@ -231,7 +284,9 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _obstacle(error: sqlite3.OperationalError) -> type[DiskNotReady] | None:
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # those that Python finds itself have none
+    code = getattr(
+        error, "sqlite_errorcode", sqlite3.SQLITE_ERROR
+    )  # those that Python finds itself have none
     return _OBSTACLES.get(code) or _OBSTACLES.get(code & 0xFF)
 
 
@@ -252,11 +307,19 @@ def errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.IntegrityError as error:
-        raise JournalError(f"the journal {path} got events from somebody else: two runs write to it; give each its own run.dir") from error
+        raise JournalError(
+            f"the journal {path} got events from somebody else: two runs write to it; give each "
+            "its own run.dir"
+        ) from error
     except sqlite3.OperationalError as error:
         remedy = (_obstacle(error) or Unwritable).remedy
         raise JournalError(f"the journal {path} could not be used ({error}): {remedy}") from error
     except sqlite3.Error as error:
-        raise JournalError(f"{path} is damaged, or no journal at all ({error}): give another run.dir") from error
+        raise JournalError(
+            f"{path} is damaged, or no journal at all ({error}): give another run.dir"
+        ) from error
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise JournalError(f"the journal {path} holds what is no event of this asyncrl ({error}): give another run.dir") from error
+        raise JournalError(
+            f"the journal {path} holds what is no event of this asyncrl ({error}): give another "
+            "run.dir"
+        ) from error

@@ -1,11 +1,13 @@
-"""The writer of a journal. Invariant: what is on disk is always the first `durable` events, each once and in order.
+"""The writer of a journal. Invariant: what is on disk is always the first `durable` events, each
+once and in order.
 
-One writer, one commit at a time. Commits are grouped: what `commit_ms` milliseconds or the first MiB brought goes together, so a commit's
-price is paid a few times a second, whatever the event rate. Events appended without an await between them are always in one commit: a
-crash cannot part them.
+One writer, one commit at a time. Commits are grouped: what `commit_ms` milliseconds or the first
+MiB brought goes together, so a commit's price is paid a few times a second, whatever the event
+rate. Events appended without an await between them are always in one commit: a crash cannot part
+them.
 
-A disk that is full, or that somebody has locked, is waited for: nothing is lost meanwhile, whoever brings events waits for `room`, and
-`trouble` says why.
+A disk that is full, or that somebody has locked, is waited for: nothing is lost meanwhile, whoever
+brings events waits for `room`, and `trouble` says why.
 """
 
 from __future__ import annotations
@@ -22,11 +24,21 @@ import trio
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.state import Experience
 from asyncrl.ipc.waits import Pulse
-from asyncrl.journal.disk import Abandon, Compact, Disk, DiskNotReady, EventRows, JournalError, Keep, Write
+from asyncrl.journal.disk import (
+    Abandon,
+    Compact,
+    Disk,
+    DiskNotReady,
+    EventRows,
+    JournalError,
+    Keep,
+    Write,
+)
 from asyncrl.journal.sqlite import SqliteDisk
 
 ROW_BYTES = 2**20
-"""A row is full once it has this many bytes: it is committed without waiting for more, and a reader holds one at a time."""
+"""A row is full once it has this many bytes: it is committed without waiting for more, and a reader
+holds one at a time."""
 LIMIT_BYTES = 32 * 2**20
 FULL_S = 300.0
 RETRY_S = 1.0
@@ -61,8 +73,9 @@ class _Row:
 
 
 class JournalStatistics(NamedTuple):
-    """Events and bytes so far: `appended` and `durable` number the last event of each kind; `pending_bytes` are not yet durable. `bytes`,
-    `commits`, `seconds` (all commits together) and `slowest_s` (one commit) count from the opening. `disk_bytes` is what it takes now."""
+    """Events and bytes so far: `appended` and `durable` number the last event of each kind;
+    `pending_bytes` are not yet durable. `bytes`, `commits`, `seconds` (all commits together) and
+    `slowest_s` (one commit) count from the opening. `disk_bytes` is what it takes now."""
 
     appended: int
     durable: int
@@ -97,23 +110,39 @@ class Journal:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, path: str | Path, *, commit_ms: int = 100, run: str = "", limit_bytes: int = LIMIT_BYTES, full_s: float = FULL_S
+        cls,
+        path: str | Path,
+        *,
+        commit_ms: int = 100,
+        run: str = "",
+        limit_bytes: int = LIMIT_BYTES,
+        full_s: float = FULL_S,
     ) -> AsyncIterator[Journal]:
-        """Open or create the journal of `run`, and write to it inside the block, as `over` does. Raises JournalError for a file that is no
-        journal, of another format, of another run, or that cannot be written."""
+        """Open or create the journal of `run`, and write to it inside the block, as `over` does.
+        Raises JournalError for a file that is no journal, of another format, of another run, or
+        that cannot be written."""
         disk = await SqliteDisk.open(Path(path), run)
-        async with cls.over(disk, commit_ms=commit_ms, limit_bytes=limit_bytes, full_s=full_s) as journal:
+        async with cls.over(
+            disk, commit_ms=commit_ms, limit_bytes=limit_bytes, full_s=full_s
+        ) as journal:
             yield journal
 
     @classmethod
     @asynccontextmanager
     async def over(
-        cls, disk: Disk, *, commit_ms: int = 100, limit_bytes: int = LIMIT_BYTES, full_s: float = FULL_S
+        cls,
+        disk: Disk,
+        *,
+        commit_ms: int = 100,
+        limit_bytes: int = LIMIT_BYTES,
+        full_s: float = FULL_S,
     ) -> AsyncIterator[Journal]:
-        """Write to `disk`, which it takes, inside the block; leaving it, also by an error, commits what was appended.
+        """Write to `disk`, which it takes, inside the block; leaving it, also by an error, commits
+        what was appended.
 
-        At most about `limit_bytes` wait for the disk (see `room`). A disk that is full or locked is tried again for `full_s` seconds.
-        Raises JournalError where it can not be written, out of the writer's task as well.
+        At most about `limit_bytes` wait for the disk (see `room`). A disk that is full or locked is
+        tried again for `full_s` seconds. Raises JournalError where it can not be written, out of
+        the writer's task as well.
         """
         journal = cls(disk, commit_ms, limit_bytes, full_s)
         try:
@@ -125,7 +154,10 @@ class Journal:
             with trio.CancelScope(shield=True):
                 try:
                     if journal._failure is None and (obstacle := await journal._commit()):
-                        journal._give_up(f"{obstacle}, so the last events of the run are lost: {obstacle.remedy}, and resume it")
+                        journal._give_up(
+                            f"{obstacle}, so the last events of the run are lost: "
+                            f"{obstacle.remedy}, and resume it"
+                        )
                 finally:
                     await disk.aclose()
 
@@ -150,7 +182,8 @@ class Journal:
         return sum(_size(write) for writes in (self._in_flight, self._writes) for write in writes)
 
     def append(self, event: AnyEvent) -> int:
-        """Put the event after all others and return its number. Never blocks. Raises JournalError once writing has failed."""
+        """Put the event after all others and return its number. Never blocks. Raises JournalError
+        once writing has failed."""
         self._raise_failure()
         row = self._writes[-1] if self._writes else None
         if not isinstance(row, _Row) or len(row.data) >= ROW_BYTES:
@@ -163,13 +196,15 @@ class Journal:
         return self._appended
 
     def keep(self, version: int, experience: Experience) -> int:
-        """Write the state down, as of now, for the checkpoint of `version`; returns the number of the last event, which is its name."""
+        """Write the state down, as of now, for the checkpoint of `version`; returns the number of
+        the last event, which is its name."""
         self._raise_failure()
         self._put(Keep(self._appended, version, _encoder.encode(experience.snapshot())))
         return self._appended
 
     def compact(self, version: int) -> None:
-        """Forget what lies before the newest state kept for `version`, where there is one: nobody goes back further."""
+        """Forget what lies before the newest state kept for `version`, where there is one: nobody
+        goes back further."""
         self._put(Compact(version))
 
     def abandon(self, version: int) -> None:
@@ -177,14 +212,16 @@ class Journal:
         self._put(Abandon(version))
 
     async def room(self) -> None:
-        """Return once less than `limit_bytes` wait for the disk: the writer's back-pressure, to be awaited before taking in more. The wait
-        ends, by JournalError, when a full disk was tried for long enough. Where there is room already other tasks do not run meanwhile:
-        it is asked for at every message."""
+        """Return once less than `limit_bytes` wait for the disk: the writer's back-pressure, to be
+        awaited before taking in more. The wait ends, by JournalError, when a full disk was tried
+        for long enough. Where there is room already other tasks do not run meanwhile: it is asked
+        for at every message."""
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._wait_for(lambda: self.pending_bytes < self._limit_bytes)
 
     async def flush(self) -> None:
-        """Return once everything so far is on disk: events, states, and what is to be forgotten. Raises JournalError where that failed."""
+        """Return once everything so far is on disk: events, states, and what is to be forgotten.
+        Raises JournalError where that failed."""
         await trio.lowlevel.checkpoint()
         target = self._asked
         await self._wait_for(lambda: self._written >= target)
@@ -233,11 +270,15 @@ class Journal:
             began = trio.current_time()
             while obstacle := await self._commit():
                 if trio.current_time() - began >= self._full_s:
-                    self._give_up(f"{obstacle}, and that for {self._full_s:g} s: {obstacle.remedy}, and resume the run")
+                    self._give_up(
+                        f"{obstacle}, and that for {self._full_s:g} s: {obstacle.remedy}, and "
+                        "resume the run"
+                    )
                 await trio.sleep(RETRY_S)  # nobody says when a disk has room again
 
     async def _commit(self) -> DiskNotReady | None:
-        """Write what was appended, or return what is in the way. Shielded: what has left the buffer has to reach the disk."""
+        """Write what was appended, or return what is in the way. Shielded: what has left the buffer
+        has to reach the disk."""
         writes = self._in_flight = self._in_flight + self._writes
         self._writes = []
         if not writes:
@@ -245,12 +286,20 @@ class Journal:
         began = time.perf_counter()
         try:
             with trio.CancelScope(shield=True):
-                await self._disk.commit([write.events() if isinstance(write, _Row) else write for write in writes])
+                await self._disk.commit(
+                    [write.events() if isinstance(write, _Row) else write for write in writes]
+                )
         except DiskNotReady as obstacle:
             self._obstacle = obstacle
             return obstacle
-        except BaseException as error:  # whatever it is, these events are not on disk, so no later ones may be
-            self._fail(error if isinstance(error, JournalError) else JournalError(f"the journal failed: {error!r}"))
+        except (
+            BaseException
+        ) as error:  # whatever it is, these events are not on disk, so no later ones may be
+            self._fail(
+                error
+                if isinstance(error, JournalError)
+                else JournalError(f"the journal failed: {error!r}")
+            )
             raise
         seconds = time.perf_counter() - began
         self._in_flight = []

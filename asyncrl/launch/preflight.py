@@ -1,5 +1,6 @@
-"""What can be known to fail before anything starts. Invariant: a run that passes here was refused nothing by this machine, and a run
-directory belongs to one configuration and to one running process at a time.
+"""What can be known to fail before anything starts. Invariant: a run that passes here was refused
+nothing by this machine, and a run directory belongs to one configuration and to one running process
+at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,18 @@ RESUMABLE = frozenset(
     key
     for key, field in FIELDS.items()
     if field.section
-    in ("run", "machine", "journal", "metrics", "supervision", "reward", "staleness", "publication", "engine.sglang", "gateway")
+    in (
+        "run",
+        "machine",
+        "journal",
+        "metrics",
+        "supervision",
+        "reward",
+        "staleness",
+        "publication",
+        "engine.sglang",
+        "gateway",
+    )
     or key
     in (
         "train.steps",
@@ -55,15 +67,25 @@ RESUMABLE = frozenset(
     )
     or key in ("engine.chunk_tokens", "engine.compile", "task.verdict_s")
 ) - {"run.seed"}
-"""What may differ where a run is resumed: it changes how the run goes on, and not what its journal and weights mean."""
+"""What may differ where a run is resumed: it changes how the run goes on, and not what its journal
+and weights mean."""
 
 
 def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
-    """`config` with absolute paths and with a run directory: the one resumed, the one set, or `runs/<task>-<time>`."""
+    """`config` with absolute paths and with a run directory: the one resumed, the one set, or
+    `runs/<task>-<time>`."""
     run = resume or (Path(config.run.dir) if config.run.dir else _fresh(config.task.name, now))
     absolute: dict[str, dict[str, Any]] = {
-        section: {name: str(Path(value).absolute()) for name in names if (value := lookup(config, f"{section}.{name}"))}
-        for section, names in (("task", ("path", "eval_path")), ("model", ("path",)), ("engine.sglang", ("api_key_file",)))
+        section: {
+            name: str(Path(value).absolute())
+            for name in names
+            if (value := lookup(config, f"{section}.{name}"))
+        }
+        for section, names in (
+            ("task", ("path", "eval_path")),
+            ("model", ("path",)),
+            ("engine.sglang", ("api_key_file",)),
+        )
     }
     if (launch := config.engine.sglang.launch) and "/" in launch[0]:
         absolute["engine.sglang"]["launch"] = (str(Path(launch[0]).absolute()), *launch[1:])
@@ -86,7 +108,8 @@ def _fresh(task: str, now: datetime) -> Path:
 
 
 def check(config: Config, resume: Path | None, available: int) -> None:
-    """Everything that can be checked without starting or writing anything. `available` is the number of cores. Raises ConfigError."""
+    """Everything that can be checked without starting or writing anything. `available` is the
+    number of cores. Raises ConfigError."""
     _cores(config, available)
     _directory(config, resume)
     if resume:
@@ -110,11 +133,14 @@ def check(config: Config, resume: Path | None, available: int) -> None:
 
 @contextmanager
 def claimed(config: Config) -> Iterator[Path]:
-    """Make the run directory this process's own inside the block, with the resolved run.toml in it. Raises ConfigError where another
-    process has it, or where it cannot be written. The claim ends with the process, however that ends."""
+    """Make the run directory this process's own inside the block, with the resolved run.toml in it.
+    Raises ConfigError where another process has it, or where it cannot be written. The claim ends
+    with the process, however that ends."""
     run = Path(config.run.dir)
     try:
-        run.mkdir(mode=0o700, parents=True, exist_ok=True)  # prompts, answers and weights are its user’s own
+        run.mkdir(
+            mode=0o700, parents=True, exist_ok=True
+        )  # prompts, answers and weights are its user’s own
         lock = (run / LOCK).open("a")
     except OSError as error:
         raise ConfigError(_unwritable(run, error)) from None
@@ -122,7 +148,10 @@ def claimed(config: Config) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{run}: another asyncrl is running in this directory; wait for it, or choose another run.dir.") from None
+            raise ConfigError(
+                f"{run}: another asyncrl is running in this directory; wait for it, or choose "
+                "another run.dir."
+            ) from None
         try:
             configuration.write(config, run / RUN_TOML)
         except OSError as error:
@@ -146,12 +175,14 @@ def _cores(config: Config, available: int) -> None:
     cores, trainer = config.machine.cores or available, config.machine.trainer_cores
     if cores > available:
         raise ConfigError(
-            f"machine.cores is {cores}, but this process may use {available}; more threads than cores make both sides ten times slower: "
+            f"machine.cores is {cores}, but this process may use {available}; more threads than "
+            "cores make both sides ten times slower: "
             f"set it to {available} or less, or to 0 for all."
         )
     if trainer > cores or (trainer == cores and cores > 1):
         raise ConfigError(
-            f"machine.trainer_cores is {trainer} of {cores} cores, which leaves none for generation: set it to less, or to 0."
+            f"machine.trainer_cores is {trainer} of {cores} cores, which leaves none for "
+            "generation: set it to less, or to 0."
         )
 
 
@@ -161,7 +192,10 @@ def _directory(config: Config, resume: Path | None) -> None:
     if run.exists() and not run.is_dir():
         raise ConfigError(f"{run}: the run directory is a file; choose another run.dir.")
     if resume and not toml.is_file():
-        raise ConfigError(f"{run}: there is no {RUN_TOML} in it, so there is no run to resume; give the directory of a run.")
+        raise ConfigError(
+            f"{run}: there is no {RUN_TOML} in it, so there is no run to resume; give the "
+            "directory of a run."
+        )
     if toml.exists():
         old = configuration.read(toml)
         ignored = RESUMABLE if resume else {"run.dir"}
@@ -169,18 +203,26 @@ def _directory(config: Config, resume: Path | None) -> None:
             was, now = lookup(old, key), lookup(config, key)
             if was != now and key not in ignored:
                 raise ConfigError(
-                    f"{run}: this directory belongs to a run of another configuration: {key} was {quoted(was)} and is {quoted(now)}; "
+                    f"{run}: this directory belongs to a run of another configuration: {key} was "
+                    f"{quoted(was)} and is {quoted(now)}; "
                     f"choose another run.dir{', or resume with what it was' if resume else ''}."
                 )
         if not resume:
-            raise ConfigError(f"{run}: this run exists already; go on with it by --resume {run}, or choose another run.dir.")
+            raise ConfigError(
+                f"{run}: this run exists already; go on with it by --resume {run}, or choose "
+                "another run.dir."
+            )
     parent = next(path for path in (run, *run.parents) if path.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"{run}: the run directory cannot be written, because {parent} cannot; choose another run.dir.")
+        raise ConfigError(
+            f"{run}: the run directory cannot be written, because {parent} cannot; choose "
+            "another run.dir."
+        )
     free = shutil.disk_usage(parent).free
     if free < FREE_BYTES:
         raise ConfigError(
-            f"{run}: the disk has {free >> 20} MiB free, and a run needs {FREE_BYTES >> 20} at least; make room, or choose another run.dir."
+            f"{run}: the disk has {free >> 20} MiB free, and a run needs {FREE_BYTES >> 20} at "
+            "least; make room, or choose another run.dir."
         )
 
 
@@ -189,7 +231,10 @@ def _history(run: Path) -> None:
     path = run / JOURNAL
     if not path.exists():
         if complete(run):
-            raise ConfigError(f"{run}: there are checkpoints in it, but no {JOURNAL}, which says what they were trained on; put it back.")
+            raise ConfigError(
+                f"{run}: there are checkpoints in it, but no {JOURNAL}, which says what they "
+                "were trained on; put it back."
+            )
         return
     try:
         with SqliteHistory(path) as history:
@@ -209,14 +254,20 @@ def _port(host: str, port: int) -> None:
     if not port or (error := _refused(host, port)) is None:
         return
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        raise ConfigError(f"metrics.host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 is each.")
-    raise ConfigError(f"metrics.port is {port}, and that port {_why(error)}; choose another, or 0 for no metrics.")
+        raise ConfigError(
+            f"metrics.host is {host!r}, and that is no IPv4 address of this machine; 0.0.0.0 is "
+            "each."
+        )
+    raise ConfigError(
+        f"metrics.port is {port}, and that port {_why(error)}; choose another, or 0 for no metrics."
+    )
 
 
 def _gateway(port: int) -> None:
     if (error := _refused("127.0.0.1", port)) is not None:
         raise ConfigError(
-            f"gateway.port gives a rollout actor port {port}, and that port {_why(error)}; choose another, or 0 for no gateway."
+            f"gateway.port gives a rollout actor port {port}, and that port {_why(error)}; "
+            "choose another, or 0 for no gateway."
         )
 
 
@@ -232,7 +283,11 @@ def _refused(host: str, port: int) -> OSError | None:
 
 
 def _why(error: OSError) -> str:
-    return "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+    return (
+        "is in use by another program"
+        if error.errno == errno.EADDRINUSE
+        else f"cannot be used ({error.strerror})"
+    )
 
 
 def _gpu() -> None:
@@ -240,14 +295,21 @@ def _gpu() -> None:
     count = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        found = not driver.cuInit(0) and not driver.cuDeviceGetCount(ctypes.byref(count)) and count.value > 0
+        found = (
+            not driver.cuInit(0)
+            and not driver.cuDeviceGetCount(ctypes.byref(count))
+            and count.value > 0
+        )
     except OSError:
         found = False
     if not found:
-        raise ConfigError("train.device is 'cuda', and this machine has no GPU that it may use; set it to cpu.")
+        raise ConfigError(
+            "train.device is 'cuda', and this machine has no GPU that it may use; set it to cpu."
+        )
     if "+cpu" in version("torch"):
         raise ConfigError(
-            f"train.device is 'cuda', and torch {version('torch')} is built for CPUs; install a CUDA build, or set it to cpu."
+            f"train.device is 'cuda', and torch {version('torch')} is built for CPUs; install a "
+            "CUDA build, or set it to cpu."
         )
 
 
@@ -255,7 +317,8 @@ def _sglang(sglang: SglangConfig) -> str:
     """The key of servers, empty where they ask for none."""
     if sglang.launch and shutil.which(sglang.launch[0]) is None:
         raise ConfigError(
-            f"engine.sglang.launch begins with {sglang.launch[0]!r}, and there is no such program; give the Python of an environment "
+            f"engine.sglang.launch begins with {sglang.launch[0]!r}, and there is no such "
+            "program; give the Python of an environment "
             f"with SGLang (`make sglang-cpu` builds one for a CPU)."
         )
     if not sglang.api_key_file:
@@ -263,11 +326,15 @@ def _sglang(sglang: SglangConfig) -> str:
     try:
         return Path(sglang.api_key_file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"engine.sglang.api_key_file is {sglang.api_key_file!r}, which cannot be read ({error}).") from None
+        raise ConfigError(
+            f"engine.sglang.api_key_file is {sglang.api_key_file!r}, which cannot be read "
+            f"({error})."
+        ) from None
 
 
 async def _fits(url: str, key: str, config: Config) -> None:
-    """What a server says of itself that is there already. One that is not may come yet: its rollout actor waits for it."""
+    """What a server says of itself that is there already. One that is not may come yet: its rollout
+    actor waits for it."""
     from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
     from asyncrl.engines.sglang.compatibility import examine
 
@@ -275,12 +342,18 @@ async def _fits(url: str, key: str, config: Config) -> None:
     try:
         async with Client.open(url, api_key=key, deadline_s=SERVER_S) as client:
             await examine(
-                client, architecture=architecture, dtype=config.model.dtype, context_tokens=engine.context_tokens, slots=engine.slots
+                client,
+                architecture=architecture,
+                dtype=config.model.dtype,
+                context_tokens=engine.context_tokens,
+                slots=engine.slots,
             )
     except ServerGone:
         return
     except SglangError as error:
-        raise ConfigError(f"engine.sglang.urls names a server that cannot be used: {error}.") from None
+        raise ConfigError(
+            f"engine.sglang.urls names a server that cannot be used: {error}."
+        ) from None
 
 
 def _architecture(config: Config) -> str:
@@ -288,21 +361,31 @@ def _architecture(config: Config) -> str:
     if not config.model.path:
         return BUNDLED
     try:
-        found = json.loads((Path(config.model.path) / "config.json").read_bytes())["architectures"][0]
+        found = json.loads((Path(config.model.path) / "config.json").read_bytes())["architectures"][
+            0
+        ]
     except (OSError, ValueError, LookupError, TypeError):
-        raise ConfigError(f"model.path is {config.model.path!r}, and config.json in it does not say its architecture.") from None
+        raise ConfigError(
+            f"model.path is {config.model.path!r}, and config.json in it does not say its "
+            "architecture."
+        ) from None
     return str(found)
 
 
 def _model(path: Path) -> None:
     def wrong(what: str) -> ConfigError:
-        return ConfigError(f"model.path is {str(path)!r}, and {what}; give a local Hugging Face model directory.")
+        return ConfigError(
+            f"model.path is {str(path)!r}, and {what}; give a local Hugging Face model directory."
+        )
 
     if not path.is_dir():
         raise wrong("there is no such directory")
     if not any(path.glob("*.safetensors")):
         pickled = any(path.glob("*.bin"))
-        raise wrong(f"there are no weights (*.safetensors) in it{', only pickles (*.bin), which are not read' if pickled else ''}")
+        raise wrong(
+            "there are no weights (*.safetensors) in "
+            f"it{', only pickles (*.bin), which are not read' if pickled else ''}"
+        )
     for name in ("config.json", "tokenizer.json"):
         try:
             json.loads((path / name).read_bytes())

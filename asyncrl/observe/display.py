@@ -1,5 +1,5 @@
-"""What the user sees while a run lives, and at its end. Invariant: it shows the last status and keeps nothing else; on a terminal in
-place, elsewhere as plain lines.
+"""What the user sees while a run lives, and at its end. Invariant: it shows the last status and
+keeps nothing else; on a terminal in place, elsewhere as plain lines.
 
 No thread: it draws when it is told something. A number that does not exist yet is shown as `–`.
 """
@@ -29,11 +29,16 @@ NONE = "–"
 
 
 class Display:
-    """Use it as a context manager around the run; `update` with every status, `note` what happens meanwhile."""
+    """Use it as a context manager around the run; `update` with every status, `note` what happens
+    meanwhile."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal and not console.is_dumb_terminal else None
+        self._live = (
+            Live(console=console, auto_refresh=False)
+            if console.is_terminal and not console.is_dumb_terminal
+            else None
+        )
         self._printed: StatusUpdate | None = None
 
     def __enter__(self) -> Display:
@@ -41,7 +46,12 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._live:
             self._live.stop()
 
@@ -62,22 +72,30 @@ class Display:
 
 
 def _is_news(status: StatusUpdate, printed: StatusUpdate | None) -> bool:
-    if printed is None or status.phase != printed.phase or status.accuracy_version != printed.accuracy_version:
+    if (
+        printed is None
+        or status.phase != printed.phase
+        or status.accuracy_version != printed.accuracy_version
+    ):
         return True
     if status.step == status.steps != printed.step:
         return True
-    return status.seconds - printed.seconds >= (STEP_LINE_S if status.step != printed.step else WAIT_LINE_S)
+    return status.seconds - printed.seconds >= (
+        STEP_LINE_S if status.step != printed.step else WAIT_LINE_S
+    )
 
 
 def line(status: StatusUpdate) -> str:
     """One status as one line of text."""
     s = status
     return (
-        f"{_clock(s.seconds)}  {s.phase}  step {s.step}/{s.steps}  reward {_number(s.reward)}  accuracy {_accuracy(s)}  "
+        f"{_clock(s.seconds)}  {s.phase}  step {s.step}/{s.steps}  reward {_number(s.reward)}  "
+        f"accuracy {_accuracy(s)}  "
         f"tokens/s {_count(s.generated_per_s)} generated, {_count(s.trained_per_s)} trained  "
-        f"lag {_number(s.lag_mean, 1)} mean, {s.lag_max} max  queue {s.queue_items} ({size(s.queue_bytes)})  "
-        f"idle {_share(s.idle_trainer)} trainer, {_share(s.idle_rollout)} rollout  pause {_duration(s.pause_seconds)}"
-        + (f"  | {s.note}" if s.note else "")
+        f"lag {_number(s.lag_mean, 1)} mean, {s.lag_max} max  queue {s.queue_items} "
+        f"({size(s.queue_bytes)})  "
+        f"idle {_share(s.idle_trainer)} trainer, {_share(s.idle_rollout)} rollout  pause "
+        f"{_duration(s.pause_seconds)}" + (f"  | {s.note}" if s.note else "")
     )
 
 
@@ -95,15 +113,23 @@ def panel(status: StatusUpdate) -> RenderableType:
     body = Table.grid(padding=(0, 3))
     rows = (
         (("reward", _number(s.reward)), ("held-out accuracy", _accuracy(s))),
-        (("generated", f"{_count(s.generated_per_s)} tokens/s"), ("trained", f"{_count(s.trained_per_s)} tokens/s")),
-        (("lag", f"{_number(s.lag_mean, 1)} mean, {s.lag_max} max"), ("queue", f"{s.queue_items} rollouts, {size(s.queue_bytes)}")),
+        (
+            ("generated", f"{_count(s.generated_per_s)} tokens/s"),
+            ("trained", f"{_count(s.trained_per_s)} tokens/s"),
+        ),
+        (
+            ("lag", f"{_number(s.lag_mean, 1)} mean, {s.lag_max} max"),
+            ("queue", f"{s.queue_items} rollouts, {size(s.queue_bytes)}"),
+        ),
         (
             ("idle", f"{_share(s.idle_trainer)} trainer, {_share(s.idle_rollout)} rollout"),
             ("pause", f"{_duration(s.pause_seconds)} a publication"),
         ),
     )
     for cells in rows:
-        body.add_row(*(part for name, value in cells for part in (Text(name, style="dim"), Text(value))))
+        body.add_row(
+            *(part for name, value in cells for part in (Text(name, style="dim"), Text(value)))
+        )
     return Group(head, body, Text(s.note, style="italic")) if s.note else Group(head, body)
 
 
@@ -120,25 +146,50 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
         ("result", s.reason),
         ("steps", f"{s.steps} in {_clock(s.seconds)}"),
         ("held-out accuracy", f"{_number(s.accuracy.start, 3)} → {_number(s.accuracy.end, 3)}"),
-        ("tokens", f"{s.tokens.generated:,} generated = {_balance(s.tokens.trained, s.tokens.discarded, s.tokens.live)}"),
-        ("rollouts", f"{s.rollouts.admitted:,} admitted = {_balance(s.rollouts.trained, s.rollouts.discarded, s.rollouts.live)}"),
+        (
+            "tokens",
+            f"{s.tokens.generated:,} generated = "
+            f"{_balance(s.tokens.trained, s.tokens.discarded, s.tokens.live)}",
+        ),
+        (
+            "rollouts",
+            f"{s.rollouts.admitted:,} admitted = "
+            f"{_balance(s.rollouts.trained, s.rollouts.discarded, s.rollouts.live)}",
+        ),
         ("lag", f"{_number(s.lag.mean)} mean, {s.lag.max} max"),
         ("idle", f"{_share(s.idle.trainer)} trainer, {_share(s.idle.rollout)} rollout"),
-        ("publications", f"{publication.count} in {publication.seconds:.1f} s; decoding stood still {_duration(pause)} for each"),
+        (
+            "publications",
+            f"{publication.count} in {publication.seconds:.1f} s; decoding stood still "
+            f"{_duration(pause)} for each",
+        ),
     ]
     if not s.balances():
-        rows.append(("ledger", "DOES NOT BALANCE: this is a bug of asyncrl; please report it with the run's journal"))
+        rows.append(
+            (
+                "ledger",
+                "DOES NOT BALANCE: this is a bug of asyncrl; please report it with the run's "
+                "journal",
+            )
+        )
     if s.restarts:
-        rows.append(("restarts", ", ".join(f"{role} {count}" for role, count in sorted(s.restarts.items()))))
+        rows.append(
+            ("restarts", ", ".join(f"{role} {count}" for role, count in sorted(s.restarts.items())))
+        )
     if slowest := s.slowest_verifier:
         rows.append(
-            ("slowest verdict", f"{_duration(slowest.seconds)}, item {slowest.prompt_index}{slowest.reason and f': {slowest.reason}'}")
+            (
+                "slowest verdict",
+                f"{_duration(slowest.seconds)}, item "
+                f"{slowest.prompt_index}{slowest.reason and f': {slowest.reason}'}",
+            )
         )
     _show([*rows, ("kept in", str(run))], console)
 
 
 def _show(rows: Sequence[tuple[str, ...]], console: Console) -> None:
-    """Rows of (name, value, meaning?). Folded to a terminal's width; elsewhere each row is one line, for whoever greps it."""
+    """Rows of (name, value, meaning?). Folded to a terminal's width; elsewhere each row is one
+    line, for whoever greps it."""
     if console.is_terminal:
         table = Table.grid(padding=(0, 2))
         for name, *rest in rows:
@@ -147,12 +198,18 @@ def _show(rows: Sequence[tuple[str, ...]], console: Console) -> None:
         return
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        text = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        text = "  ".join(
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _balance(trained: int, discarded: Mapping[str, int], live: int) -> str:
-    parts = [f"{trained:,} trained", *(f"{count:,} {reason}" for reason, count in sorted(discarded.items())), f"{live:,} live"]
+    parts = [
+        f"{trained:,} trained",
+        *(f"{count:,} {reason}" for reason, count in sorted(discarded.items())),
+        f"{live:,} live",
+    ]
     return " + ".join(parts)
 
 
@@ -173,7 +230,11 @@ def _share(value: float | None) -> str:
 
 
 def _accuracy(status: StatusUpdate) -> str:
-    return NONE if _absent(status.accuracy) else f"{status.accuracy:.3f} (version {status.accuracy_version})"
+    return (
+        NONE
+        if _absent(status.accuracy)
+        else f"{status.accuracy:.3f} (version {status.accuracy_version})"
+    )
 
 
 def _duration(seconds: float | None) -> str:
@@ -184,4 +245,6 @@ def _duration(seconds: float | None) -> str:
 
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+    return (
+        f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+    )

@@ -1,6 +1,8 @@
-"""The log of one actor. Invariant: what a process says, tracebacks included, is in `<run>/logs/<role>-<index>.log`, one line a record.
+"""The log of one actor. Invariant: what a process says, tracebacks included, is in
+`<run>/logs/<role>-<index>.log`, one line a record.
 
-The launcher redirects the process's stderr to the same file, so what Python or a library prints as it dies is there too.
+The launcher redirects the process's stderr to the same file, so what Python or a library prints as
+it dies is there too.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ def path(run: Path, role: Role, index: int) -> Path:
 
 
 def start(run: Path, role: Role, index: int, level: str) -> Path:
-    """Send this process's logging, warnings and uncaught exceptions to its log. `level` is `run.log`. Returns the log's path."""
+    """Send this process's logging, warnings and uncaught exceptions to its log. `level` is
+    `run.log`. Returns the log's path."""
     target = path(run, role, index)
     target.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(target, encoding="utf-8")
-    handler.setFormatter(logging.Formatter(FORMAT.format(actor=f"{role}-{index}"), datefmt="%Y-%m-%dT%H:%M:%S"))
+    handler.setFormatter(
+        logging.Formatter(FORMAT.format(actor=f"{role}-{index}"), datefmt="%Y-%m-%dT%H:%M:%S")
+    )
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -46,7 +51,9 @@ def start(run: Path, role: Role, index: int, level: str) -> Path:
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         return
-    logging.getLogger("asyncrl").critical("ended by an exception nobody caught", exc_info=(kind, error, trace))
+    logging.getLogger("asyncrl").critical(
+        "ended by an exception nobody caught", exc_info=(kind, error, trace)
+    )
 
 
 def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:

@@ -1,9 +1,12 @@
-"""Every Prometheus instrument of a run, in one place. Invariant: a scrape reads what the run counts itself, and never counts it twice.
+"""Every Prometheus instrument of a run, in one place. Invariant: a scrape reads what the run counts
+itself, and never counts it twice.
 
-What the heart holds (ledger, states, queue) is exported from an immutable observation that the coordinator replaces about once a second,
-so that a scrape, which runs in a thread of its own, never meets a state in change, and answers even when the coordinator does not. Names
-follow Prometheus: the prefix `asyncrl_`, base units, `_total` on what only grows. Labels are roles, actors, states and named reasons;
-a reason's details are cut off and the distinct ones limited, so that no input can make series without end.
+What the heart holds (ledger, states, queue) is exported from an immutable observation that the
+coordinator replaces about once a second, so that a scrape, which runs in a thread of its own, never
+meets a state in change, and answers even when the coordinator does not. Names follow Prometheus:
+the prefix `asyncrl_`, base units, `_total` on what only grows. Labels are roles, actors, states and
+named reasons; a reason's details are cut off and the distinct ones limited, so that no input can
+make series without end.
 """
 
 from __future__ import annotations
@@ -15,7 +18,12 @@ from contextlib import contextmanager
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from asyncrl.experience.ledger import Account
@@ -26,12 +34,18 @@ LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 REASONS = 32
 """Most distinct values of one reason label; the rest are `other`."""
-LIVE = (RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.SEALED, RolloutStatus.JUDGED, RolloutStatus.TAKEN)
+LIVE = (
+    RolloutStatus.WAITING,
+    RolloutStatus.LEASED,
+    RolloutStatus.SEALED,
+    RolloutStatus.JUDGED,
+    RolloutStatus.TAKEN,
+)
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """The heart at one moment; nothing in it changes. `lags` maps a lag in versions to the tokens trained at it so far, `bias` is what the
-    audit reports."""
+    """The heart at one moment; nothing in it changes. `lags` maps a lag in versions to the tokens
+    trained at it so far, `bias` is what the audit reports."""
 
     tokens: Account
     rollouts: Account
@@ -53,7 +67,11 @@ def observe(experience: Experience, lags: Mapping[int, int]) -> Observation:
         tokens=_copy(experience.ledger.tokens),
         rollouts=_copy(experience.ledger.rollouts),
         states={status.value: states[status] for status in LIVE},
-        groups={"open": len(experience.groups) - complete - taken, "complete": complete, "taken": taken},
+        groups={
+            "open": len(experience.groups) - complete - taken,
+            "complete": complete,
+            "taken": taken,
+        },
         queue_items=experience.queue_items,
         queue_bytes=experience.queue_bytes,
         version=experience.version,
@@ -67,7 +85,8 @@ def _copy(account: Account) -> Account:
 
 
 class Metrics:
-    """The instruments of one run, with a method for each thing that happens. `clock` counts seconds, monotonically."""
+    """The instruments of one run, with a method for each thing that happens. `clock` counts
+    seconds, monotonically."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
@@ -75,46 +94,121 @@ class Metrics:
         self._observed = _Observed()
         registry.register(self._observed)
         self._info = Info("asyncrl_run", "What runs.", registry=registry)
-        self._step = Histogram("asyncrl_step_seconds", "Duration of optimizer steps.", buckets=SECONDS, registry=registry)
-        self._training = Gauge("asyncrl_training", "What the trainer measured in the last step, by name.", ["name"], registry=registry)
-        self._alarms = Gauge("asyncrl_alarm", "1 where the last step raised it, by cause.", ["cause"], registry=registry)
-        self._accuracy = Gauge("asyncrl_accuracy_ratio", "Share of held-out prompts answered right, greedily.", registry=registry)
-        self._accuracy_version = Gauge("asyncrl_accuracy_version", "The version that the accuracy is of.", registry=registry)
+        self._step = Histogram(
+            "asyncrl_step_seconds",
+            "Duration of optimizer steps.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._training = Gauge(
+            "asyncrl_training",
+            "What the trainer measured in the last step, by name.",
+            ["name"],
+            registry=registry,
+        )
+        self._alarms = Gauge(
+            "asyncrl_alarm",
+            "1 where the last step raised it, by cause.",
+            ["cause"],
+            registry=registry,
+        )
+        self._accuracy = Gauge(
+            "asyncrl_accuracy_ratio",
+            "Share of held-out prompts answered right, greedily.",
+            registry=registry,
+        )
+        self._accuracy_version = Gauge(
+            "asyncrl_accuracy_version", "The version that the accuracy is of.", registry=registry
+        )
         self._publication = Histogram(
-            "asyncrl_publication_seconds", "Publications, from preparation to commit.", buckets=SECONDS, registry=registry
+            "asyncrl_publication_seconds",
+            "Publications, from preparation to commit.",
+            buckets=SECONDS,
+            registry=registry,
         )
         self._pause = Histogram(
-            "asyncrl_pause_seconds", "How long decoding stood still for a publication.", ["actor"], buckets=SECONDS, registry=registry
+            "asyncrl_pause_seconds",
+            "How long decoding stood still for a publication.",
+            ["actor"],
+            buckets=SECONDS,
+            registry=registry,
         )
-        self._verdict = Histogram("asyncrl_verdict_seconds", "What verifiers took.", ["outcome"], buckets=SECONDS, registry=registry)
-        self._no_verdict = _Reasons(Counter("asyncrl_no_verdicts_total", "Answers without a verdict.", ["reason"], registry=registry))
+        self._verdict = Histogram(
+            "asyncrl_verdict_seconds",
+            "What verifiers took.",
+            ["outcome"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._no_verdict = _Reasons(
+            Counter(
+                "asyncrl_no_verdicts_total",
+                "Answers without a verdict.",
+                ["reason"],
+                registry=registry,
+            )
+        )
         self._idle = Counter(
-            "asyncrl_idle_seconds_total", "Time an actor spent waiting, by cause.", ["role", "actor", "cause"], registry=registry
+            "asyncrl_idle_seconds_total",
+            "Time an actor spent waiting, by cause.",
+            ["role", "actor", "cause"],
+            registry=registry,
         )
         self._work = Counter(
-            "asyncrl_work_total", "What an actor did, each kind in its own unit.", ["role", "actor", "kind"], registry=registry
+            "asyncrl_work_total",
+            "What an actor did, each kind in its own unit.",
+            ["role", "actor", "kind"],
+            registry=registry,
         )
-        self._waits = Gauge("asyncrl_waits", "Waits open at the last report.", ["role", "actor"], registry=registry)
+        self._waits = Gauge(
+            "asyncrl_waits", "Waits open at the last report.", ["role", "actor"], registry=registry
+        )
         self._refused = _Reasons(
-            Counter("asyncrl_refused_connections_total", "Connections refused or closed for what they sent.", ["reason"], registry=registry)
+            Counter(
+                "asyncrl_refused_connections_total",
+                "Connections refused or closed for what they sent.",
+                ["reason"],
+                registry=registry,
+            )
         )
         self._garbage = _Reasons(
             Counter(
-                "asyncrl_bad_chunks_total", "Chunks that no engine of the run can have sampled, by defect.", ["reason"], registry=registry
+                "asyncrl_bad_chunks_total",
+                "Chunks that no engine of the run can have sampled, by defect.",
+                ["reason"],
+                registry=registry,
             )
         )
-        self._restarts = Counter("asyncrl_restarts_total", "Actors started again.", ["role"], registry=registry)
-        self._lease_p95 = Gauge("asyncrl_lease_tail_seconds", "95th percentile of recent leases, from lease to seal.", registry=registry)
+        self._restarts = Counter(
+            "asyncrl_restarts_total", "Actors started again.", ["role"], registry=registry
+        )
+        self._lease_p95 = Gauge(
+            "asyncrl_lease_tail_seconds",
+            "95th percentile of recent leases, from lease to seal.",
+            registry=registry,
+        )
         self._lease_p95.set(math.nan)
-        self._lease_deadline = Gauge("asyncrl_lease_deadline_seconds", "What the next lease is given.", registry=registry)
-        self._journal_bytes = Gauge("asyncrl_journal_bytes", "What the journal takes on disk.", registry=registry)
-        self._journal_pending = Gauge("asyncrl_journal_pending_bytes", "Events that wait for the disk.", registry=registry)
-        self._pump = Gauge("asyncrl_pump_seconds", "Longest pass of the coordinator's loop in the last second.", registry=registry)
+        self._lease_deadline = Gauge(
+            "asyncrl_lease_deadline_seconds", "What the next lease is given.", registry=registry
+        )
+        self._journal_bytes = Gauge(
+            "asyncrl_journal_bytes", "What the journal takes on disk.", registry=registry
+        )
+        self._journal_pending = Gauge(
+            "asyncrl_journal_pending_bytes", "Events that wait for the disk.", registry=registry
+        )
+        self._pump = Gauge(
+            "asyncrl_pump_seconds",
+            "Longest pass of the coordinator's loop in the last second.",
+            registry=registry,
+        )
         self._last_step = clock()
         self._clock = clock
-        Gauge("asyncrl_since_last_step_seconds", "Time since the last step, or since the start.", registry=registry).set_function(
-            lambda: self._clock() - self._last_step
-        )
+        Gauge(
+            "asyncrl_since_last_step_seconds",
+            "Time since the last step, or since the start.",
+            registry=registry,
+        ).set_function(lambda: self._clock() - self._last_step)
 
     def describe(self, **what: str) -> None:
         """Name what runs (task, model, directory …), as labels of `asyncrl_run_info`."""
@@ -143,7 +237,8 @@ class Metrics:
         self._accuracy_version.set(version)
 
     def published(self, seconds: float, pauses: Mapping[int, float]) -> None:
-        """A publication was committed; `pauses` has the seconds each rollout actor's decoding stood still."""
+        """A publication was committed; `pauses` has the seconds each rollout actor's decoding stood
+        still."""
         self._publication.observe(seconds)
         for actor, pause in pauses.items():
             self._pause.labels(str(actor)).observe(pause)
@@ -192,7 +287,8 @@ class Metrics:
 
     @contextmanager
     def serve(self, port: int, host: str = "127.0.0.1") -> Iterator[None]:
-        """Answer scrapes on `host`:`port` inside the block; not at all where `port` is 0. Raises OSError where that cannot be had."""
+        """Answer scrapes on `host`:`port` inside the block; not at all where `port` is 0. Raises
+        OSError where that cannot be had."""
         if not port:
             yield
             return
@@ -234,14 +330,26 @@ class _Observed(Collector):
         if seen is None:
             return
         yield from _account("tokens", "generated", "Response tokens", seen.tokens)
-        yield GaugeMetricFamily("asyncrl_tokens_live", "Response tokens neither trained nor discarded yet.", value=seen.tokens.live)
+        yield GaugeMetricFamily(
+            "asyncrl_tokens_live",
+            "Response tokens neither trained nor discarded yet.",
+            value=seen.tokens.live,
+        )
         yield from _account("rollouts", "admitted", "Rollouts", seen.rollouts)
         yield _by_state("asyncrl_rollouts", "Live rollouts.", seen.states)
         yield _by_state("asyncrl_groups", "Live groups.", seen.groups)
-        yield GaugeMetricFamily("asyncrl_queue_items", "Complete responses that no step has taken.", value=seen.queue_items)
-        yield GaugeMetricFamily("asyncrl_queue_bytes", "Token arrays of those.", value=seen.queue_bytes)
+        yield GaugeMetricFamily(
+            "asyncrl_queue_items",
+            "Complete responses that no step has taken.",
+            value=seen.queue_items,
+        )
+        yield GaugeMetricFamily(
+            "asyncrl_queue_bytes", "Token arrays of those.", value=seen.queue_bytes
+        )
         if seen.version is not None:
-            yield GaugeMetricFamily("asyncrl_version", "The version last published.", value=seen.version)
+            yield GaugeMetricFamily(
+                "asyncrl_version", "The version last published.", value=seen.version
+            )
         yield _lags(seen.lags)
         bias = GaugeMetricFamily(
             "asyncrl_bias",
@@ -254,9 +362,15 @@ class _Observed(Collector):
 
 
 def _account(thing: str, entered: str, noun: str, account: Account) -> Iterator[Metric]:
-    yield CounterMetricFamily(f"asyncrl_{thing}_{entered}", f"{noun} {entered}.", value=account.total)
-    yield CounterMetricFamily(f"asyncrl_{thing}_trained", f"{noun} that entered a loss.", value=account.trained)
-    discarded = CounterMetricFamily(f"asyncrl_{thing}_discarded", f"{noun} not trained, by reason.", labels=["reason"])
+    yield CounterMetricFamily(
+        f"asyncrl_{thing}_{entered}", f"{noun} {entered}.", value=account.total
+    )
+    yield CounterMetricFamily(
+        f"asyncrl_{thing}_trained", f"{noun} that entered a loss.", value=account.trained
+    )
+    discarded = CounterMetricFamily(
+        f"asyncrl_{thing}_discarded", f"{noun} not trained, by reason.", labels=["reason"]
+    )
     for reason, count in sorted(account.discarded.items()):
         discarded.add_metric([reason], count)
     yield discarded
@@ -270,7 +384,12 @@ def _by_state(name: str, text: str, states: Mapping[str, int]) -> Metric:
 
 
 def _lags(lags: Mapping[int, int]) -> Metric:
-    buckets = [(str(float(bound)), float(sum(n for lag, n in lags.items() if lag <= bound))) for bound in LAGS]
+    buckets = [
+        (str(float(bound)), float(sum(n for lag, n in lags.items() if lag <= bound)))
+        for bound in LAGS
+    ]
     buckets.append(("+Inf", float(sum(lags.values()))))
     total = float(sum(lag * n for lag, n in lags.items()))
-    return HistogramMetricFamily("asyncrl_lag_versions", "Lag of trained tokens.", buckets=buckets, sum_value=total)
+    return HistogramMetricFamily(
+        "asyncrl_lag_versions", "Lag of trained tokens.", buckets=buckets, sum_value=total
+    )

@@ -1,7 +1,8 @@
-"""`summary.json`: what a run came to. Invariant: it is written whole or not at all, and what it says of tokens and rollouts balances.
+"""`summary.json`: what a run came to. Invariant: it is written whole or not at all, and what it
+says of tokens and rollouts balances.
 
-A number that does not exist (the accuracy of a run without evaluation, the lag where nothing was trained) is None
-here and null there; NaN becomes null too.
+A number that does not exist (the accuracy of a run without evaluation, the lag where nothing was
+trained) is None here and null there; NaN becomes null too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class TokenTotals(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, account: Account) -> TokenTotals:
-        return cls(account.total, account.trained, dict(sorted(account.discarded.items())), account.live)
+        return cls(
+            account.total, account.trained, dict(sorted(account.discarded.items())), account.live
+        )
 
 
 class RolloutTotals(msgspec.Struct, frozen=True):
@@ -44,7 +47,9 @@ class RolloutTotals(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, account: Account) -> RolloutTotals:
-        return cls(account.total, account.trained, dict(sorted(account.discarded.items())), account.live)
+        return cls(
+            account.total, account.trained, dict(sorted(account.discarded.items())), account.live
+        )
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -69,7 +74,8 @@ class Idle(msgspec.Struct, frozen=True):
 
 
 class Publications(msgspec.Struct, frozen=True):
-    """Committed publications; `seconds` from preparation to commit, `pause_seconds` that decoding stood still, both in all."""
+    """Committed publications; `seconds` from preparation to commit, `pause_seconds` that decoding
+    stood still, both in all."""
 
     count: int = 0
     seconds: float = 0.0
@@ -85,9 +91,9 @@ class SlowestVerifier(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole of it. `reason` is one sentence; `training_seconds` are those from the first admission to the last step, without start and
-    end; `alarms` are by cause; `bias` is how far what was trained is from what was generated (`asyncrl.experience.audit`); `restarts` are
-    by role."""
+    """The whole of it. `reason` is one sentence; `training_seconds` are those from the first
+    admission to the last step, without start and end; `alarms` are by cause; `bias` is how far what
+    was trained is from what was generated (`asyncrl.experience.audit`); `restarts` are by role."""
 
     ok: bool
     reason: str
@@ -110,7 +116,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         tokens, rollouts = self.tokens, self.rollouts
         return (
             tokens.generated == tokens.trained + sum(tokens.discarded.values()) + tokens.live
-            and rollouts.admitted == rollouts.trained + sum(rollouts.discarded.values()) + rollouts.live
+            and rollouts.admitted
+            == rollouts.trained + sum(rollouts.discarded.values()) + rollouts.live
         )
 
 
@@ -137,7 +144,8 @@ def write(summary: Summary, path: Path) -> None:
 
 
 def read(path: Path) -> Summary:
-    """The summary that `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or msgspec.ValidationError (no summary)."""
+    """The summary that `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or
+    msgspec.ValidationError (no summary)."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Summary)
     except (UnicodeDecodeError, RecursionError) as error:

@@ -1,5 +1,5 @@
-"""`asyncrl why RUN`: how a run stands, which side is idle, for what, and whose. Invariant: what is said follows from one status,
-and from whether the run lives.
+"""`asyncrl why RUN`: how a run stands, which side is idle, for what, and whose. Invariant: what is
+said follows from one status, and from whether the run lives.
 """
 
 from __future__ import annotations
@@ -20,27 +20,37 @@ OLD_S = 10.0
 
 
 def why(run: Path, now: float) -> list[str]:
-    """The answer for a run's directory, at `now` (seconds since 1970). Raises ConfigError where there is none to give."""
+    """The answer for a run's directory, at `now` (seconds since 1970). Raises ConfigError where
+    there is none to give."""
     if not run.is_dir():
         raise ConfigError(f"{run}: there is no such directory; give the directory of a run.")
     if not (run / RUN_TOML).is_file():
-        raise ConfigError(f"{run}: there is no {RUN_TOML} in it, so it is not the directory of a run.")
+        raise ConfigError(
+            f"{run}: there is no {RUN_TOML} in it, so it is not the directory of a run."
+        )
     stalled = (run / STALL).is_file()
     path = run / (STALL if stalled else STATUS)
     try:
         found = run_status.read(path)
     except FileNotFoundError:
-        what = "it is starting, or prepares its model: ask again in a while" if lives(run) else "it ended before it had begun: see its logs"
+        what = (
+            "it is starting, or prepares its model: ask again in a while"
+            if lives(run)
+            else "it ended before it had begun: see its logs"
+        )
         raise ConfigError(f"{run}: this run has not said how it stands; {what}.") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise ConfigError(f"{path}: this is damaged, or of another asyncrl, so that it says nothing of the run.") from None
+        raise ConfigError(
+            f"{path}: this is damaged, or of another asyncrl, so that it says nothing of the run."
+        ) from None
     return answer(found, lives=lives(run), age_s=max(0.0, now - found.at), stalled=stalled, run=run)
 
 
 def answer(s: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: Path) -> list[str]:
-    """A few sentences: how the run stands, and, unless it ended well, what it waits or waited for."""
+    """A few sentences: how the run stands, and, unless it ended well, what it waits or waited
+    for."""
     sentences = [_standing(s, lives, age_s, stalled, run)]
     if s.ok and not stalled:
         return sentences
@@ -54,22 +64,33 @@ def _standing(s: RunStatus, lives: bool, age_s: float, stalled: bool, run: Path)
     ago = f"{duration(age_s)} ago"
     steps = f"{s.step} of {s.steps} steps"
     if stalled:
-        return f"The run stalled after {steps}, {ago}: no token and no step for {duration(min(s.token_s, s.step_s))}, which ended it."
+        return (
+            f"The run stalled after {steps}, {ago}: no token and no step for "
+            f"{duration(min(s.token_s, s.step_s))}, which ended it."
+        )
     if s.ok:
         return f"The run ended {ago}: {s.reason}."
     if s.ok is False:
         return f"The run failed {ago}, after {steps}: {s.reason}."
     if not lives:
         return (
-            f"The run was killed after {steps}, or its coordinator failed (then its log says why): nobody runs it any more, and it had not "
+            f"The run was killed after {steps}, or its coordinator failed (then its log says "
+            "why): nobody runs it any more, and it had not "
             f"ended. This is how it stood {ago}; go on with asyncrl train --resume {run}."
         )
     if age_s > OLD_S:
         return (
-            f"The run's launcher lives, but its coordinator has said nothing for {duration(age_s)}: it hangs, is stopped, or waits for the "
+            "The run's launcher lives, but its coordinator has said nothing for "
+            f"{duration(age_s)}: it hangs, is stopped, or waits for the "
             f"disk of {run}. This is how it stood then, after {steps}."
         )
-    doing = {"init": "starts", "ready": "starts", "run": "trains", "drain": "drains", "stop": "ends"}[s.phase]
+    doing = {
+        "init": "starts",
+        "ready": "starts",
+        "run": "trains",
+        "drain": "drains",
+        "stop": "ends",
+    }[s.phase]
     return f"The run {doing}: {steps} in {duration(s.seconds)}, as of {ago}."
 
 
@@ -78,4 +99,7 @@ def _shares(s: RunStatus) -> str:
     trainer, rollout = idle(s, "trainer"), idle(s, "rollout")
     if trainer is None or rollout is None:
         return ""
-    return f"Over the last {duration(s.window_s)} the trainer was idle for {trainer:.0%} of its time, and rollout actors for {rollout:.0%}."
+    return (
+        f"Over the last {duration(s.window_s)} the trainer was idle for {trainer:.0%} of its "
+        f"time, and rollout actors for {rollout:.0%}."
+    )

@@ -1,5 +1,5 @@
-"""What this machine lends this process. Invariant: it is asked in one place, so that no two roles count cores
-differently or choose ports in another way."""
+"""What this machine lends this process. Invariant: it is asked in one place, so that no two roles
+count cores differently or choose ports in another way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ LOWEST_PORT = 20_000
 
 
 def available_cores(quota: Path = QUOTA) -> int:
-    """Cores this process may use: its affinity, cut to a container's quota where there is one. At least 1."""
+    """Cores this process may use: its affinity, cut to a container's quota where there is one. At
+    least 1."""
     cores = len(os.sched_getaffinity(0))
     try:
         limit, period = quota.read_text().split()
@@ -26,10 +27,13 @@ def available_cores(quota: Path = QUOTA) -> int:
 
 
 def free_port(host: str = "127.0.0.1", ephemeral: Path = EPHEMERAL) -> int:
-    """A TCP port of this host that nobody has, for a process that listens on it later. It is none of those that the system gives to
-    connections, one of which could have it by then; where all are, it is any."""
+    """A TCP port of this host that nobody has, for a process that listens on it later. It is none
+    of those that the system gives to connections, one of which could have it by then; where all
+    are, it is any."""
     first = int(ephemeral.read_text().split()[0])
-    for port in random.SystemRandom().sample(range(LOWEST_PORT, max(first, LOWEST_PORT)), k=min(64, max(0, first - LOWEST_PORT))):
+    for port in random.SystemRandom().sample(
+        range(LOWEST_PORT, max(first, LOWEST_PORT)), k=min(64, max(0, first - LOWEST_PORT))
+    ):
         try:
             with socket.create_server((host, port)):
                 return port

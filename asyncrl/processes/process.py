@@ -1,7 +1,9 @@
-"""Child processes that cannot outlive the run. Invariant: a child's session ends with the child, and the child with its parent.
+"""Child processes that cannot outlive the run. Invariant: a child's session ends with the child,
+and the child with its parent.
 
-The parent-death signal belongs to the *thread* that forked: it fires when that thread ends, not only when its process does. trio starts
-processes in a worker thread, which ends when it is idle; so `spawn` calls Popen itself, and only from the main thread.
+The parent-death signal belongs to the *thread* that forked: it fires when that thread ends, not
+only when its process does. trio starts processes in a worker thread, which ends when it is idle; so
+`spawn` calls Popen itself, and only from the main thread.
 """
 
 from __future__ import annotations
@@ -22,11 +24,20 @@ import trio
 
 _PARENT = "_ASYNCRL_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
 _KILL_S = 10.0
 _TAIL_BYTES = 2**16
 _TAIL_LINES = 20
-_TRACEBACK = re.compile(r"^(  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error: ", re.MULTILINE)
+_TRACEBACK = re.compile(
+    r"^(  \+ Exception Group )?Traceback \(most recent call last\):|^Fatal Python error: ",
+    re.MULTILINE,
+)
 _EXCEPTION = re.compile(r"([a-z_]\w*\.)*[A-Z]\w*: \S")
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
@@ -34,17 +45,22 @@ _CHAINED = (
 )
 
 
-# --------------------------------------------------------------------------------------------------------------- the child
+# --------------------------------------------------------------------------------------- the child
 
 
 def become_child(ended: signal.Signals = signal.SIGKILL) -> None:
-    """Die with the parent, or hear of its end by the signal `ended`. The first thing the main of a process started by `spawn` does.
+    """Die with the parent, or hear of its end by the signal `ended`. The first thing the main of a
+    process started by `spawn` does.
 
-    Raises RuntimeError in a process that `spawn` did not start, and ends this process where the parent has gone already.
+    Raises RuntimeError in a process that `spawn` did not start, and ends this process where the
+    parent has gone already.
     """
     parent = os.environ.pop(_PARENT, None)
     if parent is None:
-        raise RuntimeError("this process is one of a run's actors and is started by the launcher; run `asyncrl train` instead")
+        raise RuntimeError(
+            "this process is one of a run's actors and is started by the launcher; run `asyncrl "
+            "train` instead"
+        )
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, ended, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "cannot ask for a signal at the parent's death")
@@ -53,26 +69,40 @@ def become_child(ended: signal.Signals = signal.SIGKILL) -> None:
     faulthandler.enable()  # a crash in native code leaves its Python stack in the log
 
 
-# -------------------------------------------------------------------------------------------------------------- the parent
+# -------------------------------------------------------------------------------------- the parent
 
 
 def spawn(
-    name: str, argv: Sequence[str], *, log: Path, cores: Collection[int] | None = None, env: Mapping[str, str] | None = None
+    name: str,
+    argv: Sequence[str],
+    *,
+    log: Path,
+    cores: Collection[int] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Process:
-    """Start `argv`, which calls `become_child` first, as the leader of a new session. Call it in the main thread of a trio run.
+    """Start `argv`, which calls `become_child` first, as the leader of a new session. Call it in
+    the main thread of a trio run.
 
-    Output and errors are appended to `log`. With `cores`, it runs on these only, and numerical libraries start that many threads.
-    `env` is added to this process's environment. Raises OSError.
+    Output and errors are appended to `log`. With `cores`, it runs on these only, and numerical
+    libraries start that many threads. `env` is added to this process's environment. Raises OSError.
     """
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError(f"{name} must be started from the main thread: its life is tied to the thread that starts it")
+        raise RuntimeError(
+            f"{name} must be started from the main thread: its life is tied to the thread that "
+            "starts it"
+        )
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", _PARENT: str(os.getpid())}
     if cores is not None:
         environment |= dict.fromkeys(_THREADS, str(len(cores)))
     with log.open("ab") as file, _affinity(cores):
         start = file.tell()
         popen = subprocess.Popen(
-            argv, env=environment | dict(env or {}), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            argv,
+            env=environment | dict(env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
         )
     return Process(name, popen, log, start)
 
@@ -80,7 +110,9 @@ def spawn(
 class Process:
     """A child, and the session that it leads."""
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path, log_start: int) -> None:
+    def __init__(
+        self, name: str, popen: subprocess.Popen[bytes], log: Path, log_start: int
+    ) -> None:
         self.name = name
         self.pid = popen.pid
         self.log = log
@@ -90,11 +122,13 @@ class Process:
         self._ending = trio.Lock()
 
     async def wait(self) -> int:
-        """The child's exit code (-9 where SIGKILL ended it), once nothing of its session is left: what the child left behind is killed."""
+        """The child's exit code (-9 where SIGKILL ended it), once nothing of its session is left:
+        what the child left behind is killed."""
         async with self._ending:
             if self._popen.returncode is None:
                 await trio.lowlevel.wait_readable(self._pidfd)
-                # Until it is reaped, a dead leader keeps its number, and so its group's, from being given to anybody else.
+                # Until it is reaped, a dead leader keeps its number, and so its group's, from being
+                # given to anybody else.
                 await self._empty_session()
                 self._popen.wait()
                 os.close(self._pidfd)
@@ -112,13 +146,15 @@ class Process:
         self.signal(signal.SIGTERM)
 
     async def kill_group(self) -> int:
-        """Kill the child and its group, and return its exit code once they are gone. A cancellation waits for that."""
+        """Kill the child and its group, and return its exit code once they are gone. A cancellation
+        waits for that."""
         if self._popen.returncode is None:
             _kill(self.pid)
         with trio.CancelScope(deadline=trio.current_time() + _KILL_S, shield=True):
             return await self.wait()
         raise RuntimeError(
-            f"{self.name} (process {self.pid}) is not dead {_KILL_S:g} s after SIGKILL; look at it with ps, it may hang in a driver"
+            f"{self.name} (process {self.pid}) is not dead {_KILL_S:g} s after SIGKILL; look at "
+            "it with ps, it may hang in a driver"
         )
 
     def tail(self) -> str:
@@ -129,9 +165,12 @@ class Process:
             return last_traceback(file.read().decode(errors="replace"))
 
     async def _empty_session(self) -> None:
-        """Kill what is left of the session of a dead leader, in whatever group it is, and wait until it is gone."""
+        """Kill what is left of the session of a dead leader, in whatever group it is, and wait
+        until it is gone."""
         while True:
-            _kill(self.pid)  # the leader's group at once, so that none of it can fork a way out before the look
+            _kill(
+                self.pid
+            )  # the leader's group at once, so that none of it can fork a way out before the look
             others = [pid for pid in _living() if pid != self.pid and _session(pid) == self.pid]
             if not others:
                 return
@@ -139,7 +178,9 @@ class Process:
                 with contextlib.suppress(ProcessLookupError):
                     pidfd = os.pidfd_open(pid)
                     try:
-                        if _session(pid) == self.pid:  # still: the number was not given to a stranger before the line above
+                        if (
+                            _session(pid) == self.pid
+                        ):  # still: the number was not given to a stranger before the line above
                             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                             await trio.lowlevel.wait_readable(pidfd)
                     finally:
@@ -161,13 +202,16 @@ def _session(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, _, _, session = stat.rpartition(")")[2].split()[:4]  # "pid (name) state parent group session …", the name may hold anything
+    state, _, _, session = stat.rpartition(")")[2].split()[
+        :4
+    ]  # "pid (name) state parent group session …", the name may hold anything
     return None if state in "ZX" else int(session)
 
 
 @contextlib.contextmanager
 def _affinity(cores: Collection[int] | None) -> Iterator[None]:
-    """Run this thread on `cores`, so that a child started now has them from its first instruction."""
+    """Run this thread on `cores`, so that a child started now has them from its first
+    instruction."""
     if cores is None:
         yield
         return
@@ -180,7 +224,8 @@ def _affinity(cores: Collection[int] | None) -> Iterator[None]:
 
 
 def last_traceback(text: str) -> str:
-    """The last Python traceback in `text` with those that led to it, and what follows; or else the last lines of `text`."""
+    """The last Python traceback in `text` with those that led to it, and what follows; or else the
+    last lines of `text`."""
     starts = [match.start() for match in _TRACEBACK.finditer(text)]
     if not starts:
         return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])
@@ -190,33 +235,41 @@ def last_traceback(text: str) -> str:
 
 
 def last_words(text: str) -> str:
-    """The line of `text` that says most: the last that is an exception, in a group of them too, or else the last with a word in it."""
+    """The line of `text` that says most: the last that is an exception, in a group of them too, or
+    else the last with a word in it."""
     lines = [line.strip(" |+-") for line in text.splitlines()]
     said = [line for line in lines if _EXCEPTION.match(line)] or [line for line in lines if line]
     return said[-1] if said else "it said nothing"
 
 
-# -------------------------------------------------------------------------------------------------------------- the cores
+# --------------------------------------------------------------------------------------- the cores
 
 
 class Shares(msgspec.Struct, frozen=True):
-    """The cores of each trainer and each rollout actor, and of everybody else, who gets one thread."""
+    """The cores of each trainer and each rollout actor, and of everybody else, who gets one
+    thread."""
 
     trainers: list[tuple[int, ...]]
     rollouts: list[tuple[int, ...]]
     others: tuple[int, ...]
 
 
-def divide_cores(available: Sequence[int], trainers: int, rollouts: int, trainer_cores: int) -> Shares:
-    """Divide `available` (at least one) between `trainers` trainer and `rollouts` rollout processes.
+def divide_cores(
+    available: Sequence[int], trainers: int, rollouts: int, trainer_cores: int
+) -> Shares:
+    """Divide `available` (at least one) between `trainers` trainer and `rollouts` rollout
+    processes.
 
-    The trainers get `trainer_cores` together (0: half), as far as that leaves each process a core of its own. With fewer cores than
-    processes the two sides still do not share, and with one core all share it. The others may use every core.
+    The trainers get `trainer_cores` together (0: half), as far as that leaves each process a core
+    of its own. With fewer cores than processes the two sides still do not share, and with one core
+    all share it. The others may use every core.
     """
     cores = list(dict.fromkeys(available))
     count = len(cores)
     if not count:
-        raise ValueError("there are no cores to divide; check machine.cores and the affinity of this process")
+        raise ValueError(
+            "there are no cores to divide; check machine.cores and the affinity of this process"
+        )
     if count == 1 or not trainers or not rollouts:
         return Shares(_deal(cores, trainers), _deal(cores, rollouts), tuple(cores))
     least, most = (trainers, count - rollouts) if count >= trainers + rollouts else (1, count - 1)
@@ -228,4 +281,7 @@ def _deal(cores: Sequence[int], processes: int) -> list[tuple[int, ...]]:
     """Near-equal consecutive parts; one core each, in turn, where there are too few."""
     if processes >= len(cores):
         return [(cores[index % len(cores)],) for index in range(processes)]
-    return [tuple(cores[len(cores) * index // processes : len(cores) * (index + 1) // processes]) for index in range(processes)]
+    return [
+        tuple(cores[len(cores) * index // processes : len(cores) * (index + 1) // processes])
+        for index in range(processes)
+    ]

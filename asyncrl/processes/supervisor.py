@@ -1,7 +1,8 @@
-"""Restart policies: one for one within a budget, or not at all. Invariant: whoever supervises a child leaves no child behind.
+"""Restart policies: one for one within a budget, or not at all. Invariant: whoever supervises a
+child leaves no child behind.
 
-A rollout or reward actor that fails is started again; a trainer or coordinator that fails (a budget of no restarts) ends the run, with the
-child's own traceback.
+A rollout or reward actor that fails is started again; a trainer or coordinator that fails (a budget
+of no restarts) ends the run, with the child's own traceback.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Child(Protocol):
         ...
 
     async def kill_group(self) -> int:
-        """Kill it, and return once it and all that it started is gone. A cancellation waits for that."""
+        """Kill it, and return once it and all that it started is gone. A cancellation waits for
+        that."""
         ...
 
     def tail(self) -> str:
@@ -75,9 +77,10 @@ async def supervise(
 ) -> None:
     """Run a child until it ends with exit code 0; `start(incarnation)`, counted from 0, starts it.
 
-    `on_exit(name, code, restarting)` is called at each end, before the next start. Raises ActorFailed for a failure beyond `budget`.
-    A child that is not `wanted` any more when it ends is not started again, and its failure is none.
-    Whatever ends this, a cancellation too, the child and all it started are dead when it returns.
+    `on_exit(name, code, restarting)` is called at each end, before the next start. Raises
+    ActorFailed for a failure beyond `budget`. A child that is not `wanted` any more when it ends is
+    not started again, and its failure is none. Whatever ends this, a cancellation too, the child
+    and all it started are dead when it returns.
     """
     restarted: list[float] = []
     incarnation = 0

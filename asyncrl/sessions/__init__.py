@@ -1,1 +1,2 @@
-"""What an agent's calls come to as experience, token by token, whatever it does with its history. Pure: no I/O, no clock, no torch."""
+"""What an agent's calls come to as experience, token by token, whatever it does with its history.
+Pure: no I/O, no clock, no torch."""

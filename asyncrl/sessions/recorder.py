@@ -1,8 +1,11 @@
-"""The recorder of agents' sessions. Invariant: what was sampled for a session is in exactly one `FinishedSession`, whatever ended it.
+"""The recorder of agents' sessions. Invariant: what was sampled for a session is in exactly one
+`FinishedSession`, whatever ended it.
 
-A session is what one agent does from its first call to its reward. It opens with its first call; it ends by a reward, by giving up, by
-being idle for `idle_s`, or with the gateway. Calls still running then are waited for, and are part of it. The names of ended sessions are
-remembered (as many as sessions may be open), so that a late call is told why. Time is what the caller says, in seconds that only grow.
+A session is what one agent does from its first call to its reward. It opens with its first call; it
+ends by a reward, by giving up, by being idle for `idle_s`, or with the gateway. Calls still running
+then are waited for, and are part of it. The names of ended sessions are remembered (as many as
+sessions may be open), so that a late call is told why. Time is what the caller says, in seconds
+that only grow.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from asyncrl.sessions.tree import ID, Tree, TreePosition
 
 
 class SessionRefused(Exception):
-    """The recorder does not take this, and is what it was before; the sentence says why and what to do."""
+    """The recorder does not take this, and is what it was before; the sentence says why and what to
+    do."""
 
 
 class UnknownSession(SessionRefused):
@@ -43,8 +47,8 @@ class TooManySessions(SessionRefused):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What is held at most: `sessions` open or not fetched yet; `calls` and `tokens` (given and sampled, shared ones once) of one session;
-    seconds that a session may be idle."""
+    """What is held at most: `sessions` open or not fetched yet; `calls` and `tokens` (given and
+    sampled, shared ones once) of one session; seconds that a session may be idle."""
 
     sessions: int = 1024
     calls: int = 256
@@ -72,7 +76,8 @@ class Call(msgspec.Struct, eq=False):
 
 
 class Recorder:
-    """All sessions of one gateway. `finished` are the ended ones, oldest first: whoever takes one off has it."""
+    """All sessions of one gateway. `finished` are the ended ones, oldest first: whoever takes one
+    off has it."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -92,7 +97,8 @@ class Recorder:
         return next(iter(self._idle.values())) + self._bounds.idle_s if self._idle else None
 
     def known(self, name: str, text: bytes) -> tuple[int, bytes]:
-        """As much of the start of a context's text (UTF-8) as the session's model has seen or said: its bytes, and their `int32` ids."""
+        """As much of the start of a context's text (UTF-8) as the session's model has seen or said:
+        its bytes, and their `int32` ids."""
         session = self._open.get(name)
         found = session.texts.longest(text) if session else None
         if session is None or found is None:
@@ -100,12 +106,16 @@ class Recorder:
         return found[0], session.tree.ids(found[1])
 
     def begin(self, name: str, context: bytes, max_new_tokens: int) -> Call:
-        """A call of at most `max_new_tokens` after `context` (`int32` ids, at least one); it opens the session where there is none.
+        """A call of at most `max_new_tokens` after `context` (`int32` ids, at least one); it opens
+        the session where there is none.
 
-        Raises SessionEnded, SessionFull, NotNow or TooManySessions, and ValueError for a context that is not whole ids.
+        Raises SessionEnded, SessionFull, NotNow or TooManySessions, and ValueError for a context
+        that is not whole ids.
         """
         if not context or len(context) % ID:
-            raise ValueError(f"a call's context of {len(context)} bytes is not a positive number of int32")
+            raise ValueError(
+                f"a call's context of {len(context)} bytes is not a positive number of int32"
+            )
         session = self._session(name)
         if session.judged:
             raise SessionBusy(f"session {name} is being judged; wait for its reward, which ends it")
@@ -113,12 +123,14 @@ class Recorder:
         tokens = len(context) // ID - session.tree.known(context) + max_new_tokens
         if session.calls >= bounds.calls:
             raise SessionFull(
-                f"session {name} has had {session.calls} calls, which is as many as it may; give its reward, or start another"
+                f"session {name} has had {session.calls} calls, which is as many as it may; give "
+                "its reward, or start another"
             )
         held = session.tree.tokens + session.reserved
         if held + tokens > bounds.tokens:
             raise SessionFull(
-                f"session {name} holds {held} tokens, and {tokens} more would exceed {bounds.tokens}; lower max_tokens, or give its reward"
+                f"session {name} holds {held} tokens, and {tokens} more would exceed "
+                f"{bounds.tokens}; lower max_tokens, or give its reward"
             )
         self._open[name] = session
         self._idle.pop(name, None)
@@ -127,9 +139,12 @@ class Recorder:
         session.reserved += tokens
         return Call(session, context, tokens)
 
-    def finish(self, call: Call, sampled: Sampled, now: float, texts: Sequence[tuple[bytes, int]] = ()) -> None:
-        """The call has ended, with what it sampled, which may be nothing. `texts` are pairs of a text (UTF-8) and how many tokens of
-        context and reply together it is: what later contexts may start with. Raises ValueError as `Tree.add` does, with nothing changed."""
+    def finish(
+        self, call: Call, sampled: Sampled, now: float, texts: Sequence[tuple[bytes, int]] = ()
+    ) -> None:
+        """The call has ended, with what it sampled, which may be nothing. `texts` are pairs of a
+        text (UTF-8) and how many tokens of context and reply together it is: what later contexts
+        may start with. Raises ValueError as `Tree.add` does, with nothing changed."""
         session = call.session
         place = session.tree.add(call.context, sampled)
         for text, tokens in texts:
@@ -146,15 +161,21 @@ class Recorder:
             self._idle[session.name] = now
 
     def judge(self, name: str) -> bytes:
-        """The `int32` ids of the last reply that came to its end, to be judged: from now on until `end` or `unjudged` the session takes no
-        calls, and is not idle. Raises UnknownSession, SessionEnded, and NotNow where there is no such reply, or a call runs."""
+        """The `int32` ids of the last reply that came to its end, to be judged: from now on until
+        `end` or `unjudged` the session takes no calls, and is not idle. Raises UnknownSession,
+        SessionEnded, and NotNow where there is no such reply, or a call runs."""
         session = self._going(name)
         if session.running or session.judged:
             raise SessionBusy(
-                f"session {name} {'is being judged' if session.judged else 'has a running call'}; ask again when that has ended"
+                f"session {name} "
+                f"{'is being judged' if session.judged else 'has a running call'}; ask again "
+                "when that has ended"
             )
         if session.reply is None:
-            raise SessionBusy(f"session {name} has no reply that came to its end; make a call, give its reward, or give up")
+            raise SessionBusy(
+                f"session {name} has no reply that came to its end; make a call, give its "
+                "reward, or give up"
+            )
         session.judged = True
         self._idle.pop(name)
         return session.reply
@@ -166,14 +187,21 @@ class Recorder:
             session.judged = False
             self._idle[name] = now
 
-    def end(self, name: str, end: End, reward: float | None = None, prompt_index: int | None = None) -> None:
-        """The session takes no more calls, and is finished as soon as none runs. `reward` (finite) is given where `end` is `rewarded`;
-        `prompt_index` is the prompt of the run's task that it was about.
+    def end(
+        self, name: str, end: End, reward: float | None = None, prompt_index: int | None = None
+    ) -> None:
+        """The session takes no more calls, and is finished as soon as none runs. `reward` (finite)
+        is given where `end` is `rewarded`; `prompt_index` is the prompt of the run's task that it
+        was about.
 
-        Raises UnknownSession, SessionEnded, and ValueError for a reward that is not finite, or missing, or too much.
+        Raises UnknownSession, SessionEnded, and ValueError for a reward that is not finite, or
+        missing, or too much.
         """
         if (end == "rewarded") != (reward is not None) or not math.isfinite(reward or 0.0):
-            raise ValueError(f"a reward is a finite number and ends a session as rewarded; {end} came with {reward}")
+            raise ValueError(
+                f"a reward is a finite number and ends a session as rewarded; {end} came with "
+                f"{reward}"
+            )
         session = self._going(name)
         session.ending = end, reward, prompt_index
         self._finish(session)
@@ -198,7 +226,9 @@ class Recorder:
         """A session that has begun and not ended. Raises UnknownSession and SessionEnded."""
         session = self._open.get(name)
         if session is None and name not in self._ended:
-            raise UnknownSession(f"no call was made in session {name}; a session opens with its first call")
+            raise UnknownSession(
+                f"no call was made in session {name}; a session opens with its first call"
+            )
         if session is None or session.ending is not None:
             raise SessionEnded(self._why(name))
         return session
@@ -207,13 +237,24 @@ class Recorder:
         self.refuse_ended(name)
         session = self._open.get(name)
         if session is None and len(self._open) + len(self.finished) >= self._bounds.sessions:
-            raise TooManySessions(f"{self._bounds.sessions} sessions are open or not fetched, which is as many as may be; try again later")
+            raise TooManySessions(
+                f"{self._bounds.sessions} sessions are open or not fetched, which is as many as "
+                "may be; try again later"
+            )
         return session or _Session(name)
 
     def _why(self, name: str) -> str:
         session = self._open.get(name)
-        end = session.ending[0] if session is not None and session.ending is not None else self._ended[name]
-        how = f"it was idle for {self._bounds.idle_s:g} s" if end == "expired" else f"it was {end.replace('_', ' ')}"
+        end = (
+            session.ending[0]
+            if session is not None and session.ending is not None
+            else self._ended[name]
+        )
+        how = (
+            f"it was idle for {self._bounds.idle_s:g} s"
+            if end == "expired"
+            else f"it was {end.replace('_', ' ')}"
+        )
         return f"session {name} has ended: {how}; use another name for another session"
 
     def _finish(self, session: _Session) -> None:

@@ -1,8 +1,10 @@
-"""Texts whose tokens are known. Invariant: what is found is a text that was added, byte for byte (by its 128-bit digest).
+"""Texts whose tokens are known. Invariant: what is found is a text that was added, byte for byte
+(by its 128-bit digest).
 
-A template renders a conversation anew for each call, and the same text may have other tokens than were sampled. So a call's text is looked
-up first: as far as it is a text that the model saw or said, its tokens are those. Of a text only its length and its digest are kept, and a
-lookup reads the text once, however many are known.
+A template renders a conversation anew for each call, and the same text may have other tokens than
+were sampled. So a call's text is looked up first: as far as it is a text that the model saw or
+said, its tokens are those. Of a text only its length and its digest are kept, and a lookup reads
+the text once, however many are known.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ def _hasher() -> hashlib.blake2b:
 
 
 class Texts:
-    """Each text added leads to the place of its last token; the latest, where two have the same text."""
+    """Each text added leads to the place of its last token; the latest, where two have the same
+    text."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, TreePosition] = {}

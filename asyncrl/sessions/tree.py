@@ -1,12 +1,15 @@
-"""The tree of a session's tokens. Invariant: every sampled token is in exactly one strand, and a strand has exactly one end, its leaf.
+"""The tree of a session's tokens. Invariant: every sampled token is in exactly one strand, and a
+strand has exactly one end, its leaf.
 
-A strand is a run of tokens that nobody left before its end: given and sampled ones by turns, as a conversation goes. A call that goes on
-where a strand ends makes it longer; any other call starts a strand of its own, which hangs from the last token that it shares. A strand is
-never split: what hangs from its middle knows the place.
+A strand is a run of tokens that nobody left before its end: given and sampled ones by turns, as a
+conversation goes. A call that goes on where a strand ends makes it longer; any other call starts a
+strand of its own, which hangs from the last token that it shares. A strand is never split: what
+hangs from its middle knows the place.
 
-What is sampled twice is two samples, also where the tokens are equal (a greedy retry). So tokens are kept by sample and found by content:
-beside the strands there is a trie of contents, whose edges are pieces of strands. A context is compared with the trie once, at the speed of
-memory; all other work is proportional to what is new.
+What is sampled twice is two samples, also where the tokens are equal (a greedy retry). So tokens
+are kept by sample and found by content: beside the strands there is a trie of contents, whose edges
+are pieces of strands. A context is compared with the trie once, at the speed of memory; all other
+work is proportional to what is new.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ _FIRST = 64 * ID
 
 
 class _Strand:
-    """Tokens of one path from where it hangs (`parent`'s token `at`) to a leaf; `base` tokens lie before them on the path."""
+    """Tokens of one path from where it hangs (`parent`'s token `at`) to a leaf; `base` tokens lie
+    before them on the path."""
 
     __slots__ = ("at", "base", "behaviour", "ids", "mask", "parent", "spans")
 
@@ -45,7 +49,9 @@ class _Strand:
         self.behaviour += bytes(len(given)) + sampled.behaviour
         self.mask += bytes(tokens) + b"\x01" * sampled.tokens
         start = self.base + self.tokens - sampled.tokens
-        self.spans += [Span(span.version, start + span.start, start + span.end) for span in sampled.spans]
+        self.spans += [
+            Span(span.version, start + span.start, start + span.end) for span in sampled.spans
+        ]
 
 
 class TreePosition(msgspec.Struct, frozen=True, eq=False):
@@ -56,7 +62,8 @@ class TreePosition(msgspec.Struct, frozen=True, eq=False):
 
 
 class Tree:
-    """All calls of one session. `tokens` is how many it holds, given ones once for each strand that does not share them."""
+    """All calls of one session. `tokens` is how many it holds, given ones once for each strand that
+    does not share them."""
 
     def __init__(self) -> None:
         root = _Strand(None, 0)
@@ -75,8 +82,9 @@ class Tree:
     def add(self, context: bytes, sampled: Sampled) -> TreePosition:
         """One call: what it was given and what it sampled. Returns the place after its last token.
 
-        Raises ValueError, with nothing changed, where the arrays of `sampled` are not parallel, hold no whole tokens or are not tiled by
-        its spans, and where `context` is empty or no whole tokens.
+        Raises ValueError, with nothing changed, where the arrays of `sampled` are not parallel,
+        hold no whole tokens or are not tiled by its spans, and where `context` is empty or no whole
+        tokens.
         """
         _refuse(context, sampled)
         place, known = self._walk(self._root, context)
@@ -85,14 +93,20 @@ class Tree:
         new = given + sampled.ids
         last, shared = (place, 0) if given else self._walk(place, sampled.ids)
         strand = self._ending(place, shared) if new else place.strand
-        self._asked.add((id(strand), strand.tokens + len(given) // ID) if given else (id(place.strand), place.tokens))
+        self._asked.add(
+            (id(strand), strand.tokens + len(given) // ID)
+            if given
+            else (id(place.strand), place.tokens)
+        )
         if not new:
             return place
         if shared * ID == len(new):
             self._ends[id(last.strand), last.tokens] = strand
         elif last.strand is not strand:
             first = new[shared * ID : (shared + 1) * ID]
-            self._branches[id(last.strand), last.tokens, first] = TreePosition(strand, strand.tokens + shared)
+            self._branches[id(last.strand), last.tokens, first] = TreePosition(
+                strand, strand.tokens + shared
+            )
         strand.extend(given, sampled)
         self.tokens += len(new) // ID
         return TreePosition(strand, strand.tokens)
@@ -109,7 +123,8 @@ class Tree:
         return b"".join(reversed(pieces))
 
     def leaves(self) -> Iterator[Leaf]:
-        """One sequence for each strand in which anything was sampled, in the order in which they began."""
+        """One sequence for each strand in which anything was sampled, in the order in which they
+        began."""
         for strand in self._strands:
             if strand.spans:
                 before = bytes(strand.base)
@@ -121,7 +136,8 @@ class Tree:
                 )
 
     def _walk(self, start: TreePosition, content: bytes) -> tuple[TreePosition, int]:
-        """Follow `content` from a place as far as the trie goes: where that is, and how many tokens of `content` lie before."""
+        """Follow `content` from a place as far as the trie goes: where that is, and how many tokens
+        of `content` lie before."""
         strand, at, done = start.strand, start.tokens * ID, 0
         while True:
             same = _common(strand.ids, at, content, done)
@@ -135,7 +151,8 @@ class Tree:
         return TreePosition(strand, at // ID), done // ID
 
     def _ending(self, place: TreePosition, shared: int) -> _Strand:
-        """The strand that ends at a place; a new one where none does, or where another has the `shared` tokens it would go on with."""
+        """The strand that ends at a place; a new one where none does, or where another has the
+        `shared` tokens it would go on with."""
         if place.tokens == place.strand.tokens and not shared:
             return place.strand
         found = self._ends.pop((id(place.strand), place.tokens), None)
@@ -156,7 +173,8 @@ class Tree:
 
 
 def _common(one: bytearray, a: int, other: bytes, b: int) -> int:
-    """How many bytes, in whole tokens, `one` from `a` on and `other` from `b` on have in common; compares little more than that."""
+    """How many bytes, in whole tokens, `one` from `a` on and `other` from `b` on have in common;
+    compares little more than that."""
     limit = min(len(one) - a, len(other) - b)
     done, step = 0, _FIRST
     while done < limit:
@@ -187,10 +205,18 @@ def _merged(spans: list[Span]) -> tuple[Span, ...]:
 
 def _refuse(context: bytes, sampled: Sampled) -> None:
     if not context or len(context) % ID:
-        raise ValueError(f"a call's context of {len(context)} bytes is not a positive number of int32")
+        raise ValueError(
+            f"a call's context of {len(context)} bytes is not a positive number of int32"
+        )
     if len(sampled.ids) != len(sampled.behaviour) or len(sampled.ids) % ID:
-        raise ValueError(f"{len(sampled.ids)} bytes of ids and {len(sampled.behaviour)} of log-probabilities are not parallel")
+        raise ValueError(
+            f"{len(sampled.ids)} bytes of ids and {len(sampled.behaviour)} of log-probabilities "
+            "are not parallel"
+        )
     starts = [0, *(span.end for span in sampled.spans)]
-    whole = all(span.start == start < span.end and span.version >= 0 for start, span in zip(starts, sampled.spans, strict=False))
+    whole = all(
+        span.start == start < span.end and span.version >= 0
+        for start, span in zip(starts, sampled.spans, strict=False)
+    )
     if not whole or starts[-1] != sampled.tokens:
         raise ValueError(f"the spans {sampled.spans} do not tile {sampled.tokens} tokens")

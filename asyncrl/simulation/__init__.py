@@ -1,4 +1,5 @@
-"""A whole run in one process and in virtual time, with every fault that we can name; from one seed, so that what it finds can be replayed.
+"""A whole run in one process and in virtual time, with every fault that we can name; from one seed,
+so that what it finds can be replayed.
 
 schedule.py   which task runs next, from the seed
 wires.py      pipes in memory: delayed, cut, half-open, frozen

@@ -1,4 +1,5 @@
-"""`asyncrl simulate`: many seeds, counted. Invariant: what failed is printed with the one command that shows it again."""
+"""`asyncrl simulate`: many seeds, counted. Invariant: what failed is printed with the one command
+that shows it again."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class SeedFailure(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct):
-    """What some seeds came to, all together. `faults` and `seeds_with` count by kind: how often it was injected, and in how many seeds."""
+    """What some seeds came to, all together. `faults` and `seeds_with` count by kind: how often it
+    was injected, and in how many seeds."""
 
     seeds: int = 0
     virtual_s: float = 0.0
@@ -80,7 +82,15 @@ def shared(seeds: range, jobs: int) -> Tally:
     try:
         while True:
             while len(running) < jobs and (share := next(shares, None)) is not None:
-                argv = [sys.executable, "-m", "asyncrl.cli", "simulate", "--seeds", f"{share.start}:{share.stop}", "--json"]
+                argv = [
+                    sys.executable,
+                    "-m",
+                    "asyncrl.cli",
+                    "simulate",
+                    "--seeds",
+                    f"{share.start}:{share.stop}",
+                    "--json",
+                ]
                 running.append(subprocess.Popen(argv, stdout=subprocess.PIPE))
             if not running:
                 return found
@@ -97,15 +107,30 @@ def shared(seeds: range, jobs: int) -> Tally:
 def sentences(found: Tally, seconds: float) -> Iterator[str]:
     """What is printed."""
     yield f"seeds     {found.seeds:,}, in {seconds:,.1f} s"
-    yield f"runs      {found.virtual_s:,.0f} virtual s, {found.lives:,} lives, {found.events:,} events"
-    yield f"checks    {sum(found.checks.values()):,}: " + ", ".join(f"{name} {count:,}" for name, count in sorted(found.checks.items()))
-    yield f"faults    {sum(found.faults.values()):,} of {len(KINDS)} kinds, each with the seeds that had it:"
-    yield "          " + ", ".join(f"{kind} {found.faults.get(kind, 0)} ({found.seeds_with.get(kind, 0)})" for kind in sorted(KINDS))
+    yield (
+        f"runs      {found.virtual_s:,.0f} virtual s, {found.lives:,} lives, "
+        f"{found.events:,} events"
+    )
+    yield f"checks    {sum(found.checks.values()):,}: " + ", ".join(
+        f"{name} {count:,}" for name, count in sorted(found.checks.items())
+    )
+    yield (
+        f"faults    {sum(found.faults.values()):,} of {len(KINDS)} kinds, each with the "
+        "seeds that had it:"
+    )
+    yield "          " + ", ".join(
+        f"{kind} {found.faults.get(kind, 0)} ({found.seeds_with.get(kind, 0)})"
+        for kind in sorted(KINDS)
+    )
     yield f"lost      {found.lost_tail:,} events that were not durable when a coordinator died"
     for failure in found.failures:
         yield f"seed {failure.seed} violates {failure.violation}"
         yield f"  again: asyncrl simulate --seed {failure.seed}"
-    yield f"{len(found.failures)} of {found.seeds:,} seeds failed" if found.failures else "every invariant held"
+    yield (
+        f"{len(found.failures)} of {found.seeds:,} seeds failed"
+        if found.failures
+        else "every invariant held"
+    )
 
 
 def command(seeds: range, *, jobs: int, as_json: bool) -> int:
@@ -129,7 +154,8 @@ def cluster(engines: int, seconds: float) -> int:
     print(
         f"engines   {came.engines:,}; {came.in_flight:,.0f} rollouts in flight on average\n"
         f"time      {came.virtual_s:,.0f} virtual s in {cpu:,.1f} s of one core\n"
-        f"work      {came.events:,} events, {came.tokens:,} tokens, {came.steps} steps; {came.checks:,} checks of the ledger"
+        f"work      {came.events:,} events, {came.tokens:,} tokens, {came.steps} steps; "
+        f"{came.checks:,} checks of the ledger"
     )
     if came.violation is not None:
         print(f"violates  {came.violation}")

@@ -1,4 +1,5 @@
-"""What is scripted: prompts, engine, learner and verifiers. Invariant: what each does without a fault is a function of the seed, and exact.
+"""What is scripted: prompts, engine, learner and verifiers. Invariant: what each does without a
+fault is a function of the seed, and exact.
 
 What may go wrong with them is in their attributes; `faults.py` turns those.
 """
@@ -16,7 +17,16 @@ from actors.verifier_process import TimedVerdict
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
-from asyncrl.ipc.messages import MicroBatch, NoVerdict, Prepare, Publish, Scored, ScoreProximal, Split, TokenCount
+from asyncrl.ipc.messages import (
+    MicroBatch,
+    NoVerdict,
+    Prepare,
+    Publish,
+    Scored,
+    ScoreProximal,
+    Split,
+    TokenCount,
+)
 from asyncrl.simulation import policy
 from weightsync.errors import TransferError
 
@@ -25,7 +35,9 @@ if TYPE_CHECKING:
 
 NUMBER = "number"
 
-Garbage = Literal["vocabulary", "nan", "start", "long", "misparallel", "future", "uncommitted", "negative"]
+Garbage = Literal[
+    "vocabulary", "nan", "start", "long", "misparallel", "future", "uncommitted", "negative"
+]
 
 
 class FakeTask:
@@ -34,7 +46,10 @@ class FakeTask:
     sampled = policy.VOCABULARY
 
     def __init__(self, config: Config) -> None:
-        self._sizes: dict[Split, int] = {"train": config.task.train_size, "evaluation": config.task.eval_size}
+        self._sizes: dict[Split, int] = {
+            "train": config.task.train_size,
+            "evaluation": config.task.eval_size,
+        }
 
     def size(self, split: Split) -> int:
         return self._sizes[split]
@@ -61,7 +76,13 @@ class FakeWeights:
 class FakeEngine:
     """A scripted engine whose tokens are the policy's. `keys` says whose a rollout is."""
 
-    def __init__(self, config: Config, keys: Mapping[int, int], seconds_per_token: Callable[[], float], idle: Idle) -> None:
+    def __init__(
+        self,
+        config: Config,
+        keys: Mapping[int, int],
+        seconds_per_token: Callable[[], float],
+        idle: Idle,
+    ) -> None:
         self._keys = keys
         self._most = config.rollout.max_new_tokens
         self._pace = seconds_per_token
@@ -98,12 +119,17 @@ class FakeEngine:
         self._inner.interrupt(rollouts)
 
     def abort(self) -> int:
-        """Give everything back unasked, as an engine does that runs out of memory; how many rollouts that were."""
-        held = [slot.request.rollout for slot in self._inner._decoding] + [request.rollout for request in self._inner._waiting]
+        """Give everything back unasked, as an engine does that runs out of memory; how many
+        rollouts that were."""
+        held = [slot.request.rollout for slot in self._inner._decoding] + [
+            request.rollout for request in self._inner._waiting
+        ]
         self._inner.interrupt(held)
         return len(held)
 
-    async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
+    async def load(
+        self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
+    ) -> float:
         assert weights is not None
         number: Any = weights[NUMBER]
         seconds = await self._inner.load(version, None, pin=pin)
@@ -127,8 +153,12 @@ class FakeEngine:
         await self._inner.run(deliver)
 
     def _script(self, request: Request) -> Script:
-        left = max(0, policy.length(self._keys[request.rollout], self._most) - request.prefix_tokens)
-        ends: Literal["stop", "length"] = "length" if request.prefix_tokens + left >= self._most else "stop"
+        left = max(
+            0, policy.length(self._keys[request.rollout], self._most) - request.prefix_tokens
+        )
+        ends: Literal["stop", "length"] = (
+            "length" if request.prefix_tokens + left >= self._most else "stop"
+        )
         return Script(np.zeros(left, np.int32), np.zeros(left, np.float32), self._pace(), ends)
 
     def _sampled(self, chunk: Chunk) -> Chunk:
@@ -137,9 +167,13 @@ class FakeEngine:
         if self.forget and chunk.finish == "interrupted":
             count = 0
         if not count:
-            return msgspec.structs.replace(chunk, ids=np.zeros(0, np.int32), behaviour=np.zeros(0, np.float32))
+            return msgspec.structs.replace(
+                chunk, ids=np.zeros(0, np.int32), behaviour=np.zeros(0, np.float32)
+            )
         weights = self._numbers[chunk.version]
-        ids, behaviour = policy.sampled(weights, self._keys[chunk.rollout], chunk.start, chunk.start + count)
+        ids, behaviour = policy.sampled(
+            weights, self._keys[chunk.rollout], chunk.start, chunk.start + count
+        )
         chunk = msgspec.structs.replace(chunk, ids=ids, behaviour=behaviour)
         if not self.garbage_left:
             return chunk
@@ -158,7 +192,9 @@ class FakeEngine:
                 return replace(chunk, start=chunk.start + 1)
             case "long":
                 size = self._most + 1
-                return replace(chunk, ids=np.ones(size, np.int32), behaviour=np.full(size, -1.0, np.float32))
+                return replace(
+                    chunk, ids=np.ones(size, np.int32), behaviour=np.full(size, -1.0, np.float32)
+                )
             case "misparallel":
                 return replace(chunk, behaviour=chunk.behaviour[:-1])
             case "future":
@@ -176,18 +212,26 @@ class EngineCrash(RuntimeError):
 class TrainingObserver(Protocol):
     """Who looks at what the learner does."""
 
-    def on_batch(self, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview) -> None: ...
+    def on_batch(
+        self, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview
+    ) -> None: ...
 
     def on_step(self, version: int, weights: int) -> None: ...
 
 
 class FakeLearner:
-    """Adds up what it is given. It is the transfer, too: `broadcasts` is where engines find what it sent, by publication."""
+    """Adds up what it is given. It is the transfer, too: `broadcasts` is where engines find what it
+    sent, by publication."""
 
     port = 1
 
     def __init__(
-        self, version: int, weights: int, keys: Mapping[int, int], checker: TrainingObserver, broadcasts: dict[int, Broadcast]
+        self,
+        version: int,
+        weights: int,
+        keys: Mapping[int, int],
+        checker: TrainingObserver,
+        broadcasts: dict[int, Broadcast],
     ) -> None:
         self.version, self.weights = version, weights
         self._keys, self._checker, self._broadcasts = keys, checker, broadcasts
@@ -198,15 +242,22 @@ class FakeLearner:
         self.fail_send = False
         self.failed_send: Callable[[], None] = lambda: None
 
-    async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]:
         self._checker.on_batch(batch, *buffers)
         ids, mask = np.frombuffer(buffers[0], np.int32), np.frombuffer(buffers[2], np.uint8)
         await trio.sleep(len(mask) * self.seconds_per_token)
         counts, at, place = [], 0, 0
         for sample in batch.samples:
-            start, end = at + sample.prompt_tokens, at + sample.prompt_tokens + sample.response_tokens
+            start, end = (
+                at + sample.prompt_tokens,
+                at + sample.prompt_tokens + sample.response_tokens,
+            )
             lets = mask[place : place + sample.response_tokens]
-            self._added += policy.contribution(self._keys[sample.rollout], ids[start:end], lets, sample.reward)
+            self._added += policy.contribution(
+                self._keys[sample.rollout], ids[start:end], lets, sample.reward
+            )
             fresh = int(lets.sum())
             stale = sample.response_tokens - fresh
             counts.append(TokenCount(sample.rollout, fresh, {"stale": stale} if stale else {}))
@@ -215,7 +266,9 @@ class FakeLearner:
 
     async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
         """Scores are nobody's business here; they take their time."""
-        await trio.sleep(sum(sample.response_tokens for sample in message.samples) * self.seconds_per_token)
+        await trio.sleep(
+            sum(sample.response_tokens for sample in message.samples) * self.seconds_per_token
+        )
 
     async def step(self) -> dict[str, float]:
         await trio.sleep(self.step_s)
@@ -296,7 +349,9 @@ class VerifiersLost(RuntimeError):
     """A fault of the plan."""
 
 
-def prompts_of(steps: int, batch_groups: int, prompt_index: Callable[[int], int | None]) -> list[list[int]]:
+def prompts_of(
+    steps: int, batch_groups: int, prompt_index: Callable[[int], int | None]
+) -> list[list[int]]:
     """The prompts of each step where groups are trained in the order of the data."""
     found: Iterable[int | None] = map(prompt_index, range(steps * batch_groups))
     items = [number for number in found if number is not None]

@@ -1,8 +1,8 @@
-"""Every kind of fault that a run may meet, and a plan of them. Invariant: a plan is a function of the seed, and a fault is counted when it
-has really happened to somebody.
+"""Every kind of fault that a run may meet, and a plan of them. Invariant: a plan is a function of
+the seed, and a fault is counted when it has really happened to somebody.
 
-Each kind is a small async function of the `Injector`. A fault whose victim is not there waits for one; one that lies in wait (the next
-checkpoint, the next verdict) is counted when it strikes.
+Each kind is a small async function of the `Injector`. A fault whose victim is not there waits for
+one; one that lies in wait (the next checkpoint, the next verdict) is counted when it strikes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,21 @@ LOOK_S = 0.05
 PATIENCE_S = 60.0
 FROM_S, UNTIL_S = 0.05, 4.0
 """When faults begin, in virtual seconds of a run."""
-LIE_IN_WAIT = {"lost_committed", "lost_prepared", "verdict_twice", "wrong_weights", "reception_fails", "transfer_fails"}
+LIE_IN_WAIT = {
+    "lost_committed",
+    "lost_prepared",
+    "verdict_twice",
+    "wrong_weights",
+    "reception_fails",
+    "transfer_fails",
+}
 """Kinds that wait for their moment, and therefore begin sooner."""
 ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
 
 
 class Injector:
-    """Does a plan's faults to a world. `injected` counts them by kind, `here` those that touch the present life."""
+    """Does a plan's faults to a world. `injected` counts them by kind, `here` those that touch the
+    present life."""
 
     def __init__(self, world: World, clock: MockClock) -> None:
         self.world, self.clock = world, clock
@@ -52,11 +60,15 @@ class Injector:
         self.injected[kind] += 1
         self.here[kind] += 1
 
-    async def one(self, draw: random.Random, roles: Sequence[Role], connected: bool = True) -> SimProcess | None:
+    async def one(
+        self, draw: random.Random, roles: Sequence[Role], connected: bool = True
+    ) -> SimProcess | None:
         """An actor of one of these roles; None where none comes."""
         with trio.move_on_after(PATIENCE_S):
             while True:
-                found = [p for role in roles for p in self.world.alive(role) if not connected or p.pipes]
+                found = [
+                    p for role in roles for p in self.world.alive(role) if not connected or p.pipes
+                ]
                 if found:
                     return draw.choice(sorted(found, key=lambda p: p.name))
                 await trio.sleep(LOOK_S)
@@ -64,7 +76,7 @@ class Injector:
 
     async def until(self, true: Callable[[], bool]) -> bool:
         with trio.move_on_after(PATIENCE_S):
-            while not true():  # noqa: ASYNC110 (nobody tells a fault when its moment has come)
+            while not true():
                 await trio.sleep(LOOK_S)
             return True
         return False
@@ -125,9 +137,20 @@ def plan(seed: int, kinds: Sequence[str] | None = None) -> list[Fault]:
     """The faults of a seed: up to ten different kinds; none for each 25th seed."""
     draw = random.Random(f"plan/{seed}")
     names = sorted(KINDS if kinds is None else kinds)
-    turns = {names[(step * seed + step) % len(names)] for step in (1, 3, 5, 7)}  # so that no kind is left to chance alone
-    chosen = turns.union(draw.sample(names, min(len(names), draw.randint(0, 6)))) if seed % 25 else set()
-    return [Fault(draw.uniform(FROM_S, UNTIL_S) / (1 + 2 * (name in LIE_IN_WAIT)), name, draw.getrandbits(32)) for name in sorted(chosen)]
+    turns = {
+        names[(step * seed + step) % len(names)] for step in (1, 3, 5, 7)
+    }  # so that no kind is left to chance alone
+    chosen = (
+        turns.union(draw.sample(names, min(len(names), draw.randint(0, 6)))) if seed % 25 else set()
+    )
+    return [
+        Fault(
+            draw.uniform(FROM_S, UNTIL_S) / (1 + 2 * (name in LIE_IN_WAIT)),
+            name,
+            draw.getrandbits(32),
+        )
+        for name in sorted(chosen)
+    ]
 
 
 async def carry_out(faults: Sequence[Fault], injector: Injector) -> None:
@@ -146,7 +169,7 @@ def _seconds(draw: random.Random) -> float:
     return draw.choice((0.3, 2.0, 6.0, 15.0, 50.0)) * draw.uniform(0.5, 1.5)
 
 
-# ------------------------------------------------------------------------------------------------------------- processes
+# --------------------------------------------------------------------------------------- processes
 
 
 async def _kill(role: Role, injector: Injector, draw: random.Random) -> None:
@@ -191,7 +214,7 @@ async def restart_beside(injector: Injector, draw: random.Random) -> None:
         injector.world.double(process)
 
 
-# ----------------------------------------------------------------------------------------------------------------- links
+# ------------------------------------------------------------------------------------------- links
 
 
 @kind
@@ -237,7 +260,7 @@ async def link_repeats(injector: Injector, draw: random.Random) -> None:
         process.kill()
 
 
-# --------------------------------------------------------------------------------------------------------------- engines
+# ----------------------------------------------------------------------------------------- engines
 
 
 async def _engine(injector: Injector, draw: random.Random) -> SimProcess | None:
@@ -287,7 +310,16 @@ async def _garbage(what: Garbage, injector: Injector, draw: random.Random) -> No
         engine.made_garbage, engine.garbage, engine.garbage_left = made, what, chunks
 
 
-for _what in ("vocabulary", "nan", "start", "long", "misparallel", "future", "uncommitted", "negative"):
+for _what in (
+    "vocabulary",
+    "nan",
+    "start",
+    "long",
+    "misparallel",
+    "future",
+    "uncommitted",
+    "negative",
+):
     KINDS[f"garbage_{_what}"] = partial(_garbage, _what)
 
 
@@ -307,11 +339,13 @@ KINDS["abort_with_partials"] = partial(_abort, False)
 KINDS["abort_without_partials"] = partial(_abort, True)
 
 
-# --------------------------------------------------------------------------------------------------------------- rewards
+# ----------------------------------------------------------------------------------------- rewards
 
 
 async def _verifiers(what: str, attribute: str, injector: Injector, draw: random.Random) -> None:
-    if (process := await injector.one(draw, ["reward"])) is not None and process.verifiers is not None:
+    if (
+        process := await injector.one(draw, ["reward"])
+    ) is not None and process.verifiers is not None:
         verifiers = process.verifiers
         counted = False
 
@@ -334,7 +368,9 @@ KINDS["verifier_raises"] = partial(_verifiers, "verifier_raises", "refuse")
 KINDS["verifier_dies"] = partial(_verifiers, "verifier_dies", "crash")
 
 
-async def _edit(what: str, tag: bytes, copies: int, role: Role, injector: Injector, draw: random.Random) -> None:
+async def _edit(
+    what: str, tag: bytes, copies: int, role: Role, injector: Injector, draw: random.Random
+) -> None:
     struck = False
     while not struck and (process := await injector.one(draw, [role])) is not None:
         victim, wire = process, process.pipes[0].out
@@ -356,15 +392,19 @@ KINDS["lost_prepared"] = partial(_edit, "lost_prepared", b"Prepared", 0, "rollou
 KINDS["lost_committed"] = partial(_edit, "lost_committed", b"Committed", 0, "rollout")
 
 
-# ----------------------------------------------------------------------------------------------------------- publication
+# ------------------------------------------------------------------------------------- publication
 
 
 async def _reception(what: str, fault: str, injector: Injector, draw: random.Random) -> None:
-    while (process := await injector.one(draw, ["rollout"])) is not None and (receiver := process.receiver) is not None:
+    while (process := await injector.one(draw, ["rollout"])) is not None and (
+        receiver := process.receiver
+    ) is not None:
         victim = process
         receiver.failed = partial(injector.happened, what)
         receiver.fault = fault  # type: ignore[assignment]
-        await injector.until(lambda receiver=receiver, victim=victim: not (receiver.fault and victim.alive))  # type: ignore[misc]
+        await injector.until(
+            lambda receiver=receiver, victim=victim: not (receiver.fault and victim.alive)
+        )  # type: ignore[misc]
         if not receiver.fault:
             return
 
@@ -376,7 +416,9 @@ KINDS["reception_fails"] = partial(_reception, "reception_fails", "error")
 @kind
 async def transfer_fails(injector: Injector, draw: random.Random) -> None:
     """The trainer cannot send."""
-    if (process := await injector.one(draw, ["trainer"])) is not None and process.learner is not None:
+    if (
+        process := await injector.one(draw, ["trainer"])
+    ) is not None and process.learner is not None:
         process.learner.failed_send = partial(injector.happened, "transfer_fails")
         process.learner.fail_send = True
 
@@ -387,12 +429,14 @@ async def transfer_slow(injector: Injector, draw: random.Random) -> None:
     process = await injector.one(draw, ["trainer", "rollout"])
     if process is not None and (target := process.learner or process.receiver) is not None:
         attribute = "send_s" if process.learner is not None else "extra_s"
-        setattr(target, attribute, draw.uniform(0.5, 1.5) * injector.world.config.publication.deadline_s)
+        setattr(
+            target, attribute, draw.uniform(0.5, 1.5) * injector.world.config.publication.deadline_s
+        )
         await injector.during("transfer_slow", _seconds(draw))
         setattr(target, attribute, 0.02)
 
 
-# ---------------------------------------------------------------------------------------------------------- clock and disk
+# ---------------------------------------------------------------------------------- clock and disk
 
 
 @kind
@@ -420,7 +464,9 @@ async def disk_broken(injector: Injector, draw: random.Random) -> None:
         injector.world.sim_disk.broken = False
 
 
-async def _saving(what: str, then: Callable[[SimProcess], str], injector: Injector, draw: random.Random) -> None:
+async def _saving(
+    what: str, then: Callable[[SimProcess], str], injector: Injector, draw: random.Random
+) -> None:
     async def saving(process: SimProcess) -> str:
         injector.happened(what)
         await trio.lowlevel.checkpoint()
@@ -435,7 +481,9 @@ def _die(process: SimProcess) -> str:
     return ""
 
 
-KINDS["checkpoint_fails"] = partial(_saving, "checkpoint_fails", lambda process: "the plan says that it cannot be written")
+KINDS["checkpoint_fails"] = partial(
+    _saving, "checkpoint_fails", lambda process: "the plan says that it cannot be written"
+)
 KINDS["checkpoint_cut"] = partial(_saving, "checkpoint_cut", _die)
 
 
@@ -443,8 +491,13 @@ KINDS["checkpoint_cut"] = partial(_saving, "checkpoint_cut", _die)
 async def checkpoint_damaged(injector: Injector, draw: random.Random) -> None:
     """The newest checkpoint rots, and then everything is killed."""
     world = injector.world
-    if await injector.until(lambda: len(world.checkpoints) > 0) and await injector.one(draw, ["coordinator"]) is not None:
-        newest = max((c for c in world.checkpoints if not c.aside), key=lambda c: c.version, default=None)
+    if (
+        await injector.until(lambda: len(world.checkpoints) > 0)
+        and await injector.one(draw, ["coordinator"]) is not None
+    ):
+        newest = max(
+            (c for c in world.checkpoints if not c.aside), key=lambda c: c.version, default=None
+        )
         if newest is not None:
             newest.damaged = True
             injector.happened("checkpoint_damaged")

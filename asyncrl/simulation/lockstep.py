@@ -1,8 +1,8 @@
-"""An engine whose slots decode in step, as a batch does on an accelerator. Invariant: each decode step gives every busy slot one token, and
-lasts as long as so many busy slots make it.
+"""An engine whose slots decode in step, as a batch does on an accelerator. Invariant: each decode
+step gives every busy slot one token, and lasts as long as so many busy slots make it.
 
-What is due next is found without looking at every slot, so thousands of slots cost what their chunks cost. Tokens are all alike, and the
-newest version is the only one there is.
+What is due next is found without looking at every slot, so thousands of slots cost what their
+chunks cost. Tokens are all alike, and the newest version is the only one there is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _ROUNDING = 1e-6
 
 
 class _LockstepSlot(msgspec.Struct):
-    """A request, decoded from decode step `began` on until `ends`; `emitted` is the step up to which its tokens were streamed."""
+    """A request, decoded from decode step `began` on until `ends`; `emitted` is the step up to
+    which its tokens were streamed."""
 
     request: Request
     began: int
@@ -38,11 +39,11 @@ class _LockstepSlot(msgspec.Struct):
 
 
 class LockstepEngine:
-    """An `Engine` (see `protocol`): a response has `length(key)` tokens, and a decode step with `n >= 1` busy slots takes
-    `decode_s(n)` seconds, more than 0.
+    """An `Engine` (see `protocol`): a response has `length(key)` tokens, and a decode step with `n
+    >= 1` busy slots takes `decode_s(n)` seconds, more than 0.
 
-    It streams every `chunk_tokens` decode steps, and at every finish, swap and interruption. `idle` hears of waits named `weights` and
-    `requests`.
+    It streams every `chunk_tokens` decode steps, and at every finish, swap and interruption. `idle`
+    hears of waits named `weights` and `requests`.
     """
 
     def __init__(
@@ -57,12 +58,19 @@ class LockstepEngine:
         idle: Idle,
     ) -> None:
         self._length, self._decode_s, self._slots = length, decode_s, slots
-        self._context_tokens, self._chunk_tokens, self._vocab_size, self._idle = context_tokens, chunk_tokens, vocab_size, idle
+        self._context_tokens, self._chunk_tokens, self._vocab_size, self._idle = (
+            context_tokens,
+            chunk_tokens,
+            vocab_size,
+            idle,
+        )
         self._version: int | None = None
         self._waiting: deque[Request] = deque()
         self._decoding: dict[int, _LockstepSlot] = {}  # in the order in which they began
         self._begun = 0
-        self._ends: list[tuple[int, int]] = []  # a heap of (decode step, slot); those interrupted meanwhile are in it too
+        self._ends: list[
+            tuple[int, int]
+        ] = []  # a heap of (decode step, slot); those interrupted meanwhile are in it too
         self._steps = 0  # decode steps done
         self._since = 0.0  # when the last of them was, or whatever began then
         self._ready: list[Chunk] = []
@@ -89,14 +97,18 @@ class LockstepEngine:
     def interrupt(self, rollouts: Sequence[int]) -> None:
         self._catch_up()
         chosen = set(rollouts)
-        for number in [number for number, slot in self._decoding.items() if slot.request.rollout in chosen]:
+        for number in [
+            number for number, slot in self._decoding.items() if slot.request.rollout in chosen
+        ]:
             self._ready.append(self._chunk(self._decoding.pop(number), "interrupted"))
         for request in [request for request in self._waiting if request.rollout in chosen]:
             self._waiting.remove(request)
             self._ready.append(self._chunk(_LockstepSlot(request, 0, 0, 0), "interrupted"))
         self._news.set()
 
-    async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
+    async def load(
+        self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
+    ) -> float:
         await trio.lowlevel.checkpoint()
         self._catch_up()
         self._flush()
@@ -118,7 +130,7 @@ class LockstepEngine:
             if chunks:
                 await emit(chunks)
 
-    # -------------------------------------------------------------------------------------------------------------- time
+    # ---------------------------------------------------------------------------------------- time
 
     def _catch_up(self) -> None:
         """Do the decode steps that are over by now, filling each slot as soon as it is free."""
@@ -143,21 +155,27 @@ class LockstepEngine:
     async def _wait(self) -> None:
         begun = trio.current_time()
         if self._decoding:
-            with trio.move_on_at(self._since + (self._due() - self._steps) * self._decode_s(len(self._decoding))):
+            with trio.move_on_at(
+                self._since + (self._due() - self._steps) * self._decode_s(len(self._decoding))
+            ):
                 await self._news.wait()
         else:
             cause = "weights" if self._version is None else "requests"
             await self._news.wait()
             self._idle(cause, trio.current_time() - begun)
 
-    # ------------------------------------------------------------------------------------------------------------- slots
+    # --------------------------------------------------------------------------------------- slots
 
     def _refill(self) -> bool:
         """Whether any slot is busy then."""
         while self._version is not None and self._waiting and len(self._decoding) < self._slots:
             request = self._waiting.popleft()
-            left = min(request.max_new_tokens, max(1, self._length(request.key) - request.prefix_tokens))
-            self._decoding[self._begun] = _LockstepSlot(request, self._steps, self._steps + left, self._steps)
+            left = min(
+                request.max_new_tokens, max(1, self._length(request.key) - request.prefix_tokens)
+            )
+            self._decoding[self._begun] = _LockstepSlot(
+                request, self._steps, self._steps + left, self._steps
+            )
             heapq.heappush(self._ends, (self._steps + left, self._begun))
             self._begun += 1
         return bool(self._decoding)
@@ -167,13 +185,18 @@ class LockstepEngine:
         while self._ends and self._ends[0][0] <= self._steps:
             _, number = heapq.heappop(self._ends)
             if (slot := self._decoding.pop(number, None)) is not None:
-                short = self._length(slot.request.key) > slot.request.prefix_tokens + slot.request.max_new_tokens
+                short = (
+                    self._length(slot.request.key)
+                    > slot.request.prefix_tokens + slot.request.max_new_tokens
+                )
                 self._ready.append(self._chunk(slot, "length" if short else "stop"))
         if self._steps % self._chunk_tokens == 0:
             self._flush()
 
     def _flush(self) -> None:
-        self._ready += [self._chunk(slot, "") for slot in self._decoding.values() if slot.emitted < self._steps]
+        self._ready += [
+            self._chunk(slot, "") for slot in self._decoding.values() if slot.emitted < self._steps
+        ]
 
     def _chunk(self, slot: _LockstepSlot, finish: Finish) -> Chunk:
         """What a slot has decoded and not streamed."""
@@ -181,4 +204,6 @@ class LockstepEngine:
         start = request.prefix_tokens + slot.emitted - slot.began
         slot.emitted += count
         ids, behaviour = self._ids[:count], self._behaviour[:count]
-        return Chunk(request.rollout, request.attempt, self._version or 0, start, ids, behaviour, finish)
+        return Chunk(
+            request.rollout, request.attempt, self._version or 0, start, ids, behaviour, finish
+        )

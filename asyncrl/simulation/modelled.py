@@ -1,8 +1,9 @@
-"""A modelled cluster in virtual time: how fast a run would go, what its tokens' lag would be, and what would become of them. Invariant: the
-coordinator, the actors and their links are the product's own; modelled are engines, the learner's seconds and the verifiers'.
+"""A modelled cluster in virtual time: how fast a run would go, what its tokens' lag would be, and
+what would become of them. Invariant: the coordinator, the actors and their links are the product's
+own; modelled are engines, the learner's seconds and the verifiers'.
 
-What is measured is between the publication of one version and that of a later one, so a run's beginning is not in it. The ledger is checked
-every second and at the end.
+What is measured is between the publication of one version and that of a later one, so a run's
+beginning is not in it. The ledger is checked every second and at the end.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _NORMAL = NormalDist()
 
 
 def lognormal(seed: int, mean: float, most: int) -> Callable[[int], int]:
-    """Lengths in tokens of responses, by their keys: lognormal (sigma = 1) of that mean, cut at `most`; at least 1."""
+    """Lengths in tokens of responses, by their keys: lognormal (sigma = 1) of that mean, cut at
+    `most`; at least 1."""
     middle = math.log(mean) - SIGMA**2 / 2
 
     def length(key: int) -> int:
@@ -60,23 +62,45 @@ def lognormal(seed: int, mean: float, most: int) -> Callable[[int], int]:
 
 
 def roofline(memory_s: float, slot_s: float) -> Callable[[int], float]:
-    """Seconds of a decode step: what reading the weights takes, or, where more slots are busy than hide behind that, so much for each."""
+    """Seconds of a decode step: what reading the weights takes, or, where more slots are busy than
+    hide behind that, so much for each."""
     return lambda busy: max(memory_s, busy * slot_s)
 
 
 def configured(engines: int, slots: int, longest: int, **sections: dict[str, object]) -> Config:
-    """A run of `GROUPS` groups of `MEMBERS` a step, of which nothing is filtered, evaluated or written down; `longest` is the longest
-    response. Micro-batches hold about an eighth of a step where that is ten times the mean. `sections` add settings, or change these.
-    Raises ValueError for what contradicts itself."""
+    """A run of `GROUPS` groups of `MEMBERS` a step, of which nothing is filtered, evaluated or
+    written down; `longest` is the longest response. Micro-batches hold about an eighth of a step
+    where that is ten times the mean. `sections` add settings, or change these. Raises ValueError
+    for what contradicts itself."""
     settings: dict[str, dict[str, object]] = {
         "task": {"eval_size": 0, "train_size": 10**6},
-        "engine": {"kind": "scripted", "slots": slots, "chunk_tokens": max(1, longest // 20), "context_tokens": longest + 16},
-        "rollout": {"actors": engines, "group_size": MEMBERS, "max_new_tokens": longest, "filter": "none", "lease_s": 1e5},
-        "train": {"steps": 10**6, "batch_groups": GROUPS, "eval_every": 0, "checkpoint_every": 0, "micro_tokens": 6 * longest},
+        "engine": {
+            "kind": "scripted",
+            "slots": slots,
+            "chunk_tokens": max(1, longest // 20),
+            "context_tokens": longest + 16,
+        },
+        "rollout": {
+            "actors": engines,
+            "group_size": MEMBERS,
+            "max_new_tokens": longest,
+            "filter": "none",
+            "lease_s": 1e5,
+        },
+        "train": {
+            "steps": 10**6,
+            "batch_groups": GROUPS,
+            "eval_every": 0,
+            "checkpoint_every": 0,
+            "micro_tokens": 6 * longest,
+        },
         "supervision": {"stall_s": 1e5},
         "reward": {"concurrency": 10**5},
     }
-    config = msgspec.convert({name: settings.get(name, {}) | sections.get(name, {}) for name in settings | sections}, Config)
+    config = msgspec.convert(
+        {name: settings.get(name, {}) | sections.get(name, {}) for name in settings | sections},
+        Config,
+    )
     for keys, why in contradictions(config):
         raise ValueError(f"{' and '.join(keys)}: {why}")
     return config
@@ -86,10 +110,11 @@ def configured(engines: int, slots: int, longest: int, **sections: dict[str, obj
 class Measured:
     """What came of a run, from one published version to another, `steps` later.
 
-    `rollout_s` are the seconds in which a step had a published version to start from, and not yet all that it takes: the time of
-    generation, where that stands still otherwise. `arrived` counts the tokens that a step took by their lag, `heads` the rollouts by that
-    of their oldest token. `discarded` are tokens by reason, `discarded_before` those until the first version; `live` are those at the end
-    that nothing has become of yet.
+    `rollout_s` are the seconds in which a step had a published version to start from, and not yet
+    all that it takes: the time of generation, where that stands still otherwise. `arrived` counts
+    the tokens that a step took by their lag, `heads` the rollouts by that of their oldest token.
+    `discarded` are tokens by reason, `discarded_before` those until the first version; `live` are
+    those at the end that nothing has become of yet.
     """
 
     steps: int
@@ -152,7 +177,9 @@ class EventFold(Checker):
         self.count += 1
         if isinstance(event, e.Admitted):
             for member in range(event.size):
-                self.keys[event.first + member] = policy.key(event.split, event.prompt_index, member)
+                self.keys[event.first + member] = policy.key(
+                    event.split, event.prompt_index, member
+                )
         elif isinstance(event, e.Trained):
             self.tokens_trained += event.trained
             del self.keys[event.rollout]
@@ -164,7 +191,12 @@ class EventFold(Checker):
         """The ledger balances, and has trained what was booked as trained."""
         ledger = self.store.experience.ledger
         self.hold("ledger", ledger.balances(), "the ledger does not balance")
-        self.hold("ledger", ledger.tokens.trained == self.tokens_trained, "{} tokens are trained", ledger.tokens.trained)
+        self.hold(
+            "ledger",
+            ledger.tokens.trained == self.tokens_trained,
+            "{} tokens are trained",
+            ledger.tokens.trained,
+        )
 
     def on_start(self, version: int, weights: int) -> None:
         """Nothing is resumed."""
@@ -181,7 +213,9 @@ class EventFold(Checker):
     def on_told(self, process: str, message: Message) -> None:
         """Nothing."""
 
-    def on_batch(self, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview) -> None:
+    def on_batch(
+        self, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview
+    ) -> None:
         """Nothing."""
 
     def on_step(self, version: int, weights: int) -> None:
@@ -203,7 +237,9 @@ class _Sample(NamedTuple):
 class _Meter(EventFold):
     """Measures between the publications of versions `begin` and `end`."""
 
-    def __init__(self, seed: int, config: Config, first: int, last: int, idle_s: Callable[[], float]) -> None:
+    def __init__(
+        self, seed: int, config: Config, first: int, last: int, idle_s: Callable[[], float]
+    ) -> None:
         super().__init__(seed, config, lambda cursor: None)
         self._first, self._last, self._idle_s = first, last, idle_s
         self.marks: list[_Sample] = []
@@ -224,15 +260,25 @@ class _Meter(EventFold):
                 spans = self.store.experience.rollouts[id].spans
                 self.arrived.update(tokens_by_lag(spans, event.step))
                 self.heads[rollout_lag(spans, event.step)] += 1
-        elif isinstance(event, e.Published) and (event.version == self._first if not self.marks else event.version == self._last):
+        elif isinstance(event, e.Published) and (
+            event.version == self._first if not self.marks else event.version == self._last
+        ):
             tokens = self.store.experience.ledger.tokens
             before = now, self._idle_s(), self._rollout_s
-            mark = _Sample(event.version, *before, tokens.total, tokens.trained, Counter(tokens.discarded))
+            mark = _Sample(
+                event.version, *before, tokens.total, tokens.trained, Counter(tokens.discarded)
+            )
             self.marks.append(mark)
             if len(self.marks) == 2:
                 self.check()
                 live = sum(rollout.tokens for rollout in self.store.experience.rollouts.values())
-                self.hold("ledger", live == tokens.live, "{} tokens are live, and the ledger has {}", live, tokens.live)
+                self.hold(
+                    "ledger",
+                    live == tokens.live,
+                    "{} tokens are live, and the ledger has {}",
+                    live,
+                    tokens.live,
+                )
                 self.stop()
 
 
@@ -255,7 +301,8 @@ class Sieve(SimDisk):
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Nearly all that lives here lives on, and looking at it for garbage took two fifths of the time."""
+    """Nearly all that lives here lives on, and looking at it for garbage took two fifths of the
+    time."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 50, 1000)
     try:
@@ -273,23 +320,39 @@ def measure(
     first: int,
     last: int,
 ) -> Measured:
-    """Run the cluster from its start to the publication of version `last`, and measure from that of `first` on, the run's steps being more
-    than that. `length` gives a response's tokens by its key, `decode_s` the seconds of a decode step with so many slots busy. Raises
-    RuntimeError where an invariant does not hold, or the run ends before."""
+    """Run the cluster from its start to the publication of version `last`, and measure from that of
+    `first` on, the run's steps being more than that. `length` gives a response's tokens by its key,
+    `decode_s` the seconds of a decode step with so many slots busy. Raises RuntimeError where an
+    invariant does not hold, or the run ends before."""
     with replayable(config.run.seed), silence(), rare_collections():
         clock = MockClock(autojump_threshold=0)
-        return trio.run(partial(_run, config, length, decode_s, speeds, first, last), clock=clock, strict_exception_groups=True)
+        return trio.run(
+            partial(_run, config, length, decode_s, speeds, first, last),
+            clock=clock,
+            strict_exception_groups=True,
+        )
 
 
 async def _run(
-    config: Config, length: Callable[[int], int], decode_s: Callable[[int], float], speeds: Speeds, first: int, last: int
+    config: Config,
+    length: Callable[[int], int],
+    decode_s: Callable[[int], float],
+    speeds: Speeds,
+    first: int,
+    last: int,
 ) -> Measured:
     def trainer_idle_s() -> float:
         return world.processes["trainer-0"].waits.idle().get("command", 0.0)
 
     def engine(process: SimProcess) -> Engine:
-        sizes = {"slots": config.engine.slots, "context_tokens": config.engine.context_tokens, "chunk_tokens": config.engine.chunk_tokens}
-        return LockstepEngine(length, decode_s, vocab_size=policy.VOCABULARY, idle=process.waits.spent, **sizes)
+        sizes = {
+            "slots": config.engine.slots,
+            "context_tokens": config.engine.context_tokens,
+            "chunk_tokens": config.engine.chunk_tokens,
+        }
+        return LockstepEngine(
+            length, decode_s, vocab_size=policy.VOCABULARY, idle=process.waits.spent, **sizes
+        )
 
     meter = _Meter(config.run.seed, config, first, last, trainer_idle_s)
     world = World(config.run.seed, config, meter, speeds)

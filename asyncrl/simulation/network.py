@@ -1,7 +1,8 @@
-"""Pipes in memory. Invariant: what arrives is a prefix of what was sent, in order, however the wire is delayed, cut or frozen.
+"""Pipes in memory. Invariant: what arrives is a prefix of what was sent, in order, however the wire
+is delayed, cut or frozen.
 
-A pipe is below `asyncrl.ipc.link.Link`, which sends one frame in one call, so faults may also look at frames: lose one, send one twice. In
-faultless use it costs an append and a copy.
+A pipe is below `asyncrl.ipc.link.Link`, which sends one frame in one call, so faults may also look
+at frames: lose one, send one twice. In faultless use it costs an append and a copy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ CAPACITY = 4 * 2**20
 
 
 class Wire:
-    """One direction. `delay_s` is added to what is sent from now on; while somebody holds it, nothing arrives and nobody is told."""
+    """One direction. `delay_s` is added to what is sent from now on; while somebody holds it,
+    nothing arrives and nobody is told."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
@@ -91,14 +93,17 @@ class Wire:
 
 
 class MemoryPipe:
-    """One end. `frozen` is a process that is stopped: its end takes nothing and gives nothing until it goes on."""
+    """One end. `frozen` is a process that is stopped: its end takes nothing and gives nothing until
+    it goes on."""
 
     def __init__(self, out: Wire, into: Wire) -> None:
         self.torn = False
         self.blocked_s = 0.0
         self.out = out
         self.into = into
-        self.sent: deque[bytes] = deque(maxlen=0)  # the last frames, where somebody wants to send them again
+        self.sent: deque[bytes] = deque(
+            maxlen=0
+        )  # the last frames, where somebody wants to send them again
         self._frozen = False
         self._closed = False
         self._thaw = trio.lowlevel.ParkingLot()
@@ -130,7 +135,7 @@ class MemoryPipe:
         if self.out.cut or self.into.ended:
             raise trio.BrokenResourceError("the peer is gone")
 
-    # ---------------------------------------------------------------------------------------------------------- faults
+    # -------------------------------------------------------------------------------------- faults
 
     def die(self) -> None:
         """This end is gone, at once. What it had sent still arrives."""

@@ -1,4 +1,5 @@
-"""What a configuration lets a run do, worked out once more. Invariant: it shares no code with admission, selection and baselines.
+"""What a configuration lets a run do, worked out once more. Invariant: it shares no code with
+admission, selection and baselines.
 
 A *unit* is what is trained together: a group, or each of its rollouts (`train.unit`).
 """
@@ -14,8 +15,9 @@ from asyncrl.simulation.reference_state import Filling, ReferenceRollout, Refere
 
 
 class ReferenceRules:
-    """The rules, for the run as it stands: its account, the weights of each version there is (`lineage`), the versions `here` that are
-    published in this life, and the `version` that training started from in it."""
+    """The rules, for the run as it stands: its account, the weights of each version there is
+    (`lineage`), the versions `here` that are published in this life, and the `version` that
+    training started from in it."""
 
     config: Config
     account: ReferenceState
@@ -36,34 +38,51 @@ class ReferenceRules:
     @property
     def live(self) -> int:
         """Units that are not over."""
-        return self.account.groups_live if self.config.train.unit == "group" else self.account.rollouts_live
+        return (
+            self.account.groups_live
+            if self.config.train.unit == "group"
+            else self.account.rollouts_live
+        )
 
     @property
     def cap(self) -> int:
         """Groups that may be live where none is filtered."""
         groups = self.config.train.batch_groups
-        return self.config.staleness.depth * groups + math.ceil(self.config.rollout.overprovision * groups)
+        return self.config.staleness.depth * groups + math.ceil(
+            self.config.rollout.overprovision * groups
+        )
 
     @property
     def most(self) -> int:
-        """Groups that may be live. Where a filter leaves some out, others are started for them, as far as lag and a factor of 4 allow."""
+        """Groups that may be live. Where a filter leaves some out, others are started for them, as
+        far as lag and a factor of 4 allow."""
         train, staleness = self.config.train, self.config.staleness
         if self.config.rollout.filter == "none" or train.unit == "rollout":
             return self.cap
-        return min(4 * self.cap, max(self.cap, (self.max_lag + 1) * train.batch_groups - max(0, staleness.window - 1)))
+        return min(
+            4 * self.cap,
+            max(self.cap, (self.max_lag + 1) * train.batch_groups - max(0, staleness.window - 1)),
+        )
 
     @property
     def worst_lag(self) -> int:
-        """The largest lag that the window leaves possible: of a group that has `most` before it or beside it, and is overtaken by all that
-        the window lets overtake it. Where a step needs all that may be live there is nobody to wait for."""
+        """The largest lag that the window leaves possible: of a group that has `most` before it or
+        beside it, and is overtaken by all that the window lets overtake it. Where a step needs all
+        that may be live there is nobody to wait for."""
         groups = self.config.train.batch_groups
-        return 0 if self.most == groups else math.ceil((self.most + self.config.staleness.window - 1) / groups) - 1
+        return (
+            0
+            if self.most == groups
+            else math.ceil((self.most + self.config.staleness.window - 1) / groups) - 1
+        )
 
     def units(self, rollouts: Sequence[ReferenceRollout]) -> list[list[ReferenceRollout]]:
         """What is trained together of what was taken in this order."""
         if self.config.train.unit == "rollout":
             return [[seen] for seen in rollouts]
-        return [list(members) for _, members in groupby(rollouts, lambda seen: seen.group.event.group)]
+        return [
+            list(members) for _, members in groupby(rollouts, lambda seen: seen.group.event.group)
+        ]
 
     def full(self, filling: Filling, more: Sequence[ReferenceRollout] = ()) -> bool:
         """Whether a step that has taken all this has as much as it needs."""
@@ -74,8 +93,11 @@ class ReferenceRules:
         return count >= self.per_group * train.batch_groups
 
     def closes(self, filling: Filling) -> bool:
-        """Whether it is closed with what it has: it is full, or has all there is and no group more may be live."""
-        alone = not self.account.rollouts_untaken and self._count(filling) > self.per_group * (self.cap - 1)
+        """Whether it is closed with what it has: it is full, or has all there is and no group more
+        may be live."""
+        alone = not self.account.rollouts_untaken and self._count(filling) > self.per_group * (
+            self.cap - 1
+        )
         return self.full(filling) or alone
 
     def _count(self, filling: Filling, more: Sequence[ReferenceRollout] = ()) -> int:
@@ -87,15 +109,21 @@ class ReferenceRules:
     def open_step(self) -> int:
         """The step that takes next."""
         begun = max(self.account.steps, default=-1)
-        return max(self.version, max(self.lineage), begun + (begun >= 0 and self.closes(self.account.steps[begun])))
+        return max(
+            self.version,
+            max(self.lineage),
+            begun + (begun >= 0 and self.closes(self.account.steps[begun])),
+        )
 
     def rests_for(self) -> int | None:
-        """The version that has to be published before anything is generated again; None where generation goes on."""
+        """The version that has to be published before anything is generated again; None where
+        generation goes on."""
         batch = self.config.rollout.mode == "batch" and max(self.here, default=-1) < self.open_step
         return self.open_step if batch else None
 
     def stale(self, unit: Sequence[ReferenceRollout], step: int) -> bool:
-        """Whether this step cannot train a unit: where stale tokens are masked because it has no others, else because it has one."""
+        """Whether this step cannot train a unit: where stale tokens are masked because it has no
+        others, else because it has one."""
         versions = [version for seen in unit for version in seen.versions]
         if self.config.staleness.on_stale == "mask":
             return all(step - version > self.max_lag for version in versions)
@@ -103,4 +131,6 @@ class ReferenceRules:
 
     def baseline(self, seen: ReferenceRollout) -> float:
         """What a rollout that is trained alone is compared with."""
-        return seen.group.baseline(seen.id, self.config.rollout.k_min, self.config.train.prior_visits)
+        return seen.group.baseline(
+            seen.id, self.config.rollout.k_min, self.config.train.prior_visits
+        )

@@ -1,5 +1,5 @@
-"""A run's account, kept from its events alone. Invariant: it shares no code with `asyncrl.experience`, and is written to be read, not to be
-fast.
+"""A run's account, kept from its events alone. Invariant: it shares no code with
+`asyncrl.experience`, and is written to be read, not to be fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class ReferenceRollout:
         self.ids, self.behaviour = bytearray(), bytearray()
         self.versions: list[int] = []
         self.attempt, self.owner, self.sealed = 0, "", False
-        self.lease = self.before = self.failures = 0  # the number of its last lease, the tokens it had then, its failed attempts
+        self.lease = self.before = self.failures = (
+            0  # the number of its last lease, the tokens it had then, its failed attempts
+        )
         self.hops = 0  # how often it was taken back
         self.verdict: Scored | NoVerdict | None = None
         self.step: int | None = None
@@ -46,8 +48,9 @@ class ReferenceRollout:
 
 
 class ReferenceGroup:
-    """One group, as the events tell it. `steps` says which step has each member that was taken, `rewards` what each member got, the first
-    judged first, whatever became of them. `prior` is what was known of its prompt when it was admitted: a mean and its weight."""
+    """One group, as the events tell it. `steps` says which step has each member that was taken,
+    `rewards` what each member got, the first judged first, whatever became of them. `prior` is what
+    was known of its prompt when it was admitted: a mean and its weight."""
 
     __slots__ = ("event", "members", "ordinal", "prior", "rewards", "steps")
 
@@ -62,7 +65,8 @@ class ReferenceGroup:
         return [reward for member, reward in self.rewards.items() if member != id]
 
     def baseline(self, id: int, k: int, visits: float) -> float:
-        """The mean of the first `k` judged among the others, drawn to the prior, whose weight is `visits` at most."""
+        """The mean of the first `k` judged among the others, drawn to the prior, whose weight is
+        `visits` at most."""
         first, (mean, weight) = self.others(id)[:k], self.prior
         weight = min(visits, weight)
         return (sum(first) + weight * mean) / (k + weight)
@@ -81,10 +85,12 @@ class Filling:
 class ReferenceState:
     """What is live, what became of the rest, and what is due next.
 
-    `cursor` is where the next prompt comes from, `again` are the stale groups whose prompts start again, with their items. `visits` says of
-    each prompt what its groups earned: how many rewards and their sum, each earlier group counting half, and whether all of the last group
-    were right. `kept` are the trained groups that may be trained again, with the last step that may, `replayed` the rollouts that each step
-    trains again. `touched` are the rollouts that events named since it was last cleared.
+    `cursor` is where the next prompt comes from, `again` are the stale groups whose prompts start
+    again, with their items. `visits` says of each prompt what its groups earned: how many rewards
+    and their sum, each earlier group counting half, and whether all of the last group were right.
+    `kept` are the trained groups that may be trained again, with the last step that may, `replayed`
+    the rollouts that each step trains again. `touched` are the rollouts that events named since it
+    was last cleared.
     """
 
     def __init__(self) -> None:
@@ -113,12 +119,17 @@ class ReferenceState:
     @property
     def groups_untaken(self) -> int:
         """Those of which no step has anything."""
-        return sum(group.event.split == "train" and not group.steps for group in self.groups.values())
+        return sum(
+            group.event.split == "train" and not group.steps for group in self.groups.values()
+        )
 
     @property
     def rollouts_untaken(self) -> int:
         """Training rollouts that no step has."""
-        return sum(seen.step is None and seen.group.event.split == "train" for seen in self.rollouts.values())
+        return sum(
+            seen.step is None and seen.group.event.split == "train"
+            for seen in self.rollouts.values()
+        )
 
     @property
     def rollouts_live(self) -> int:
@@ -133,7 +144,11 @@ class ReferenceState:
     @property
     def queue(self) -> tuple[int, int]:
         """Training rollouts that are complete and that no step has, and their bytes."""
-        queued = [seen for seen in self.rollouts.values() if seen.sealed and seen.step is None and seen.group.event.split == "train"]
+        queued = [
+            seen
+            for seen in self.rollouts.values()
+            if seen.sealed and seen.step is None and seen.group.event.split == "train"
+        ]
         return len(queued), 8 * sum(len(seen.versions) for seen in queued)
 
     def members(self, group: ReferenceGroup) -> list[ReferenceRollout]:
@@ -145,9 +160,14 @@ class ReferenceState:
         return all(seen.verdict is not None for seen in self.members(group))
 
     def oldest(self, but: Container[int] = ()) -> ReferenceGroup | None:
-        """The training group admitted first of those of which a rollout is live that no step has, `but` for these rollouts."""
+        """The training group admitted first of those of which a rollout is live that no step has,
+        `but` for these rollouts."""
         groups = (group for group in self.groups.values() if group.event.split == "train")
-        waiting = (g for g in groups if any(seen.step is None and seen.id not in but for seen in self.members(g)))
+        waiting = (
+            g
+            for g in groups
+            if any(seen.step is None and seen.id not in but for seen in self.members(g))
+        )
         return min(waiting, key=lambda group: group.ordinal, default=None)
 
     def untake(self, id: int) -> None:
@@ -159,8 +179,14 @@ class ReferenceState:
 
     def apply(self, event: e.AnyEvent) -> None:
         """Take the event in."""
-        touched = [event.rollout] if hasattr(event, "rollout") else list(getattr(event, "rollouts", ()))
-        groups = {seen.group.event.group: seen.group for id in touched if (seen := self.rollouts.get(id)) is not None}
+        touched = (
+            [event.rollout] if hasattr(event, "rollout") else list(getattr(event, "rollouts", ()))
+        )
+        groups = {
+            seen.group.event.group: seen.group
+            for id in touched
+            if (seen := self.rollouts.get(id)) is not None
+        }
         match event:
             case e.Admitted():
                 self._admit(event)
@@ -181,7 +207,11 @@ class ReferenceState:
                 seen.owner, seen.sealed = "", True
             case e.Requeued():
                 seen = self.rollouts[event.rollout]
-                seen.owner, seen.failures, seen.hops = "", seen.failures + event.failed, seen.hops + 1
+                seen.owner, seen.failures, seen.hops = (
+                    "",
+                    seen.failures + event.failed,
+                    seen.hops + 1,
+                )
             case e.Buried():
                 self.buried[self.rollouts[event.rollout].group.event.split] += 1
                 self._end(event.rollout, event.reason)
@@ -203,15 +233,26 @@ class ReferenceState:
                 self.tokens_discarded.update(event.discarded)
                 self.trained += event.trained > 0
                 if not event.trained:
-                    self.discarded[max(event.discarded, key=lambda reason: event.discarded[reason], default="empty")] += 1
+                    self.discarded[
+                        max(
+                            event.discarded,
+                            key=lambda reason: event.discarded[reason],
+                            default="empty",
+                        )
+                    ] += 1
                 self.rollouts.pop(event.rollout)
                 self.ended[event.rollout] = "trained"
             case e.StoredForReplay():
                 group = self.groups[event.group]
-                self.kept[event.group] = event.until, [self.rollouts[id] for id in sorted(group.steps)]
+                self.kept[event.group] = (
+                    event.until,
+                    [self.rollouts[id] for id in sorted(group.steps)],
+                )
             case e.Replayed():
                 for number in event.groups:
-                    self.replayed.setdefault(event.step, {}).update((seen.id, seen) for seen in self.kept.pop(number)[1])
+                    self.replayed.setdefault(event.step, {}).update(
+                        (seen.id, seen) for seen in self.kept.pop(number)[1]
+                    )
             case e.Discarded():
                 self._end(event.rollout, event.reason)
             case e.Dropped():
@@ -224,7 +265,9 @@ class ReferenceState:
             case e.Published():
                 self.published = event.version
                 groups = dict(self.groups)
-                self.kept = {number: kept for number, kept in self.kept.items() if kept[0] >= event.version}
+                self.kept = {
+                    number: kept for number, kept in self.kept.items() if kept[0] >= event.version
+                }
             case e.Checkpointed():
                 pass
         self._forget(groups.values())
@@ -236,7 +279,9 @@ class ReferenceState:
         group = self.groups[event.group] = ReferenceGroup(event, self.ordinals[event.split], prior)
         self.ordinals[event.split] += 1
         for member, id in enumerate(group.members):
-            self.rollouts[id] = ReferenceRollout(id, group, policy.key(event.split, event.prompt_index, member))
+            self.rollouts[id] = ReferenceRollout(
+                id, group, policy.key(event.split, event.prompt_index, member)
+            )
         self.admitted += event.size
         if event.restarts is not None:
             self.again.pop(event.restarts, None)
@@ -258,20 +303,30 @@ class ReferenceState:
                         self._end(seen.id, "no_verdict")
 
     def _visited(self, groups: Iterable[ReferenceGroup]) -> None:
-        """A member was judged or buried: a group of which no more is to come was a visit of its prompt."""
+        """A member was judged or buried: a group of which no more is to come was a visit of its
+        prompt."""
         for group in groups:
             if group.event.split == "train" and self.complete(group):
                 sum_, count, _ = self.visits.get(group.event.prompt_index, (0.0, 0.0, False))
                 rewards = [group.rewards[id] for id in group.members if id in group.rewards]
                 easy = rewards.count(1.0) == len(group.members)
-                self.visits[group.event.prompt_index] = sum_ / 2 + math.fsum(rewards), count / 2 + len(rewards), easy
+                self.visits[group.event.prompt_index] = (
+                    sum_ / 2 + math.fsum(rewards),
+                    count / 2 + len(rewards),
+                    easy,
+                )
 
     def _forget(self, groups: Iterable[ReferenceGroup]) -> None:
-        """A group is over when all its members have ended, not all in a grave, and what was taken of it is published."""
+        """A group is over when all its members have ended, not all in a grave, and what was taken
+        of it is published."""
         for group in groups:
             ended = not any(id in self.rollouts for id in group.members)
             graves = all(self.ended.get(id) == "buried" for id in group.members)
-            if ended and not graves and all(step < (self.published or 0) for step in group.steps.values()):
+            if (
+                ended
+                and not graves
+                and all(step < (self.published or 0) for step in group.steps.values())
+            ):
                 self.groups.pop(group.event.group, None)
 
     def _end(self, id: int, reason: str) -> None:
@@ -282,9 +337,11 @@ class ReferenceState:
             self.tokens_discarded[reason] += len(seen.versions)
 
 
-def gone_on(events: Sequence[e.AnyEvent], undone: Container[int]) -> tuple[ReferenceState, list[tuple[int, list[int]]]]:
-    """The account that a life begins with: of `events` but those whose numbers (from 1) are undone, and with nothing taken; and what has to
-    be taken again, by step."""
+def gone_on(
+    events: Sequence[e.AnyEvent], undone: Container[int]
+) -> tuple[ReferenceState, list[tuple[int, list[int]]]]:
+    """The account that a life begins with: of `events` but those whose numbers (from 1) are undone,
+    and with nothing taken; and what has to be taken again, by step."""
     account, due = ReferenceState(), list[tuple[int, list[int]]]()
     for number, event in enumerate(events, 1):
         if number not in undone:

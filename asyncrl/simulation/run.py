@@ -1,5 +1,5 @@
-"""One seed, from its plan to its report. Invariant: a report says of every life why it ended, and an end that no fault explains is a
-violation."""
+"""One seed, from its plan to its report. Invariant: a report says of every life why it ended, and
+an end that no fault explains is a violation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ EXPLAINED: dict[str, str] = {
     r"publications failed in a row": rf"{_ENGINES}|{_FROZEN}",
     r"(rollout|reward)-\d+ ": rf"kill_.*|restart_beside|verifier_.*|{_ENGINES}|{_FROZEN}",
 }
-"""Why a life may end badly, and the kinds of fault of which at least one must have happened then."""
+"""Why a life may end badly, and the kinds of fault of which at least one must have happened
+then."""
 
 
 @dataclass
@@ -84,7 +85,9 @@ def configured(seed: int) -> Config:
     batch_groups, group_size = draw.choice((1, 2, 3)), draw.choice((2, 3)) + (unit == "rollout")
     exact = not max_lag and draw.random() < 0.8  # nothing but the seed has a say in the weights
     overprovision = draw.choice((1.0, 1.0, 1.5, 2.0)) if max_lag else 1.0
-    free = max_lag and draw.random() < 0.5  # of the order of admission, for as many groups as max_lag allows
+    free = (
+        max_lag and draw.random() < 0.5
+    )  # of the order of admission, for as many groups as max_lag allows
     filtered = draw.choice(("none", "none", "zero_variance"))
     more = random.Random(f"more/{seed}")
     most = depth * batch_groups + math.ceil(overprovision * batch_groups)
@@ -95,14 +98,23 @@ def configured(seed: int) -> Config:
             "train_size": draw.choice((7, 1000)),
             "epochs": more.choice((0, 0, 1)),
             "verdict_s": 2.0,
-            "curriculum": "in_order" if exact else draw.choice(("in_order", "in_order", "unsolved", "difficulty")),
+            "curriculum": "in_order"
+            if exact
+            else draw.choice(("in_order", "in_order", "unsolved", "difficulty")),
         },
-        "engine": {"kind": "scripted", "slots": draw.choice((2, 4, 8)), "chunk_tokens": draw.choice((2, 4)), "context_tokens": 64},
+        "engine": {
+            "kind": "scripted",
+            "slots": draw.choice((2, 4, 8)),
+            "chunk_tokens": draw.choice((2, 4)),
+            "context_tokens": 64,
+        },
         "rollout": {
             "actors": draw.choice((1, 2, 3)),
             "group_size": group_size,
             "group_size_max": group_size + draw.choice((0, 2)),
-            "sizing": "fixed" if exact or unit == "rollout" else draw.choice(("fixed", "fixed", "difficulty")),
+            "sizing": "fixed"
+            if exact or unit == "rollout"
+            else draw.choice(("fixed", "fixed", "difficulty")),
             "k_min": draw.choice((1, 2)) if unit == "rollout" else draw.choice((1, 2, 2)),
             "max_new_tokens": draw.choice((8, 20)),
             "filter": "none" if exact and more.random() < 0.7 else filtered,
@@ -117,7 +129,9 @@ def configured(seed: int) -> Config:
             "batch_groups": batch_groups,
             "step_tokens": draw.choice((0, 0, 0, 10, 40)) if max_lag else 0,
             "unit": unit,
-            "advantage": "first_k" if unit == "rollout" else draw.choice(("grpo", "grpo", "reinforce_pp")),
+            "advantage": "first_k"
+            if unit == "rollout"
+            else draw.choice(("grpo", "grpo", "reinforce_pp")),
             "replay_groups": draw.choice((0, 0, 0, 1)) if unit == "group" and not exact else 0,
             "eval_every": 2,
             "checkpoint_every": draw.choice((1, 2, 2, 0)),
@@ -138,7 +152,9 @@ def configured(seed: int) -> Config:
         "run": {"seed": seed},
     }
     if settings["train"]["step_tokens"] and window and settings["staleness"]["on_stale"] == "drop":
-        settings["staleness"]["on_stale"] = "mask"  # such a step may be so small that no window bounds lag
+        settings["staleness"]["on_stale"] = (
+            "mask"  # such a step may be so small that no window bounds lag
+        )
     return msgspec.convert(settings, Config)
 
 
@@ -157,18 +173,24 @@ class _Steps(trio.abc.Instrument):
                 for process in self._world.processes.values():
                     self._checker.look_at_waits(process)
             if self.count > STEPS:
-                self._checker.violated("liveness", f"{STEPS} steps of tasks, and the run is not over")
-        except Exception as error:  # noqa: BLE001 (trio would only log it)
+                self._checker.violated(
+                    "liveness", f"{STEPS} steps of tasks, and the run is not over"
+                )
+        except Exception as error:
             self._checker.violated("the checker", repr(error), error)
 
 
-def simulate(seed: int, *, config: Config | None = None, faults: Sequence[Fault] | None = None) -> SeedReport:
+def simulate(
+    seed: int, *, config: Config | None = None, faults: Sequence[Fault] | None = None
+) -> SeedReport:
     """Run a seed to its end. `config` and `faults` are the seed's own unless given."""
     config = configured(seed) if config is None else config
     faults = plan(seed) if faults is None else faults
     clock = MockClock(autojump_threshold=0)
     with replayable(seed), silence():
-        return trio.run(partial(_run, seed, config, faults, clock), clock=clock, strict_exception_groups=True)
+        return trio.run(
+            partial(_run, seed, config, faults, clock), clock=clock, strict_exception_groups=True
+        )
 
 
 @contextmanager
@@ -186,7 +208,9 @@ async def _run(seed: int, config: Config, faults: Sequence[Fault], clock: MockCl
     draw = random.Random(f"speeds/{seed}")
     pace = draw.choice((0.01, 0.03, 0.06))
     speeds = Speeds(
-        pace=lambda: pace * draw.choice((0.5, 1.0, 1.0, 4.0)), start_s=lambda: draw.uniform(0.05, 0.6), step_s=draw.choice((0.02, 0.2, 0.5))
+        pace=lambda: pace * draw.choice((0.5, 1.0, 1.0, 4.0)),
+        start_s=lambda: draw.uniform(0.05, 0.6),
+        step_s=draw.choice((0.02, 0.2, 0.5)),
     )
     source = FakeTask(config)
     checker = Checker(seed, config, lambda cursor: None)
@@ -235,12 +259,26 @@ async def _live(world: World, injector: Injector) -> None:
         ending = await world.life()
         if ending.finished and "stopped early" not in ending.reason:
             return
-        if (pattern := next((pattern for pattern in EXPLAINED if re.search(pattern, ending.reason)), None)) is None:
-            world.checker.violated("liveness", f"a life ended for a reason that no fault has: {ending.reason}")
+        if (
+            pattern := next(
+                (pattern for pattern in EXPLAINED if re.search(pattern, ending.reason)), None
+            )
+        ) is None:
+            world.checker.violated(
+                "liveness", f"a life ended for a reason that no fault has: {ending.reason}"
+            )
         elif not any(re.fullmatch(EXPLAINED[pattern], kind) for kind in +injector.here):
-            world.checker.violated("liveness", f"no fault of this life explains its end: {ending.reason}; there were {dict(injector.here)}")
+            world.checker.violated(
+                "liveness",
+                f"no fault of this life explains its end: {ending.reason}; there were "
+                f"{dict(injector.here)}",
+            )
         await trio.sleep(BETWEEN_LIVES_S)
-    world.checker.violated("liveness", f"the run did not finish in {LIVES} lives, the last of which ended: {world.lives[-1].reason}")
+    world.checker.violated(
+        "liveness",
+        f"the run did not finish in {LIVES} lives, the last of which ended: "
+        f"{world.lives[-1].reason}",
+    )
 
 
 def _judge(world: World, source: FakeTask) -> None:
@@ -248,12 +286,36 @@ def _judge(world: World, source: FakeTask) -> None:
     config, checker = world.config, world.checker
     last = max(checker.lineage)
     done = last == config.train.steps or "used up" in world.lives[-1].reason
-    checker.hold("liveness", done, "the run is over after {} of {} steps: {}", last, config.train.steps, world.lives[-1].reason)
-    lost = {reason: count for reason, count in checker.account.discarded.items() if reason != "evaluation"}
+    checker.hold(
+        "liveness",
+        done,
+        "the run is over after {} of {} steps: {}",
+        last,
+        config.train.steps,
+        world.lives[-1].reason,
+    )
+    lost = {
+        reason: count
+        for reason, count in checker.account.discarded.items()
+        if reason != "evaluation"
+    }
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
-    plain = task.curriculum == "in_order" and rollout.sizing == "fixed" and rollout.overprovision == 1.0 and not train.replay_groups
+    plain = (
+        task.curriculum == "in_order"
+        and rollout.sizing == "fixed"
+        and rollout.overprovision == 1.0
+        and not train.replay_groups
+    )
     if staleness.max_lag == staleness.depth == 0 and plain and not lost:
         steps = prompts_of(last, config.train.batch_groups, world.prompts().train_item)
-        due = policy.synchronous(world.seed, steps, config.rollout.group_size, config.rollout.max_new_tokens)
+        due = policy.synchronous(
+            world.seed, steps, config.rollout.group_size, config.rollout.max_new_tokens
+        )
         made = [checker.lineage[version] for version in range(last + 1)]
-        checker.hold("synchronous", made == due, "at lag 0 the weights are not those of synchronous training: {} {}", made, due)
+        checker.hold(
+            "synchronous",
+            made == due,
+            "at lag 0 the weights are not those of synchronous training: {} {}",
+            made,
+            due,
+        )

@@ -1,7 +1,9 @@
-"""A cluster in virtual time: how a run of a thousand engines would go, and what its coordinator costs. Invariant: what is not the product's
-own are the ends alone: engines, whose tokens are all alike, verifiers and the learner.
+"""A cluster in virtual time: how a run of a thousand engines would go, and what its coordinator
+costs. Invariant: what is not the product's own are the ends alone: engines, whose tokens are all
+alike, verifiers and the learner.
 
-Lengths have a heavy tail (log-logistic, median `MEDIAN`), as responses do that reason. The ledger is checked every second.
+Lengths have a heavy tail (log-logistic, median `MEDIAN`), as responses do that reason. The ledger
+is checked every second.
 """
 
 from __future__ import annotations
@@ -52,8 +54,19 @@ def configured(engines: int, seed: int) -> Config:
     return msgspec.convert(
         {
             "task": {"eval_size": 0, "train_size": 10**6},
-            "engine": {"kind": "scripted", "slots": SLOTS, "chunk_tokens": 256, "context_tokens": 4096},
-            "rollout": {"actors": engines, "group_size": 8, "max_new_tokens": 2048, "filter": "none", "lease_s": 6000.0},
+            "engine": {
+                "kind": "scripted",
+                "slots": SLOTS,
+                "chunk_tokens": 256,
+                "context_tokens": 4096,
+            },
+            "rollout": {
+                "actors": engines,
+                "group_size": 8,
+                "max_new_tokens": 2048,
+                "filter": "none",
+                "lease_s": 6000.0,
+            },
             "train": {
                 "steps": 10**6,
                 "batch_groups": max(1, engines // 4),
@@ -87,7 +100,12 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
     config = configured(engines, seed)
     checker = EventFold(seed, config, lambda cursor: None)
     draw = random.Random(seed)
-    speeds = Speeds(verdict_s=1.0, start_s=lambda: draw.uniform(0.1, 5.0), trained_token_s=2e-2 / engines, step_s=1.0)
+    speeds = Speeds(
+        verdict_s=1.0,
+        start_s=lambda: draw.uniform(0.1, 5.0),
+        trained_token_s=2e-2 / engines,
+        step_s=1.0,
+    )
     world = World(seed, config, checker, speeds)
 
     def script(request: Request) -> Script:
@@ -112,7 +130,12 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
     async def look() -> None:
         while True:
             await trio.sleep(seconds / 20)
-            in_flight.append(sum(rollout.status is RolloutStatus.LEASED for rollout in checker.store.experience.rollouts.values()))
+            in_flight.append(
+                sum(
+                    rollout.status is RolloutStatus.LEASED
+                    for rollout in checker.store.experience.rollouts.values()
+                )
+            )
 
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,5 @@
-"""Which task runs next. Invariant: inside `replayable(seed)` trio draws the order of tasks from the seed, and nothing else is changed."""
+"""Which task runs next. Invariant: inside `replayable(seed)` trio draws the order of tasks from the
+seed, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import trio
 
 @contextmanager
 def replayable(seed: int) -> Iterator[None]:
-    """Make every `trio.run` inside the block shuffle its runnable tasks as `seed` says; afterwards trio is as it was.
+    """Make every `trio.run` inside the block shuffle its runnable tasks as `seed` says; afterwards
+    trio is as it was.
 
     trio has no public gateway to this; hypothesis-trio and pytest-trio use the same one.
     """

@@ -1,6 +1,8 @@
-"""What outlives a process: the journal's disk and the checkpoints. Invariant: what was committed stays, and what was not never was.
+"""What outlives a process: the journal's disk and the checkpoints. Invariant: what was committed
+stays, and what was not never was.
 
-A process writes through a `Mount`, which its death takes away: what code of a dead process still does reaches nothing.
+A process writes through a `Mount`, which its death takes away: what code of a dead process still
+does reaches nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ class SimDisk:
 
     @property
     def last(self) -> int:
-        return self.rows[-1].first + self.rows[-1].count - 1 if self.rows else max((keep.number for keep in self.kept), default=0)
+        return (
+            self.rows[-1].first + self.rows[-1].count - 1
+            if self.rows
+            else max((keep.number for keep in self.kept), default=0)
+        )
 
     def write(self, write: Write) -> None:
         match write:
@@ -43,21 +49,30 @@ class SimDisk:
                 self.rows.append(EventRows(first, count, bytes(data)))
             case Keep(number, version, data):
                 self.kept = sorted(
-                    [k for k in self.kept if k.number != number] + [Keep(number, version, bytes(data))], key=lambda k: k.number
+                    [k for k in self.kept if k.number != number]
+                    + [Keep(number, version, bytes(data))],
+                    key=lambda k: k.number,
                 )
             case Compact(version):
                 newest = max((k.number for k in self.kept if k.version == version), default=0)
                 self.kept = [k for k in self.kept if k.number >= newest]
-                self.rows = [row for row in self.rows if row.first + row.count - 1 > newest or row is self.rows[-1]]
+                self.rows = [
+                    row
+                    for row in self.rows
+                    if row.first + row.count - 1 > newest or row is self.rows[-1]
+                ]
             case Abandon(version):
                 self.kept = [k for k in self.kept if k.version <= version]
 
-    # ------------------------------------------------------------------------------------------------ journal.disk.History
+    # ------------------------------------------------------------------------ journal.disk.History
 
     def events(self, after: int) -> Iterator[tuple[int, AnyEvent]]:
         """The committed events after that number."""
         if self.rows and self.rows[0].first > after + 1:
-            raise JournalError(f"the events after {after} are compacted away: the first one left is {self.rows[0].first}")
+            raise JournalError(
+                f"the events after {after} are compacted away: the first one left is "
+                f"{self.rows[0].first}"
+            )
         for row in self.rows:
             if row.first + row.count - 1 > after:
                 for number, event in enumerate(_events.decode(row.data), row.first):
@@ -83,7 +98,9 @@ class Mount:
 
     @property
     def size(self) -> int:
-        return sum(len(row.data) for row in self._platter.rows) + sum(len(keep.data) for keep in self._platter.kept)
+        return sum(len(row.data) for row in self._platter.rows) + sum(
+            len(keep.data) for keep in self._platter.kept
+        )
 
     async def commit(self, writes: Sequence[Write]) -> None:
         """All of it or none, in a moment. Raises DiskFull, or JournalError for good."""
@@ -103,7 +120,8 @@ class Mount:
 
 @dataclass
 class SimCheckpoint:
-    """Weights of a version, and the event that they belong to. One that is `damaged` does not read; one set `aside` is nobody's."""
+    """Weights of a version, and the event that they belong to. One that is `damaged` does not read;
+    one set `aside` is nobody's."""
 
     version: int
     weights: int

@@ -1,7 +1,9 @@
-"""A process that is not one. Invariant: what is killed is silent from that moment, whatever its code still does.
+"""A process that is not one. Invariant: what is killed is silent from that moment, whatever its
+code still does.
 
-It is a `supervisor.Child`: a cancel scope around an actor's `main`, and the ends of its connections, which die with it. Stopped, it neither
-hears nor says anything; its own clock goes on, as a process's does.
+It is a `supervisor.Child`: a cancel scope around an actor's `main`, and the ends of its
+connections, which die with it. Stopped, it neither hears nor says anything; its own clock goes on,
+as a process's does.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ KILLED = -9
 class SimProcess:
     """One start of one actor. `failed` is told of an exception that ended it."""
 
-    def __init__(self, role: Role, index: int, incarnation: int, failed: Callable[[SimProcess, BaseException], None]) -> None:
+    def __init__(
+        self,
+        role: Role,
+        index: int,
+        incarnation: int,
+        failed: Callable[[SimProcess, BaseException], None],
+    ) -> None:
         self.role: Role = role
         self.index = index
         self.incarnation = incarnation
@@ -52,8 +60,11 @@ class SimProcess:
         try:
             with self._scope:
                 await main(self)
-        except* Exception as errors:  # noqa: BLE001 (a process ends with whatever ends it, and its supervisor is told)
-            self._code, self._said = 1, "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves(errors))
+        except* Exception as errors:
+            self._code, self._said = (
+                1,
+                "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves(errors)),
+            )
             if not self._scope.cancel_called:
                 self._failed(self, errors)
         finally:
@@ -82,7 +93,7 @@ class SimProcess:
             pipe.die()
         self.on_death()
 
-    # ------------------------------------------------------------------------------------------------- supervisor.Child
+    # ---------------------------------------------------------------------------- supervisor.Child
 
     async def wait(self) -> int:
         await self._over.wait()
@@ -104,4 +115,8 @@ class SimProcess:
 
 def leaves(error: BaseException) -> list[BaseException]:
     """The errors of a group, or the one there is."""
-    return [leaf for inner in error.exceptions for leaf in leaves(inner)] if isinstance(error, BaseExceptionGroup) else [error]
+    return (
+        [leaf for inner in error.exceptions for leaf in leaves(inner)]
+        if isinstance(error, BaseExceptionGroup)
+        else [error]
+    )

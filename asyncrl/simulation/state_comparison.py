@@ -1,4 +1,5 @@
-"""The product's state beside the checker's account. Invariant: each is asked, neither is changed."""
+"""The product's state beside the checker's account. Invariant: each is asked, neither is
+changed."""
 
 from __future__ import annotations
 
@@ -24,8 +25,19 @@ def compare(w: Checker) -> None:
     w.hold("ledger", admitted == written, "rollouts: {}, and the ledger says {}", admitted, written)
     w.hold("ledger", theirs.ledger.balances(), "the ledger does not balance")
     live = mine.groups_live, mine.groups_untaken, mine.rollouts_live, mine.rollouts_untaken
-    counted = theirs.groups_live, theirs.groups_untaken, theirs.rollouts_live, theirs.rollouts_untaken
-    w.hold("queue", live == counted, "groups and rollouts that are live, and untaken: {}, not {}", live, counted)
+    counted = (
+        theirs.groups_live,
+        theirs.groups_untaken,
+        theirs.rollouts_live,
+        theirs.rollouts_untaken,
+    )
+    w.hold(
+        "queue",
+        live == counted,
+        "groups and rollouts that are live, and untaken: {}, not {}",
+        live,
+        counted,
+    )
     queue = theirs.queue_items, theirs.queue_bytes
     w.hold("queue", mine.queue == queue, "the queue holds {}, not {}", mine.queue, queue)
     for id in mine.touched:
@@ -37,12 +49,22 @@ def _rollout(w: Checker, id: int) -> None:
     mine, theirs = w.account.rollouts.get(id), w.store.experience.rollouts.get(id)
     if mine is None or theirs is None:
         end = w.account.ended.get(id)
-        w.hold("once", mine is None and theirs is None, "rollout {} is live for one, and {} for the other", id, end)
+        w.hold(
+            "once",
+            mine is None and theirs is None,
+            "rollout {} is live for one, and {} for the other",
+            id,
+            end,
+        )
         return
     spans = [(span.version, span.start, span.end) for span in theirs.spans]
     same = mine.ids == theirs.ids and mine.behaviour == theirs.behaviour and mine.spans() == spans
     w.hold("parallel", same, "rollout {} is not what was sampled: spans {}", id, spans)
-    same = (mine.owner, mine.attempt, mine.failures) == (theirs.owner, theirs.attempt, theirs.failures)
+    same = (mine.owner, mine.attempt, mine.failures) == (
+        theirs.owner,
+        theirs.attempt,
+        theirs.failures,
+    )
     w.hold("leases", same, "rollout {} is with {!r}, not with {!r}", id, mine.owner, theirs.owner)
 
 
@@ -54,7 +76,13 @@ def compare_all(w: Checker, invariant: str) -> None:
     live = sorted(mine.groups), sorted(theirs.groups)
     w.hold(invariant, live[0] == live[1], "groups {} are live, not {}", *live)
     cursor = theirs.history.cursor
-    w.hold(invariant, mine.cursor == cursor, "the next prompt is looked for from {} on, not from {}", mine.cursor, cursor)
+    w.hold(
+        invariant,
+        mine.cursor == cursor,
+        "the next prompt is looked for from {} on, not from {}",
+        mine.cursor,
+        cursor,
+    )
     w.hold(
         invariant,
         list(mine.kept) == list(theirs.replay_buffer.kept),
@@ -62,19 +90,45 @@ def compare_all(w: Checker, invariant: str) -> None:
         list(mine.kept),
         list(theirs.replay_buffer.kept),
     )
-    w.hold(invariant, mine.again == theirs.restarts, "{} start again, not {}", mine.again, theirs.restarts)
+    w.hold(
+        invariant,
+        mine.again == theirs.restarts,
+        "{} start again, not {}",
+        mine.again,
+        theirs.restarts,
+    )
     due = {id for _, rollouts in w.prescribed for id in rollouts}
-    begun = {n for n, group in mine.groups.items() if group.steps or not due.isdisjoint(group.members)}
+    begun = {
+        n for n, group in mine.groups.items() if group.steps or not due.isdisjoint(group.members)
+    }
     complete = [n for n, group in mine.groups.items() if mine.complete(group) and n not in begun]
     ready = [group.id for split in get_args(Split) for group in theirs.ready(split)]
-    w.hold(invariant, sorted(complete) == sorted(ready), "groups {} are complete, and ready are {}", complete, ready)
-    waiting = [seen for seen in mine.rollouts.values() if seen.verdict is not None and seen.step is None and seen.id not in due]
+    w.hold(
+        invariant,
+        sorted(complete) == sorted(ready),
+        "groups {} are complete, and ready are {}",
+        complete,
+        ready,
+    )
+    waiting = [
+        seen
+        for seen in mine.rollouts.values()
+        if seen.verdict is not None and seen.step is None and seen.id not in due
+    ]
     judged = sorted((seen.oldest, seen.id) for seen in waiting if seen.group.event.split == "train")
     offered = [(rollout.oldest, rollout.id) for rollout in theirs.judged()]
-    w.hold(invariant, judged == offered, "rollouts {} are judged, and on offer are {}", judged, offered)
+    w.hold(
+        invariant, judged == offered, "rollouts {} are judged, and on offer are {}", judged, offered
+    )
     first, oldest = mine.oldest(due), theirs.oldest()
     same = (first and first.event.group) == (oldest and oldest.id)
-    w.hold(invariant, same, "the oldest group is {}, not {}", first and first.event.group, oldest and oldest.id)
+    w.hold(
+        invariant,
+        same,
+        "the oldest group is {}, not {}",
+        first and first.event.group,
+        oldest and oldest.id,
+    )
     for id in mine.rollouts:
         _rollout(w, id)
     compare(w)
@@ -83,16 +137,41 @@ def compare_all(w: Checker, invariant: str) -> None:
 def compare_shell(w: Checker, run: Coordinator) -> None:
     """What the coordinator keeps beside the state."""
     leased = {seen.id: seen.owner for seen in w.account.rollouts.values() if seen.owner}
-    held = [(id, engine_handle.name) for engine_handle in run.engine_pool for ids in engine_handle.held.values() for id in ids]
+    held = [
+        (id, engine_handle.name)
+        for engine_handle in run.engine_pool
+        for ids in engine_handle.held.values()
+        for id in ids
+    ]
     same = len(held) == len(leased) and dict(held) == leased
-    w.hold("slots", same, "engines hold {}, and leased are {}", sorted(held), sorted(leased.items()))
+    w.hold(
+        "slots", same, "engines hold {}, and leased are {}", sorted(held), sorted(leased.items())
+    )
     counted = Counter(name for name, _ in run.scoring._with.values())
     load = run.scoring._load
-    w.hold("slots", counted == +Counter(load), "reward actors have {}, and {} are counted", counted, load)
+    w.hold(
+        "slots",
+        counted == +Counter(load),
+        "reward actors have {}, and {} are counted",
+        counted,
+        load,
+    )
     if w.answered is not None and (seen := w.account.rollouts.get(w.answered.rollout)) is not None:
-        w.hold("verdicts", seen.verdict == w.answered.verdict, "{} was delivered, and booked is {}", w.answered, seen.verdict)
+        w.hold(
+            "verdicts",
+            seen.verdict == w.answered.verdict,
+            "{} was delivered, and booked is {}",
+            w.answered,
+            seen.verdict,
+        )
     w.answered = None
     booked = w.account.tokens
     if w.excused:
         w.delivered, w.excused = booked, False
-    w.hold("tokens are booked", w.delivered == booked, "{} tokens were delivered, and {} booked", w.delivered, booked)
+    w.hold(
+        "tokens are booked",
+        w.delivered == booked,
+        "{} tokens were delivered, and {} booked",
+        w.delivered,
+        booked,
+    )

@@ -1,5 +1,6 @@
-"""One run, life after life, until it is over. Invariant: only what is scripted or injected differs from real processes; the coordinator,
-the actors, their links, the journal's writer, the recovery and the supervision are the product's own.
+"""One run, life after life, until it is over. Invariant: only what is scripted or injected differs
+from real processes; the coordinator, the actors, their links, the journal's writer, the recovery
+and the supervision are the product's own.
 
     life   a coordinator's process, its actors and a launcher, as `asyncrl.launch.launcher` has them; it ends as a run ends
     world  what lives lie on: the disk, the checkpoints, the checker; a life that did not finish is resumed, as a user would
@@ -32,7 +33,17 @@ from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.state import Experience
 from asyncrl.ipc.link import EndOfStream, Link, LinkError
-from asyncrl.ipc.messages import Drain, Draining, Exited, Hello, Message, Replace, Role, RunFinished, StatusUpdate
+from asyncrl.ipc.messages import (
+    Drain,
+    Draining,
+    Exited,
+    Hello,
+    Message,
+    Replace,
+    Role,
+    RunFinished,
+    StatusUpdate,
+)
 from asyncrl.ipc.waits import WaitExpired
 from asyncrl.journal import Journal, JournalError
 from asyncrl.observe.metrics import Metrics
@@ -107,9 +118,15 @@ class World:
         """What happens to the next checkpoint: returns the sentence it fails with, or nothing."""
 
     def prompts(self) -> PromptSource:
-        return PromptSource(self.source, self.source, seed=self.seed, epochs=self.config.task.epochs, choice=self.config.task.curriculum)
+        return PromptSource(
+            self.source,
+            self.source,
+            seed=self.seed,
+            epochs=self.config.task.epochs,
+            choice=self.config.task.curriculum,
+        )
 
-    # ----------------------------------------------------------------------------------------------------------- a life
+    # -------------------------------------------------------------------------------------- a life
 
     async def life(self) -> LifeOutcome:
         """One start of the run, until it is over or cannot go on."""
@@ -140,7 +157,11 @@ class World:
             for process in self.processes.values():
                 process.kill()
         finished = self._finished
-        ending = LifeOutcome(finished.ok, finished.ok, finished.reason) if finished is not None else LifeOutcome(False, False, failure)
+        ending = (
+            LifeOutcome(finished.ok, finished.ok, finished.reason)
+            if finished is not None
+            else LifeOutcome(False, False, failure)
+        )
         self.lives.append(ending)
         return ending
 
@@ -181,7 +202,12 @@ class World:
 
     @property
     def _mains(self) -> dict[Role, Callable[[SimProcess], Awaitable[None]]]:
-        return {"coordinator": self._coordinator, "rollout": self._rollout, "reward": self._reward, "trainer": self._trainer}
+        return {
+            "coordinator": self._coordinator,
+            "rollout": self._rollout,
+            "reward": self._reward,
+            "trainer": self._trainer,
+        }
 
     async def _supervise(self, role: Role, index: int) -> None:
         run = self.config.supervision
@@ -196,7 +222,11 @@ class World:
             if self._finished is None and code:
                 self.tell(Exited(role, index, code, restarting))
 
-        budget = RestartBudget(run.restarts, run.restart_window_s) if role in ("rollout", "reward") else NO_RESTART
+        budget = (
+            RestartBudget(run.restarts, run.restart_window_s)
+            if role in ("rollout", "reward")
+            else NO_RESTART
+        )
         try:
             await supervise(f"{role}-{index}", start, budget=budget, on_exit=on_exit)
         except ActorFailed:
@@ -210,9 +240,13 @@ class World:
     def _failed(self, process: SimProcess, error: BaseException) -> None:
         for leaf in leaves(error):
             if not isinstance(leaf, EXPECTED[process.role]):
-                self.checker.violated("no actor ends by an error that nobody injected", f"{process.name}: {leaf!r}", leaf)
+                self.checker.violated(
+                    "no actor ends by an error that nobody injected",
+                    f"{process.name}: {leaf!r}",
+                    leaf,
+                )
 
-    # --------------------------------------------------------------------------------------------------------- launcher
+    # ------------------------------------------------------------------------------------ launcher
 
     async def _watch(self) -> None:
         with trio.CancelScope() as self._silence:
@@ -238,7 +272,9 @@ class World:
                             self._heard()
                             self.checker.on_status(message)
                         case Replace(role, index, incarnation, reason):
-                            self.checker.on_blame(f"{role}-{index}/{incarnation}/{len(self.lives)}", reason)
+                            self.checker.on_blame(
+                                f"{role}-{index}/{incarnation}/{len(self.lives)}", reason
+                            )
                             process = self.processes.get(f"{role}-{index}")
                             if process is not None and process.incarnation == incarnation:
                                 process.kill()
@@ -258,7 +294,7 @@ class World:
         async for message in self._messages:
             await link.send(message)
 
-    # ------------------------------------------------------------------------------------------------------- processes
+    # ----------------------------------------------------------------------------------- processes
 
     async def _coordinator(self, process: SimProcess) -> None:
         config, mount = self.config, Mount(self.sim_disk)
@@ -271,15 +307,21 @@ class World:
         whole = sorted((c for c in self.checkpoints if not c.aside), key=lambda c: c.version)
         resume = bool(self.lives) and bool(self.sim_disk.last or whole)
         experience, version = resumed(self.sim_disk, whole) if resume else (Experience(), 0)
-        async with Journal.over(mount, commit_ms=config.journal.commit_ms, full_s=config.supervision.stall_s) as journal:
+        async with Journal.over(
+            mount, commit_ms=config.journal.commit_ms, full_s=config.supervision.stall_s
+        ) as journal:
             log = _Log(journal, self.checker, self.sim_disk, mount)
             store = EventStore(experience, log)
-            cursor = max((c.cursor for c in whole if c.version == version and not c.aside), default=0)
+            cursor = max(
+                (c.cursor for c in whole if c.version == version and not c.aside), default=0
+            )
             self.checker.begin(store, version, cursor, self.sim_disk.last)
             if resume:
                 begin_again(store, log, version)  # type: ignore[arg-type]
             metrics = Metrics(clock=trio.current_time)
-            run = Coordinator(config, store, self.prompts(), metrics, process.waits, RunStatistics())
+            run = Coordinator(
+                config, store, self.prompts(), metrics, process.waits, RunStatistics()
+            )
             self.coordinator = run
             async with trio.open_nursery() as nursery:
                 self._listening = nursery
@@ -297,12 +339,18 @@ class World:
     async def _rollout(self, process: SimProcess) -> None:
         link = await self._dial(process)
         engine = self.engine(process)
-        process.receiver = receiver = fakes.FakeReceiver(self._broadcasts, self.config.publication.deadline_s)
+        process.receiver = receiver = fakes.FakeReceiver(
+            self._broadcasts, self.config.publication.deadline_s
+        )
         async with link:
-            await rollout_actor(link, engine, receiver, Reporter(process.waits, report_s(self.config)))
+            await rollout_actor(
+                link, engine, receiver, Reporter(process.waits, report_s(self.config))
+            )
 
     def _engine(self, process: SimProcess) -> Engine:
-        process.engine = engine = fakes.FakeEngine(self.config, self.checker.keys, self.speeds.pace, process.waits.spent)
+        process.engine = engine = fakes.FakeEngine(
+            self.config, self.checker.keys, self.speeds.pace, process.waits.spent
+        )
         engine.loaded = self.checker.on_load
         return engine
 
@@ -310,17 +358,34 @@ class World:
         link = await self._dial(process)
         verifiers = fakes.FakeVerifiers(self.speeds.verdict_s)
         process.verifiers = verifiers
-        limits = {"concurrency": self.config.reward.concurrency, "deadline_s": self.config.task.verdict_s}
+        limits = {
+            "concurrency": self.config.reward.concurrency,
+            "deadline_s": self.config.task.verdict_s,
+        }
         async with link:
-            await reward_actor(link, verifiers, process.waits, Reporter(process.waits, report_s(self.config)), **limits)  # type: ignore[arg-type]
+            await reward_actor(
+                link,
+                verifiers,
+                process.waits,
+                Reporter(process.waits, report_s(self.config)),
+                **limits,
+            )  # type: ignore[arg-type]
 
     async def _trainer(self, process: SimProcess) -> None:
         link = await self._dial(process)
-        newest = max((c for c in self.checkpoints if not c.aside), key=lambda c: c.version, default=None)
+        newest = max(
+            (c for c in self.checkpoints if not c.aside), key=lambda c: c.version, default=None
+        )
         if newest is not None:
             newest.verify()
-        version, weights = (newest.version, newest.weights) if newest is not None else (0, policy.initial(self.seed))
-        learner = fakes.FakeLearner(version, weights, self.checker.keys, self.checker, self._broadcasts)
+        version, weights = (
+            (newest.version, newest.weights)
+            if newest is not None
+            else (0, policy.initial(self.seed))
+        )
+        learner = fakes.FakeLearner(
+            version, weights, self.checker.keys, self.checker, self._broadcasts
+        )
         learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self.speeds.step_s
         learner.store = partial(self._store, process)
         process.learner = learner
@@ -336,7 +401,9 @@ class World:
         if saving is not None and (reason := await saving(process)):
             raise CheckpointError(reason)
         if process.alive:
-            self.checkpoints = [c for c in self.checkpoints if c.version != checkpoint.version] + [checkpoint]
+            self.checkpoints = [c for c in self.checkpoints if c.version != checkpoint.version] + [
+                checkpoint
+            ]
             self.checker.written.add(checkpoint.version)
         return f"step-{learner.version}"
 
@@ -349,7 +416,9 @@ class World:
         process.connect(ours)
         coordinator.connect(theirs)
         self.dialled(process, ours)
-        self._listening.start_soon(self._attend, _Heard(theirs, process.name, self.start_of(process), self.checker))
+        self._listening.start_soon(
+            self._attend, _Heard(theirs, process.name, self.start_of(process), self.checker)
+        )
         link = Link(ours, peer="the coordinator")
         await link.send(Hello(process.role, process.index, process.incarnation, 1))
         return link
@@ -411,7 +480,10 @@ class _Log:
         target = self.appended
         await self._journal.flush()
         if self._platter.last < target and not self._mount.gone:
-            self._checker.violated("what is flushed is on disk", f"event {target} is not: the last one there is {self._platter.last}")
+            self._checker.violated(
+                "what is flushed is on disk",
+                f"event {target} is not: the last one there is {self._platter.last}",
+            )
 
 
 def _first(failures: BaseExceptionGroup[ActorFailed]) -> BaseException:

@@ -1,7 +1,8 @@
-"""Which prompt comes next. Invariant: the choice depends on (seed, cursor), on the history and on what is live, and on nothing else; and
-no prompt is left out for good.
+"""Which prompt comes next. Invariant: the choice depends on (seed, cursor), on the history and on
+what is live, and on nothing else; and no prompt is left out for good.
 
-All choose from one stream of prompts: the epochs, each in an order of its own. A cursor into it says where the next prompt is looked for.
+All choose from one stream of prompts: the epochs, each in an order of its own. A cursor into it
+says where the next prompt is looked for.
 
 `in_order`     each in turn, so the n-th prompt is a function of the seed alone
 `unsolved`     prompts that every member solved rest for some epochs (history resampling, SRPO, arXiv 2504.14286)
@@ -9,8 +10,9 @@ All choose from one stream of prompts: the epochs, each in an order of its own. 
                it is drawn from its Beta posterior and p (1 - p) is compared, so that what is little known is tried (as in VADE; DOTS,
                arXiv 2506.05316, aims at the same half)
 
-With the last two, what comes next depends on what was judged by then: two runs of one seed that differ in speed choose differently. What
-was chosen is in the journal. They choose by earlier visits, so they do nothing before the stream has come around once.
+With the last two, what comes next depends on what was judged by then: two runs of one seed that
+differ in speed choose differently. What was chosen is in the journal. They choose by earlier
+visits, so they do nothing before the stream has come around once.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ class NextPrompt(NamedTuple):
 
 
 class PromptOrder:
-    """The run's stream of `size` (at least 1) prompts: place n is in epoch n // size, and each epoch has an order of its own, a function of
-    (seed, epoch). It ends after `epochs` of them; 0: never."""
+    """The run's stream of `size` (at least 1) prompts: place n is in epoch n // size, and each
+    epoch has an order of its own, a function of (seed, epoch). It ends after `epochs` of them; 0:
+    never."""
 
     def __init__(self, size: int, *, seed: int, epochs: int) -> None:
         self.size = size
@@ -65,7 +68,8 @@ class Curriculum(Protocol):
     def __init__(self, stream: PromptOrder) -> None: ...
 
     def next(self, history: History, live: Container[int]) -> NextPrompt | None:
-        """The prompt to admit, from `history.cursor` on; None where the epochs are over. `live` has the items of live groups."""
+        """The prompt to admit, from `history.cursor` on; None where the epochs are over. `live` has
+        the items of live groups."""
         ...
 
 
@@ -77,13 +81,18 @@ class InOrder:
 
     def next(self, history: History, live: Container[int]) -> NextPrompt | None:
         place = history.cursor
-        return None if self._stream.over(place) else NextPrompt(self._stream.prompt_index(place), place + 1)
+        return (
+            None
+            if self._stream.over(place)
+            else NextPrompt(self._stream.prompt_index(place), place + 1)
+        )
 
 
 class Unsolved:
     """A prompt that every member of its last group solved rests for `rest` epochs after that one.
 
-    Any other is admitted once in each epoch. Where all are solved, one is found in the `rest` + 2 epochs from the cursor on at the latest.
+    Any other is admitted once in each epoch. Where all are solved, one is found in the `rest` + 2
+    epochs from the cursor on at the latest.
     """
 
     def __init__(self, stream: PromptOrder, rest: int = 2) -> None:
@@ -95,19 +104,26 @@ class Unsolved:
         while not stream.over(place):
             prompt_index = stream.prompt_index(place)
             seen = history.seen.get(prompt_index)
-            if seen is None or not seen.easy or place // stream.size > (seen.cursor - 1) // stream.size + self._rest:
+            if (
+                seen is None
+                or not seen.easy
+                or place // stream.size > (seen.cursor - 1) // stream.size + self._rest
+            ):
                 return NextPrompt(prompt_index, place + 1)
             place += 1
         return None
 
 
 class Difficulty:
-    """Of each `among` places of the stream one is admitted: the one whose drawn p (1 - p) is largest, of those that are not live if there
-    are any. So an epoch admits one in `among` of all prompts.
+    """Of each `among` places of the stream one is admitted: the one whose drawn p (1 - p) is
+    largest, of those that are not live if there are any. So an epoch admits one in `among` of all
+    prompts.
 
-    A prompt that was not admitted for `patience` epochs is overdue, and of several the one that waits longest comes first. In each later
-    epoch it or one that has waited as long is admitted: a prompt waits for `patience` epochs and one for each other prompt at most, and
-    typically little more than `patience`. At most `among` / `patience` of the admissions go to overdue ones, in the long run.
+    A prompt that was not admitted for `patience` epochs is overdue, and of several the one that
+    waits longest comes first. In each later epoch it or one that has waited as long is admitted: a
+    prompt waits for `patience` epochs and one for each other prompt at most, and typically little
+    more than `patience`. At most `among` / `patience` of the admissions go to overdue ones, in the
+    long run.
     """
 
     def __init__(self, stream: PromptOrder, among: int = 4, patience: int = 16) -> None:
@@ -121,23 +137,31 @@ class Difficulty:
             return None
         epoch = start // stream.size
         end = min(start + self._among, (epoch + 1) * stream.size)
-        places = [place for place in range(start, end) if stream.prompt_index(place) not in live] or list(range(start, end))
+        places = [
+            place for place in range(start, end) if stream.prompt_index(place) not in live
+        ] or list(range(start, end))
         waited, place = min((self._admitted(history, place), place) for place in places)
         if waited >= (epoch - self._patience) * stream.size + 1:
             place = max(places, key=lambda place: self._spread(history, place))
         return NextPrompt(stream.prompt_index(place), end)
 
     def _admitted(self, history: History, place: int) -> int:
-        """The cursor after the last admission of the prompt at this place, 0 where there was none."""
+        """The cursor after the last admission of the prompt at this place, 0 where there was
+        none."""
         seen = history.seen.get(self._stream.prompt_index(place))
         return seen.cursor if seen is not None else 0
 
     def _spread(self, history: History, place: int) -> float:
-        """Variance of one rollout's success, if its chance is what is drawn here. The draw is keyed by seed and place."""
+        """Variance of one rollout's success, if its chance is what is drawn here. The draw is keyed
+        by seed and place."""
         a, b = history.posterior(self._stream.prompt_index(place))
         p = random.Random(f"{self._stream.seed}/difficulty/{place}").betavariate(a, b)
         return p * (1 - p)
 
 
-CHOICES: Mapping[str, type[Curriculum]] = {"in_order": InOrder, "unsolved": Unsolved, "difficulty": Difficulty}
+CHOICES: Mapping[str, type[Curriculum]] = {
+    "in_order": InOrder,
+    "unsolved": Unsolved,
+    "difficulty": Difficulty,
+}
 """`task.curriculum` in run.toml."""

@@ -4,8 +4,8 @@
 `difficulty`   as many as it takes for one of them to solve the prompt with the chance `FOUND`: the smallest n with 1 - (1 - p)^n >= FOUND,
                where p is the posterior mean of the chance that one rollout does. A prompt that was never seen gets `least`.
 
-So `difficulty` costs more only where p < 1 - (1 - FOUND)^(1 / least), which is 0.25 for 8 rollouts. Where no prompt is ever solved it costs
-`most` / `least` times what `fixed` does, and never more.
+So `difficulty` costs more only where p < 1 - (1 - FOUND)^(1 / least), which is 0.25 for 8 rollouts.
+Where no prompt is ever solved it costs `most` / `least` times what `fixed` does, and never more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Prompts, and verifiers of answers. Invariant: a task is a function of its configuration and the run's seed.
+"""Prompts, and verifiers of answers. Invariant: a task is a function of its configuration and the
+run's seed.
 
-So every process that opens a task sees the same prompt at the same place, and only (purpose, item, response ids) cross a link. Some
-reasoning-gym data sets iterate over Python sets of strings: their prompts are the same in two processes only where both run under one
-`PYTHONHASHSEED`, which the launcher gives to every actor.
+So every process that opens a task sees the same prompt at the same place, and only (purpose, item,
+response ids) cross a link. Some reasoning-gym data sets iterate over Python sets of strings: their
+prompts are the same in two processes only where both run under one `PYTHONHASHSEED`, which the
+launcher gives to every actor.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ class NoReward(Exception):
 
 
 class Several(float):
-    """Several rewards of one answer, by name, and as a number their sum. `parts` are in the task's order, the same for all answers to an
-    item. Where they have no finite sum it is NaN."""
+    """Several rewards of one answer, by name, and as a number their sum. `parts` are in the task's
+    order, the same for all answers to an item. Where they have no finite sum it is NaN."""
 
     parts: dict[str, float]
 
@@ -41,15 +43,17 @@ class Several(float):
 
 
 class Task(Protocol):
-    """Two splits of prompts, `train` and `evaluation`, that share no prompt, and the verifier of their answers."""
+    """Two splits of prompts, `train` and `evaluation`, that share no prompt, and the verifier of
+    their answers."""
 
     def size(self, split: Split) -> int:
         """How many prompts the split has; items are numbered from 0."""
         ...
 
     def prompt(self, split: Split, prompt_index: int) -> str:
-        """The text the model continues: the question in `task.template`, or the bare question where `task.chat` leaves the form to the
-        model's chat template. Raises IndexError outside the split."""
+        """The text the model continues: the question in `task.template`, or the bare question where
+        `task.chat` leaves the form to the model's chat template. Raises IndexError outside the
+        split."""
         ...
 
     def answer(self, split: Split, prompt_index: int) -> str | None:
@@ -57,14 +61,15 @@ class Task(Protocol):
         ...
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
-        """The reward of an answer, 1.0 where it is fully right; `Several` where it is made of parts. It may take long, and may raise
-        anything, NoReward where what the verifier returned is none: call it in a process that can be killed (`actors.verifier_process`)."""
+        """The reward of an answer, 1.0 where it is fully right; `Several` where it is made of
+        parts. It may take long, and may raise anything, NoReward where what the verifier returned
+        is none: call it in a process that can be killed (`actors.verifier_process`)."""
         ...
 
 
 def open_task(config: TaskConfig, seed: int) -> Task:
-    """The task named in `[task]`. All of its input is checked here, and one item of each split is made, so that what is wrong is said
-    before anything starts. Raises TaskError."""
+    """The task named in `[task]`. All of its input is checked here, and one item of each split is
+    made, so that what is wrong is said before anything starts. Raises TaskError."""
     if config.name == "jsonl":
         from asyncrl.tasks.jsonl import JsonlTask
 

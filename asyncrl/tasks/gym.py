@@ -1,8 +1,11 @@
-"""Any data set of reasoning-gym, scored by its own scorer. Invariant: no question is in both splits, by construction.
+"""Any data set of reasoning-gym, scored by its own scorer. Invariant: no question is in both
+splits, by construction.
 
-A question belongs to the held-out quarter or to training by the hash of its text, whatever index generates it. An item whose first index
-gives a question of the other split walks on, by a fixed stride, until one of its own split comes. So items need no table, any process can
-make any item alone, and a training split may show one question at several items (as any generator with few questions does).
+A question belongs to the held-out quarter or to training by the hash of its text, whatever index
+generates it. An item whose first index gives a question of the other split walks on, by a fixed
+stride, until one of its own split comes. So items need no table, any process can make any item
+alone, and a training split may show one question at several items (as any generator with few
+questions does).
 """
 
 from __future__ import annotations
@@ -24,20 +27,27 @@ from asyncrl.tasks import TaskError
 HELD_OUT = 4
 """One question in this many is held out."""
 TRIES = 256
-"""Indices tried for an item. A data set that fails this has hardly any questions: by chance alone the odds are 0.75^256."""
+"""Indices tried for an item. A data set that fails this has hardly any questions: by chance alone
+the odds are 0.75^256."""
 LEAST = 4096
 """The data set's size at least, so that small splits still find questions of their own."""
 
 
 class GymTask:
-    """A reasoning-gym data set. With `eval_size = 0` nothing is held out, and every question may be trained."""
+    """A reasoning-gym data set. With `eval_size = 0` nothing is held out, and every question may be
+    trained."""
 
     def __init__(self, config: TaskConfig, seed: int) -> None:
-        """Raises TaskError for an unknown data set or parameter, or one that the data set refuses."""
+        """Raises TaskError for an unknown data set or parameter, or one that the data set
+        refuses."""
         self._config = config
         self._sizes: dict[Split, int] = {"train": config.train_size, "evaluation": config.eval_size}
         self._indices = max(LEAST, config.train_size + config.eval_size)
-        self._stride = next(s for s in range(int(self._indices * 0.618), self._indices) if math.gcd(s, self._indices) == 1)
+        self._stride = next(
+            s
+            for s in range(int(self._indices * 0.618), self._indices)
+            if math.gcd(s, self._indices) == 1
+        )
         self._data = _create(config, seed, self._indices)
         self.entry = functools.lru_cache(maxsize=1024)(self._entry)
         for split, size in self._sizes.items():
@@ -55,20 +65,30 @@ class GymTask:
         return None if known is None else str(known)
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
-        """A response that marks its answer as `<answer>…</answer>` is judged by the last such mark, else as a whole."""
-        return float(self._data.score_answer(extract_answer(answer) or answer, self.entry(split, prompt_index)))
+        """A response that marks its answer as `<answer>…</answer>` is judged by the last such mark,
+        else as a whole."""
+        return float(
+            self._data.score_answer(
+                extract_answer(answer) or answer, self.entry(split, prompt_index)
+            )
+        )
 
     def _entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
         if not 0 <= prompt_index < self._sizes[split]:
-            raise IndexError(f"item {prompt_index} is outside the {split} split of {self._sizes[split]}")
+            raise IndexError(
+                f"item {prompt_index} is outside the {split} split of {self._sizes[split]}"
+            )
         index = prompt_index if split == "train" else self._sizes["train"] + prompt_index
         for _ in range(TRIES):
             entry: dict[str, Any] = self._data[index]
-            if not self._sizes["evaluation"] or held_out(entry["question"]) == (split == "evaluation"):
+            if not self._sizes["evaluation"] or held_out(entry["question"]) == (
+                split == "evaluation"
+            ):
                 return entry
             index = (index + self._stride) % self._indices
         raise TaskError(
-            f"task.name = {self._config.name!r} with these task.params has too few different questions to hold some out; "
+            f"task.name = {self._config.name!r} with these task.params has too few different "
+            "questions to hold some out; "
             f"allow more by task.params, or set task.eval_size = 0"
         )
 
@@ -79,7 +99,8 @@ class GymTask:
             raise
         except Exception as error:
             raise TaskError(
-                f"reasoning-gym's {self._config.name} cannot make a question from task.params = {self._config.params}: {_said(error)}"
+                f"reasoning-gym's {self._config.name} cannot make a question from task.params = "
+                f"{self._config.params}: {_said(error)}"
             ) from error
 
 
@@ -95,24 +116,37 @@ def render(config: TaskConfig, question: str) -> str:
 
 def _create(config: TaskConfig, seed: int, size: int) -> Any:
     if config.name not in DATASETS:
-        raise TaskError(f"task.name = {config.name!r} is no reasoning-gym data set{_nearest(config.name, [*DATASETS, 'jsonl'])}")
-    known = {field.name for field in dataclasses.fields(DATASETS[config.name][1])} - {"seed", "size"}
+        raise TaskError(
+            f"task.name = {config.name!r} is no reasoning-gym data "
+            f"set{_nearest(config.name, [*DATASETS, 'jsonl'])}"
+        )
+    known = {field.name for field in dataclasses.fields(DATASETS[config.name][1])} - {
+        "seed",
+        "size",
+    }
     for key in config.params:
         if key in ("seed", "size"):
-            raise TaskError(f"task.params.{key} is not for task.params: set run.seed, task.train_size and task.eval_size instead")
+            raise TaskError(
+                f"task.params.{key} is not for task.params: set run.seed, task.train_size and "
+                "task.eval_size instead"
+            )
         if key not in known:
-            raise TaskError(f"task.params.{key} is no parameter of {config.name}{_nearest(key, sorted(known))}")
+            raise TaskError(
+                f"task.params.{key} is no parameter of {config.name}{_nearest(key, sorted(known))}"
+            )
     try:
         return create_dataset(config.name, seed=_scattered(seed), size=size, **config.params)
     except Exception as error:
         raise TaskError(
-            f"reasoning-gym's {config.name} refuses task.params = {config.params} at {size} questions (task.train_size + task.eval_size, "
+            f"reasoning-gym's {config.name} refuses task.params = {config.params} at {size} "
+            "questions (task.train_size + task.eval_size, "
             f"{LEAST} at least): {_said(error)}"
         ) from error
 
 
 def _scattered(seed: int) -> int:
-    """31 bits: data sets seed each item with `seed + index`, so that the items of two runs with seeds 0 and 1 would be the same but one."""
+    """31 bits: data sets seed each item with `seed + index`, so that the items of two runs with
+    seeds 0 and 1 would be the same but one."""
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest()) >> 1
 
 
@@ -120,7 +154,11 @@ def _nearest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; it has {', '.join(known)}" if len(known) < 30 else "; `python -m reasoning_gym` or its documentation lists them"
+    return (
+        f"; it has {', '.join(known)}"
+        if len(known) < 30
+        else "; `python -m reasoning_gym` or its documentation lists them"
+    )
 
 
 def _said(error: Exception) -> str:

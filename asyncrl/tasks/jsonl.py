@@ -1,8 +1,9 @@
-"""Prompts from a JSONL file. Invariant: every line was parsed and checked before the first prompt is given out.
+"""Prompts from a JSONL file. Invariant: every line was parsed and checked before the first prompt
+is given out.
 
-A line is an object with `prompt` and `answer` (text, or a number), if it likes `verifier`, and whatever its verifier wants to know. Only
-eight bytes a line stay in memory: where it starts. Held-out prompts never train: lines of the training split with a held-out prompt are
-left out.
+A line is an object with `prompt` and `answer` (text, or a number), if it likes `verifier`, and
+whatever its verifier wants to know. Only eight bytes a line stay in memory: where it starts.
+Held-out prompts never train: lines of the training split with a held-out prompt are left out.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ class JsonlTask:
             held_out, rows, held_rows = train, range(first), range(first, train.lines)
         digests = {held_out.digests[row] for row in held_rows}
         self._lines: dict[Split, tuple[_File, array[int]]] = {
-            "train": (train, array("Q", (train.starts[row] for row in rows if train.digests[row] not in digests))),
+            "train": (
+                train,
+                array(
+                    "Q", (train.starts[row] for row in rows if train.digests[row] not in digests)
+                ),
+            ),
             "evaluation": (held_out, array("Q", (held_out.starts[row] for row in held_rows))),
         }
         lines = train.lines
@@ -60,7 +66,8 @@ class JsonlTask:
         held_out.forget()
         if not self.size("train"):
             raise TaskError(
-                f"{config.path} leaves no prompt to train on: of its {lines} lines all are held out; set task.eval_size lower, "
+                f"{config.path} leaves no prompt to train on: of its {lines} lines all are held "
+                "out; set task.eval_size lower, "
                 f"or give other prompts in task.eval_path"
             )
 
@@ -82,7 +89,9 @@ class JsonlTask:
     def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
         """The line, as an object."""
         if not 0 <= prompt_index < self.size(split):
-            raise IndexError(f"item {prompt_index} is outside the {split} split of {self.size(split)}")
+            raise IndexError(
+                f"item {prompt_index} is outside the {split} split of {self.size(split)}"
+            )
         file, starts = self._lines[split]
         return file.read(starts[prompt_index])
 
@@ -95,12 +104,17 @@ class _File:
         self.starts = array("Q")
         self.digests = array("Q")
         try:
-            self._file = Path(path).open("rb")  # noqa: SIM115 (open as long as the task)
+            self._file = Path(path).open("rb")
         except OSError as error:
-            raise TaskError(f"{path} cannot be read: {error.strerror}; task.path and task.eval_path name JSONL files") from error
+            raise TaskError(
+                f"{path} cannot be read: {error.strerror}; task.path and task.eval_path name "
+                "JSONL files"
+            ) from error
         for start, line in self._checked(verifiers):
             self.starts.append(start)
-            self.digests.append(int.from_bytes(hashlib.blake2b(line.prompt.encode(), digest_size=8).digest()))
+            self.digests.append(
+                int.from_bytes(hashlib.blake2b(line.prompt.encode(), digest_size=8).digest())
+            )
         if not self.starts:
             raise TaskError(f"{path} has no lines; each is an object with prompt and answer")
 
@@ -114,23 +128,40 @@ class _File:
 
     def read(self, start: int) -> dict[str, Any]:
         size = 4096
-        while b"\n" not in (block := os.pread(self._file.fileno(), size, start)) and len(block) == size:
+        while (
+            b"\n" not in (block := os.pread(self._file.fileno(), size, start))
+            and len(block) == size
+        ):
             size *= 4
         entry: dict[str, Any] = msgspec.json.decode(block.partition(b"\n")[0])
         return entry
 
     def _checked(self, verifiers: VerifierTable) -> Iterator[tuple[int, Line]]:
-        decoder, start = msgspec.json.Decoder(dict[str, Any]), 0  # all of it: what a verifier will read must parse too
+        decoder, start = (
+            msgspec.json.Decoder(dict[str, Any]),
+            0,
+        )  # all of it: what a verifier will read must parse too
         for count, text in enumerate(iter(partial(self._file.readline, LINE_BYTES + 1), b""), 1):
             if len(text) > LINE_BYTES:
-                raise TaskError(f"{self._path}, line {count}: it is longer than {LINE_BYTES >> 20} MiB; each line is one prompt")
+                raise TaskError(
+                    f"{self._path}, line {count}: it is longer than {LINE_BYTES >> 20} MiB; each "
+                    "line is one prompt"
+                )
             if text.strip():
                 try:
                     line = msgspec.convert(decoder.decode(text), Line)
                     verifier = verifiers.find(line.verifier)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError) as error:
+                except (
+                    msgspec.DecodeError,
+                    UnicodeDecodeError,
+                    RecursionError,
+                    LookupError,
+                ) as error:
                     raise TaskError(f"{self._path}, line {count}: {error}") from error
                 if verifier is number and as_number(str(line.answer)) is None:
-                    raise TaskError(f"{self._path}, line {count}: its verifier is `number` and its answer {line.answer!r} is none")
+                    raise TaskError(
+                        f"{self._path}, line {count}: its verifier is `number` and its answer "
+                        f"{line.answer!r} is none"
+                    )
                 yield start, line
             start += len(text)

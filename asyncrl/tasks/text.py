@@ -1,7 +1,8 @@
-"""Text to token ids and back, from a model directory. Invariant: the ids a prompt gets are what the model's own tokenizer gives.
+"""Text to token ids and back, from a model directory. Invariant: the ids a prompt gets are what the
+model's own tokenizer gives.
 
-Only the `tokenizers` library is needed, so the coordinator and the reward actors never import torch. A chat template is Jinja that
-`transformers` renders: it is imported for `task.chat` alone.
+Only the `tokenizers` library is needed, so the coordinator and the reward actors never import
+torch. A chat template is Jinja that `transformers` renders: it is imported for `task.chat` alone.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ class Tokenizer:
     """The tokenizer of a Hugging Face model directory."""
 
     def __init__(self, directory: str | Path, *, chat: bool = False) -> None:
-        """Raises TaskError where the directory has no `tokenizer.json`, or `chat` is asked of a model without a chat template."""
+        """Raises TaskError where the directory has no `tokenizer.json`, or `chat` is asked of a
+        model without a chat template."""
         path = Path(directory) / "tokenizer.json"
         if not path.is_file():
-            raise TaskError(f"{directory} has no tokenizer.json; model.path must be a Hugging Face model directory with a fast tokenizer")
+            raise TaskError(
+                f"{directory} has no tokenizer.json; model.path must be a Hugging Face model "
+                "directory with a fast tokenizer"
+            )
         try:
             self._fast: Any = Fast.from_file(str(path))
         except Exception as error:  # the library raises Exception itself
@@ -31,7 +36,8 @@ class Tokenizer:
         self._chat = _chat_template(directory) if chat else None
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
         self.sampled = max(self.vocabulary, _embedded(Path(directory)))
-        """How many different ids the model can sample: its embedding may be larger than its vocabulary."""
+        """How many different ids the model can sample: its embedding may be larger than its
+        vocabulary."""
 
     @property
     def vocabulary(self) -> int:
@@ -39,25 +45,38 @@ class Tokenizer:
         return int(self._fast.get_vocab_size(with_added_tokens=True))
 
     def encode(self, prompt: str) -> list[int]:
-        """The ids of a prompt: with the special tokens the model starts a text with, or in its chat template, ready for the answer."""
+        """The ids of a prompt: with the special tokens the model starts a text with, or in its chat
+        template, ready for the answer."""
         if self._chat is None:
             return self.ids(prompt, start=True)
         return self.ids(self.render([{"role": "user", "content": prompt}]))
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """A conversation in the model's chat template, ready for the answer. Raises TaskError where this was made without `chat`, or the
-        template cannot render it."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        """A conversation in the model's chat template, ready for the answer. Raises TaskError where
+        this was made without `chat`, or the template cannot render it."""
         if self._chat is None:
             raise TaskError("this model's chat template was not asked for, or it has none")
         try:
-            text = self._chat.apply_chat_template(list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is code of the model's makers, and raises what it likes
-            raise TaskError(f"the model's chat template cannot render this: {str(error).strip().partition(chr(10))[0]}") from error
+            text = self._chat.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except (
+            Exception
+        ) as error:  # a template is code of the model's makers, and raises what it likes
+            raise TaskError(
+                "the model's chat template cannot render this: "
+                f"{str(error).strip().partition(chr(10))[0]}"
+            ) from error
         return str(text)
 
     def ids(self, text: str, *, start: bool = False) -> list[int]:
-        """The ids of a piece of text, in which special tokens are known by their names; behind those that the model starts a text with,
-        where this is its `start`."""
+        """The ids of a piece of text, in which special tokens are known by their names; behind
+        those that the model starts a text with, where this is its `start`."""
         return list(self._fast.encode(text, add_special_tokens=start).ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
@@ -69,13 +88,20 @@ def _chat_template(directory: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # it raises what it likes of files that it does not understand, and of code that it must not run
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
+    # it raises what it likes of files that it does not understand, and of code that it must not run
+    except Exception as error:
         raise TaskError(
-            f"the tokenizer in {directory} cannot be used with task.chat = true: {str(error).strip().partition(chr(10))[0]}"
+            f"the tokenizer in {directory} cannot be used with task.chat = true: "
+            f"{str(error).strip().partition(chr(10))[0]}"
         ) from error
     if not tokenizer.chat_template:
-        raise TaskError(f"task.chat = true, but the model in {directory} has no chat template; set task.template instead")
+        raise TaskError(
+            f"task.chat = true, but the model in {directory} has no chat template; set "
+            "task.template instead"
+        )
     return tokenizer
 
 

@@ -1,17 +1,21 @@
-"""Verifiers of JSONL lines. Invariant: data never chooses code, and all answers to a line get the same rewards by name.
+"""Verifiers of JSONL lines. Invariant: data never chooses code, and all answers to a line get the
+same rewards by name.
 
-A line may name a built-in verifier, or a function of the one module that `task.verifier` in run.toml names; a module named by data alone
-is refused, so that a downloaded file cannot run what it likes.
+A line may name a built-in verifier, or a function of the one module that `task.verifier` in
+run.toml names; a module named by data alone is refused, so that a downloaded file cannot run what
+it likes.
 
-A function that gives several rewards says their names, in an attribute, and returns a mapping of all of them:
+A function that gives several rewards says their names, in an attribute, and returns a mapping of
+all of them:
 
     def judge(answer, line):
         return {"right": float(answer.strip() == line["answer"]), "brief": 0.2 * (len(answer) < 40)}
 
     judge.rewards = ("right", "brief")
 
-The names are said and not taken from what comes first, because answers are judged in many processes, before and after a resume, and the
-rewards of a group are compared name by name. Another function may have others.
+The names are said and not taken from what comes first, because answers are judged in many
+processes, before and after a resume, and the rewards of a group are compared name by name. Another
+function may have others.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from typing import Any
 from asyncrl.tasks import NoReward, Several, TaskError
 
 Verifier = Callable[[str, Mapping[str, Any]], Any]
-"""`(answer, the line as a dict) -> reward`, or a mapping of rewards by name; may raise anything, and take its time."""
+"""`(answer, the line as a dict) -> reward`, or a mapping of rewards by name; may raise anything,
+and take its time."""
 
 
 def exact(answer: str, entry: Mapping[str, Any]) -> float:
@@ -55,31 +60,46 @@ def as_number(text: str) -> Decimal | None:
 
 
 def names(verifier: Verifier) -> tuple[str, ...]:
-    """The rewards that a verifier says it gives, in their order; none where it gives one number. Raises LookupError where what it says is
-    no sequence of different names."""
+    """The rewards that a verifier says it gives, in their order; none where it gives one number.
+    Raises LookupError where what it says is no sequence of different names."""
     said = getattr(verifier, "rewards", None)
     if said is None:
         return ()
-    listed = isinstance(said, Sequence) and not isinstance(said, str) and all(isinstance(name, str) and name.strip() for name in said)
+    listed = (
+        isinstance(said, Sequence)
+        and not isinstance(said, str)
+        and all(isinstance(name, str) and name.strip() for name in said)
+    )
     if not listed or not said or len(set(said)) < len(said):
-        raise LookupError(f"its function has rewards = {_shown(said)}, which must be different names, as in ('right', 'brief')")
+        raise LookupError(
+            f"its function has rewards = {_shown(said)}, which must be different names, as in "
+            "('right', 'brief')"
+        )
     return tuple(said)
 
 
 def rewarded(verifier: Verifier, returned: Any) -> Any:
-    """What a verifier returned; where it has said names, `Several` in their order. Raises NoReward where it returned others than it has
-    said, and for one that is no number."""
+    """What a verifier returned; where it has said names, `Several` in their order. Raises NoReward
+    where it returned others than it has said, and for one that is no number."""
     expected = names(verifier)
     if not expected:
         if isinstance(returned, Mapping):
-            raise NoReward(f"unnamed rewards: a verifier that returns {_shown(list(returned))} must have these names as its rewards")
+            raise NoReward(
+                f"unnamed rewards: a verifier that returns {_shown(list(returned))} must have "
+                "these names as its rewards"
+            )
         return returned
     if not isinstance(returned, Mapping):
-        raise NoReward(f"other rewards: a {type(returned).__name__} was returned, where {_shown(expected)} are its rewards")
+        raise NoReward(
+            f"other rewards: a {type(returned).__name__} was returned, where {_shown(expected)} "
+            "are its rewards"
+        )
     if missing := [name for name in expected if name not in returned]:
         raise NoReward(f"other rewards: without {_shown(missing)}")
     if more := [name for name in returned if name not in expected]:
-        raise NoReward(f"other rewards: {_shown(more)} among them, where {_shown(expected)} are its rewards")
+        raise NoReward(
+            f"other rewards: {_shown(more)} among them, where {_shown(expected)} are its rewards"
+        )
     return Several({name: _number(name, returned[name]) for name in expected})
 
 
@@ -99,7 +119,8 @@ def _shown(value: object) -> str:
 
 
 class VerifierTable:
-    """The verifiers that lines may name. `default` is `task.verifier`; where it is `module:function` that module is imported now."""
+    """The verifiers that lines may name. `default` is `task.verifier`; where it is
+    `module:function` that module is imported now."""
 
     def __init__(self, default: str) -> None:
         """Raises TaskError."""
@@ -111,7 +132,8 @@ class VerifierTable:
             raise TaskError(f"task.verifier: {error}") from error
 
     def find(self, name: str) -> Verifier:
-        """The verifier of that name; of `task.verifier` where it is empty. Raises LookupError that says what is wrong with the name."""
+        """The verifier of that name; of `task.verifier` where it is empty. Raises LookupError that
+        says what is wrong with the name."""
         name = name or self._default
         if name in BUILT_IN:
             return BUILT_IN[name]
@@ -120,19 +142,26 @@ class VerifierTable:
             close = difflib.get_close_matches(name, BUILT_IN, n=1)
             raise LookupError(
                 f"no verifier is called {name!r}"
-                + (f"; did you mean {close[0]!r}?" if close else "; there are exact, number, and module:function")
+                + (
+                    f"; did you mean {close[0]!r}?"
+                    if close
+                    else "; there are exact, number, and module:function"
+                )
             )
         if not module or not function:
             raise LookupError(f"{name!r} is no module:function: give both")
         if module != self._module:
             raise LookupError(
-                f"{name!r} names a module that run.toml does not: set task.verifier to a function of {module!r} if you trust it, "
+                f"{name!r} names a module that run.toml does not: set task.verifier to a "
+                f"function of {module!r} if you trust it, "
                 f"as its code would be run"
             )
         try:
             found = getattr(importlib.import_module(module), function, None)
         except ImportError as error:
-            raise LookupError(f"{module!r} cannot be imported ({error}); put its folder on PYTHONPATH") from error
+            raise LookupError(
+                f"{module!r} cannot be imported ({error}); put its folder on PYTHONPATH"
+            ) from error
         if not callable(found) or getattr(found, "__module__", None) != module:
             raise LookupError(f"{module!r} defines no function {function!r}")
         verifier: Verifier = found

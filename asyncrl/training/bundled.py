@@ -1,7 +1,9 @@
-"""The bundled small model. Invariant: it is built in code, and what is written is an ordinary Hugging Face model directory.
+"""The bundled small model. Invariant: it is built in code, and what is written is an ordinary
+Hugging Face model directory.
 
-A small Qwen3 over single bytes: the id of a byte is its value. What every prompt of the task starts and ends with (its frame, often most of
-it) is one token each, as the frames of chat templates are. It starts from random weights; `warmup.py` teaches it the task.
+A small Qwen3 over single bytes: the id of a byte is its value. What every prompt of the task starts
+and ends with (its frame, often most of it) is one token each, as the frames of chat templates are.
+It starts from random weights; `warmup.py` teaches it the task.
 """
 
 from __future__ import annotations
@@ -25,15 +27,19 @@ VOCABULARY = 260
 
 
 def frame(prompts: Sequence[str]) -> list[str]:
-    """What all these prompts start with and what they end with, where that is longer than a character: at most two texts."""
+    """What all these prompts start with and what they end with, where that is longer than a
+    character: at most two texts."""
     start = _start(prompts)
     end = _start([prompt[len(start) :][::-1] for prompt in prompts])[::-1]
     return [text for text in (start, end) if len(text) > 1]
 
 
 def tokenizer(frame: Sequence[str] = ()) -> Tokenizer:
-    """Bytes to ids and back, with one id for each text of `frame`; `END` and `PADDING` are its special tokens."""
-    fast = Tokenizer(BPE(vocab={character: byte for byte, character in enumerate(_characters())}, merges=[]))
+    """Bytes to ids and back, with one id for each text of `frame`; `END` and `PADDING` are its
+    special tokens."""
+    fast = Tokenizer(
+        BPE(vocab={character: byte for byte, character in enumerate(_characters())}, merges=[])
+    )
     fast.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     fast.decoder = ByteLevelDecoder()
     fast.add_special_tokens([AddedToken(END, special=True), AddedToken(PADDING, special=True)])
@@ -88,12 +94,23 @@ def new_model(seed: int) -> Qwen3ForCausalLM:
 def _start(texts: Sequence[str]) -> str:
     """The longest text that all of these start with."""
     first, last = min(texts), max(texts)  # in the order of characters, so all others lie between
-    return first[: next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))]
+    return first[
+        : next(
+            (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other),
+            len(first),
+        )
+    ]
 
 
 def _characters() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies (GPT-2's table): itself where it is printable in
-    Latin-1, else the next one from U+0100 on."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    """The printable character that stands for each byte in byte-level vocabularies (GPT-2's table):
+    itself where it is printable in Latin-1, else the next one from U+0100 on."""
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
+    return [
+        chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)
+    ]

@@ -1,4 +1,5 @@
-"""Which checkpoints a run has, and whether they are whole. Invariant: a directory that has a checkpoint's name was complete when it got it.
+"""Which checkpoints a run has, and whether they are whole. Invariant: a directory that has a
+checkpoint's name was complete when it got it.
 
 What happened to it since, `verify` tells. Nothing here imports torch: the coordinator asks.
 """
@@ -30,7 +31,8 @@ class Digest(msgspec.Struct, frozen=True):
 
 
 class Scalars(msgspec.Struct, frozen=True):
-    """`version` of the weights, `cursor`, the number of the last journalled event they belong to, and every other file by its name."""
+    """`version` of the weights, `cursor`, the number of the last journalled event they belong to,
+    and every other file by its name."""
 
     version: int
     cursor: int
@@ -47,16 +49,21 @@ class Checkpoint(msgspec.Struct, frozen=True):
         """Read all of it. Raises CheckpointError where it is not what was written."""
         for name, digest in scalars(self.path).files.items():
             if name in ("", "..") or Path(name).name != name:
-                raise CheckpointError(f"{self.path} is damaged: it names a file elsewhere ({name!r})")
+                raise CheckpointError(
+                    f"{self.path} is damaged: it names a file elsewhere ({name!r})"
+                )
             try:
                 found = digested(self.path / name)
             except OSError as error:
-                raise CheckpointError(f"{self.path} is damaged: {name} cannot be read: {error.strerror}") from error
+                raise CheckpointError(
+                    f"{self.path} is damaged: {name} cannot be read: {error.strerror}"
+                ) from error
             if found != digest:
                 raise CheckpointError(f"{self.path} is damaged: {name} is not what was written")
 
     def set_aside(self) -> None:
-        """Take its name from it, so that nothing starts from it; somebody may want to look at it."""
+        """Take its name from it, so that nothing starts from it; somebody may want to look at
+        it."""
         aside = self.path.with_name(f".aside-{self.path.name}")
         shutil.rmtree(aside, ignore_errors=True)
         self.path.rename(aside)
@@ -65,7 +72,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
 def digested(path: Path) -> Digest:
     """A file's size and hash. Raises OSError."""
     with path.open("rb") as file:
-        return Digest(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
+        return Digest(
+            os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+        )
 
 
 def place(run_dir: str | Path, version: int) -> Path:
@@ -76,8 +85,15 @@ def place(run_dir: str | Path, version: int) -> Path:
 def complete(run_dir: str | Path) -> list[Checkpoint]:
     """Every complete checkpoint of a run, oldest version first."""
     folder = Path(run_dir) / _FOLDER
-    names = [name for name in map(_NAME.fullmatch, (path.name for path in folder.iterdir())) if name] if folder.is_dir() else []
-    return sorted((Checkpoint(folder / name[0], int(name[1])) for name in names), key=lambda checkpoint: checkpoint.version)
+    names = (
+        [name for name in map(_NAME.fullmatch, (path.name for path in folder.iterdir())) if name]
+        if folder.is_dir()
+        else []
+    )
+    return sorted(
+        (Checkpoint(folder / name[0], int(name[1])) for name in names),
+        key=lambda checkpoint: checkpoint.version,
+    )
 
 
 def latest(run_dir: str | Path) -> Path | None:
@@ -91,4 +107,6 @@ def scalars(path: str | Path) -> Scalars:
     try:
         return msgspec.json.decode(file.read_bytes(), type=Scalars)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"training cannot go on from {path}, because {file.name} cannot be read: {error}") from error
+        raise CheckpointError(
+            f"training cannot go on from {path}, because {file.name} cannot be read: {error}"
+        ) from error

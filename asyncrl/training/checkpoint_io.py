@@ -1,9 +1,12 @@
-"""Writing and reading one checkpoint. Invariant: it is seen complete or not at all, and training resumes from it exactly.
+"""Writing and reading one checkpoint. Invariant: it is seen complete or not at all, and training
+resumes from it exactly.
 
-`checkpoints/step-000100/` is a Hugging Face model directory (config.json, model.safetensors, tokenizer) that also holds the trainer's
-state: `trainer.safetensors` with the optimizer's moments, the masters of a model of a smaller type than float32, the state of torch's
-generator and, where the proximal policy is an earlier one, what is known of that, and `trainer.json` with the scalars. It is written under
-another name in the same folder, brought to the disk, and only then renamed. A run has one writer. Nothing is pickled.
+`checkpoints/step-000100/` is a Hugging Face model directory (config.json, model.safetensors,
+tokenizer) that also holds the trainer's state: `trainer.safetensors` with the optimizer's moments,
+the masters of a model of a smaller type than float32, the state of torch's generator and, where the
+proximal policy is an earlier one, what is known of that, and `trainer.json` with the scalars. It is
+written under another name in the same folder, brought to the disk, and only then renamed. A run has
+one writer. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -20,7 +23,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.training.checkpoint_index import SCALARS, CheckpointError, Scalars, complete, digested, place, scalars
+from asyncrl.training.checkpoint_index import (
+    SCALARS,
+    CheckpointError,
+    Scalars,
+    complete,
+    digested,
+    place,
+    scalars,
+)
 from asyncrl.training.learner import Learner
 
 TENSORS = "trainer.safetensors"
@@ -40,9 +51,12 @@ _PAST = "past/"
 _MASTER = "master/"
 
 
-def save(run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Path, *, keep: int = 2) -> Path:
-    """Write the checkpoint of the learner's version, with the tokenizer files of the model directory `tokenizer`; then delete all but the
-    newest `keep` (at least 1). Call it between two steps. Raises CheckpointError where it cannot be written; what was there stays."""
+def save(
+    run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Path, *, keep: int = 2
+) -> Path:
+    """Write the checkpoint of the learner's version, with the tokenizer files of the model
+    directory `tokenizer`; then delete all but the newest `keep` (at least 1). Call it between two
+    steps. Raises CheckpointError where it cannot be written; what was there stays."""
     path = place(run_dir, learner.version)
 
     def write(folder: Path) -> None:
@@ -58,42 +72,69 @@ def save(run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Pa
 
 
 def export(path: str | Path, model: PreTrainedModel, tokenizer: str | Path) -> Path:
-    """Write the model alone, as a Hugging Face model directory at `path`, in place of what is there. Raises CheckpointError."""
+    """Write the model alone, as a Hugging Face model directory at `path`, in place of what is
+    there. Raises CheckpointError."""
     path = Path(path)
     _publish(path, lambda folder: _write_model(folder, model, Path(tokenizer)))
     return path
 
 
 def restore(path: str | Path, learner: Learner) -> Scalars:
-    """Give a learner, whose model was loaded from the checkpoint at `path`, its version and its optimizer's state, and torch its
-    generator's. Raises CheckpointError where the state is broken or of another model; the learner is then as it was."""
+    """Give a learner, whose model was loaded from the checkpoint at `path`, its version and its
+    optimizer's state, and torch its generator's. Raises CheckpointError where the state is broken
+    or of another model; the learner is then as it was."""
     found = scalars(path)
     file = Path(path) / TENSORS
     try:
         with safe_open(file, framework="pt") as stored:
-            tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a mapping)
+            tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"training cannot go on from {path}, because {TENSORS} cannot be read: {error}") from error
+        raise CheckpointError(
+            f"training cannot go on from {path}, because {TENSORS} cannot be read: {error}"
+        ) from error
     generator = tensors.pop(_GENERATOR, None)
     if generator is None:
-        raise CheckpointError(f"training cannot go on from {path}, because its {TENSORS} has no state of the random generator")
-    past = {name.removeprefix(_PAST): tensors.pop(name) for name in list(tensors) if name.startswith(_PAST)}
-    stored_masters = {name.removeprefix(_MASTER): tensors.pop(name) for name in list(tensors) if name.startswith(_MASTER)}
+        raise CheckpointError(
+            f"training cannot go on from {path}, because its {TENSORS} has no state of the "
+            "random generator"
+        )
+    past = {
+        name.removeprefix(_PAST): tensors.pop(name)
+        for name in list(tensors)
+        if name.startswith(_PAST)
+    }
+    stored_masters = {
+        name.removeprefix(_MASTER): tensors.pop(name)
+        for name in list(tensors)
+        if name.startswith(_MASTER)
+    }
     copies, parameters = learner.master_weights.copies(), dict(learner.master_weights.named())
-    if {name: tensor.shape for name, tensor in copies.items()} != {name: tensor.shape for name, tensor in stored_masters.items()}:
-        raise CheckpointError(f"training cannot go on from {path}, because its {TENSORS} is of a model of another type or size")
+    if {name: tensor.shape for name, tensor in copies.items()} != {
+        name: tensor.shape for name, tensor in stored_masters.items()
+    }:
+        raise CheckpointError(
+            f"training cannot go on from {path}, because its {TENSORS} is of a model of another "
+            "type or size"
+        )
     state: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         key, _, owner = name.partition("/")
         if owner not in parameters or (tensor.dim() and tensor.shape != parameters[owner].shape):
-            raise CheckpointError(f"training cannot go on from {path}, because its {TENSORS} is of another model ({owner})")
+            raise CheckpointError(
+                f"training cannot go on from {path}, because its {TENSORS} is of another model "
+                f"({owner})"
+            )
         # a copy: mapped from the file it lies at any address, and kernels round differently there
-        state.setdefault(owner, {})[key] = tensor.clone() if key == "step" else tensor.clone().to(parameters[owner].device)
+        state.setdefault(owner, {})[key] = (
+            tensor.clone() if key == "step" else tensor.clone().to(parameters[owner].device)
+        )
     if learner.past:
         try:
             learner.past.restore(past)
         except ValueError as error:
-            raise CheckpointError(f"training cannot go on from {path}, because in its {TENSORS} {error}") from error
+            raise CheckpointError(
+                f"training cannot go on from {path}, because in its {TENSORS} {error}"
+            ) from error
     for name, tensor in copies.items():
         tensor.copy_(stored_masters[name])
     learner.optimizer.state.clear()
@@ -112,8 +153,15 @@ def _state(learner: Learner) -> dict[str, Tensor]:
         for key, value in learner.optimizer.state.get(parameter, {}).items()
     }
     past = learner.past.tensors() if learner.past else {}
-    state |= {_MASTER + name: tensor.contiguous() for name, tensor in learner.master_weights.copies().items()}
-    return state | {_PAST + name: tensor.contiguous() for name, tensor in past.items()} | {_GENERATOR: torch.get_rng_state()}
+    state |= {
+        _MASTER + name: tensor.contiguous()
+        for name, tensor in learner.master_weights.copies().items()
+    }
+    return (
+        state
+        | {_PAST + name: tensor.contiguous() for name, tensor in past.items()}
+        | {_GENERATOR: torch.get_rng_state()}
+    )
 
 
 def _write_model(folder: Path, model: PreTrainedModel, tokenizer: Path) -> None:
@@ -124,7 +172,8 @@ def _write_model(folder: Path, model: PreTrainedModel, tokenizer: Path) -> None:
 
 
 def _publish(path: Path, write: Callable[[Path], None]) -> None:
-    """Have a directory written under another name and brought to the disk, then give it its name, in place of what has it now."""
+    """Have a directory written under another name and brought to the disk, then give it its name,
+    in place of what has it now."""
     partial = path.parent / f"{_PARTIAL}{path.name}"
     try:
         for left in path.parent.glob(f"{_PARTIAL}*"):
@@ -139,11 +188,14 @@ def _publish(path: Path, write: Callable[[Path], None]) -> None:
         _sync(path.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"{path} cannot be written: {error}; free space there or choose another run.dir") from error
+        raise CheckpointError(
+            f"{path} cannot be written: {error}; free space there or choose another run.dir"
+        ) from error
 
 
 def _delete(path: Path) -> None:
-    """Renamed first: a deletion cut short must not leave half a checkpoint under a checkpoint's name."""
+    """Renamed first: a deletion cut short must not leave half a checkpoint under a checkpoint's
+    name."""
     shutil.rmtree(path.rename(path.parent / f"{_PARTIAL}old-{path.name}"))
 
 

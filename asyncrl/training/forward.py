@@ -1,9 +1,11 @@
-"""Bundles through a model. Invariant: a rollout's log-probabilities are those it has alone, up to rounding, whatever shares its pass.
+"""Bundles through a model. Invariant: a rollout's log-probabilities are those it has alone, up to
+rounding, whatever shares its pass.
 
-A model computes each token by itself but for attention, and transformers' models leave that to a function of one's choice. Ours puts the
-samples together, row by row, and has their attention computed as ever. So a prompt that several samples share is computed once, and
-autograd adds up what each of them says of it. A model that looks at other tokens in another way gets the rows as they are, each with its
-prompt.
+A model computes each token by itself but for attention, and transformers' models leave that to a
+function of one's choice. Ours puts the samples together, row by row, and has their attention
+computed as ever. So a prompt that several samples share is computed once, and autograd adds up what
+each of them says of it. A model that looks at other tokens in another way gets the rows as they
+are, each with its prompt.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ NAME, PLAIN = "asyncrl_bundle", "sdpa"
 
 
 def shares(model: PreTrainedModel) -> bool:
-    """Whether a model may be given each token once: all its layers have full attention, computed by torch's own function through the
-    interface that ours is registered with, and nothing else of it looks at other tokens."""
+    """Whether a model may be given each token once: all its layers have full attention, computed by
+    torch's own function through the interface that ours is registered with, and nothing else of it
+    looks at other tokens."""
     config: Any = model.config
     return (
         bool(model._supports_attention_backend)
@@ -38,16 +41,18 @@ def shares(model: PreTrainedModel) -> bool:
 
 
 def log_probabilities(model: PreTrainedModel, bundle: PackedBatch, temperature: float) -> Tensor:
-    """Log-probability of each response token of a bundle under the temperature-scaled distribution, float32 [tokens], with gradient."""
+    """Log-probability of each response token of a bundle under the temperature-scaled distribution,
+    float32 [tokens], with gradient."""
     logits = response_logits(model, bundle, temperature)
     return -F.cross_entropy(logits, bundle.targets.to(model.device), reduction="none")
 
 
 def response_logits(model: PreTrainedModel, bundle: PackedBatch, temperature: float) -> Tensor:
-    """What each response token of a bundle is drawn from: logits over the temperature, float32 [tokens, vocabulary], with gradient.
+    """What each response token of a bundle is drawn from: logits over the temperature, float32
+    [tokens, vocabulary], with gradient.
 
-    The output layer runs at the positions that predict response tokens only (and a few more, so that there are few sizes), and what follows
-    is float32 whatever the model's type.
+    The output layer runs at the positions that predict response tokens only (and a few more, so
+    that there are few sizes), and what follows is float32 whatever the model's type.
     """
     device = model.device
     ids, logit_positions = bundle.ids.to(device), bundle.logit_positions.to(device)
@@ -56,7 +61,11 @@ def response_logits(model: PreTrainedModel, bundle: PackedBatch, temperature: fl
         positions = bundle.positions.to(device)[None]
         with _attention(model), _output_at(model, logit_positions):
             found: Tensor = model(
-                input_ids=ids[None], position_ids=positions, use_cache=False, padded_rows=padded_rows, home=bundle.home.to(device)
+                input_ids=ids[None],
+                position_ids=positions,
+                use_cache=False,
+                padded_rows=padded_rows,
+                home=bundle.home.to(device),
             ).logits
         return found[0, : len(logit_positions)].float() / temperature
     at = bundle.home.to(device)[logit_positions]
@@ -65,7 +74,11 @@ def response_logits(model: PreTrainedModel, bundle: PackedBatch, temperature: fl
         here = torch.nonzero((at >= before) & (at < before + padded_row.numel()))[:, 0]
         if len(here):
             with _output_at(model, at[here] - before):
-                pieces.append(model(input_ids=ids[padded_row.to(device)], use_cache=False).logits[0, : len(here)])
+                pieces.append(
+                    model(input_ids=ids[padded_row.to(device)], use_cache=False).logits[
+                        0, : len(here)
+                    ]
+                )
             places.append(here)
         before += padded_row.numel()
     return torch.cat(pieces)[torch.argsort(torch.cat(places))].float() / temperature
@@ -73,8 +86,9 @@ def response_logits(model: PreTrainedModel, bundle: PackedBatch, temperature: fl
 
 @contextmanager
 def _output_at(model: PreTrainedModel, places: Tensor) -> Iterator[None]:
-    """Meanwhile the output layer runs at these places of its input, flattened, and then at the first of all for what is missing to a size.
-    By a hook, so that whatever the model does to its logits afterwards (scale, soft cap) is done to these too."""
+    """Meanwhile the output layer runs at these places of its input, flattened, and then at the
+    first of all for what is missing to a size. By a hook, so that whatever the model does to its
+    logits afterwards (scale, soft cap) is done to these too."""
     places = F.pad(places, (0, missing_to_size(len(places))))
 
     def select(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -100,14 +114,25 @@ def _attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: None, *, padded_rows: tuple[Tensor, ...], home: Tensor, **rest: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _: None,
+    *,
+    padded_rows: tuple[Tensor, ...],
+    home: Tensor,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a bundle: `query`, `key`, `value` are [1, heads, places, size]; gives [1, places, heads, size]."""
+    """Attention of a bundle: `query`, `key`, `value` are [1, heads, places, size]; gives [1,
+    places, heads, size]."""
     flat = [of_all[0].transpose(0, 1).flatten(1) for of_all in (query, key, value)]
     outputs = []
     for padded_row in padded_rows:
         rows = [
-            places.index_select(0, padded_row.flatten()).view(*padded_row.shape, -1, of_all.shape[-1]).transpose(1, 2)
+            places.index_select(0, padded_row.flatten())
+            .view(*padded_row.shape, -1, of_all.shape[-1])
+            .transpose(1, 2)
             for places, of_all in zip(flat, (query, key, value), strict=True)
         ]
         output, _ = sdpa_attention_forward(module, rows[0], rows[1], rows[2], None, **rest)

@@ -1,8 +1,10 @@
-"""One optimizer step from many micro-batches. Invariant: the gradient is the same however the rollouts are split.
+"""One optimizer step from many micro-batches. Invariant: the gradient is the same however the
+rollouts are split.
 
-The loss of a step is the sum over its trained tokens divided by their number. Each micro-batch adds the gradient of its own sum, and
-the division happens once, when the step is closed and the number is known. What is said of a whole rollout is computed where all of it is:
-a rollout is never split over bundles.
+The loss of a step is the sum over its trained tokens divided by their number. Each micro-batch adds
+the gradient of its own sum, and the division happens once, when the step is closed and the number
+is known. What is said of a whole rollout is computed where all of it is: a rollout is never split
+over bundles.
 """
 
 from __future__ import annotations
@@ -35,19 +37,27 @@ from staleness.vcpo import learning_rate_scale
 
 logger = logging.getLogger(__name__)
 TRAINED, STALE, MEDIAN, NONFINITE = range(4)
-"""What became of a response token; from here on, the place in the list of the correction that left it out."""
+"""What became of a response token; from here on, the place in the list of the correction that left
+it out."""
 REASONS = ("", "stale", "median", "nonfinite")
 
 
 class Learner:
-    """A model and its optimizer (AdamW), which changes `master_weights`. `version` counts the steps taken, from that of the checkpoint or 0.
+    """A model and its optimizer (AdamW), which changes `master_weights`. `version` counts the steps
+    taken, from that of the checkpoint or 0.
 
-    `temperature` is that of sampling. Dropout stays off: current and behaviour log-probabilities must be of the same policy.
-    `past` is what is known of earlier versions, where the proximal policy is one of them.
+    `temperature` is that of sampling. Dropout stays off: current and behaviour log-probabilities
+    must be of the same policy. `past` is what is known of earlier versions, where the proximal
+    policy is one of them.
     """
 
     def __init__(
-        self, model: PreTrainedModel, train: TrainConfig, staleness: StalenessConfig, temperature: float, version: int = 0
+        self,
+        model: PreTrainedModel,
+        train: TrainConfig,
+        staleness: StalenessConfig,
+        temperature: float,
+        version: int = 0,
     ) -> None:
         model.train(False)
         accelerate(model)
@@ -56,55 +66,100 @@ class Learner:
         self.master_weights = MasterWeights(model)
         changed = [master for _, master in self.master_weights.named()]
         self.optimizer = torch.optim.AdamW(
-            changed, lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, foreach=True
+            changed,
+            lr=train.lr,
+            betas=(train.beta1, train.beta2),
+            weight_decay=train.weight_decay,
+            foreach=True,
         )
-        most = {"boundary": max(1, staleness.max_lag), "snapshot": staleness.max_lag}.get(staleness.proximal)
+        most = {"boundary": max(1, staleness.max_lag), "snapshot": staleness.max_lag}.get(
+            staleness.proximal
+        )
         self.past = None if most is None else ProximalLogprobs(model, temperature, most)
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._weighted = ratios_weigh(train, staleness)
         if clips_nothing(train, staleness):
-            logger.warning("proximal is recompute: the ratio of the objective is 1, and clipping does nothing")
+            logger.warning(
+                "proximal is recompute: the ratio of the objective is 1, and clipping does nothing"
+            )
         self._reasons = (*REASONS, *(entry.kind for entry in staleness.correction))
         self._sums = Sums()
 
     def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview | bytes]) -> None:
-        """Score and keep what the message has, while the weights are those of its step. Raises ValueError where the proximal policy is
-        not `boundary`, the buffer does not fit the message, or the message is of another step."""
+        """Score and keep what the message has, while the weights are those of its step. Raises
+        ValueError where the proximal policy is not `boundary`, the buffer does not fit the message,
+        or the message is of another step."""
         if self._staleness.proximal != "boundary" or self.past is None:
-            raise ValueError(f"texts to be scored came, and the proximal policy is {self._staleness.proximal}")
+            raise ValueError(
+                f"texts to be scored came, and the proximal policy is {self._staleness.proximal}"
+            )
         if message.step != self.version:
-            raise ValueError(f"texts to be scored at the end of step {message.step} came while step {self.version} was being accumulated")
+            raise ValueError(
+                f"texts to be scored at the end of step {message.step} came while step "
+                f"{self.version} was being accumulated"
+            )
         self.past.anchor(message, buffers, self.version)
 
-    def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview | bytes]) -> list[TokenCount]:
-        """Add the gradient of a micro-batch; `buffers` are the three of `MicroBatch`. Returns, for each sample, what became of its response
-        tokens: trained, or discarded as `stale` (masked on arrival), `median` (its rollout is the one that others are compared with),
-        `nonfinite` (a log-probability that is no number), or by the kind of the correction that left it out. Raises ValueError where batch
-        and buffers do not fit each other, or the batch is of another step."""
+    def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview | bytes]
+    ) -> list[TokenCount]:
+        """Add the gradient of a micro-batch; `buffers` are the three of `MicroBatch`. Returns, for
+        each sample, what became of its response tokens: trained, or discarded as `stale` (masked on
+        arrival), `median` (its rollout is the one that others are compared with), `nonfinite` (a
+        log-probability that is no number), or by the kind of the correction that left it out.
+        Raises ValueError where batch and buffers do not fit each other, or the batch is of another
+        step."""
         if batch.step != self.version:
-            raise ValueError(f"a micro-batch of step {batch.step} came while step {self.version} was being accumulated")
+            raise ValueError(
+                f"a micro-batch of step {batch.step} came while step {self.version} was being "
+                "accumulated"
+            )
         if not batch.samples:
             return []
         tensors = read(batch, buffers, shared=shares(self.model))
-        advantage, trainable = advantages_of(batch, tensors, self.model, self._train.advantage, self._temperature)
+        advantage, trainable = advantages_of(
+            batch, tensors, self.model, self._train.advantage, self._temperature
+        )
         scores = self.past.known(batch.samples) if self.past else None
         fates = torch.empty_like(tensors.owner)
         for bundle in tensors.bundles:
             fates[bundle.tokens] = self._add(tensors, bundle, advantage, trainable, scores).cpu()
-        if self.past and scores is not None and self._train.replay_groups and self._staleness.proximal == "boundary":
+        if (
+            self.past
+            and scores is not None
+            and self._train.replay_groups
+            and self._staleness.proximal == "boundary"
+        ):
             self.past.remember(batch.samples, scores)
         table = torch.zeros(len(batch.samples), len(self._reasons), dtype=torch.int64)
         table.index_put_((tensors.owner, fates), torch.ones_like(fates), accumulate=True)
         return [
-            TokenCount(sample.rollout, row[0], {reason: count for reason, count in zip(self._reasons[1:], row[1:], strict=True) if count})
+            TokenCount(
+                sample.rollout,
+                row[0],
+                {
+                    reason: count
+                    for reason, count in zip(self._reasons[1:], row[1:], strict=True)
+                    if count
+                },
+            )
             for sample, row in zip(batch.samples, table.tolist(), strict=True)
         ]
 
-    def _add(self, batch: Batch, bundle: PackedBatch, advantage: Tensor, trainable: Tensor, scores: Tensor | None) -> Tensor:
-        """Add the gradient of the sum of a bundle's losses; returns what became of each of its response tokens, int64 [tokens].
-        `advantage` (float32) and `trainable` (bool) are [samples], `scores` float32 [tokens of the batch]."""
+    def _add(
+        self,
+        batch: Batch,
+        bundle: PackedBatch,
+        advantage: Tensor,
+        trainable: Tensor,
+        scores: Tensor | None,
+    ) -> Tensor:
+        """Add the gradient of the sum of a bundle's losses; returns what became of each of its
+        response tokens, int64 [tokens]. `advantage` (float32) and `trainable` (bool) are [samples],
+        `scores` float32 [tokens of the batch]."""
         behaviour, fresh, owner, lag = (
-            of_batch[bundle.tokens].to(self.model.device) for of_batch in (batch.behaviour, batch.mask, batch.owner, batch.lag)
+            of_batch[bundle.tokens].to(self.model.device)
+            for of_batch in (batch.behaviour, batch.mask, batch.owner, batch.lag)
         )
         trained = trainable.to(owner.device)[owner]
         arrived = fresh & trained
@@ -115,10 +170,24 @@ class Learner:
         prox, unanchored = self._proximal(batch, bundle, current, behaviour, lag, arrived, scores)
         ratios = proximal.log_ratios(current, behaviour, prox)
         usable = arrived & ratios.finite
-        tokens = correction.Tokens(ratios.correction, usable, owner, advantage.to(owner.device)[owner], behaviour, current.detach(), lag)
+        tokens = correction.Tokens(
+            ratios.correction,
+            usable,
+            owner,
+            advantage.to(owner.device)[owner],
+            behaviour,
+            current.detach(),
+            lag,
+        )
         corrected = correction.apply(self._staleness.correction, tokens, weighted=self._weighted)
         of_kept = Inputs(ratios.objective, current, tokens.advantage, owner, corrected.kept)
-        minimized = objective(self._train.objective, of_kept, lo=self._train.clip_lo, hi=self._train.clip_hi, dual=self._train.dual_clip)
+        minimized = objective(
+            self._train.objective,
+            of_kept,
+            lo=self._train.clip_lo,
+            hi=self._train.clip_hi,
+            dual=self._train.dual_clip,
+        )
         loss = (corrected.weight * minimized.loss).sum()
         if corrected.kept.any():
             loss.backward()  # type: ignore[no-untyped-call]
@@ -140,10 +209,18 @@ class Learner:
         return fate
 
     def _proximal(
-        self, batch: Batch, bundle: PackedBatch, current: Tensor, behaviour: Tensor, lag: Tensor, arrived: Tensor, scores: Tensor | None
+        self,
+        batch: Batch,
+        bundle: PackedBatch,
+        current: Tensor,
+        behaviour: Tensor,
+        lag: Tensor,
+        arrived: Tensor,
+        scores: Tensor | None,
     ) -> tuple[Tensor | None, int]:
-        """Log-probabilities under the proximal policy, float32 [tokens], or None where that is the behaviour policy; and of how many tokens
-        that arrived their own version's are not known, so that they have the current ones."""
+        """Log-probabilities under the proximal policy, float32 [tokens], or None where that is the
+        behaviour policy; and of how many tokens that arrived their own version's are not known, so
+        that they have the current ones."""
         match self._staleness.proximal:
             case "behaviour":
                 return None, 0
@@ -153,18 +230,22 @@ class Learner:
                 return proximal.loglinear(behaviour, current, lag), 0
             case "boundary" | "snapshot":
                 assert self.past is not None and scores is not None
-                found = self.past.completed(scores[bundle.tokens], bundle, batch.version[bundle.tokens], arrived.cpu())
+                found = self.past.completed(
+                    scores[bundle.tokens], bundle, batch.version[bundle.tokens], arrived.cpu()
+                )
                 found = proximal.scored(found.to(current.device), current, lag)
                 scores[bundle.tokens] = found.cpu()
                 unknown = torch.isnan(found)
                 return torch.where(unknown, current.detach(), found), int((unknown & arrived).sum())
 
     def step(self) -> dict[str, float]:
-        """Close the step: divide the gradient by the trained tokens, clip it, update, and make the next version.
+        """Close the step: divide the gradient by the trained tokens, clip it, update, and make the
+        next version.
 
-        Where no token was trained, or the gradient is not finite, the weights stay as they are, and the version advances all the same.
-        Returns what `Sums.metrics` does, and `grad_norm` (before clipping), `lr` as it was used, `lr_scale` (what the effective sample size
-        leaves of it, see `vcpo.learning_rate_scale`) and `skipped` (1 where the weights stayed).
+        Where no token was trained, or the gradient is not finite, the weights stay as they are, and
+        the version advances all the same. Returns what `Sums.metrics` does, and `grad_norm` (before
+        clipping), `lr` as it was used, `lr_scale` (what the effective sample size leaves of it, see
+        `vcpo.learning_rate_scale`) and `skipped` (1 where the weights stayed).
         """
         sums = self._sums
         scale = learning_rate_scale(sums.by_lag.total.ess, self._train.ess_base)
@@ -172,7 +253,9 @@ class Learner:
         norm = 0.0
         if sums.trained:
             changed = [master for _, master in self.master_weights.named()]
-            torch._foreach_div_([master.grad for master in changed if master.grad is not None], float(sums.trained))
+            torch._foreach_div_(
+                [master.grad for master in changed if master.grad is not None], float(sums.trained)
+            )
             norm = float(torch.nn.utils.clip_grad_norm_(changed, self._train.grad_clip))
         updated = sums.trained > 0 and math.isfinite(norm)
         if self.past:
@@ -185,4 +268,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         self._sums = Sums()
         self.version += 1
-        return sums.metrics() | {"grad_norm": norm, "lr": rate, "lr_scale": scale, "skipped": float(not updated)}
+        return sums.metrics() | {
+            "grad_norm": norm,
+            "lr": rate,
+            "lr_scale": scale,
+            "skipped": float(not updated),
+        }

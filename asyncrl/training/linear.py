@@ -1,7 +1,9 @@
-"""Linear layers through oneDNN. Invariant: the same layers with the same parameters under the same names; only who multiplies differs.
+"""Linear layers through oneDNN. Invariant: the same layers with the same parameters under the same
+names; only who multiplies differs.
 
-torch multiplies float32 matrices on a CPU with MKL, which on some vendors' processors reaches less than half of what oneDNN does, and
-offers oneDNN to inference alone. So here is its backward. Weights are given to oneDNN as they are: nothing is repacked after an update.
+torch multiplies float32 matrices on a CPU with MKL, which on some vendors' processors reaches less
+than half of what oneDNN does, and offers oneDNN to inference alone. So here is its backward.
+Weights are given to oneDNN as they are: nothing is repacked after an update.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ class _Multiply(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             flat = x.reshape(-1, x.shape[-1])
             # The longer side of the weight is the faster one to have as oneDNN's output channels.
-            of_weight = _multiply(flat.t(), g.t()).t() if g.shape[1] > flat.shape[1] else _multiply(g.t(), flat.t())
+            of_weight = (
+                _multiply(flat.t(), g.t()).t()
+                if g.shape[1] > flat.shape[1]
+                else _multiply(g.t(), flat.t())
+            )
         return of_x, of_weight, g.sum(0) if ctx.needs_input_grad[2] else None
 
 
@@ -47,19 +53,29 @@ class OneDnnLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """As `nn.Linear`: [..., in] to [..., out]."""
-        if not (input.dtype == self.weight.dtype == torch.float32) or input.device.type != "cpu" or not input.numel():
+        if (
+            not (input.dtype == self.weight.dtype == torch.float32)
+            or input.device.type != "cpu"
+            or not input.numel()
+        ):
             return super().forward(input)
         output: Tensor = _Multiply.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
         return output
 
 
 def accelerate(model: nn.Module) -> bool:
-    """Give every plain linear layer of a float32 model on a CPU to oneDNN, on processors where that is faster; says whether it did.
+    """Give every plain linear layer of a float32 model on a CPU to oneDNN, on processors where that
+    is faster; says whether it did.
 
-    The layers change their class in place; parameters, their names and what is saved stay as they are.
+    The layers change their class in place; parameters, their names and what is saved stay as they
+    are.
     """
     layers = [m for m in model.modules() if type(m) is nn.Linear]
-    if not layers or any(m.weight.dtype != torch.float32 or m.weight.device.type != "cpu" for m in layers) or not _faster():
+    if (
+        not layers
+        or any(m.weight.dtype != torch.float32 or m.weight.device.type != "cpu" for m in layers)
+        or not _faster()
+    ):
         return False
     for layer in layers:
         layer.__class__ = OneDnnLinear
@@ -67,8 +83,8 @@ def accelerate(model: nn.Module) -> bool:
 
 
 def _faster() -> bool:
-    """Whether oneDNN is the faster of the two on this processor. By its maker, and not by a clock: a resumed run has to multiply as it did
-    before, since the two round differently."""
+    """Whether oneDNN is the faster of the two on this processor. By its maker, and not by a clock:
+    a resumed run has to multiply as it did before, since the two round differently."""
     available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, _OPERATOR)  # type: ignore[no-untyped-call]
     return available and not _intel()
 

@@ -1,8 +1,10 @@
-"""Float32 copies of a model's parameters. Invariant: after `round` each parameter is its master, rounded to its own type.
+"""Float32 copies of a model's parameters. Invariant: after `round` each parameter is its master,
+rounded to its own type.
 
-A step of Adam changes a weight by about the learning rate. In bfloat16, with eight bits, a weight of 0.02 does not notice 1e-6. So what the
-optimizer changes is float32 (Micikevicius et al. 2018, arXiv:1710.03740, section 3.1), gradients are summed in float32, and the model
-computes, and is published, as what engines have: the rounded weights.
+A step of Adam changes a weight by about the learning rate. In bfloat16, with eight bits, a weight
+of 0.02 does not notice 1e-6. So what the optimizer changes is float32 (Micikevicius et al. 2018,
+arXiv:1710.03740, section 3.1), gradients are summed in float32, and the model computes, and is
+published, as what engines have: the rounded weights.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from torch import Tensor, nn
 
 
 class MasterWeights:
-    """Of a float32 model its parameters themselves; of smaller types copies, with gradients of their own: the model's parameters give
-    theirs as they come, and keep none."""
+    """Of a float32 model its parameters themselves; of smaller types copies, with gradients of
+    their own: the model's parameters give theirs as they come, and keep none."""
 
     def __init__(self, model: nn.Module) -> None:
         self._pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = []
@@ -32,7 +34,11 @@ class MasterWeights:
 
     def copies(self) -> dict[str, Tensor]:
         """The masters that are not the parameters themselves, by name, detached."""
-        return {name: master.detach() for name, parameter, master in self._pairs if master is not parameter}
+        return {
+            name: master.detach()
+            for name, parameter, master in self._pairs
+            if master is not parameter
+        }
 
     @torch.no_grad()
     def round(self) -> None:

@@ -1,6 +1,8 @@
-"""Language models from local directories. Invariant: every weight comes from the directory, or no model is returned.
+"""Language models from local directories. Invariant: every weight comes from the directory, or no
+model is returned.
 
-Nothing is downloaded, no code of a model directory is run or fetched, and only safetensors of the directory itself are read.
+Nothing is downloaded, no code of a model directory is run or fetched, and only safetensors of the
+directory itself are read.
 """
 
 from __future__ import annotations
@@ -26,46 +28,69 @@ class ModelError(Exception):
 
 
 def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The causal language model at `path`, a Hugging Face model directory, with weights of `dtype`, in evaluation mode (no dropout).
+    """The causal language model at `path`, a Hugging Face model directory, with weights of `dtype`,
+    in evaluation mode (no dropout).
 
-    Raises ModelError where the directory, its config.json or any of its weights is missing or broken.
+    Raises ModelError where the directory, its config.json or any of its weights is missing or
+    broken.
     """
     path = Path(path)
     config = _config(path)
     if not any(path.glob("*.safetensors")):
-        other = ", which are pickles: convert them to safetensors" if any(path.glob("*.bin")) else ""
+        other = (
+            ", which are pickles: convert them to safetensors" if any(path.glob("*.bin")) else ""
+        )
         found = "only *.bin weights" + other if other else "no weights (no *.safetensors)"
         raise ModelError(f"the model directory {path} has {found}")
     _own_shards(path)
     try:
         model, info = _AUTO.from_pretrained(
-            path, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True, output_loading_info=True
+            path,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except Exception as error:  # transformers raises what it likes of files that do not fit
-        raise ModelError(f"the weights in {path} cannot be read, so they are cut off or not of this model: {_first_line(error)}") from error
-    if missing := sorted(info["missing_keys"]) or sorted(str(key) for key in info["mismatched_keys"]):
         raise ModelError(
-            f"the weights in {path} are not complete: {missing[0]} and {len(missing) - 1} more are missing or of another shape"
+            f"the weights in {path} cannot be read, so they are cut off or not of this model: "
+            f"{_first_line(error)}"
+        ) from error
+    if missing := sorted(info["missing_keys"]) or sorted(
+        str(key) for key in info["mismatched_keys"]
+    ):
+        raise ModelError(
+            f"the weights in {path} are not complete: {missing[0]} and {len(missing) - 1} more "
+            "are missing or of another shape"
         )
     for parameter in model.parameters():
-        parameter.data = parameter.data.clone()  # off the file's pages: kernels round differently where memory is not aligned
+        parameter.data = (
+            parameter.data.clone()
+        )  # off the file's pages: kernels round differently where memory is not aligned
     return _evaluating(model)
 
 
 def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The model at `path` with weights of no meaning, for who gets them by publication. Needs config.json alone. Raises ModelError."""
+    """The model at `path` with weights of no meaning, for who gets them by publication. Needs
+    config.json alone. Raises ModelError."""
     config = _config(Path(path))
     try:
         with no_init_weights():
             model = _AUTO.from_config(config, dtype=dtype, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"{Path(path) / 'config.json'} describes no model that can be made: {_first_line(error)}") from error
+        raise ModelError(
+            f"{Path(path) / 'config.json'} describes no model that can be made: "
+            f"{_first_line(error)}"
+        ) from error
     model.tie_weights()  # left out with the initialisation
     return _evaluating(model)
 
 
 def parameters_for_publication(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """(name, detached tensor) of each parameter, in the order of the architecture; tied ones once, under their first name."""
+    """(name, detached tensor) of each parameter, in the order of the architecture; tied ones once,
+    under their first name."""
     for name, parameter in model.named_parameters():
         yield name, parameter.detach()
 
@@ -78,23 +103,35 @@ def _evaluating(model: Any) -> PreTrainedModel:
 
 def _config(path: Path) -> PretrainedConfig:
     if not path.is_dir():
-        raise ModelError(f"there is no model directory {path}; model.path must be a local Hugging Face model directory")
+        raise ModelError(
+            f"there is no model directory {path}; model.path must be a local Hugging Face model "
+            "directory"
+        )
     if not (path / "config.json").is_file():
         raise ModelError(f"the model directory {path} has no config.json")
     try:
         with warnings.catch_warnings():
-            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
         foreign = next(_kernels(config.to_dict() | vars(config)), None)
     except Exception as error:
-        raise ModelError(f"{path / 'config.json'} is not a configuration that transformers knows: {_first_line(error)}") from error
+        raise ModelError(
+            f"{path / 'config.json'} is not a configuration that transformers knows: "
+            f"{_first_line(error)}"
+        ) from error
     if foreign:
-        raise ModelError(f"{path / 'config.json'} asks for code from elsewhere ({foreign!r}), which is not run: take that line out")
+        raise ModelError(
+            f"{path / 'config.json'} asks for code from elsewhere ({foreign!r}), which is not "
+            "run: take that line out"
+        )
     assert isinstance(config, PretrainedConfig)
     return config
 
 
 def _kernels(value: object) -> Iterator[str]:
-    """What a configuration says to compute with and is a repository: transformers would fetch its code, remote code off or not."""
+    """What a configuration says to compute with and is a repository: transformers would fetch its
+    code, remote code off or not."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         if isinstance(inner, str) and "implementation" in str(key) and "/" in inner:
             yield inner
@@ -102,9 +139,13 @@ def _kernels(value: object) -> Iterator[str]:
 
 
 def _own_shards(path: Path) -> None:
-    """An index says which files have the weights: transformers would open any, pickles and those of other directories too."""
+    """An index says which files have the weights: transformers would open any, pickles and those of
+    other directories too."""
     if (path / "adapter_config.json").exists():
-        raise ModelError(f"the model directory {path} has an adapter, which names another model: merge the two into one directory")
+        raise ModelError(
+            f"the model directory {path} has an adapter, which names another model: merge the "
+            "two into one directory"
+        )
     for index in path.glob("*.index.json"):
         try:
             shards = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()
@@ -112,7 +153,9 @@ def _own_shards(path: Path) -> None:
             raise ModelError(f"{index} cannot be read: {_first_line(error)}") from error
         for shard in shards:
             if Path(shard).name != shard or not shard.endswith(".safetensors"):
-                raise ModelError(f"{index} names {shard!r}, and only *.safetensors beside it are read")
+                raise ModelError(
+                    f"{index} names {shard!r}, and only *.safetensors beside it are read"
+                )
 
 
 class _Index(msgspec.Struct):

@@ -1,10 +1,11 @@
-"""Log-probabilities of tokens under the version that sampled them, once that version is past. Invariant: a token has the score of its own
-version or NaN; no other version stands in for it here.
+"""Log-probabilities of tokens under the version that sampled them, once that version is past.
+Invariant: a token has the score of its own version or NaN; no other version stands in for it here.
 
-Two ways lead there. With the weights of every version that may be asked for, a token is scored when it is trained (`snapshot`). Or it is
-scored just before its version ends, by the learner's own model, and the score is kept until it is trained (`boundary`): four bytes a token
-of the rollouts that live. For what came too late the weights of that version are held, and of those that engines have not left yet: of one,
-where a publication takes less than a step.
+Two ways lead there. With the weights of every version that may be asked for, a token is scored when
+it is trained (`snapshot`). Or it is scored just before its version ends, by the learner's own
+model, and the score is kept until it is trained (`boundary`): four bytes a token of the rollouts
+that live. For what came too late the weights of that version are held, and of those that engines
+have not left yet: of one, where a publication takes less than a step.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ _ROLLOUTS, _LENGTHS, _SCORES, _WEIGHTS = "rollouts", "lengths", "scores", "weigh
 
 
 class ProximalLogprobs:
-    """Scores of rollouts by their number, each float32 from the first response token on, and the weights of `most` versions at most."""
+    """Scores of rollouts by their number, each float32 from the first response token on, and the
+    weights of `most` versions at most."""
 
     def __init__(self, model: PreTrainedModel, temperature: float, most: int) -> None:
         self.snapshots = Snapshots(model, most)
         self._model, self._temperature = model, temperature
         self._scores: dict[int, NDArray[np.float32]] = {}
-        self._trained: set[int] = set()  # in this step: whether they are to be trained again is not said yet
+        self._trained: set[int] = (
+            set()
+        )  # in this step: whether they are to be trained again is not said yet
         self._oldest = -1
 
     @property
@@ -41,56 +45,88 @@ class ProximalLogprobs:
         """Those that have scores."""
         return sorted(self._scores)
 
-    def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview | bytes], version: int) -> None:
-        """Score the tokens of `message` that have no score yet and were sampled under `version`, which the model is now, or under one whose
-        weights are held; forget the rollouts that do not live. Raises ValueError where the buffer does not fit the message."""
+    def anchor(
+        self, message: ScoreProximal, buffers: Sequence[memoryview | bytes], version: int
+    ) -> None:
+        """Score the tokens of `message` that have no score yet and were sampled under `version`,
+        which the model is now, or under one whose weights are held; forget the rollouts that do not
+        live. Raises ValueError where the buffer does not fit the message."""
         if len(buffers) != 1:
             raise ValueError(f"texts to be scored come with 1 buffer, not {len(buffers)}")
         if message.samples:
-            bundles = texts(message.samples, np.frombuffer(buffers[0], "<i4"), shared=shares(self._model))
-            of_token, scores = torch.from_numpy(versions(message.samples)), self.known(message.samples)
+            bundles = texts(
+                message.samples, np.frombuffer(buffers[0], "<i4"), shared=shares(self._model)
+            )
+            of_token, scores = (
+                torch.from_numpy(versions(message.samples)),
+                self.known(message.samples),
+            )
             for bundle in bundles:
                 now = torch.isnan(scores[bundle.tokens]) & (of_token[bundle.tokens] == version)
                 if now.any():
                     part = part_of(bundle, now)
                     with torch.no_grad():
-                        scores[part.tokens] = log_probabilities(self._model, part, self._temperature).cpu()
+                        scores[part.tokens] = log_probabilities(
+                            self._model, part, self._temperature
+                        ).cpu()
                 late = torch.ones_like(now)
-                scores[bundle.tokens] = self.completed(scores[bundle.tokens], bundle, of_token[bundle.tokens], late)
+                scores[bundle.tokens] = self.completed(
+                    scores[bundle.tokens], bundle, of_token[bundle.tokens], late
+                )
             self._keep(message.samples, scores)
         live = self._trained.union(message.live)
         self._oldest = version if message.oldest is None else min(version, message.oldest)
-        self._scores = {rollout: scores for rollout, scores in self._scores.items() if rollout in live}
+        self._scores = {
+            rollout: scores for rollout, scores in self._scores.items() if rollout in live
+        }
 
     def remember(self, samples: Sequence[Sample], scores: Tensor) -> None:
-        """Keep what training has found out of rollouts that may be trained again: their scores, float32 [tokens], NaN where unknown."""
+        """Keep what training has found out of rollouts that may be trained again: their scores,
+        float32 [tokens], NaN where unknown."""
         self._keep(samples, scores)
         self._trained.update(sample.rollout for sample in samples)
 
     def _keep(self, samples: Sequence[Sample], scores: Tensor) -> None:
-        for sample, piece in zip(samples, torch.split(scores, [sample.response_tokens for sample in samples]), strict=True):
+        for sample, piece in zip(
+            samples,
+            torch.split(scores, [sample.response_tokens for sample in samples]),
+            strict=True,
+        ):
             self._scores[sample.rollout] = piece.numpy().copy()
 
     def known(self, samples: Sequence[Sample]) -> Tensor:
-        """The scores that are kept of the samples' response tokens, float32 [tokens], NaN where there is none."""
-        return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(self._of(s.rollout, s.response_tokens) for s in samples)]))
+        """The scores that are kept of the samples' response tokens, float32 [tokens], NaN where
+        there is none."""
+        return torch.from_numpy(
+            np.concatenate(
+                [
+                    np.zeros(0, np.float32),
+                    *(self._of(s.rollout, s.response_tokens) for s in samples),
+                ]
+            )
+        )
 
     def _of(self, rollout: int, tokens: int) -> NDArray[np.float32]:
         kept = self._scores.get(rollout, np.zeros(0, np.float32))[:tokens]
         return np.concatenate([kept, np.full(tokens - len(kept), np.nan, np.float32)])
 
-    def completed(self, scores: Tensor, bundle: PackedBatch, version: Tensor, asked: Tensor) -> Tensor:
-        """`scores` of a bundle's response tokens, with those that are NaN and `asked` for (bool) scored where the weights of their
-        `version` (int64) are held. All are [tokens]."""
+    def completed(
+        self, scores: Tensor, bundle: PackedBatch, version: Tensor, asked: Tensor
+    ) -> Tensor:
+        """`scores` of a bundle's response tokens, with those that are NaN and `asked` for (bool)
+        scored where the weights of their `version` (int64) are held. All are [tokens]."""
         scores = scores.clone()
         for held in self.snapshots.versions:
             wanted = asked & torch.isnan(scores) & (version == held)
             if wanted.any():
-                scores[wanted] = self.snapshots.score(held, part_of(bundle, wanted), self._temperature).to(scores)
+                scores[wanted] = self.snapshots.score(
+                    held, part_of(bundle, wanted), self._temperature
+                ).to(scores)
         return scores
 
     def close(self, version: int) -> None:
-        """Hold the weights of `version`, which the model is now and soon no more, and release those that no more tokens come of."""
+        """Hold the weights of `version`, which the model is now and soon no more, and release those
+        that no more tokens come of."""
         self.snapshots.keep(version, self._model)
         self.snapshots.release(self._oldest - 1)
         self._trained.clear()
@@ -108,7 +144,8 @@ class ProximalLogprobs:
         }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Have what `tensors` gave. Raises ValueError, and changes nothing, where it is of another model or damaged."""
+        """Have what `tensors` gave. Raises ValueError, and changes nothing, where it is of another
+        model or damaged."""
         scores = dict[int, NDArray[np.float32]]()
         if _SCORES in tensors:
             try:
@@ -116,7 +153,12 @@ class ProximalLogprobs:
                 pieces = torch.split(tensors[_SCORES], lengths)
             except (KeyError, RuntimeError) as error:
                 raise ValueError(f"scores of rollouts do not fit their lengths: {error}") from error
-            scores = {rollout: piece.numpy().copy() for rollout, piece in zip(rollouts, pieces, strict=True)}
+            scores = {
+                rollout: piece.numpy().copy()
+                for rollout, piece in zip(rollouts, pieces, strict=True)
+            }
         prefix = len(_WEIGHTS)
-        self.snapshots.restore({name[prefix:]: tensor for name, tensor in tensors.items() if name.startswith(_WEIGHTS)})
+        self.snapshots.restore(
+            {name[prefix:]: tensor for name, tensor in tensors.items() if name.startswith(_WEIGHTS)}
+        )
         self._scores = scores

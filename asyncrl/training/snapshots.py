@@ -1,8 +1,10 @@
-"""The weights of versions that are past. Invariant: scoring with them touches neither the model that learns nor its gradients.
+"""The weights of versions that are past. Invariant: scoring with them touches neither the model
+that learns nor its gradients.
 
-A model of its own scores: it has the learner's architecture and no memory of its own for weights, and is pointed at the snapshot that is
-asked for. So the learner's weights may be read meanwhile (a publication does), and a gradient that is being accumulated stays as it is.
-Each snapshot takes the memory of the weights once.
+A model of its own scores: it has the learner's architecture and no memory of its own for weights,
+and is pointed at the snapshot that is asked for. So the learner's weights may be read meanwhile (a
+publication does), and a gradient that is being accumulated stays as it is. Each snapshot takes the
+memory of the weights once.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ from asyncrl.training.packing import PackedBatch
 
 
 class Snapshots:
-    """The weights of the newest `most` versions before the learner's own (`most` >= 0), each a copy."""
+    """The weights of the newest `most` versions before the learner's own (`most` >= 0), each a
+    copy."""
 
     def __init__(self, model: PreTrainedModel, most: int) -> None:
         self.most = most
         self._held: dict[int, dict[str, Tensor]] = {}
-        stand_ins = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+        stand_ins = {
+            id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()
+        }
         self._scorer: PreTrainedModel = copy.deepcopy(model, stand_ins)
 
     @property
@@ -33,7 +38,8 @@ class Snapshots:
         return sorted(self._held)
 
     def keep(self, version: int, model: PreTrainedModel) -> None:
-        """Copy the weights of `version`, the learner's own, and release the versions that are too old with it."""
+        """Copy the weights of `version`, the learner's own, and release the versions that are too
+        old with it."""
         if self.most:
             self._held[version] = {name: p.detach().clone() for name, p in model.named_parameters()}
         self.release(version - self.most)
@@ -43,8 +49,8 @@ class Snapshots:
         self._held = {held: weights for held, weights in self._held.items() if held > version}
 
     def score(self, version: int, bundle: PackedBatch, temperature: float) -> Tensor:
-        """Log-probability of each response token of a bundle under `version`, float32 [tokens], without gradient. Raises KeyError for
-        a version that is not held."""
+        """Log-probability of each response token of a bundle under `version`, float32 [tokens],
+        without gradient. Raises KeyError for a version that is not held."""
         weights = self._held[version]
         for name, parameter in self._scorer.named_parameters():
             parameter.data = weights[name]
@@ -53,18 +59,26 @@ class Snapshots:
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint keeps: each weight as `<version>/<parameter>`."""
-        return {f"{version}/{name}": weight for version, weights in self._held.items() for name, weight in weights.items()}
+        return {
+            f"{version}/{name}": weight
+            for version, weights in self._held.items()
+            for name, weight in weights.items()
+        }
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Hold what `tensors` gave, of the newest `most` versions of them. Raises ValueError where it is of another model."""
+        """Hold what `tensors` gave, of the newest `most` versions of them. Raises ValueError where
+        it is of another model."""
         expected = dict(self._scorer.named_parameters())
         found: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             version, _, name = key.partition("/")
             if name not in expected or tensor.shape != expected[name].shape:
                 raise ValueError(f"a weight of an earlier version is of another model ({name})")
-            # a copy: mapped from the file it lies at any address, and kernels round differently there
+            # a copy: mapped from the file it lies at any address, and kernels round differently
+            # there
             found.setdefault(int(version), {})[name] = tensor.clone().to(expected[name])
         if any(weights.keys() != expected.keys() for weights in found.values()):
             raise ValueError("the weights of an earlier version are not complete")
-        self._held = {version: found[version] for version in sorted(found)[max(0, len(found) - self.most) :]}
+        self._held = {
+            version: found[version] for version in sorted(found)[max(0, len(found) - self.most) :]
+        }

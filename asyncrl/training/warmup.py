@@ -1,8 +1,10 @@
-"""The supervised warm-up of the bundled model. Invariant: what comes out is a function of the settings, and is computed once on a machine.
+"""The supervised warm-up of the bundled model. Invariant: what comes out is a function of the
+settings, and is computed once on a machine.
 
-The model learns the training prompts' own answers: the loss is on the answer and its end alone. It stops as soon as enough of its greedy
-answers are right for reinforcement learning to find something to reinforce (`model.warmup_accuracy`), at the latest after
-`model.warmup_steps`: to know the task well is what reinforcement learning is for.
+The model learns the training prompts' own answers: the loss is on the answer and its end alone. It
+stops as soon as enough of its greedy answers are right for reinforcement learning to find something
+to reinforce (`model.warmup_accuracy`), at the latest after `model.warmup_steps`: to know the task
+well is what reinforcement learning is for.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ log = logging.getLogger(__name__)
 
 
 def prepare_model(config: Config) -> Path:
-    """The model directory that the run starts from: `model.path`, or the bundled model, warmed up for the task and kept in the user's
-    cache, where the next run with these settings finds it. Computes with torch's threads. Raises TaskError."""
+    """The model directory that the run starts from: `model.path`, or the bundled model, warmed up
+    for the task and kept in the user's cache, where the next run with these settings finds it.
+    Computes with torch's threads. Raises TaskError."""
     if config.model.path:
         return Path(config.model.path)
     final = cache() / f"{config.task.name}-{key(config)}"
@@ -74,8 +77,9 @@ def key(config: Config) -> str:
 
 
 def teach(model: Any, tokenizer: Tokenizer, task: Task, *, steps: int, enough: float) -> float:
-    """Train until the share `enough` of answers is right, at most `steps` steps of `BATCH` answers. Returns that share: greedy decoding's
-    on the batch before it is trained, smoothed over two steps. Raises TaskError where the task knows no answers."""
+    """Train until the share `enough` of answers is right, at most `steps` steps of `BATCH` answers.
+    Returns that share: greedy decoding's on the batch before it is trained, smoothed over two
+    steps. Raises TaskError where the task knows no answers."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     accuracy = 0.0
     for step, (ids, labels) in zip(range(steps), _batches(tokenizer, task), strict=False):
@@ -95,25 +99,37 @@ def teach(model: Any, tokenizer: Tokenizer, task: Task, *, steps: int, enough: f
 
 
 def told(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean loss of the labelled tokens (nats), and bool [rows]: whether each label of a row is the likeliest token, so that greedy
-    decoding gives exactly this answer. The head is asked for no other token."""
+    """The mean loss of the labelled tokens (nats), and bool [rows]: whether each label of a row is
+    the likeliest token, so that greedy decoding gives exactly this answer. The head is asked for no
+    other token."""
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
     asked = labels[:, 1:] != IGNORED
     logits, answers = model.lm_head(hidden[asked]), labels[:, 1:][asked]
-    wrong = torch.zeros(len(ids)).index_add(0, asked.nonzero()[:, 0], (logits.argmax(-1) != answers).float())
+    wrong = torch.zeros(len(ids)).index_add(
+        0, asked.nonzero()[:, 0], (logits.argmax(-1) != answers).float()
+    )
     return cross_entropy(logits, answers), wrong == 0
 
 
 def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
-    """`[BATCH, length]` ids, padded at the right, and labels: the answers' ids, `IGNORED` elsewhere. Goes round the training split."""
+    """`[BATCH, length]` ids, padded at the right, and labels: the answers' ids, `IGNORED`
+    elsewhere. Goes round the training split."""
     item, size = 0, task.size("train")
     while True:
         rows: list[tuple[list[int], list[int]]] = []
         for _ in range(BATCH):
             answer = task.answer("train", item % size)
             if answer is None:
-                raise TaskError("the task knows no answers to warm the bundled model up with; set model.path, or model.warmup_steps = 0")
-            rows.append((tokenizer.encode(task.prompt("train", item % size)), [*tokenizer.encode(answer), bundled.END_ID]))
+                raise TaskError(
+                    "the task knows no answers to warm the bundled model up with; set "
+                    "model.path, or model.warmup_steps = 0"
+                )
+            rows.append(
+                (
+                    tokenizer.encode(task.prompt("train", item % size)),
+                    [*tokenizer.encode(answer), bundled.END_ID],
+                )
+            )
             item += 1
         length = max(len(prompt) + len(answer) for prompt, answer in rows)
         ids = torch.full((BATCH, length), bundled.PADDING_ID)
@@ -128,9 +144,18 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
 def _make(config: Config, directory: Path) -> None:
     """The bundled model, warmed up, in `directory`."""
     task = open_task(config.task, config.run.seed)
-    bundled.write_tokenizer(directory, bundled.frame([task.prompt("train", item) for item in range(min(64, task.size("train")))]))
+    bundled.write_tokenizer(
+        directory,
+        bundled.frame([task.prompt("train", item) for item in range(min(64, task.size("train")))]),
+    )
     model = bundled.new_model(config.run.seed)
-    teach(model, Tokenizer(directory), task, steps=config.model.warmup_steps, enough=config.model.warmup_accuracy)
+    teach(
+        model,
+        Tokenizer(directory),
+        task,
+        steps=config.model.warmup_steps,
+        enough=config.model.warmup_accuracy,
+    )
     model.save_pretrained(str(directory))
 
 

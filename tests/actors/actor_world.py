@@ -1,4 +1,5 @@
-"""A whole run in one process and in virtual time: real coordinator, actors and links around scripted engines, learner and verifiers."""
+"""A whole run in one process and in virtual time: real coordinator, actors and links around
+scripted engines, learner and verifiers."""
 
 from __future__ import annotations
 
@@ -58,7 +59,13 @@ def configured(**sections: dict[str, object]) -> Config:
         "task": {"eval_size": 4, "train_size": 1000},
         "engine": {"kind": "scripted", "slots": 8, "chunk_tokens": 4, "context_tokens": 64},
         "rollout": {"group_size": 4, "max_new_tokens": 24, "filter": "none", "lease_s": 50.0},
-        "train": {"steps": 4, "batch_groups": 2, "eval_every": 2, "checkpoint_every": 2, "micro_tokens": 128},
+        "train": {
+            "steps": 4,
+            "batch_groups": 2,
+            "eval_every": 2,
+            "checkpoint_every": 2,
+            "micro_tokens": 128,
+        },
         "supervision": {"stall_s": 100.0},
     }
     for name, values in sections.items():
@@ -73,14 +80,22 @@ def heavy(request: Request) -> Script:
 
 
 def heavy_tailed(batch_groups: int, group_size: int, **settings: dict[str, object]) -> World:
-    """Eight steps of so many groups whose lengths have a heavy tail, and whose rewards tell the long from the short."""
+    """Eight steps of so many groups whose lengths have a heavy tail, and whose rewards tell the
+    long from the short."""
     base: dict[str, dict[str, object]] = {
         "rollout": {"group_size": group_size, "max_new_tokens": 48, "filter": "none"},
         "train": {"steps": 8, "batch_groups": batch_groups, "eval_every": 0},
         "task": {"eval_size": 0},
         "staleness": {"max_lag": 6, "depth": 1},
     }
-    made = World(configured(**{section: base.get(section, {}) | settings.get(section, {}) for section in {*base, *settings}}))
+    made = World(
+        configured(
+            **{
+                section: base.get(section, {}) | settings.get(section, {})
+                for section in {*base, *settings}
+            }
+        )
+    )
     made.script = heavy
     made.verifiers._verdict = lambda split, prompt_index, ids: Scored(float(len(ids) > 40))
     return made
@@ -134,7 +149,10 @@ class Source:
     sampled = VOCABULARY
 
     def __init__(self, config: Config) -> None:
-        self._sizes: dict[Split, int] = {"train": config.task.train_size, "evaluation": config.task.eval_size}
+        self._sizes: dict[Split, int] = {
+            "train": config.task.train_size,
+            "evaluation": config.task.eval_size,
+        }
         self.prompts: Callable[[Split, int], str] = lambda split, prompt_index: f"{prompt_index}"
 
     def size(self, split: Split) -> int:
@@ -166,10 +184,14 @@ class ScriptedLearner:
         self.saved: list[tuple[int, int]] = []
         self._seconds_per_token, self._step_s = seconds_per_token, step_s
 
-    async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]:
         assert batch.step == self.version
         mask = np.frombuffer(buffers[2], np.uint8)
-        assert len(buffers[0]) == 4 * sum(s.prompt_tokens + s.response_tokens for s in batch.samples)
+        assert len(buffers[0]) == 4 * sum(
+            s.prompt_tokens + s.response_tokens for s in batch.samples
+        )
         assert len(buffers[1]) == 4 * len(mask) == 4 * sum(s.response_tokens for s in batch.samples)
         await trio.sleep(len(mask) * self._seconds_per_token)
         self.batches.append((batch, mask.tobytes()))
@@ -183,7 +205,9 @@ class ScriptedLearner:
 
     async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
         assert message.step == self.version
-        assert len(buffers[0]) == 4 * sum(s.prompt_tokens + s.response_tokens for s in message.samples)
+        assert len(buffers[0]) == 4 * sum(
+            s.prompt_tokens + s.response_tokens for s in message.samples
+        )
         self.anchored.append(message)
 
     async def step(self) -> dict[str, float]:
@@ -229,8 +253,12 @@ class World:
         self.source = Source(config)
         self.learner = ScriptedLearner()
         self.verifiers = ScriptedVerifiers(by_length, 0.05)
-        self.script: Callable[[Request], Script] = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10, seconds_per_token=0.01)
-        self.checksums: Callable[[int, int], list[int]] = lambda index, version: Weights(version).checksums
+        self.script: Callable[[Request], Script] = hashed(
+            vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10, seconds_per_token=0.01
+        )
+        self.checksums: Callable[[int, int], list[int]] = lambda index, version: (
+            Weights(version).checksums
+        )
         self.restart_s = 1.0
         self.late_s = 0.0  # by which each actor of a role starts later than the one before it
         self.restarts = True
@@ -242,8 +270,21 @@ class World:
 
     async def run(self, *others: Callable[[], object]) -> Outcome:
         """Run to the end, beside `others` (async functions without arguments)."""
-        prompts = PromptSource(self.source, self.source, seed=0, epochs=self.config.task.epochs, choice=self.config.task.curriculum)
-        self.coordinator = Coordinator(self.config, self.store, prompts, Metrics(clock=trio.current_time), Waits(), RunStatistics())
+        prompts = PromptSource(
+            self.source,
+            self.source,
+            seed=0,
+            epochs=self.config.task.epochs,
+            choice=self.config.task.curriculum,
+        )
+        self.coordinator = Coordinator(
+            self.config,
+            self.store,
+            prompts,
+            Metrics(clock=trio.current_time),
+            Waits(),
+            RunStatistics(),
+        )
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -266,19 +307,22 @@ class World:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Look every so often, in virtual time."""
-        while not condition():  # noqa: ASYNC110 (what is looked at tells nobody when it changes; the time is virtual)
+        while not condition():
             await trio.sleep(0.01)
 
     def holds(self, name: str) -> bool:
-        """Whether an actor is in the middle of a training rollout: some of its tokens are streamed."""
+        """Whether an actor is in the middle of a training rollout: some of its tokens are
+        streamed."""
         engine_handle = self.coordinator.engine_pool.get(name)
-        return engine_handle is not None and any(self.store.experience.rollouts[id].tokens for id in engine_handle.held["train"])
+        return engine_handle is not None and any(
+            self.store.experience.rollouts[id].tokens for id in engine_handle.held["train"]
+        )
 
     def tell(self, message: Message) -> None:
         """Say something as the launcher."""
         self._nursery.start_soon(self._launcher_link.send, message)
 
-    # -------------------------------------------------------------------------------------------------------- accounts
+    # ------------------------------------------------------------------------------------ accounts
 
     def of(self, kind: type[e.Event]) -> list[e.Event]:
         return [event for event in self.log.events if isinstance(event, kind)]
@@ -287,7 +331,8 @@ class World:
         return self.coordinator.summary(outcome)
 
     def trained_lags(self) -> Counter[int]:
-        """Tokens that entered a loss, by lag, recounted from the events and the masks that the learner got."""
+        """Tokens that entered a loss, by lag, recounted from the events and the masks that the
+        learner got."""
         tokens: dict[int, list[int]] = {}
         for event in self.log.events:
             if isinstance(event, e.Extended):
@@ -296,7 +341,9 @@ class World:
         for batch, mask in self.learner.batches:
             at = 0
             for sample in batch.samples:
-                for version, trainable in zip(tokens[sample.rollout], mask[at : at + sample.response_tokens], strict=True):
+                for version, trainable in zip(
+                    tokens[sample.rollout], mask[at : at + sample.response_tokens], strict=True
+                ):
                     if trainable:
                         lags[batch.step - version] += 1
                 at += sample.response_tokens
@@ -316,12 +363,14 @@ class World:
         experience = self.store.experience
         assert experience.ledger.balances()
         assert self.folded() == experience
-        trained = Counter(event.rollout for event in self.log.events if isinstance(event, e.Trained))
+        trained = Counter(
+            event.rollout for event in self.log.events if isinstance(event, e.Trained)
+        )
         assert max(trained.values(), default=0) <= 1
         if self.config.staleness.on_stale != "train":
             assert max(self.trained_lags(), default=0) <= self.config.staleness.max_lag
 
-    # ---------------------------------------------------------------------------------------------------------- actors
+    # -------------------------------------------------------------------------------------- actors
 
     async def _keep(self, role: Role, index: int) -> None:
         """Run an actor, and another one when it was killed."""
@@ -351,9 +400,18 @@ class World:
             if role == "trainer":
                 await trainer_actor(link, self.learner, self.learner, waits, reporter)
             elif role == "reward":
-                await reward_actor(link, self.verifiers, waits, reporter, concurrency=self.config.reward.concurrency, deadline_s=10.0)  # type: ignore[arg-type]
+                await reward_actor(
+                    link,
+                    self.verifiers,
+                    waits,
+                    reporter,
+                    concurrency=self.config.reward.concurrency,
+                    deadline_s=10.0,
+                )  # type: ignore[arg-type]
             else:
-                await rollout_actor(link, self._engine(waits), partial(self._receive, index), reporter)
+                await rollout_actor(
+                    link, self._engine(waits), partial(self._receive, index), reporter
+                )
         finally:
             with trio.CancelScope(shield=True):
                 await link.aclose()

@@ -1,4 +1,5 @@
-"""What a run says of its steps and of what it trains on: alarms while they last and how many there were, and how fair its sample is."""
+"""What a run says of its steps and of what it trains on: alarms while they last and how many there
+were, and how fair its sample is."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ APART = 0.5
 
 
 class Drifting(ScriptedLearner):
-    """A learner whose policy is far from the engines' in the steps that make versions 2, 3 and 5."""
+    """A learner whose policy is far from the engines' in the steps that make versions 2, 3 and
+    5."""
 
     async def step(self) -> dict[str, float]:
         metrics = await super().step()
@@ -36,8 +38,14 @@ async def test_an_alarm_lasts_as_long_as_its_cause_and_is_counted(
 
     async def watch() -> None:
         for version in range(1, 6):
-            await world.until(lambda version=version: bool((t := world.coordinator.training) and t.version >= version))
-            scraped[version] = world.coordinator.metrics.registry.get_sample_value("asyncrl_alarm", {"cause": "divergence"})
+            await world.until(
+                lambda version=version: bool(
+                    (t := world.coordinator.training) and t.version >= version
+                )
+            )
+            scraped[version] = world.coordinator.metrics.registry.get_sample_value(
+                "asyncrl_alarm", {"cause": "divergence"}
+            )
             told[version] = collect_status(world.coordinator).alarms
 
     with caplog.at_level(logging.WARNING):
@@ -45,18 +53,41 @@ async def test_an_alarm_lasts_as_long_as_its_cause_and_is_counted(
     summary = world.coordinator_summary(outcome)
     assert outcome.ok and summary.steps == 6
     assert scraped == {1: None, 2: 1.0, 3: 1.0, 4: None, 5: 1.0}
-    assert {version: len(alarms) for version, alarms in told.items()} == {1: 0, 2: 1, 3: 1, 4: 0, 5: 1}
+    assert {version: len(alarms) for version, alarms in told.items()} == {
+        1: 0,
+        2: 1,
+        3: 1,
+        4: 0,
+        5: 1,
+    }
     [sentence] = told[2]
     assert f"k3 is {APART:g} and may be 0.1" in sentence
     assert summary.alarms == {"divergence": Alarmed(3, sentence)}
-    logged = [record.getMessage() for record in caplog.records if record.getMessage().startswith("alarm ")]
-    assert logged == [f"alarm divergence in the step that made version {version}: {sentence}" for version in (2, 5)], "once for each time"
+    logged = [
+        record.getMessage() for record in caplog.records if record.getMessage().startswith("alarm ")
+    ]
+    assert logged == [
+        f"alarm divergence in the step that made version {version}: {sentence}"
+        for version in (2, 5)
+    ], "once for each time"
 
 
-async def test_tokens_left_out_for_their_age_are_an_alarm(autojump_clock: trio.testing.MockClock) -> None:
-    """Groups of one rollout, so many at a time that short ones make several versions while a long one goes on."""
-    changes = {"train": {"steps": 40, "batch_groups": 1, "eval_every": 0}, "staleness": {"max_lag": 1, "alarm_masked": 0.5}}
-    world = World(configured(**changes, task={"eval_size": 0}, rollout={"group_size": 1, "k_min": 1, "overprovision": 7.0}))
+async def test_tokens_left_out_for_their_age_are_an_alarm(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Groups of one rollout, so many at a time that short ones make several versions while a long
+    one goes on."""
+    changes = {
+        "train": {"steps": 40, "batch_groups": 1, "eval_every": 0},
+        "staleness": {"max_lag": 1, "alarm_masked": 0.5},
+    }
+    world = World(
+        configured(
+            **changes,
+            task={"eval_size": 0},
+            rollout={"group_size": 1, "k_min": 1, "overprovision": 7.0},
+        )
+    )
     world.learner = ScriptedLearner(seconds_per_token=0.0, step_s=0.001)
     summary = world.coordinator_summary(await world.run())
     masked = summary.tokens.discarded.get("stale", 0)
@@ -69,13 +100,24 @@ async def test_tokens_left_out_for_their_age_are_an_alarm(autojump_clock: trio.t
     assert name == "masked_stale" and alarmed.steps == over
 
 
-async def test_the_summary_has_the_distance_of_what_is_trained(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_summary_has_the_distance_of_what_is_trained(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """Against distances worked out from the events alone."""
     world = World(configured(train={"steps": 5, "batch_groups": 2}))
-    world.verifiers = ScriptedVerifiers(lambda split, prompt_index, ids: Scored(1.0) if len(ids) < 4 * 5 else NoVerdict("timeout"), 0.05)
+    world.verifiers = ScriptedVerifiers(
+        lambda split, prompt_index, ids: Scored(1.0) if len(ids) < 4 * 5 else NoVerdict("timeout"),
+        0.05,
+    )
     summary = world.coordinator_summary(await world.run())
-    groups = [event for event in world.log.events if isinstance(event, e.Admitted) and event.split == "train"]
-    training = {rollout for group in groups for rollout in range(group.first, group.first + group.size)}
+    groups = [
+        event
+        for event in world.log.events
+        if isinstance(event, e.Admitted) and event.split == "train"
+    ]
+    training = {
+        rollout for group in groups for rollout in range(group.first, group.first + group.size)
+    }
     tokens: Counter[int] = Counter()
     sealed: dict[int, int] = {}
     trained: dict[int, float] = {}
@@ -92,9 +134,21 @@ async def test_the_summary_has_the_distance_of_what_is_trained(autojump_clock: t
     for rollout, share in trained.items():
         right[sealed[rollout].bit_length()] += share
     whole = sum(right.values())
-    distance = sum(abs(left[at] / left.total() - right[at] / whole) for at in set(left) | set(right)) / 2
-    mean = sum(sealed[rollout] * share for rollout, share in trained.items()) / whole / (sum(sealed.values()) / left.total())
-    assert summary.bias["length"] == pytest.approx(distance) and summary.bias["length_mean"] == pytest.approx(mean)
+    distance = (
+        sum(abs(left[at] / left.total() - right[at] / whole) for at in set(left) | set(right)) / 2
+    )
+    mean = (
+        sum(sealed[rollout] * share for rollout, share in trained.items())
+        / whole
+        / (sum(sealed.values()) / left.total())
+    )
+    assert summary.bias["length"] == pytest.approx(distance) and summary.bias[
+        "length_mean"
+    ] == pytest.approx(mean)
     assert summary.bias["length"] > 0 and summary.bias["length_mean"] < 1, "short ones are trained"
-    assert set(summary.bias) == {f"{axis}{end}" for axis in ("length", "age", "attempts", "version") for end in ("", "_mean")}
-    assert summary.bias["attempts"] == 0 and summary.bias["attempts_mean"] == pytest.approx(1), "nothing was leased twice"
+    assert set(summary.bias) == {
+        f"{axis}{end}" for axis in ("length", "age", "attempts", "version") for end in ("", "_mean")
+    }
+    assert summary.bias["attempts"] == 0 and summary.bias["attempts_mean"] == pytest.approx(1), (
+        "nothing was leased twice"
+    )

@@ -1,4 +1,5 @@
-"""What a step takes where little is left, where a window waits, and where all of a step is compared: against runs in virtual time."""
+"""What a step takes where little is left, where a window waits, and where all of a step is
+compared: against runs in virtual time."""
 
 from __future__ import annotations
 
@@ -20,11 +21,16 @@ GROUP = 4
 
 def world(**settings: dict[str, object]) -> World:
     """Six steps, in many micro-batches."""
-    return heavy_tailed(B, GROUP, **settings | {"train": {"steps": 6, "micro_tokens": 64} | settings.get("train", {})})
+    return heavy_tailed(
+        B,
+        GROUP,
+        **settings | {"train": {"steps": 6, "micro_tokens": 64} | settings.get("train", {})},
+    )
 
 
 def compared(made: World) -> tuple[dict[int, set[int]], list[tuple[int, set[int]]]]:
-    """The groups that each step took, and for each micro-batch its step and the groups whose rewards it came with."""
+    """The groups that each step took, and for each micro-batch its step and the groups whose
+    rewards it came with."""
     first: dict[int, int] = {}
     for batch, _ in made.learner.batches:
         for sample in batch.samples:
@@ -34,21 +40,29 @@ def compared(made: World) -> tuple[dict[int, set[int]], list[tuple[int, set[int]
 
 
 @pytest.mark.parametrize("prompts", [6 * B, 6 * B - 1])
-async def test_the_last_prompts_are_compared_with_all_of_their_step(prompts: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_last_prompts_are_compared_with_all_of_their_step(
+    prompts: int, autojump_clock: trio.testing.MockClock
+) -> None:
     """That no prompt is left to be admitted does not say that no group is left to be waited for."""
-    made = await run_well(world(train={"advantage": "reinforce_pp"}, task={"epochs": 1, "train_size": prompts}))
+    made = await run_well(
+        world(train={"advantage": "reinforce_pp"}, task={"epochs": 1, "train_size": prompts})
+    )
     took, batches = compared(made)
     assert [len(took[step]) for step in range(6)] == [B] * 5 + [B - (6 * B - prompts)]
     assert all(rewards == took[step] for step, rewards in batches)
 
 
-async def test_what_is_trained_again_is_compared_with_all_that_is_trained_again(autojump_clock: trio.testing.MockClock) -> None:
+async def test_what_is_trained_again_is_compared_with_all_that_is_trained_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made = await run_well(world(train={"advantage": "reinforce_pp", "replay_groups": 2}))
     took, batches = compared(made)
     again = [(step, rewards) for step, rewards in batches if not rewards & took[step]]
     assert any(len(rewards) == 2 for _, rewards in again)
     for step, rewards in again:
-        assert all(others == rewards for at, others in again if at == step), "however they are packed"
+        assert all(others == rewards for at, others in again if at == step), (
+            "however they are packed"
+        )
 
 
 @pytest.mark.parametrize("window", [1, 2])
@@ -61,14 +75,20 @@ async def test_a_window_does_not_wait_for_a_member_without_a_verdict(
     def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
         return NoVerdict("refused") if len(ids) > 40 else Scored(1.0)
 
-    made = world(train={"advantage": advantage}, staleness={"window": window, "max_lag": 20}, rollout={"k_min": 1})
+    made = world(
+        train={"advantage": advantage},
+        staleness={"window": window, "max_lag": 20},
+        rollout={"k_min": 1},
+    )
     made.verifiers._verdict = verdict
     await run_well(made)
     assert made.store.experience.ledger.rollouts.discarded["no_verdict"]
 
 
 @pytest.mark.parametrize("pace", range(1, 6))
-async def test_the_last_step_at_lag_0_is_packed_alike_whoever_is_complete_first(pace: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_last_step_at_lag_0_is_packed_alike_whoever_is_complete_first(
+    pace: int, autojump_clock: trio.testing.MockClock
+) -> None:
     """Also where the prompts are used up: what is left of them is waited for."""
 
     async def packed(pace: int) -> list[tuple[int, list[int]]]:
@@ -78,7 +98,10 @@ async def test_the_last_step_at_lag_0_is_packed_alike_whoever_is_complete_first(
             task={"epochs": 1, "train_size": 20},
             engine={"slots": 24},
         )
-        written, draw = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10), random.Random(pace)
+        written, draw = (
+            hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10),
+            random.Random(pace),
+        )
 
         def script(request: Request) -> Script:
             tokens = written(request)
@@ -86,16 +109,24 @@ async def test_the_last_step_at_lag_0_is_packed_alike_whoever_is_complete_first(
 
         made.script = script
         await run_well(made)
-        return [(batch.step, [sample.rollout for sample in batch.samples]) for batch, _ in made.learner.batches]
+        return [
+            (batch.step, [sample.rollout for sample in batch.samples])
+            for batch, _ in made.learner.batches
+        ]
 
     assert await packed(pace) == await packed(0)
 
 
 @pytest.mark.parametrize("finish_on", ["mixed", "own"])
-async def test_weights_are_held_while_more_tokens_of_them_may_come(finish_on: str, autojump_clock: trio.testing.MockClock) -> None:
-    """Where rollouts end under the version that they began with, that is older than what is published."""
+async def test_weights_are_held_while_more_tokens_of_them_may_come(
+    finish_on: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Where rollouts end under the version that they began with, that is older than what is
+    published."""
     made = world(staleness={"proximal": "boundary", "finish_on": finish_on}, train={"steps": 12})
-    held: list[tuple[int, int]] = []  # how many events there were, and the oldest version that is held from then on
+    held: list[
+        tuple[int, int]
+    ] = []  # how many events there were, and the oldest version that is held from then on
     anchor = made.learner.anchor
 
     async def anchored(message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
@@ -107,7 +138,11 @@ async def test_weights_are_held_while_more_tokens_of_them_may_come(finish_on: st
     await run_well(made)
     assert max(oldest for _, oldest in held) > 2, "and are not held for good"
     for number, oldest in held:
-        assert all(event.version >= oldest for event in made.log.events[number:] if isinstance(event, e.Extended))
+        assert all(
+            event.version >= oldest
+            for event in made.log.events[number:]
+            if isinstance(event, e.Extended)
+        )
     lags = [max(span) - min(span) for span in spans(made).values()]
     assert (max(lags) > 0) is (finish_on == "mixed")
 

@@ -1,5 +1,5 @@
-"""What no engine can have sampled: its rollout is buried by name, the rest of the frame stands, and three such chunks cost the engine its
-place."""
+"""What no engine can have sampled: its rollout is buried by name, the rest of the frame stands, and
+three such chunks cost the engine its place."""
 
 from __future__ import annotations
 
@@ -28,12 +28,17 @@ GARBLED: dict[str, Callable[[Chunk], Chunk]] = {
     "unequal": lambda c: replace(c, behaviour=c.behaviour[:-1]),
     "negative_version": lambda c: replace(c, version=-1),
     "wrong_start": lambda c: replace(c, start=c.start + 1),
-    "over_budget": lambda c: replace(c, ids=np.ones(100, np.int32), behaviour=np.full(100, -1, np.float32)),
+    "over_budget": lambda c: replace(
+        c, ids=np.ones(100, np.int32), behaviour=np.full(100, -1, np.float32)
+    ),
 }
 
 
-def garbling(world: World, chosen: Callable[[Chunk], bool], how: Callable[[Chunk], Chunk]) -> list[tuple[str, list[Chunk]]]:
-    """Have engines garble chosen chunks that hold tokens. Returns their frames, as they were before, the garbled ones first."""
+def garbling(
+    world: World, chosen: Callable[[Chunk], bool], how: Callable[[Chunk], Chunk]
+) -> list[tuple[str, list[Chunk]]]:
+    """Have engines garble chosen chunks that hold tokens. Returns their frames, as they were
+    before, the garbled ones first."""
     made, frames = world._engine, list[tuple[str, list[Chunk]]]()
 
     def engine(waits: Waits) -> object:
@@ -63,7 +68,9 @@ def replaced(world: World) -> list[str]:
 
 @pytest.mark.parametrize("reason", list(GARBLED))
 @pytest.mark.parametrize("held", [0, 4])
-async def test_a_bad_chunk_costs_its_rollout_and_not_the_engine(reason: str, held: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_bad_chunk_costs_its_rollout_and_not_the_engine(
+    reason: str, held: int, autojump_clock: trio.testing.MockClock
+) -> None:
     world = World(configured(task={"eval_size": 0}))
     once = iter([True])
     bad = garbling(world, lambda c: c.start >= held and next(once, False), GARBLED[reason])
@@ -72,38 +79,58 @@ async def test_a_bad_chunk_costs_its_rollout_and_not_the_engine(reason: str, hel
     assert outcome.ok and world.learner.version == 4 and replaced(world) == []
     buried = [event for event in world.log.events if isinstance(event, e.Buried)]
     [(_, [chunk]), (_, others)] = bad
-    assert {event.reason for event in buried} == {reason} and chunk.rollout in {event.rollout for event in buried}
+    assert {event.reason for event in buried} == {reason} and chunk.rollout in {
+        event.rollout for event in buried
+    }
     ledger = world.store.experience.ledger
     assert ledger.rollouts.discarded[reason] == len(buried)
     lost = Counter({event.rollout: 0 for event in buried})
     for event in world.log.events:
         if isinstance(event, e.Extended) and event.rollout in lost:
             lost[event.rollout] += len(event.ids) // 4
-    assert lost[chunk.rollout] == chunk.start, "of the bad chunk nothing is booked, of what was there before nothing is forgotten"
+    assert lost[chunk.rollout] == chunk.start, (
+        "of the bad chunk nothing is booked, of what was there before nothing is forgotten"
+    )
     assert ledger.tokens.discarded.get(reason, 0) == lost.total()
-    booked = {(event.rollout, event.start) for event in world.log.events if isinstance(event, e.Extended)}
+    booked = {
+        (event.rollout, event.start) for event in world.log.events if isinstance(event, e.Extended)
+    }
     stand = {(c.rollout, c.start) for c in others if len(c.ids)}
     if reason == "unequal":
-        assert {event.rollout for event in buried} == {chunk.rollout} | {c.rollout for c in others} and not stand & booked
+        assert {event.rollout for event in buried} == {chunk.rollout} | {
+            c.rollout for c in others
+        } and not stand & booked
     else:
         assert len(buried) == 1 and stand <= booked and len(stand) > 0
-    assert world.coordinator.metrics.registry.get_sample_value("asyncrl_bad_chunks_total", {"reason": reason}) == 1
+    assert (
+        world.coordinator.metrics.registry.get_sample_value(
+            "asyncrl_bad_chunks_total", {"reason": reason}
+        )
+        == 1
+    )
     trained = {event.rollout for event in world.log.events if isinstance(event, e.Trained)}
     assert not trained & {event.rollout for event in buried}
 
 
-async def test_an_engine_is_told_to_stop_what_is_buried(autojump_clock: trio.testing.MockClock) -> None:
-    """Long responses: without being told, its engine would go on with it, and all that would come late."""
+async def test_an_engine_is_told_to_stop_what_is_buried(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Long responses: without being told, its engine would go on with it, and all that would come
+    late."""
     world = World(configured(task={"eval_size": 0}, engine={"chunk_tokens": 2}))
     once = iter([True])
-    bad = garbling(world, lambda c: c.start == 2 and not c.finish and next(once, False), GARBLED["nan"])
+    bad = garbling(
+        world, lambda c: c.start == 2 and not c.finish and next(once, False), GARBLED["nan"]
+    )
     await world.run()
     assert len(bad) == 2
     assert sum(event.tokens for event in world.log.events if isinstance(event, e.LateTokens)) <= 2
 
 
 @pytest.mark.parametrize("reason", list(GARBLED))
-async def test_three_bad_chunks_cost_the_engine_its_place(reason: str, autojump_clock: trio.testing.MockClock) -> None:
+async def test_three_bad_chunks_cost_the_engine_its_place(
+    reason: str, autojump_clock: trio.testing.MockClock
+) -> None:
     world = World(configured(task={"eval_size": 0}, train={"steps": 8}))
     garbling(world, lambda c: c.start == 0 and c.rollout in (1, 9, 17), GARBLED[reason])
     outcome = await world.run()
@@ -122,7 +149,9 @@ async def test_the_sentence_names_what_was_wrong(autojump_clock: trio.testing.Mo
     garbling(world, lambda c: c.start == 0 and c.rollout in (1, 9, 17), how)
     outcome = await world.run()
     world.check()
-    assert outcome.ok and replaced(world) == ["it sent what cannot be: 3 bad chunks (2 nan, 1 vocabulary)"]
+    assert outcome.ok and replaced(world) == [
+        "it sent what cannot be: 3 bad chunks (2 nan, 1 vocabulary)"
+    ]
     assert world.coordinator.generation.suspects.seen == {}, "its successor begins without a past"
 
 
@@ -133,21 +162,30 @@ async def test_two_bad_chunks_cost_no_engine(autojump_clock: trio.testing.MockCl
     assert [event.rollout for event in world.log.events if isinstance(event, e.Buried)] == [1, 9]
 
 
-async def test_a_group_of_which_all_is_garbage_leaves_by_name(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_group_of_which_all_is_garbage_leaves_by_name(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured(task={"eval_size": 0}, rollout={"actors": 2}, train={"steps": 8}))
     garbling(world, lambda c: c.start == 0 and c.rollout in (4, 5, 6, 7), GARBLED["vocabulary"])
     outcome = await world.run()
     world.check()
-    assert outcome.ok and [event.reason for event in world.log.events if isinstance(event, e.Dropped)] == ["k_min"]
+    assert outcome.ok and [
+        event.reason for event in world.log.events if isinstance(event, e.Dropped)
+    ] == ["k_min"]
 
 
-async def test_who_has_no_engine_is_cut_off_for_the_first_bad_chunk(autojump_clock: trio.testing.MockClock) -> None:
+async def test_who_has_no_engine_is_cut_off_for_the_first_bad_chunk(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured())
 
     async def stranger() -> None:
         await world.until(lambda: world.learner.version >= 1)
         for heads, arrays in (
-            ([ChunkHead(0, 1, 0, 0, 1, "")], (b"\0\0\0\0", np.full(1, np.nan, np.float32).tobytes())),
+            (
+                [ChunkHead(0, 1, 0, 0, 1, "")],
+                (b"\0\0\0\0", np.full(1, np.nan, np.float32).tobytes()),
+            ),
             ([ChunkHead(0, 1, 0, 0, -1, ""), ChunkHead(1, 1, 0, 0, 2, "")], (bytes(4), bytes(4))),
         ):
             link = await world._connect(Hello("rollout", 7, 0, 1))
@@ -167,11 +205,25 @@ counts = st.lists(st.integers(0, 4), min_size=1, max_size=6)
 @given(counts, st.data())
 def test_every_bad_chunk_is_found_and_no_other(counts: list[int], data: st.DataObject) -> None:
     size = sum(counts)
-    ids = np.array(data.draw(st.lists(st.sampled_from([0, 1, 9, 9, 3, 10, -1]), min_size=size, max_size=size)), np.int32)
-    scores = data.draw(st.lists(st.sampled_from([-1.0, 0.0, -2.5, -9.0, -1e30, np.nan, np.inf, -np.inf]), min_size=size, max_size=size))
+    ids = np.array(
+        data.draw(st.lists(st.sampled_from([0, 1, 9, 9, 3, 10, -1]), min_size=size, max_size=size)),
+        np.int32,
+    )
+    scores = data.draw(
+        st.lists(
+            st.sampled_from([-1.0, 0.0, -2.5, -9.0, -1e30, np.nan, np.inf, -np.inf]),
+            min_size=size,
+            max_size=size,
+        )
+    )
     published = data.draw(st.sampled_from([None, 0, 3]))
-    versions = data.draw(st.lists(st.sampled_from([0, 0, 3, 4]), min_size=len(counts), max_size=len(counts)))
-    heads = [ChunkHead(n, 1, version, 0, count, "") for n, (count, version) in enumerate(zip(counts, versions, strict=True))]
+    versions = data.draw(
+        st.lists(st.sampled_from([0, 0, 3, 4]), min_size=len(counts), max_size=len(counts))
+    )
+    heads = [
+        ChunkHead(n, 1, version, 0, count, "")
+        for n, (count, version) in enumerate(zip(counts, versions, strict=True))
+    ]
     behaviour = np.array(scores, np.float32)
     assert fits(heads, memoryview(ids.tobytes()), memoryview(behaviour.tobytes()))
     assert not fits(heads, memoryview(ids.tobytes() + bytes(4)), memoryview(behaviour.tobytes()))
@@ -184,5 +236,11 @@ def test_every_bad_chunk_is_found_and_no_other(counts: list[int], data: st.DataO
             due[place] = "nan"
         elif end > start and (published is None or versions[place] > published):
             due[place] = "future_version"
-    found = defects(heads, memoryview(ids.tobytes()), memoryview(behaviour.tobytes()), vocabulary=10, published=published)
+    found = defects(
+        heads,
+        memoryview(ids.tobytes()),
+        memoryview(behaviour.tobytes()),
+        vocabulary=10,
+        published=published,
+    )
     assert found == due

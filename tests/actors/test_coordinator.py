@@ -12,7 +12,9 @@ from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Drain, NoVerdict, Replace, Scored, Split, StatusUpdate, Verdict
 
 
-async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_version(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_version(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured())
     outcome = await world.run()
     world.check()
@@ -27,7 +29,9 @@ async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_vers
     assert any(isinstance(message, StatusUpdate) for message in world.heard)
 
 
-async def test_nothing_is_admitted_before_version_0_is_published(autojump_clock: trio.testing.MockClock) -> None:
+async def test_nothing_is_admitted_before_version_0_is_published(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured())
     await world.run()
     kinds = [type(event) for event in world.log.events]
@@ -55,8 +59,11 @@ async def test_max_lag_0_is_on_policy(autojump_clock: trio.testing.MockClock) ->
 
 
 @pytest.mark.parametrize("on_stale", ["mask", "drop", "restart", "train"])
-async def test_no_token_over_max_lag_is_trained_unless_asked(on_stale: str, autojump_clock: trio.testing.MockClock) -> None:
-    """Responses that take several steps to generate: with `train` the same run does go over the bound."""
+async def test_no_token_over_max_lag_is_trained_unless_asked(
+    on_stale: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Responses that take several steps to generate: with `train` the same run does go over the
+    bound."""
     world = World(
         configured(
             staleness={"max_lag": 1, "depth": 1, "on_stale": on_stale},
@@ -82,16 +89,24 @@ async def test_no_token_over_max_lag_is_trained_unless_asked(on_stale: str, auto
     stale = world.store.experience.ledger.tokens.discarded.get("stale", 0)
     assert max(lags) > 1 if on_stale == "train" else stale > 0
     if on_stale == "restart":
-        assert any(event.restarts is not None for event in world.log.events if isinstance(event, e.Admitted))
+        assert any(
+            event.restarts is not None
+            for event in world.log.events
+            if isinstance(event, e.Admitted)
+        )
 
 
-async def test_a_killed_rollout_actor_costs_nothing_that_was_streamed(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_killed_rollout_actor_costs_nothing_that_was_streamed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured(train={"steps": 6}, rollout={"actors": 2, "attempts": 50}))
 
     async def murderer() -> None:
         for at in range(6):
             name = f"rollout-{at % 2}"
-            await world.until(lambda at=at, name=name: world.learner.version >= at and world.holds(name))
+            await world.until(
+                lambda at=at, name=name: world.learner.version >= at and world.holds(name)
+            )
             world.kill(name)
             await trio.sleep(2)
 
@@ -104,11 +119,23 @@ async def test_a_killed_rollout_actor_costs_nothing_that_was_streamed(autojump_c
     trained = {event.rollout: event for event in world.log.events if isinstance(event, e.Trained)}
     assert again & trained.keys()
     # What was streamed before the loss is in what was trained: one rollout, continued.
-    streamed = {id: sum(len(x.ids) // 4 for x in world.log.events if isinstance(x, e.Extended) and x.rollout == id) for id in again}
-    assert all(trained[id].trained + sum(trained[id].discarded.values()) == streamed[id] for id in again & trained.keys())
+    streamed = {
+        id: sum(
+            len(x.ids) // 4
+            for x in world.log.events
+            if isinstance(x, e.Extended) and x.rollout == id
+        )
+        for id in again
+    }
+    assert all(
+        trained[id].trained + sum(trained[id].discarded.values()) == streamed[id]
+        for id in again & trained.keys()
+    )
 
 
-async def test_a_rollout_that_fails_again_and_again_is_buried_and_its_group_completes(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_rollout_that_fails_again_and_again_is_buried_and_its_group_completes(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured(rollout={"attempts": 2, "lease_s": 3.0}))
 
     def script(request: Request) -> Script:
@@ -125,7 +152,9 @@ async def test_a_rollout_that_fails_again_and_again_is_buried_and_its_group_comp
     assert any(sample.group == 0 for batch, _ in world.learner.batches for sample in batch.samples)
 
 
-async def test_a_lost_reward_actor_is_asked_again_elsewhere(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_lost_reward_actor_is_asked_again_elsewhere(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured())
     world.verifiers._seconds = 0.5
 
@@ -140,7 +169,9 @@ async def test_a_lost_reward_actor_is_asked_again_elsewhere(autojump_clock: trio
     assert len(judged) == len(set(judged)) and world.verifiers.asked > len(judged)
 
 
-async def test_answers_without_a_verdict_are_not_zero(autojump_clock: trio.testing.MockClock) -> None:
+async def test_answers_without_a_verdict_are_not_zero(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured(rollout={"k_min": 3}))
 
     def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
@@ -157,7 +188,9 @@ async def test_answers_without_a_verdict_are_not_zero(autojump_clock: trio.testi
     assert discarded.get("no_verdict") or discarded.get("k_min")
 
 
-async def test_a_lost_trainer_ends_the_run_and_says_so(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_lost_trainer_ends_the_run_and_says_so(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured(train={"steps": 50}))
 
     async def murderer() -> None:
@@ -169,10 +202,14 @@ async def test_a_lost_trainer_ends_the_run_and_says_so(autojump_clock: trio.test
     assert world.store.experience.ledger.balances()
 
 
-async def test_pain_19_an_engine_with_other_weights_never_decodes_with_them(autojump_clock: trio.testing.MockClock) -> None:
+async def test_pain_19_an_engine_with_other_weights_never_decodes_with_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured(rollout={"actors": 2}))
     wrong = iter([True])
-    world.checksums = lambda index, version: [0] if index == 1 and version == 2 and next(wrong, False) else [1000 + version]
+    world.checksums = lambda index, version: (
+        [0] if index == 1 and version == 2 and next(wrong, False) else [1000 + version]
+    )
     outcome = await world.run()
     world.check()
     assert outcome.ok
@@ -192,17 +229,26 @@ async def test_pain_01_where_nobody_returns_the_run_ends_and_names_the_missing(
     world.script = script
     outcome = await world.run()
     assert not outcome.ok
-    assert "no token and no step for 30 s" in outcome.reason and "rollout-0 has streamed nothing for" in outcome.reason
+    assert (
+        "no token and no step for 30 s" in outcome.reason
+        and "rollout-0 has streamed nothing for" in outcome.reason
+    )
 
 
-async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(train={"steps": 1000, "checkpoint_every": 0}, supervision={"grace_s": 5.0}))
+async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = World(
+        configured(train={"steps": 1000, "checkpoint_every": 0}, supervision={"grace_s": 5.0})
+    )
 
     async def user() -> None:
         await world.until(lambda: world.learner.version >= 3)
         world.tell(Drain())
         began = trio.current_time()
-        await world.until(lambda: world.coordinator.life.ending and len(world.coordinator.drained) == 3)
+        await world.until(
+            lambda: world.coordinator.life.ending and len(world.coordinator.drained) == 3
+        )
         assert trio.current_time() - began < 5.0
 
     outcome = await world.run(user)
@@ -213,14 +259,22 @@ async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(autojum
 
 
 @pytest.mark.parametrize("late_s", [0.06, 0.3, 1.0])
-async def test_an_engine_that_joins_late_is_caught_up_and_disturbs_nobody(late_s: float, autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_engine_that_joins_late_is_caught_up_and_disturbs_nobody(
+    late_s: float, autojump_clock: trio.testing.MockClock
+) -> None:
     world = World(configured(rollout={"actors": 3}, train={"steps": 12, "eval_every": 3}))
     world.late_s = late_s
     outcome = await world.run()
     world.check()
     assert outcome.ok and not any(isinstance(message, Replace) for message in world.heard)
-    assert {event.owner for event in world.log.events if isinstance(event, e.Leased)} == {"rollout-0", "rollout-1", "rollout-2"}
-    asked = sum(isinstance(event, e.Admitted) and event.split == "evaluation" for event in world.log.events)
+    assert {event.owner for event in world.log.events if isinstance(event, e.Leased)} == {
+        "rollout-0",
+        "rollout-1",
+        "rollout-2",
+    }
+    asked = sum(
+        isinstance(event, e.Admitted) and event.split == "evaluation" for event in world.log.events
+    )
     assert asked == 4 * len(world.coordinator.evaluation.accuracy)
     assert world.coordinator.publishing.failed == []
 
@@ -244,7 +298,9 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-async def test_every_shape_of_run_exits_by_itself(name: str, autojump_clock: trio.testing.MockClock) -> None:
+async def test_every_shape_of_run_exits_by_itself(
+    name: str, autojump_clock: trio.testing.MockClock
+) -> None:
     world = World(configured(**RUNS[name]))
     with trio.fail_after(10_000):
         outcome = await world.run()
@@ -254,34 +310,54 @@ async def test_every_shape_of_run_exits_by_itself(name: str, autojump_clock: tri
         assert {0, world.config.train.steps} <= world.coordinator.evaluation.accuracy.keys()
 
 
-async def test_more_steps_than_data_trains_what_there_is(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(task={"train_size": 7, "epochs": 1, "eval_size": 4}, train={"steps": 50}))
+async def test_more_steps_than_data_trains_what_there_is(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = World(
+        configured(task={"train_size": 7, "epochs": 1, "eval_size": 4}, train={"steps": 50})
+    )
     with trio.fail_after(10_000):
         outcome = await world.run()
     world.check()
     assert outcome.ok and "used up after 4 of 50 steps" in outcome.reason
-    assert sum(isinstance(event, e.Admitted) and event.split == "train" for event in world.log.events) == 7
+    assert (
+        sum(isinstance(event, e.Admitted) and event.split == "train" for event in world.log.events)
+        == 7
+    )
     assert 4 in world.coordinator.evaluation.accuracy and world.learner.saved[-1][0] == 4
     assert world.store.experience.ledger.rollouts.live == 0
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
-async def test_pain_12_a_run_whose_groups_are_all_filtered_ends_and_says_why(epochs: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_pain_12_a_run_whose_groups_are_all_filtered_ends_and_says_why(
+    epochs: int, autojump_clock: trio.testing.MockClock
+) -> None:
     world = World(
-        configured(rollout={"filter": "zero_variance", "filter_patience": 30}, task={"train_size": 10, "epochs": epochs, "eval_size": 0})
+        configured(
+            rollout={"filter": "zero_variance", "filter_patience": 30},
+            task={"train_size": 10, "epochs": epochs, "eval_size": 0},
+        )
     )
     world.verifiers._verdict = lambda split, prompt_index, ids: Scored(1.0)
     with trio.fail_after(10_000):
         outcome = await world.run()
     world.check()
-    assert ("none had rewards that differ" in outcome.reason and not outcome.ok) if epochs == 0 else "used up after 0 of" in outcome.reason
+    assert (
+        ("none had rewards that differ" in outcome.reason and not outcome.ok)
+        if epochs == 0
+        else "used up after 0 of" in outcome.reason
+    )
     discarded = world.store.experience.ledger.rollouts.discarded
     assert discarded["zero_variance"] == sum(discarded.values())
 
 
-async def test_prompts_that_leave_no_room_for_an_answer_are_dropped_by_name(autojump_clock: trio.testing.MockClock) -> None:
+async def test_prompts_that_leave_no_room_for_an_answer_are_dropped_by_name(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured())
-    world.source.prompts = lambda split, prompt_index: "x" * (60 if split == "train" and prompt_index % 2 else 5)
+    world.source.prompts = lambda split, prompt_index: (
+        "x" * (60 if split == "train" and prompt_index % 2 else 5)
+    )
     outcome = await world.run()
     world.check()
     assert outcome.ok and world.store.experience.ledger.rollouts.discarded["prompt_too_long"]
@@ -296,9 +372,13 @@ async def test_the_summary_says_what_the_events_say(autojump_clock: trio.testing
     assert summary.tokens.generated == sum(len(event.ids) // 4 for event in extended) + late
     lags = world.trained_lags()
     assert summary.tokens.trained == lags.total()
-    assert summary.lag.max == max(lags) and summary.lag.mean == pytest.approx(sum(k * n for k, n in lags.items()) / lags.total())
+    assert summary.lag.max == max(lags) and summary.lag.mean == pytest.approx(
+        sum(k * n for k, n in lags.items()) / lags.total()
+    )
     assert (
-        summary.publication.count == sum(isinstance(event, e.Published) for event in world.log.events) >= 5
+        summary.publication.count
+        == sum(isinstance(event, e.Published) for event in world.log.events)
+        >= 5
         and 0 < summary.publication.seconds < world.seconds
     )
     assert summary.accuracy.start == world.coordinator.evaluation.accuracy[0]

@@ -1,4 +1,5 @@
-"""Whole runs in virtual time that end: by themselves, asked to, stalled, or with somebody missing; in every phase, and within bounds."""
+"""Whole runs in virtual time that end: by themselves, asked to, stalled, or with somebody missing;
+in every phase, and within bounds."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ SETTLED_S = GRACE_S + 0.1
 
 
 def small(**sections: dict[str, object]) -> World:
-    sections["supervision"] = {"stall_s": 100.0, "grace_s": GRACE_S, "start_s": 60.0} | sections.get("supervision", {})
+    sections["supervision"] = {
+        "stall_s": 100.0,
+        "grace_s": GRACE_S,
+        "start_s": 60.0,
+    } | sections.get("supervision", {})
     return World(configured(**sections))
 
 
@@ -38,23 +43,35 @@ def everybody_gone(world: World) -> None:
     assert not any(rollout.owner for rollout in world.store.experience.rollouts.values())
 
 
-# ------------------------------------------------------------------------------------------------- asked to, in every phase
+# ------------------------------------------------------------------------ asked to, in every phase
 
 MOMENTS: dict[str, Callable[[World], bool]] = {
     "before anybody came": lambda world: any(world.coordinator.roster.of("launcher")),
     "while some are missing": lambda world: any(world.coordinator.roster.of("rollout")),
     "during the first publication": lambda world: world.coordinator.publishing.busy,
     "before the first step": lambda world: world.holds("rollout-0"),
-    "while a step closes": lambda world: world.coordinator.training is not None and world.coordinator.training.closing,
-    "during a later publication": lambda world: world.learner.version >= 2 and world.coordinator.publishing.busy,
-    "while verdicts are awaited": lambda world: world.learner.version >= 1 and world.coordinator.scoring.held("reward-0") > 0,
-    "during an evaluation": lambda world: world.learner.version >= 2 and world.coordinator.evaluation.running is not None,
-    "while a checkpoint is written": lambda world: world.learner.version >= 2 and len(world.learner.saved) == 0,
+    "while a step closes": lambda world: (
+        world.coordinator.training is not None and world.coordinator.training.closing
+    ),
+    "during a later publication": lambda world: (
+        world.learner.version >= 2 and world.coordinator.publishing.busy
+    ),
+    "while verdicts are awaited": lambda world: (
+        world.learner.version >= 1 and world.coordinator.scoring.held("reward-0") > 0
+    ),
+    "during an evaluation": lambda world: (
+        world.learner.version >= 2 and world.coordinator.evaluation.running is not None
+    ),
+    "while a checkpoint is written": lambda world: (
+        world.learner.version >= 2 and len(world.learner.saved) == 0
+    ),
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_run_that_is_asked_to_stop_drains_within_its_grace(moment: str, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_run_that_is_asked_to_stop_drains_within_its_grace(
+    moment: str, autojump_clock: trio.testing.MockClock
+) -> None:
     world = small(train={"steps": 1000, "checkpoint_every": 2}, rollout={"actors": 2})
     world.late_s = 1.0
     asked = 0.0
@@ -69,15 +86,28 @@ async def test_a_run_that_is_asked_to_stop_drains_within_its_grace(moment: str, 
         outcome = await world.run(user)
     everybody_gone(world)
     assert outcome.ok and "--resume" in outcome.reason
-    assert trio.current_time() - asked < 3.0, "nobody was in the way, so no stage has to wait for its deadline"
+    assert trio.current_time() - asked < 3.0, (
+        "nobody was in the way, so no stage has to wait for its deadline"
+    )
     if (training := world.coordinator.training) is not None:
         assert training.saved == training.version
 
 
 @pytest.mark.parametrize("who", ["rollout-0", "reward-0", "trainer-0"])
-@pytest.mark.parametrize("moment", ["during the first publication", "before the first step", "while a step closes", "during an evaluation"])
-async def test_a_run_ends_though_somebody_is_killed_first(who: str, moment: str, autojump_clock: trio.testing.MockClock) -> None:
-    """An engine or a reward actor is replaced, and the run goes on to its end; without its trainer it ends and says so."""
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "during the first publication",
+        "before the first step",
+        "while a step closes",
+        "during an evaluation",
+    ],
+)
+async def test_a_run_ends_though_somebody_is_killed_first(
+    who: str, moment: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """An engine or a reward actor is replaced, and the run goes on to its end; without its trainer
+    it ends and says so."""
     world = small(rollout={"actors": 2, "attempts": 50})
 
     async def murderer() -> None:
@@ -92,7 +122,9 @@ async def test_a_run_ends_though_somebody_is_killed_first(who: str, moment: str,
 
 
 @pytest.mark.parametrize("who", ["rollout-0", "reward-0", "trainer-0"])
-async def test_who_hangs_in_the_drain_costs_its_share_of_the_grace(who: str, autojump_clock: trio.testing.MockClock) -> None:
+async def test_who_hangs_in_the_drain_costs_its_share_of_the_grace(
+    who: str, autojump_clock: trio.testing.MockClock
+) -> None:
     """It neither reads nor sends any more, and its link stays open."""
     world = small(train={"steps": 1000, "checkpoint_every": 0})
     asked = 0.0
@@ -113,7 +145,9 @@ async def test_who_hangs_in_the_drain_costs_its_share_of_the_grace(who: str, aut
     assert others <= world.coordinator.drained
 
 
-async def test_a_drain_does_not_ask_again_for_a_checkpoint_that_cannot_be_written(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_drain_does_not_ask_again_for_a_checkpoint_that_cannot_be_written(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """Though an earlier one could not be written either."""
     world = small(train={"steps": 1000, "checkpoint_every": 2})
     asked: list[int] = []
@@ -129,7 +163,12 @@ async def test_a_drain_does_not_ask_again_for_a_checkpoint_that_cannot_be_writte
         world.tell(Drain())
 
     outcome = await world.run(user)
-    assert outcome.ok and len(asked) == len(set(asked)) and asked[0] == 2 and asked[-1] == world.learner.version > 2
+    assert (
+        outcome.ok
+        and len(asked) == len(set(asked))
+        and asked[0] == 2
+        and asked[-1] == world.learner.version > 2
+    )
     everybody_gone(world)
 
 
@@ -147,10 +186,18 @@ async def test_streams_end_from_source_to_sink(autojump_clock: trio.testing.Mock
 
     outcome = await world.run(watch)
     assert outcome.ok
-    assert [name.partition("-")[0] for name in ended] == ["rollout", "rollout", "reward", "reward", "trainer"]
+    assert [name.partition("-")[0] for name in ended] == [
+        "rollout",
+        "rollout",
+        "reward",
+        "reward",
+        "trainer",
+    ]
 
 
-async def test_the_launcher_hears_of_the_drain_before_any_actor_can_end_of_it(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_launcher_hears_of_the_drain_before_any_actor_can_end_of_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """So it starts nobody again (`tests/processes/test_supervisor.py`)."""
     world = small(rollout={"actors": 2})
     said: list[str] = []
@@ -159,7 +206,9 @@ async def test_the_launcher_hears_of_the_drain_before_any_actor_can_end_of_it(au
         for role in ("launcher", "rollout", "reward", "trainer"):
             for peer in world.coordinator.roster.of(role):  # type: ignore[arg-type]
 
-                def send(message: Message, *buffers: object, send=peer.send, name=peer.name) -> None:  # type: ignore[no-untyped-def]
+                def send(
+                    message: Message, *buffers: object, send=peer.send, name=peer.name
+                ) -> None:  # type: ignore[no-untyped-def]
                     if isinstance(message, Draining | Drain):
                         said.append(name)
                     send(message, *buffers)
@@ -182,7 +231,11 @@ async def test_who_comes_in_the_drain_is_sent_home(autojump_clock: trio.testing.
     async def user() -> None:
         await world.until(lambda: world.learner.version >= 1 and world.coordinator.training.closing)  # type: ignore[union-attr]
         world.tell(Drain())
-        await world.until(lambda: world.coordinator.life.ending and world.coordinator.roster.get("rollout-0") is None)
+        await world.until(
+            lambda: (
+                world.coordinator.life.ending and world.coordinator.roster.get("rollout-0") is None
+            )
+        )
         await world._keep("rollout", 0)
 
     with trio.fail_after(100):
@@ -191,11 +244,13 @@ async def test_who_comes_in_the_drain_is_sent_home(autojump_clock: trio.testing.
     everybody_gone(world)
 
 
-# -------------------------------------------------------------------------------------------------- who never comes, and stalls
+# --------------------------------------------------------------------- who never comes, and stalls
 
 
 @pytest.mark.parametrize("missing", ["rollout-1", "reward-0", "trainer-0"])
-async def test_an_actor_that_never_comes_ends_the_run_by_name(missing: str, autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_actor_that_never_comes_ends_the_run_by_name(
+    missing: str, autojump_clock: trio.testing.MockClock
+) -> None:
     world = small(rollout={"actors": 2})
     stalls: list[RunStatus] = []
     keep = world._keep
@@ -210,13 +265,17 @@ async def test_an_actor_that_never_comes_ends_the_run_by_name(missing: str, auto
         world.coordinator.stalled = stalls.append
 
     outcome = await world.run(watch)
-    assert not outcome.ok and outcome.reason.startswith(f"{missing} did not come within 60 s (supervision.start_s)")
+    assert not outcome.ok and outcome.reason.startswith(
+        f"{missing} did not come within 60 s (supervision.start_s)"
+    )
     assert 60.0 <= world.seconds < 60.0 + 2 + SETTLED_S
     assert [actor.name for actor in stalls[0].actors if not actor.here] == [missing]
     assert [actor.incarnation for actor in stalls[0].actors if not actor.here] == [-1]
 
 
-async def test_an_actor_that_fails_before_it_has_begun_ends_the_run(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_actor_that_fails_before_it_has_begun_ends_the_run(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = small()
 
     async def launcher() -> None:
@@ -239,26 +298,41 @@ async def stalled(world: World, *others: Callable[[], object]) -> tuple[str, Run
         world.coordinator.stalled = stalls.append
 
     outcome = await world.run(watch, *others)
-    assert not outcome.ok and "no token and no step for 100 s (supervision.stall_s)" in outcome.reason
+    assert (
+        not outcome.ok and "no token and no step for 100 s (supervision.stall_s)" in outcome.reason
+    )
     [found] = stalls
     return outcome.reason, found
 
 
-async def test_a_stalled_run_leaves_everything_that_waits(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_stalled_run_leaves_everything_that_waits(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
     world = small(rollout={"lease_s": 1000.0})
     world.script = slow(1e6)
     reason, found = await stalled(world)
     assert "rollout-0 has streamed nothing for" in reason and "rollout 0 with rollout-0" in reason
     run_status.write(found, tmp_path / "stall.json")
     assert run_status.read(tmp_path / "stall.json") == found
-    waits = {(owner, wait.name) for owner, waits in [("", found.waits), *((a.name, a.waits) for a in found.actors)] for wait in waits}
+    waits = {
+        (owner, wait.name)
+        for owner, waits in [("", found.waits), *((a.name, a.waits) for a in found.actors)]
+        for wait in waits
+    }
     assert {("", "progress"), ("trainer-0", "command")} <= waits
-    assert {a.name: (a.here, a.incarnation) for a in found.actors} == dict.fromkeys(("trainer-0", "rollout-0", "reward-0"), (True, 0))
+    assert {a.name: (a.here, a.incarnation) for a in found.actors} == dict.fromkeys(
+        ("trainer-0", "rollout-0", "reward-0"), (True, 0)
+    )
     [engine] = [a for a in found.actors if a.role == "rollout"]
     assert (engine.version, engine.holds) == (0, found.rollouts["leased"]) and engine.seconds <= 2.0
     assert found.phase == "run" and found.published == 0 and found.publication is None
-    assert len(found.awaited) == run_status.NAMED and all(99.0 < a.seconds < 103.0 for a in found.awaited)
-    assert (found.ledger.admitted, found.tokens.generated) == (world.store.experience.ledger.rollouts.total, 0)
+    assert len(found.awaited) == run_status.NAMED and all(
+        99.0 < a.seconds < 103.0 for a in found.awaited
+    )
+    assert (found.ledger.admitted, found.tokens.generated) == (
+        world.store.experience.ledger.rollouts.total,
+        0,
+    )
     sentences = answer(found, lives=False, age_s=3.0, stalled=True, run=Path("r"))
     assert sentences[0].startswith("The run stalled") and "rollout-0" in sentences[-1]
 
@@ -285,10 +359,14 @@ async def test_a_stalled_trainer_is_named(autojump_clock: trio.testing.MockClock
     world.learner.step = forever  # type: ignore[method-assign]
     reason, found = await stalled(world)
     assert "the trainer is the slow side" in reason
-    assert found.rollouts["taken"] == next(a.holds for a in found.actors if a.name == "trainer-0") > 0
+    assert (
+        found.rollouts["taken"] == next(a.holds for a in found.actors if a.name == "trainer-0") > 0
+    )
 
 
-async def test_a_strange_report_harms_nobody(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_strange_report_harms_nobody(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
     """A report of no time at all; one with what is no duration does not even parse."""
     world = small()
 
@@ -302,12 +380,18 @@ async def test_a_strange_report_harms_nobody(tmp_path: Path, autojump_clock: tri
 
     assert (await world.run(stranger)).ok
     for seconds in (math.nan, math.inf, -1.0):
-        for report in (Report(seconds, {}, {}, []), Report(1.0, {"x": seconds}, {}, []), Report(1.0, {}, {}, [Wait("", "", seconds, 1.0)])):
+        for report in (
+            Report(seconds, {}, {}, []),
+            Report(1.0, {"x": seconds}, {}, []),
+            Report(1.0, {}, {}, [Wait("", "", seconds, 1.0)]),
+        ):
             with pytest.raises(msgspec.ValidationError):
                 msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=Report)
 
 
-async def test_a_live_run_can_be_asked_how_it_stands(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_live_run_can_be_asked_how_it_stands(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """At any moment, and asking changes nothing."""
     world = small()
     found: list[RunStatus] = []
@@ -328,12 +412,15 @@ async def test_a_live_run_can_be_asked_how_it_stands(autojump_clock: trio.testin
     assert all(answer(s, lives=True, age_s=0.0, stalled=False, run=Path("r")) for s in found)
 
 
-# ---------------------------------------------------------------------------------------------------------- by themselves
+# ----------------------------------------------------------------------------------- by themselves
 
 SHAPES: dict[str, dict[str, dict[str, object]]] = {
     "one step": {"train": {"steps": 1}},
     "one step, an evaluation on it": {"train": {"steps": 1, "eval_every": 1}},
-    "the data ends": {"task": {"train_size": 5, "epochs": 1, "eval_size": 4}, "train": {"steps": 50}},
+    "the data ends": {
+        "task": {"train_size": 5, "epochs": 1, "eval_size": 4},
+        "train": {"steps": 50},
+    },
     "the data ends, an evaluation at the end": {
         "task": {"train_size": 4, "epochs": 1, "eval_size": 4},
         "train": {"steps": 50, "eval_every": 0},
@@ -343,7 +430,9 @@ SHAPES: dict[str, dict[str, dict[str, object]]] = {
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("killed", ["", "rollout-0", "reward-0"])
-async def test_every_shape_of_run_ends(name: str, killed: str, autojump_clock: trio.testing.MockClock) -> None:
+async def test_every_shape_of_run_ends(
+    name: str, killed: str, autojump_clock: trio.testing.MockClock
+) -> None:
     world = small(**SHAPES[name], rollout={"attempts": 50})
 
     async def murderer() -> None:

@@ -34,11 +34,25 @@ class Naive:
             self.held.pop((name, split), None)
 
     def rooms(self, split: Split, version: int | None) -> dict[str, int]:
-        serving = self.version if version is None else {name for name, kept in self.kept.items() if version in kept}
-        return {name: self.slots[name] + self.slots[name] // AHEAD - len(self.held.get((name, split), ())) for name in serving}
+        serving = (
+            self.version
+            if version is None
+            else {name for name, kept in self.kept.items() if version in kept}
+        )
+        return {
+            name: self.slots[name]
+            + self.slots[name] // AHEAD
+            - len(self.held.get((name, split), ()))
+            for name in serving
+        }
 
 
-names, purposes, versions, rollouts = st.sampled_from(NAMES), st.sampled_from(PURPOSES), st.integers(0, 2), st.integers(0, 5)
+names, purposes, versions, rollouts = (
+    st.sampled_from(NAMES),
+    st.sampled_from(PURPOSES),
+    st.integers(0, 2),
+    st.integers(0, 5),
+)
 operations = st.one_of(
     st.tuples(st.just("add"), names, st.integers(1, 5)),
     st.tuples(st.just("remove"), names),
@@ -51,7 +65,9 @@ operations = st.one_of(
 )
 
 
-BEGINNING = [operation for name in NAMES[1:] for operation in (("add", name, 4), ("serve", name, 1, True))]
+BEGINNING = [
+    operation for name in NAMES[1:] for operation in (("add", name, 4), ("serve", name, 1, True))
+]
 
 
 @given(st.lists(operations, max_size=60))
@@ -79,10 +95,14 @@ def test_seats_are_found_by_what_they_serve_and_have_room_for(operations: list[t
                     kept.discard(version)
             case "hold", split, version, rollout:
                 service = split, None if split == "train" and version else version
-                if any(rollout in held for held in naive.held.values()) or not any(naive.rooms(*service).values()):
+                if any(rollout in held for held in naive.held.values()) or not any(
+                    naive.rooms(*service).values()
+                ):
                     continue
                 engine_handle = engine_pool.roomiest(*service)
-                assert naive.rooms(*service)[engine_handle.name] == max(naive.rooms(*service).values())
+                assert naive.rooms(*service)[engine_handle.name] == max(
+                    naive.rooms(*service).values()
+                )
                 engine_pool.hold(engine_handle, rollout, split)
                 naive.held.setdefault((engine_handle.name, split), set()).add(rollout)
             case "release", name, split, rollout:
@@ -93,18 +113,31 @@ def test_seats_are_found_by_what_they_serve_and_have_room_for(operations: list[t
                     if rollout in held:
                         engine_pool.release(name, rollout, split)
                         held.remove(rollout)
-        assert {engine_handle.name: engine_handle.slots for engine_handle in engine_pool} == naive.slots
+        assert {
+            engine_handle.name: engine_handle.slots for engine_handle in engine_pool
+        } == naive.slots
         for version in range(3):
-            assert engine_pool.behind(version) == any(naive.version.get(name) != version for name in naive.slots)
-        assert engine_pool.kept == set().union(*naive.kept.values()) and engine_pool.current == set(naive.version.values())
-        for split, version in (("train", None), *((split, version) for version in range(3) for split in PURPOSES)):
+            assert engine_pool.behind(version) == any(
+                naive.version.get(name) != version for name in naive.slots
+            )
+        assert engine_pool.kept == set().union(*naive.kept.values()) and engine_pool.current == set(
+            naive.version.values()
+        )
+        for split, version in (
+            ("train", None),
+            *((split, version) for version in range(3) for split in PURPOSES),
+        ):
             rooms = naive.rooms(split, version)  # type: ignore[arg-type]
             assert engine_pool.serves(split, version) == bool(rooms)  # type: ignore[arg-type]
             assert engine_pool.room(split, version) == sum(rooms.values())  # type: ignore[arg-type]
         for split in PURPOSES:
-            assert engine_pool.held[split] == sum(len(held) for (_, of), held in naive.held.items() if of == split)
+            assert engine_pool.held[split] == sum(
+                len(held) for (_, of), held in naive.held.items() if of == split
+            )
             for engine_handle in engine_pool:
-                assert engine_handle.held[split] == naive.held.get((engine_handle.name, split), set())
+                assert engine_handle.held[split] == naive.held.get(
+                    (engine_handle.name, split), set()
+                )
 
 
 def test_a_roster_lists_a_role_by_index_and_has_one_peer_of_a_name() -> None:

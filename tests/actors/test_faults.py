@@ -1,4 +1,5 @@
-"""Faults in virtual time that once went wrong: each test is named after what must not happen again."""
+"""Faults in virtual time that once went wrong: each test is named after what must not happen
+again."""
 
 from __future__ import annotations
 
@@ -57,20 +58,35 @@ def same(tokens: int, seconds_per_token: float, ends: str = "stop") -> object:
 async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothing_twice(
     closing: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(configured(train={"steps": 1000, "checkpoint_every": 0}, supervision={"grace_s": 20.0}))
+    world = World(
+        configured(train={"steps": 1000, "checkpoint_every": 0}, supervision={"grace_s": 20.0})
+    )
     world.learner._step_s = 1.0
 
     async def user() -> None:
         training = lambda: world.coordinator.training  # noqa: E731
-        await world.until(lambda: world.learner.version >= 3 and training().closing is closing and training()._selection.units > 0)
+        await world.until(
+            lambda: (
+                world.learner.version >= 3
+                and training().closing is closing
+                and training()._selection.units > 0
+            )
+        )
         world.tell(Drain())
 
     assert (await world.run(user)).ok
     version, cursor = world.learner.saved[-1]
     number, kept, written = world.log.kept[-1]
     assert (number, kept) == (cursor, version)
-    in_weights = {s.rollout for batch, _ in world.learner.batches if batch.step < version for s in batch.samples}
-    state = recovered(Experience.of(msgspec.msgpack.decode(written, type=Snapshot)), world.log.events[cursor:])
+    in_weights = {
+        s.rollout
+        for batch, _ in world.learner.batches
+        if batch.step < version
+        for s in batch.samples
+    }
+    state = recovered(
+        Experience.of(msgspec.msgpack.decode(written, type=Snapshot)), world.log.events[cursor:]
+    )
     assert not any(r.status is RolloutStatus.TAKEN for r in state.rollouts.values())
     again = World(configured(train={"steps": version + 3, "checkpoint_every": 0}))
     again.log.events = list(world.log.events)
@@ -86,7 +102,9 @@ async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothi
     assert not in_weights & {s.rollout for batch, _ in again.learner.batches for s in batch.samples}
 
 
-async def test_a_run_without_verdicts_ends_and_names_the_commonest_reason(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_run_without_verdicts_ends_and_names_the_commonest_reason(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured(task={"eval_size": 0}, rollout={"filter_patience": 20}))
     world.verifiers._verdict = lambda split, prompt_index, ids: NoVerdict("raised: ValueError: no")
     with trio.fail_after(5000):
@@ -98,12 +116,22 @@ async def test_a_run_without_verdicts_ends_and_names_the_commonest_reason(autoju
 async def test_a_response_with_all_its_tokens_and_no_finish_is_sealed_when_its_engine_is_lost(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(task={"eval_size": 0}, rollout={"max_new_tokens": 4, "attempts": 50}, engine={"chunk_tokens": 4}))
+    world = World(
+        configured(
+            task={"eval_size": 0},
+            rollout={"max_new_tokens": 4, "attempts": 50},
+            engine={"chunk_tokens": 4},
+        )
+    )
     world.script = same(4, 0.01, "hang")  # type: ignore[assignment]
 
     async def murderer() -> None:
         while True:
-            await world.until(lambda: any(not r.remaining and r.owner for r in world.store.experience.rollouts.values()))
+            await world.until(
+                lambda: any(
+                    not r.remaining and r.owner for r in world.store.experience.rollouts.values()
+                )
+            )
             world.kill("rollout-0")
             await trio.sleep(2)
 
@@ -121,7 +149,10 @@ async def test_a_successor_that_comes_before_its_predecessor_is_gone_takes_its_w
     world.verifiers._seconds = 0.5
 
     async def successor() -> None:
-        busy = lambda: world.holds("rollout-0") and world.coordinator.scoring._load.get("reward-0", 0) > 1  # noqa: E731
+        def busy():
+            return (
+                    world.holds("rollout-0") and world.coordinator.scoring._load.get("reward-0", 0) > 1
+                )
         await world.until(lambda: world.learner.version >= 2 and busy())
         await world._keep(role, 0)  # type: ignore[arg-type]
 
@@ -132,7 +163,9 @@ async def test_a_successor_that_comes_before_its_predecessor_is_gone_takes_its_w
 
 
 @pytest.mark.parametrize("seconds", [10.0, 70.0, 150.0])
-async def test_a_long_checkpoint_does_not_hold_up_publications(seconds: float, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_long_checkpoint_does_not_hold_up_publications(
+    seconds: float, autojump_clock: trio.testing.MockClock
+) -> None:
     world = World(configured(train={"steps": 6}, supervision={"stall_s": 1000.0}))
 
     async def save(cursor: int, short=world.learner.save) -> object:  # type: ignore[no-untyped-def]
@@ -147,7 +180,9 @@ async def test_a_long_checkpoint_does_not_hold_up_publications(seconds: float, a
 
 
 async def test_a_run_that_starves_saves_once(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(task={"train_size": 7, "epochs": 1}, train={"steps": 50, "checkpoint_every": 0}))
+    world = World(
+        configured(task={"train_size": 7, "epochs": 1}, train={"steps": 50, "checkpoint_every": 0})
+    )
     world.learner._step_s = 3.0
     outcome = await world.run()
     assert outcome.ok and len(world.learner.saved) == 1
@@ -161,7 +196,12 @@ async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_th
     async def strangers() -> None:
         await world.until(lambda: world.learner.version >= 1)
         chunks = Chunks([ChunkHead(0, 1, 0, 0, 1, "")])
-        for message, buffers in ((chunks, ()), (chunks, (b"1234", b"12345678")), (Stepped(9, 0.0, {}), ()), (Drain(), ())):
+        for message, buffers in (
+            (chunks, ()),
+            (chunks, (b"1234", b"12345678")),
+            (Stepped(9, 0.0, {}), ()),
+            (Drain(), ()),
+        ):
             link = await world._connect(Hello("rollout", 7, 0, 1))
             await link.send(message, *buffers)
             with pytest.raises(Exception, match=r"closed|broke|ended"):
@@ -174,14 +214,21 @@ async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_th
 
 
 async def test_a_slow_step_is_no_stall(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(train={"steps": 2, "micro_tokens": 16}, supervision={"stall_s": 20.0}, task={"eval_size": 0}))
+    world = World(
+        configured(
+            train={"steps": 2, "micro_tokens": 16},
+            supervision={"stall_s": 20.0},
+            task={"eval_size": 0},
+        )
+    )
     world.learner._seconds_per_token = 0.5
     outcome = await world.run()
     assert outcome.ok and world.seconds > 40
 
 
 async def test_dropped_groups_are_replaced_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    """100 groups of 0.04 s generation and 0.05 s judgement, one at a time: about ten seconds, not one a second."""
+    """100 groups of 0.04 s generation and 0.05 s judgement, one at a time: about ten seconds, not
+    one a second."""
     world = World(
         configured(
             task={"eval_size": 0},
@@ -196,7 +243,9 @@ async def test_dropped_groups_are_replaced_at_once(autojump_clock: trio.testing.
     assert world.seconds < 30
 
 
-async def test_an_engine_that_streams_nothing_for_a_whole_lease_is_replaced(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_engine_that_streams_nothing_for_a_whole_lease_is_replaced(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(
         configured(
             rollout={"actors": 2, "attempts": 50, "lease_s": 10.0},
@@ -221,7 +270,9 @@ async def test_an_engine_that_streams_nothing_for_a_whole_lease_is_replaced(auto
     assert sum(isinstance(message, Replace) for message in world.heard) == 1
 
 
-async def test_long_held_out_prompts_do_not_end_a_run(autojump_clock: trio.testing.MockClock) -> None:
+async def test_long_held_out_prompts_do_not_end_a_run(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured(task={"eval_size": 40}, rollout={"filter_patience": 32}))
     world.source.prompts = lambda split, prompt_index: "x" * (60 if split == "evaluation" else 5)
     outcome = await world.run()
@@ -233,7 +284,9 @@ async def test_long_held_out_prompts_do_not_end_a_run(autojump_clock: trio.testi
 async def test_a_fenced_engine_is_out_at_once(autojump_clock: trio.testing.MockClock) -> None:
     world = World(configured(rollout={"actors": 2}))
     wrong = iter([True])
-    world.checksums = lambda index, version: [0] if index == 1 and version == 2 and next(wrong, False) else [1000 + version]
+    world.checksums = lambda index, version: (
+        [0] if index == 1 and version == 2 and next(wrong, False) else [1000 + version]
+    )
     world.restart_s = 3.0
     await world.run()
     world.check()
@@ -257,10 +310,20 @@ class _Filling:
 
 
 @pytest.mark.parametrize("at", [0.5, 1.5])
-async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(at: float, autojump_clock: trio.testing.MockClock) -> None:
-    """What actors answer meanwhile is not read, because the journal has no room for what follows of it."""
-    sections = {"rollout": {"actors": 2, "lease_s": 30.0}, "supervision": {"stall_s": 100.0}, "publication": {"deadline_s": 20.0}}
-    world, disk = World(configured(task={"eval_size": 0}, train={"steps": 60}, **sections)), _Filling()
+async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(
+    at: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    """What actors answer meanwhile is not read, because the journal has no room for what follows of
+    it."""
+    sections = {
+        "rollout": {"actors": 2, "lease_s": 30.0},
+        "supervision": {"stall_s": 100.0},
+        "publication": {"deadline_s": 20.0},
+    }
+    world, disk = (
+        World(configured(task={"eval_size": 0}, train={"steps": 60}, **sections)),
+        _Filling(),
+    )
     async with Journal.over(disk, limit_bytes=8000, full_s=100.0) as journal:
         world.store = EventStore(Experience(), journal)
 
@@ -287,29 +350,51 @@ def _held(root: object) -> dict[str, int]:
         seen.add(id(thing))
         if isinstance(thing, dict | list | set | tuple | deque):
             found[place] = found.get(place, 0) + len(thing)
-            stack += [(f"{place}[]", part) for part in (thing.values() if isinstance(thing, dict) else thing)]
+            stack += [
+                (f"{place}[]", part)
+                for part in (thing.values() if isinstance(thing, dict) else thing)
+            ]
         elif type(thing).__module__.startswith(("actors.", "asyncrl.experience")):
             names = getattr(thing, "__struct_fields__", None) or getattr(thing, "__dict__", {})
-            stack += [(f"{place}.{name}", getattr(thing, name)) for name in names if name not in ("log", "out")]  # leases forget with time
+            stack += [
+                (f"{place}.{name}", getattr(thing, name))
+                for name in names
+                if name not in ("log", "out")
+            ]  # leases forget with time
     return found
 
 
-async def test_a_long_run_holds_no_more_than_a_short_one(autojump_clock: trio.testing.MockClock) -> None:
-    """What a coordinator keeps is of what is live, of a while, and of each prompt: a run may last for weeks."""
+async def test_a_long_run_holds_no_more_than_a_short_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """What a coordinator keeps is of what is live, of a while, and of each prompt: a run may last
+    for weeks."""
     held = []
     for steps in (100, 200):
-        task, train = {"eval_size": 0, "train_size": 50}, {"steps": steps, "batch_groups": 1, "checkpoint_every": 10}
+        task, train = (
+            {"eval_size": 0, "train_size": 50},
+            {"steps": steps, "batch_groups": 1, "checkpoint_every": 10},
+        )
         world = World(configured(task=task, train=train))
         assert (await world.run()).ok
         held.append(_held(world.coordinator))
         assert world.coordinator_summary(Outcome(True, "")).publication.count == steps + 1
     short, long = held
-    assert {place: (short.get(place, 0), count) for place, count in long.items() if count > short.get(place, 0) + 20} == {}
+    assert {
+        place: (short.get(place, 0), count)
+        for place, count in long.items()
+        if count > short.get(place, 0) + 20
+    } == {}
 
 
-async def test_a_checkpoint_that_was_not_written_earlier_does_not_stand_for_the_last(autojump_clock: trio.testing.MockClock) -> None:
-    """The prompts are used up at version 5. The disk had no room for the checkpoint of version 4, and has some now."""
-    world = World(configured(task={"train_size": 10, "epochs": 1, "eval_size": 0}, train={"steps": 1000}))
+async def test_a_checkpoint_that_was_not_written_earlier_does_not_stand_for_the_last(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The prompts are used up at version 5. The disk had no room for the checkpoint of version 4,
+    and has some now."""
+    world = World(
+        configured(task={"train_size": 10, "epochs": 1, "eval_size": 0}, train={"steps": 1000})
+    )
     save = world.learner.save
 
     async def saved(cursor: int) -> Path:
@@ -323,8 +408,11 @@ async def test_a_checkpoint_that_was_not_written_earlier_does_not_stand_for_the_
     assert [version for version, _ in world.learner.saved] == [2, 5]
 
 
-async def test_no_second_checkpoint_is_written_before_the_journal_knows_the_first(autojump_clock: trio.testing.MockClock) -> None:
-    """Two that it does not know would be all there are, and a crash would leave none to go on from."""
+async def test_no_second_checkpoint_is_written_before_the_journal_knows_the_first(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Two that it does not know would be all there are, and a crash would leave none to go on
+    from."""
 
     class Locked(MemoryLog):
         durable = 0  # type: ignore[assignment]
@@ -344,8 +432,12 @@ async def test_no_second_checkpoint_is_written_before_the_journal_knows_the_firs
     assert outcome.ok and [version for version, _ in world.learner.saved] == [1, 8]
 
 
-@pytest.mark.parametrize("said", [Consumed(99, 0, [], 0.0), Stepped(99, 0.0, {}), Saved(2**63, "x"), TrainerReady(0, 1)])
-async def test_a_second_trainer_costs_its_own_connection(said: Message, autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize(
+    "said", [Consumed(99, 0, [], 0.0), Stepped(99, 0.0, {}), Saved(2**63, "x"), TrainerReady(0, 1)]
+)
+async def test_a_second_trainer_costs_its_own_connection(
+    said: Message, autojump_clock: trio.testing.MockClock
+) -> None:
     world = World(configured())
 
     async def stranger() -> None:
@@ -361,12 +453,17 @@ async def test_a_second_trainer_costs_its_own_connection(said: Message, autojump
     assert outcome.ok and world.learner.version == 4
 
 
-async def test_a_trainer_that_counts_wrong_ends_the_run_by_name(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_trainer_that_counts_wrong_ends_the_run_by_name(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured())
     accumulate = world.learner.accumulate
 
     async def too_many(batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
-        return [TokenCount(count.rollout, count.trained + 1, count.discarded) for count in await accumulate(batch, buffers)]
+        return [
+            TokenCount(count.rollout, count.trained + 1, count.discarded)
+            for count in await accumulate(batch, buffers)
+        ]
 
     world.learner.accumulate = too_many  # type: ignore[method-assign]
     with trio.fail_after(1000):

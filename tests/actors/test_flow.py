@@ -1,4 +1,5 @@
-"""What is started, what is taken, and when generation rests: the settings of flow, each against a run in virtual time."""
+"""What is started, what is taken, and when generation rests: the settings of flow, each against a
+run in virtual time."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def live_over_time(made: World) -> list[int]:
     for event in made.log.events:
         match event:
             case e.Admitted():
-                group_of.update(dict.fromkeys(range(event.first, event.first + event.size), event.group))
+                group_of.update(
+                    dict.fromkeys(range(event.first, event.first + event.size), event.group)
+                )
                 live.add(event.group)
             case e.Taken():
                 step_of.update({group_of[rollout]: event.step for rollout in event.rollouts})
@@ -58,16 +61,20 @@ async def test_overprovision_starts_so_many_groups_for_each_that_a_step_needs(
 async def test_batch_mode_interrupts_what_a_full_step_does_not_need_and_leases_it_again_first(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """APRIL: while a full step is trained and published nobody decodes; then what was interrupted goes on, the oldest first, and nothing
-    that was generated is lost."""
-    made = await run_well(world(rollout={"mode": "batch", "overprovision": 2.0}, staleness={"depth": 0}))
+    """APRIL: while a full step is trained and published nobody decodes; then what was interrupted
+    goes on, the oldest first, and nothing that was generated is lost."""
+    made = await run_well(
+        world(rollout={"mode": "batch", "overprovision": 2.0}, staleness={"depth": 0})
+    )
     taken, rests, groups = Counter[int](), False, dict[int, int]()
     interrupted: list[int] = []
     again: list[int] = []
     for event in made.log.events:
         match event:
             case e.Admitted():
-                groups.update(dict.fromkeys(range(event.first, event.first + event.size), event.group))
+                groups.update(
+                    dict.fromkeys(range(event.first, event.first + event.size), event.group)
+                )
             case e.Taken():
                 taken[event.step] += len({groups[rollout] for rollout in event.rollouts})
                 rests = taken[event.step] == B
@@ -92,13 +99,16 @@ async def test_batch_mode_interrupts_what_a_full_step_does_not_need_and_leases_i
 async def test_in_flight_nobody_is_interrupted(autojump_clock: trio.testing.MockClock) -> None:
     made = await run_well(world(rollout={"overprovision": 2.0}))
     recycled = [event for event in made.log.events if isinstance(event, e.Requeued)]
-    assert all(made.store.experience.rollouts[event.rollout].status is RolloutStatus.WAITING for event in recycled), (
-        "only when the run ends"
-    )
+    assert all(
+        made.store.experience.rollouts[event.rollout].status is RolloutStatus.WAITING
+        for event in recycled
+    ), "only when the run ends"
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, 7])
-async def test_nothing_is_taken_beyond_the_window_and_lag_is_bounded_by_it(window: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_nothing_is_taken_beyond_the_window_and_lag_is_bounded_by_it(
+    window: int, autojump_clock: trio.testing.MockClock
+) -> None:
     made = await run_well(world(staleness={"window": window, "max_lag": 20}, train={"steps": 12}))
     groups: dict[int, int] = {}
     open_groups: dict[int, set[int]] = {}
@@ -108,13 +118,17 @@ async def test_nothing_is_taken_beyond_the_window_and_lag_is_bounded_by_it(windo
             open_groups[event.group] = set(range(event.first, event.first + event.size))
         elif isinstance(event, e.Taken):
             for rollout in event.rollouts:
-                assert groups[rollout] < min(open_groups) + window, "no group of an evaluation is numbered between them"
+                assert groups[rollout] < min(open_groups) + window, (
+                    "no group of an evaluation is numbered between them"
+                )
                 open_groups[groups[rollout]].remove(rollout)
                 open_groups = {group: members for group, members in open_groups.items() if members}
     assert max(made.trained_lags()) <= worst_lag(1, B, 1.0, window)
 
 
-async def test_without_a_window_no_finished_group_waits_for_an_unfinished_one(autojump_clock: trio.testing.MockClock) -> None:
+async def test_without_a_window_no_finished_group_waits_for_an_unfinished_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     strict = await run_well(world(staleness={"window": 1, "max_lag": 20}))
     free = await run_well(world(staleness={"max_lag": 20}))
     assert free.seconds < 0.9 * strict.seconds
@@ -123,7 +137,11 @@ async def test_without_a_window_no_finished_group_waits_for_an_unfinished_one(au
 async def test_a_rollout_is_trained_before_its_group_is_complete_by_a_baseline_of_the_others(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    made = world(train={"unit": "rollout", "advantage": "first_k", "prior_visits": 3.0}, rollout={"k_min": 2}, task={"train_size": 6})
+    made = world(
+        train={"unit": "rollout", "advantage": "first_k", "prior_visits": 3.0},
+        rollout={"k_min": 2},
+        task={"train_size": 6},
+    )
     await run_well(made)
     rewards: dict[int, float] = {}
     members: dict[int, range] = {}
@@ -149,21 +167,41 @@ async def test_a_rollout_is_trained_before_its_group_is_complete_by_a_baseline_o
             case _:
                 pass
     assert early, "somebody is trained while siblings are still generated"
-    assert {step: len(rollouts) for step, rollouts in taken.items()} == dict.fromkeys(range(8), B * GROUP)
+    assert {step: len(rollouts) for step, rollouts in taken.items()} == dict.fromkeys(
+        range(8), B * GROUP
+    )
     samples = [sample for batch, _ in made.learner.batches for sample in batch.samples]
-    alone = [sample for sample in samples if min(items) == sample.group or items[sample.group] not in list(items.values())[: sample.group]]
+    alone = [
+        sample
+        for sample in samples
+        if min(items) == sample.group
+        or items[sample.group] not in list(items.values())[: sample.group]
+    ]
     assert alone, "prompts that were never visited before have no prior"
     for sample in alone:
-        others = [rewards[other] for other in order if other in members[sample.group] and other != sample.rollout]
+        others = [
+            rewards[other]
+            for other in order
+            if other in members[sample.group] and other != sample.rollout
+        ]
         assert sample.baseline == pytest.approx(sum(others[:2]) / 2)
     assert any(sample.baseline not in (0.0, 0.5, 1.0) for sample in samples), "the others have one"
 
 
-async def test_of_single_rollouts_what_has_no_verdict_or_no_signal_leaves_by_name(autojump_clock: trio.testing.MockClock) -> None:
+async def test_of_single_rollouts_what_has_no_verdict_or_no_signal_leaves_by_name(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
-        return NoVerdict("refused") if prompt_index % 3 == 0 else Scored(1.0 if prompt_index % 3 == 1 else float(len(ids) > 40))
+        return (
+            NoVerdict("refused")
+            if prompt_index % 3 == 0
+            else Scored(1.0 if prompt_index % 3 == 1 else float(len(ids) > 40))
+        )
 
-    made = world(train={"unit": "rollout", "advantage": "first_k", "prior_visits": 0.0, "steps": 4}, rollout={"filter": "zero_variance"})
+    made = world(
+        train={"unit": "rollout", "advantage": "first_k", "prior_visits": 0.0, "steps": 4},
+        rollout={"filter": "zero_variance"},
+    )
     made.verifiers._verdict = verdict
     await run_well(made)
     assert set(made.store.experience.ledger.rollouts.discarded) >= {"no_verdict", "zero_variance"}
@@ -172,18 +210,27 @@ async def test_of_single_rollouts_what_has_no_verdict_or_no_signal_leaves_by_nam
 
 
 async def test_a_budget_of_tokens_closes_a_step(autojump_clock: trio.testing.MockClock) -> None:
-    made = await run_well(world(train={"step_tokens": 80, "steps": 6, "micro_tokens": 64}, staleness={"depth": 2}))
+    made = await run_well(
+        world(train={"step_tokens": 80, "steps": 6, "micro_tokens": 64}, staleness={"depth": 2})
+    )
     tokens: Counter[int] = Counter()
     last: dict[int, int] = {}
     for batch, _ in made.learner.batches:
         tokens[batch.step] += sum(sample.response_tokens for sample in batch.samples)
         last[batch.step] = batch.samples[-1].group
     for batch, _ in made.learner.batches:
-        of_last = sum(s.response_tokens for b, _ in made.learner.batches for s in b.samples if s.group == last[batch.step])
+        of_last = sum(
+            s.response_tokens
+            for b, _ in made.learner.batches
+            for s in b.samples
+            if s.group == last[batch.step]
+        )
         assert 80 <= tokens[batch.step] < 80 + of_last, "no group more than it takes"
 
 
-async def test_trained_groups_are_trained_once_more_with_the_versions_that_sampled_them(autojump_clock: trio.testing.MockClock) -> None:
+async def test_trained_groups_are_trained_once_more_with_the_versions_that_sampled_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made = await run_well(world(train={"replay_groups": 1}))
     steps: dict[int, list[int]] = {}
     for batch, _ in made.learner.batches:
@@ -195,13 +242,17 @@ async def test_trained_groups_are_trained_once_more_with_the_versions_that_sampl
     assert again and all(len(found) == 2 for found in again.values())
     replays = [event for event in made.log.events if isinstance(event, e.Replayed)]
     assert sorted(group for event in replays for group in event.groups) == sorted(again)
-    assert all(len(event.groups) == 1 and event.step == again[event.groups[0]][1] for event in replays)
-    assert made.store.experience.ledger.tokens.trained == sum(event.trained for event in made.log.events if isinstance(event, e.Trained)), (
-        "the ledger counts a token once"
+    assert all(
+        len(event.groups) == 1 and event.step == again[event.groups[0]][1] for event in replays
     )
+    assert made.store.experience.ledger.tokens.trained == sum(
+        event.trained for event in made.log.events if isinstance(event, e.Trained)
+    ), "the ledger counts a token once"
 
 
-async def test_the_trainer_is_given_what_it_has_to_score_before_each_step_ends(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_trainer_is_given_what_it_has_to_score_before_each_step_ends(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made = await run_well(world(staleness={"proximal": "boundary"}))
     scored: dict[int, dict[int, int]] = {}
     for message in made.learner.anchored:
@@ -217,7 +268,9 @@ async def test_the_trainer_is_given_what_it_has_to_score_before_each_step_ends(a
             known[rollout] = tokens
 
 
-async def test_batch_relative_advantages_are_given_the_rewards_of_the_whole_step(autojump_clock: trio.testing.MockClock) -> None:
+async def test_batch_relative_advantages_are_given_the_rewards_of_the_whole_step(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made = await run_well(world(train={"advantage": "reinforce_pp", "micro_tokens": 64}))
     by_step: dict[int, set[int]] = {}
     for batch, _ in made.learner.batches:
@@ -227,28 +280,46 @@ async def test_batch_relative_advantages_are_given_the_rewards_of_the_whole_step
         assert set(batch.rewards) == by_step[batch.step] and len(batch.rewards) == B
 
 
-async def test_more_groups_are_started_where_the_filter_leaves_many_out(autojump_clock: trio.testing.MockClock) -> None:
+async def test_more_groups_are_started_where_the_filter_leaves_many_out(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
         return Scored(float(len(ids) > 40) if prompt_index % 4 == 0 else 1.0)
 
-    made = world(rollout={"filter": "zero_variance", "group_size": 9}, train={"steps": 10}, staleness={"max_lag": 6})
+    made = world(
+        rollout={"filter": "zero_variance", "group_size": 9},
+        train={"steps": 10},
+        staleness={"max_lag": 6},
+    )
     made.verifiers._verdict = verdict
     await run_well(made)
     assert max_live(1, B) < max(live_over_time(made)) <= min(4 * max_live(1, B), 7 * B)
 
 
-async def test_a_filter_that_leaves_hardly_anything_ends_the_run_by_name(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_filter_that_leaves_hardly_anything_ends_the_run_by_name(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
         return Scored(float(len(ids) > 40) if prompt_index % 20 == 0 else 1.0)
 
-    made = world(rollout={"filter": "zero_variance", "group_size": 9, "accept_floor": 0.5, "filter_patience": 30}, train={"steps": 50})
+    made = world(
+        rollout={
+            "filter": "zero_variance",
+            "group_size": 9,
+            "accept_floor": 0.5,
+            "filter_patience": 30,
+        },
+        train={"steps": 50},
+    )
     made.verifiers._verdict = verdict
     outcome = await made.run()
     assert not outcome.ok and "accept_floor" in outcome.reason and "filter = none" in outcome.reason
 
 
 def stale(made: World) -> bool:
-    return any(isinstance(event, e.Dropped) and event.reason == "stale" for event in made.log.events)
+    return any(
+        isinstance(event, e.Dropped) and event.reason == "stale" for event in made.log.events
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,11 +333,16 @@ def stale(made: World) -> bool:
     ],
 )
 async def test_a_variable_changes_the_run(
-    variable: str, text: str, changed: Callable[[World], bool], autojump_clock: trio.testing.MockClock
+    variable: str,
+    text: str,
+    changed: Callable[[World], bool],
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Not only the configuration: what is admitted, taken and trained."""
     for environ, due in (({}, False), ({variable: text}, True)):
-        made = world(staleness={"max_lag": 1 if variable == "ASYNCRL_ON_STALE" else 2}, train={"steps": 16})
+        made = world(
+            staleness={"max_lag": 1 if variable == "ASYNCRL_ON_STALE" else 2}, train={"steps": 16}
+        )
         section, _, name = VARIABLES[variable].partition(".")
         if environ:
             value = getattr(getattr(load(None, (), environ), section), name)

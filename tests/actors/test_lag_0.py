@@ -1,4 +1,5 @@
-"""At lag 0 the weights are a function of the seed: what is trained together, and when, does not depend on who is complete first."""
+"""At lag 0 the weights are a function of the seed: what is trained together, and when, does not
+depend on who is complete first."""
 
 from __future__ import annotations
 
@@ -16,8 +17,13 @@ TRAIN: dict[str, object] = {"batch_groups": 5, "steps": 4, "micro_tokens": 150}
 
 
 async def batches(pace: int, **sections: dict[str, object]) -> tuple[World, list[list[int]]]:
-    """The prompts of each micro-batch, after its step, of a run whose rollouts take as long as this seed says."""
-    settings = {"staleness": {"max_lag": 0, "depth": 0}, "train": TRAIN, "engine": {"slots": 24}} | sections
+    """The prompts of each micro-batch, after its step, of a run whose rollouts take as long as this
+    seed says."""
+    settings = {
+        "staleness": {"max_lag": 0, "depth": 0},
+        "train": TRAIN,
+        "engine": {"slots": 24},
+    } | sections
     world = World(configured(**settings))
     written = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10)
     draw = random.Random(pace)
@@ -29,8 +35,15 @@ async def batches(pace: int, **sections: dict[str, object]) -> tuple[World, list
     world.script = script
     assert (await world.run()).ok
     world.check()
-    items = {event.group: event.prompt_index for event in world.log.events if isinstance(event, e.Admitted)}
-    return world, [[batch.step, *dict.fromkeys(items[sample.group] for sample in batch.samples)] for batch, _ in world.learner.batches]
+    items = {
+        event.group: event.prompt_index
+        for event in world.log.events
+        if isinstance(event, e.Admitted)
+    }
+    return world, [
+        [batch.step, *dict.fromkeys(items[sample.group] for sample in batch.samples)]
+        for batch, _ in world.learner.batches
+    ]
 
 
 @pytest.mark.parametrize("how", ["none", "zero_variance"])
@@ -43,7 +56,9 @@ async def test_what_is_trained_together_does_not_depend_on_who_is_complete_first
     assert found == due and len(found) > 4
 
 
-async def test_the_first_micro_batch_is_trained_while_the_last_group_is_generated(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_first_micro_batch_is_trained_while_the_last_group_is_generated(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world, _ = await batches(1)
     events = world.log.events
     taken = [n for n, event in enumerate(events) if isinstance(event, e.Taken) and event.step == 0]
@@ -58,7 +73,10 @@ async def test_what_is_sampled_depends_on_the_prompts_place_in_the_data_and_not_
         owners, ids = {}, dict[tuple[int, int], bytes]()
         for event in world.log.events:
             if isinstance(event, e.Admitted) and event.split == "train":
-                owners |= {event.first + member: (event.prompt_index, member) for member in range(event.size)}
+                owners |= {
+                    event.first + member: (event.prompt_index, member)
+                    for member in range(event.size)
+                }
             elif isinstance(event, e.Extended) and event.rollout in owners:
                 ids[owners[event.rollout]] = ids.get(owners[event.rollout], b"") + event.ids
         return ids
@@ -68,9 +86,17 @@ async def test_what_is_sampled_depends_on_the_prompts_place_in_the_data_and_not_
     assert sampled(often) == sampled(never) and len(set(sampled(never).values())) > 10
 
 
-async def test_a_prompt_that_comes_again_or_starts_again_is_answered_with_draws_of_its_own(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_prompt_that_comes_again_or_starts_again_is_answered_with_draws_of_its_own(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     stale = {"max_lag": 1, "depth": 1, "on_stale": "restart"}
-    again = World(configured(task={"train_size": 2, "eval_size": 0}, train={"steps": 8, "checkpoint_every": 0}, staleness=stale))
+    again = World(
+        configured(
+            task={"train_size": 2, "eval_size": 0},
+            train={"steps": 8, "checkpoint_every": 0},
+            staleness=stale,
+        )
+    )
     keys: dict[int, int] = {}
     written = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10)
     draw = random.Random(0)

@@ -1,4 +1,5 @@
-"""What one step gives the trainer at once may be more than an outbox holds: it waits, in its order, and the trainer is not cut off."""
+"""What one step gives the trainer at once may be more than an outbox holds: it waits, in its order,
+and the trainer is not cut off."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ async def test_a_step_of_more_micro_batches_than_an_outbox_holds(
             task={"eval_size": 0},
             engine={"slots": 4 * groups, "chunk_tokens": 8, "context_tokens": 32},
             rollout={"group_size": 4, "max_new_tokens": 8},
-            train={"steps": 2, "batch_groups": groups, "micro_tokens": 32, "eval_every": 0, "checkpoint_every": 0, **train},
+            train={
+                "steps": 2,
+                "batch_groups": groups,
+                "micro_tokens": 32,
+                "eval_every": 0,
+                "checkpoint_every": 0,
+                **train,
+            },
             staleness={"depth": 1, **staleness},
             reward={"concurrency": 1000},
         )

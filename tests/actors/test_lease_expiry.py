@@ -1,4 +1,5 @@
-"""Whole runs in virtual time whose leases run out: long responses come to their end, and what hangs does not hold up its group."""
+"""Whole runs in virtual time whose leases run out: long responses come to their end, and what hangs
+does not hold up its group."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def lengths(request: Request) -> Script:
     return Script(full(left, 5, int32), full(left, -1.0, float32), 2.0, "stop")
 
 
-async def test_responses_ten_times_as_long_as_the_others_are_not_buried(autojump_clock: trio.testing.MockClock) -> None:
+async def test_responses_ten_times_as_long_as_the_others_are_not_buried(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """Not even where one failed attempt is one too many."""
     world = World(
         configured(
@@ -40,14 +43,24 @@ async def test_responses_ten_times_as_long_as_the_others_are_not_buried(autojump
     times = world.coordinator.generation.out.times
     assert outcome.ok and times.p95_s is not None and times.deadline_s < 100.0
     assert world.of(e.Buried) == []
-    expired = {event.rollout for event in world.log.events if isinstance(event, e.Requeued) and event.reason == "lease_expired"}
-    trained = {event.rollout: event.trained for event in world.log.events if isinstance(event, e.Trained)}
+    expired = {
+        event.rollout
+        for event in world.log.events
+        if isinstance(event, e.Requeued) and event.reason == "lease_expired"
+    }
+    trained = {
+        event.rollout: event.trained for event in world.log.events if isinstance(event, e.Trained)
+    }
     long = [rollout for rollout in trained if rollout % 50 == 7]
     assert len(long) >= 5 and {trained[rollout] for rollout in long} == {LONG}
-    assert expired and expired <= {event.rollout for event in world.log.events if isinstance(event, e.Sealed)} | set(
-        world.store.experience.rollouts
-    )
-    scraped = {sample.name: sample.value for family in world.coordinator.metrics.registry.collect() for sample in family.samples}
+    assert expired and expired <= {
+        event.rollout for event in world.log.events if isinstance(event, e.Sealed)
+    } | set(world.store.experience.rollouts)
+    scraped = {
+        sample.name: sample.value
+        for family in world.coordinator.metrics.registry.collect()
+        for sample in family.samples
+    }
     assert scraped["asyncrl_lease_tail_seconds"] == pytest.approx(times.p95_s, rel=0.5)
     assert 0 < scraped["asyncrl_lease_deadline_seconds"] < 100.0
 
@@ -56,12 +69,18 @@ async def test_a_response_that_hangs_is_buried_after_its_attempts_and_named(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its first lease brought tokens, and is no failed attempt; the following ones brought none."""
-    world = World(configured(task={"eval_size": 0}, rollout={"attempts": 3, "lease_s": 20.0}, train={"steps": 100}))
+    world = World(
+        configured(
+            task={"eval_size": 0}, rollout={"attempts": 3, "lease_s": 20.0}, train={"steps": 100}
+        )
+    )
 
     def script(request: Request) -> Script:
         hangs = request.rollout == 5
         left = 4 - request.prefix_tokens
-        return Script(full(left, 5, int32), full(left, -1.0, float32), 0.5, "hang" if hangs else "stop")
+        return Script(
+            full(left, 5, int32), full(left, -1.0, float32), 0.5, "hang" if hangs else "stop"
+        )
 
     world.script = script
     outcome = await world.run()
@@ -74,8 +93,11 @@ async def test_a_response_that_hangs_is_buried_after_its_attempts_and_named(
     assert "rollout 5 " in caplog.text and "3 attempts" in caplog.text
 
 
-async def test_a_lease_that_ran_out_goes_on_with_another_engine(autojump_clock: trio.testing.MockClock) -> None:
-    """The first engine is a hundred times as slow as the second, and streams all the same, so that nobody replaces it."""
+async def test_a_lease_that_ran_out_goes_on_with_another_engine(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The first engine is a hundred times as slow as the second, and streams all the same, so that
+    nobody replaces it."""
     world = World(
         configured(
             task={"eval_size": 0},
@@ -102,8 +124,11 @@ async def test_a_lease_that_ran_out_goes_on_with_another_engine(autojump_clock: 
     assert again and all(first != second for first, second, *_ in again)
 
 
-async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(autojump_clock: trio.testing.MockClock) -> None:
-    """An engine is killed when it has begun, before it streams: what it decodes fails, what waits behind that does not."""
+async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """An engine is killed when it has begun, before it streams: what it decodes fails, what waits
+    behind that does not."""
     world = World(
         configured(
             task={"eval_size": 0},
@@ -111,22 +136,35 @@ async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(autojump_cl
             train={"steps": 3, "batch_groups": 4},
         )
     )
-    world.script = lambda request: Script(full(8, 5, int32)[request.prefix_tokens :], full(8, -1.0, float32)[request.prefix_tokens :], 0.1)
+    world.script = lambda request: Script(
+        full(8, 5, int32)[request.prefix_tokens :],
+        full(8, -1.0, float32)[request.prefix_tokens :],
+        0.1,
+    )
 
     async def murderer() -> None:
         await world.until(
-            lambda: (engine_handle := world.coordinator.engine_pool.get("rollout-0")) is not None and len(engine_handle.held["train"]) == 5
+            lambda: (
+                (engine_handle := world.coordinator.engine_pool.get("rollout-0")) is not None
+                and len(engine_handle.held["train"]) == 5
+            )
         )
         world.kill("rollout-0")
 
     outcome = await world.run(murderer)
     world.check()
     assert outcome.ok and world.of(e.Buried) == []
-    lost = {event.rollout: event.failed for event in world.log.events if isinstance(event, e.Requeued) and event.reason == "actor_lost"}
+    lost = {
+        event.rollout: event.failed
+        for event in world.log.events
+        if isinstance(event, e.Requeued) and event.reason == "actor_lost"
+    }
     assert lost == {0: True, 1: True, 2: True, 3: True, 4: False}
 
 
-async def test_an_engine_that_gives_everything_back_unasked_fails_what_it_decodes_alone(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_engine_that_gives_everything_back_unasked_fails_what_it_decodes_alone(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(
         configured(
             task={"eval_size": 0},
@@ -137,24 +175,40 @@ async def test_an_engine_that_gives_everything_back_unasked_fails_what_it_decode
     engines = []
     make = world._engine
     world._engine = lambda waits: engines.append(make(waits)) or engines[-1]  # type: ignore[method-assign, func-returns-value]
-    world.script = lambda request: Script(full(8, 5, int32)[request.prefix_tokens :], full(8, -1.0, float32)[request.prefix_tokens :], 0.1)
+    world.script = lambda request: Script(
+        full(8, 5, int32)[request.prefix_tokens :],
+        full(8, -1.0, float32)[request.prefix_tokens :],
+        0.1,
+    )
 
     async def abort() -> None:
         await world.until(
-            lambda: (engine_handle := world.coordinator.engine_pool.get("rollout-0")) is not None and len(engine_handle.held["train"]) == 5
+            lambda: (
+                (engine_handle := world.coordinator.engine_pool.get("rollout-0")) is not None
+                and len(engine_handle.held["train"]) == 5
+            )
         )
         await trio.sleep(0.05)
         engines[0].interrupt(range(5))
 
     outcome = await world.run(abort)
     world.check()
-    back = {event.rollout: event.failed for event in world.log.events if isinstance(event, e.Requeued) and event.reason == "interrupted"}
+    back = {
+        event.rollout: event.failed
+        for event in world.log.events
+        if isinstance(event, e.Requeued) and event.reason == "interrupted"
+    }
     assert outcome.ok and back == {0: True, 1: True, 2: True, 3: True, 4: False}
 
 
-async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_read(autojump_clock: trio.testing.MockClock) -> None:
-    """Its loop is held up for longer than a lease and a stall may last; what came meanwhile is read before anybody is judged."""
-    world = World(configured(rollout={"lease_s": 20.0}, supervision={"stall_s": 60.0}, train={"steps": 30}))
+async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_read(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Its loop is held up for longer than a lease and a stall may last; what came meanwhile is read
+    before anybody is judged."""
+    world = World(
+        configured(rollout={"lease_s": 20.0}, supervision={"stall_s": 60.0}, train={"steps": 30})
+    )
 
     async def hold_up() -> None:
         await world.until(lambda: world.learner.version >= 3)
@@ -163,10 +217,14 @@ async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_
     outcome = await world.run(hold_up)
     world.check()
     assert outcome.ok, outcome.reason
-    assert world.of(e.Buried) == [] and not any(isinstance(message, Replace) for message in world.heard)
+    assert world.of(e.Buried) == [] and not any(
+        isinstance(message, Replace) for message in world.heard
+    )
 
 
-async def test_a_response_that_ends_every_engine_takes_no_other_with_it(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_response_that_ends_every_engine_takes_no_other_with_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """Whenever it is begun its engine is killed, before anything beside it has streamed."""
     world = World(
         configured(

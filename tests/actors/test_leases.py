@@ -27,7 +27,9 @@ def test_the_percentile_is_that_of_the_window(seconds: list[float], padding: int
 
 
 @given(st.lists(SECONDS, max_size=300), st.floats(1, 1e4))
-def test_a_deadline_is_never_over_the_limit_and_under_the_floor_only_where_the_limit_is(seconds: list[float], max_s: float) -> None:
+def test_a_deadline_is_never_over_the_limit_and_under_the_floor_only_where_the_limit_is(
+    seconds: list[float], max_s: float
+) -> None:
     times = LeaseTimes(max_s)
     for number, each in enumerate(seconds, 1):
         times.took(each)
@@ -44,7 +46,8 @@ def test_a_deadline_is_a_multiple_of_the_percentile() -> None:
 
 
 def test_where_more_than_a_twentieth_runs_out_deadlines_grow_until_it_does_not() -> None:
-    """Responses become thirty times longer. What runs out goes on, and its rest is another lease."""
+    """Responses become thirty times longer. What runs out goes on, and its rest is another
+    lease."""
     times, chance = LeaseTimes(math.inf), random.Random(0)
     for _ in range(WINDOW):
         times.took(chance.uniform(5.0, 10.0))

@@ -20,7 +20,12 @@ def begun(*phases: Phase) -> Lifecycle:
         if phase is Phase.READY:
             for name in ACTORS:
                 life.came(name, now)
-        {Phase.READY: lambda now: None, Phase.RUN: life.published, Phase.DRAIN: life.over, Phase.STOP: life.drained}[phase](now)
+        {
+            Phase.READY: lambda now: None,
+            Phase.RUN: life.published,
+            Phase.DRAIN: life.over,
+            Phase.STOP: life.drained,
+        }[phase](now)
         assert (life.phase, life.since) == (phase, now)
     return life
 
@@ -30,7 +35,9 @@ def test_a_run_goes_through_its_phases() -> None:
     assert life.ending and life.deadline(0.0) == 4 + GOODBYE_S
 
 
-@given(st.lists(st.sampled_from([*ACTORS, "rollout-9", "published", "over", "drained"]), max_size=30))
+@given(
+    st.lists(st.sampled_from([*ACTORS, "rollout-9", "published", "over", "drained"]), max_size=30)
+)
 def test_it_never_goes_back_and_never_leaves_out_the_drain(inputs: list[str]) -> None:
     life, order = Lifecycle(ACTORS, RUN, 0.0), list(Phase)
     came: set[str] = set()
@@ -84,5 +91,9 @@ def test_every_phase_drains_and_all_its_stages_fit_the_grace(phases: tuple[Phase
     life = begun(*phases)
     life.over(50.0)
     deadlines = [life.stage_deadline(stage) for stage in Stage]
-    assert deadlines == sorted(set(deadlines)) and deadlines[0] > 50.0 and deadlines[-1] < life.deadline(0.0) == 60.0
+    assert (
+        deadlines == sorted(set(deadlines))
+        and deadlines[0] > 50.0
+        and deadlines[-1] < life.deadline(0.0) == 60.0
+    )
     assert life.late(0.0, 1e9) is None

@@ -28,8 +28,13 @@ def hops(world: World) -> Counter[int]:
 
 
 async def interrupted(max_resumes: int) -> World:
-    """Rollouts of 2 s, and engines killed so often that some are taken back three times, and some not at all."""
-    settings = {"task": {"eval_size": 0}, "rollout": {"actors": 2, "attempts": 50, "max_resumes": max_resumes}, "train": {"steps": 6}}
+    """Rollouts of 2 s, and engines killed so often that some are taken back three times, and some
+    not at all."""
+    settings = {
+        "task": {"eval_size": 0},
+        "rollout": {"actors": 2, "attempts": 50, "max_resumes": max_resumes},
+        "train": {"steps": 6},
+    }
     world = World(configured(**settings))
     world.script = slow
     world.restart_s = 0.1
@@ -49,18 +54,30 @@ async def interrupted(max_resumes: int) -> World:
 
 
 @pytest.mark.parametrize("max_resumes", [1, 2])
-async def test_a_rollout_that_is_taken_back_too_often_is_given_up_by_name(max_resumes: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_rollout_that_is_taken_back_too_often_is_given_up_by_name(
+    max_resumes: int, autojump_clock: trio.testing.MockClock
+) -> None:
     world = await interrupted(max_resumes)
     buried = {event.rollout for event in world.log.events if isinstance(event, e.Buried)}
-    assert {event.reason for event in world.log.events if isinstance(event, e.Buried)} == {"max_resumes"}
+    assert {event.reason for event in world.log.events if isinstance(event, e.Buried)} == {
+        "max_resumes"
+    }
     times = hops(world)
-    assert buried == {rollout for rollout, count in times.items() if count > max_resumes} and max(times.values()) == max_resumes + 1
+    assert (
+        buried == {rollout for rollout, count in times.items() if count > max_resumes}
+        and max(times.values()) == max_resumes + 1
+    )
     assert any(0 < count <= max_resumes for count in times.values())
     ledger = world.store.experience.ledger
-    assert ledger.rollouts.discarded["max_resumes"] == len(buried) and ledger.tokens.discarded["max_resumes"] > 0
+    assert (
+        ledger.rollouts.discarded["max_resumes"] == len(buried)
+        and ledger.tokens.discarded["max_resumes"] > 0
+    )
 
 
-async def test_without_a_number_they_go_on_as_often_as_they_are_taken_back(autojump_clock: trio.testing.MockClock) -> None:
+async def test_without_a_number_they_go_on_as_often_as_they_are_taken_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = await interrupted(0)
     assert max(hops(world).values()) > 2 and world.of(e.Buried) == []
 
@@ -68,17 +85,30 @@ async def test_without_a_number_they_go_on_as_often_as_they_are_taken_back(autoj
 async def test_finished_members_of_its_group_stay(autojump_clock: trio.testing.MockClock) -> None:
     """One member of each group is long: it alone is given up, and the others are trained."""
     world = World(
-        configured(task={"eval_size": 0}, rollout={"actors": 1, "attempts": 50, "max_resumes": 1}, train={"steps": 2}, engine={"slots": 8})
+        configured(
+            task={"eval_size": 0},
+            rollout={"actors": 1, "attempts": 50, "max_resumes": 1},
+            train={"steps": 2},
+            engine={"slots": 8},
+        )
     )
     world.restart_s = 0.1
     long = range(0, 400, 4)
     world.script = lambda request: (
-        slow(request) if request.rollout in long else Script(full(4, 5, int32), full(4, -1.0, float32), 0.01, "stop")
+        slow(request)
+        if request.rollout in long
+        else Script(full(4, 5, int32), full(4, -1.0, float32), 0.01, "stop")
     )
 
     async def murderer() -> None:
         for _ in range(2):
-            await world.until(lambda: any(len(r.ids) > 16 for r in world.store.experience.rollouts.values() if r.id in long and r.owner))
+            await world.until(
+                lambda: any(
+                    len(r.ids) > 16
+                    for r in world.store.experience.rollouts.values()
+                    if r.id in long and r.owner
+                )
+            )
             world.kill("rollout-0")
             await trio.sleep(0.2)
 
@@ -92,12 +122,25 @@ async def test_finished_members_of_its_group_stay(autojump_clock: trio.testing.M
         assert {rollout + 1, rollout + 2, rollout + 3} <= trained
 
 
-async def test_a_rollout_that_is_taken_back_by_a_resume_is_given_up_before_it_goes_on(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_rollout_that_is_taken_back_by_a_resume_is_given_up_before_it_goes_on(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured(task={"eval_size": 0}, rollout={"max_resumes": 1}))
-    events: list[e.AnyEvent] = [e.Admitted(0, 0, 4, "train", 0, full(2, 5, int32).tobytes(), 24, None, None, 0, 1)]
+    events: list[e.AnyEvent] = [
+        e.Admitted(0, 0, 4, "train", 0, full(2, 5, int32).tobytes(), 24, None, None, 0, 1)
+    ]
     for attempt in (1, 2):
         events.append(e.Leased(0, "rollout-0", attempt))
-        events.append(e.Extended(0, attempt, 0, attempt - 1, full(1, 5, int32).tobytes(), full(1, -1.0, float32).tobytes()))
+        events.append(
+            e.Extended(
+                0,
+                attempt,
+                0,
+                attempt - 1,
+                full(1, 5, int32).tobytes(),
+                full(1, -1.0, float32).tobytes(),
+            )
+        )
         events += [e.Requeued(0, attempt, "lease_expired")] if attempt == 1 else []
     state = Experience()
     for event in events:
@@ -111,5 +154,14 @@ async def test_a_rollout_that_is_taken_back_by_a_resume_is_given_up_before_it_go
 
     begin_again(world.store, Kept(), 0)  # type: ignore[arg-type]
     assert (await world.run()).ok
-    assert [(event.rollout, event.reason) for event in world.log.events if isinstance(event, e.Buried)] == [(0, "max_resumes")]
-    assert max(event.attempt for event in world.log.events if isinstance(event, e.Leased) and event.rollout == 0) == 2
+    assert [
+        (event.rollout, event.reason) for event in world.log.events if isinstance(event, e.Buried)
+    ] == [(0, "max_resumes")]
+    assert (
+        max(
+            event.attempt
+            for event in world.log.events
+            if isinstance(event, e.Leased) and event.rollout == 0
+        )
+        == 2
+    )

@@ -1,4 +1,5 @@
-"""Engines that hold one version, as servers do: what is evaluated is answered whole before the next version replaces it."""
+"""Engines that hold one version, as servers do: what is evaluated is answered whole before the next
+version replaces it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from asyncrl.experience import events as e
 def slow_evaluation(request: Request) -> Script:
     """Held-out prompts are answered so slowly that several steps are trained meanwhile."""
     if request.version is None:
-        return hashed(vocab_size=VOCABULARY, stop_id=0, mean_tokens=6, seconds_per_token=0.01)(request)
+        return hashed(vocab_size=VOCABULARY, stop_id=0, mean_tokens=6, seconds_per_token=0.01)(
+            request
+        )
     left = 20 - request.prefix_tokens
     return Script(np.full(left, 5, np.int32), np.full(left, -1.0, np.float32), 0.2, "stop")
 
@@ -52,14 +55,18 @@ async def finished(made: World, *others: object) -> World:
     return made
 
 
-async def test_every_evaluation_is_of_one_version_and_none_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
+async def test_every_evaluation_is_of_one_version_and_none_is_given_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     made = await finished(world("sglang"))
     assert sorted(made.coordinator.evaluation.accuracy) == [0, 3, 6, 9, 12]
     answered = under(made)
     assert len(answered) == 5 * 4 and all(len(versions) == 1 for versions in answered.values())
 
 
-async def test_where_engines_keep_versions_training_does_not_wait(autojump_clock: trio.testing.MockClock) -> None:
+async def test_where_engines_keep_versions_training_does_not_wait(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     async def seconds(kind: str) -> float:
         began = trio.current_time()
         await finished(world(kind))
@@ -68,8 +75,11 @@ async def test_where_engines_keep_versions_training_does_not_wait(autojump_clock
     assert await seconds("scripted") < 0.7 * await seconds("sglang")
 
 
-async def test_an_engine_lost_during_an_evaluation_costs_no_answer(autojump_clock: trio.testing.MockClock) -> None:
-    """The other engine goes on; the one that comes back has its weights once the evaluation is over."""
+async def test_an_engine_lost_during_an_evaluation_costs_no_answer(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The other engine goes on; the one that comes back has its weights once the evaluation is
+    over."""
     made = world("sglang")
 
     async def kill() -> None:

@@ -1,4 +1,5 @@
-"""`staleness.finish_on`: a rollout goes on under newer versions, or ends under the one it began with, which engines keep as long."""
+"""`staleness.finish_on`: a rollout goes on under newer versions, or ends under the one it began
+with, which engines keep as long."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Kept:
             inner = made(waits)  # type: ignore[arg-type]
             load = inner.load
 
-            async def loaded(version: int, weights: Mapping[str, object] | None, *, pin: bool = False) -> float:
+            async def loaded(
+                version: int, weights: Mapping[str, object] | None, *, pin: bool = False
+            ) -> float:
                 seconds = await load(version, None, pin=pin)
                 self.most = max(self.most, len(inner._kept))
                 return seconds
@@ -56,7 +59,9 @@ class Kept:
 
 def mixed_lengths(request: Request) -> Script:
     """Every fourth rollout is long and slow."""
-    made = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=8, seconds_per_token=0.01)(request)
+    made = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=8, seconds_per_token=0.01)(
+        request
+    )
     if request.key % 4:
         return made
     left = 24 - request.prefix_tokens
@@ -87,7 +92,9 @@ def buried(world: World) -> Counter[str]:
     return Counter(event.reason for event in world.log.events if isinstance(event, e.Buried))
 
 
-async def test_no_rollout_has_two_versions_where_each_ends_under_its_own(autojump_clock: trio.testing.MockClock) -> None:
+async def test_no_rollout_has_two_versions_where_each_ends_under_its_own(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(configured(**settings("own")))
     world.script = mixed_lengths
     kept = Kept(world)
@@ -111,7 +118,8 @@ async def test_some_have_where_they_go_on(autojump_clock: trio.testing.MockClock
 
 
 async def test_what_nobody_needs_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
-    """Short responses: at the end of each publication engines keep what they decode with, and what is evaluated."""
+    """Short responses: at the end of each publication engines keep what they decode with, and what
+    is evaluated."""
     world = World(configured(**settings("own", task={"eval_size": 0})))
     kept = Kept(world)
     most = 0
@@ -120,8 +128,15 @@ async def test_what_nobody_needs_is_forgotten(autojump_clock: trio.testing.MockC
         nonlocal most
         while True:
             await trio.sleep(0.01)
-            live = {r.spans[0].version for r in world.store.experience.rollouts.values() if r.spans and not r.sealed}
-            if not world.coordinator.publishing.busy and world.coordinator.publishing.published is not None:
+            live = {
+                r.spans[0].version
+                for r in world.store.experience.rollouts.values()
+                if r.spans and not r.sealed
+            }
+            if (
+                not world.coordinator.publishing.busy
+                and world.coordinator.publishing.published is not None
+            ):
                 for engine_handle in world.coordinator.engine_pool:
                     assert live | {engine_handle.version} <= engine_handle.kept
                     most = max(most, len(engine_handle.kept - live - {engine_handle.version}))
@@ -136,13 +151,18 @@ async def test_an_engine_that_dies_with_the_only_copy_costs_what_began_with_it_a
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """One engine: whoever comes after it has the newest version alone."""
-    world = World(configured(**settings("own", rollout={"actors": 1, "attempts": 50}, task={"eval_size": 0})))
+    world = World(
+        configured(**settings("own", rollout={"actors": 1, "attempts": 50}, task={"eval_size": 0}))
+    )
     world.script = mixed_lengths
     world.restart_s = 0.05
 
     def old() -> bool:
         published = world.coordinator.publishing.published
-        return any(r.owner and r.spans and r.spans[0].version != published for r in world.store.experience.rollouts.values())
+        return any(
+            r.owner and r.spans and r.spans[0].version != published
+            for r in world.store.experience.rollouts.values()
+        )
 
     async def murderer() -> None:
         for _ in range(3):
@@ -153,14 +173,30 @@ async def test_an_engine_that_dies_with_the_only_copy_costs_what_began_with_it_a
     await finished(world, murderer)
     assert buried(world)["version_gone"] > 0 and buried(world).keys() == {"version_gone"}
     assert max(map(len, versions(world).values())) == 1
-    groups = {event.group: range(event.first, event.first + event.size) for event in world.log.events if isinstance(event, e.Admitted)}
+    groups = {
+        event.group: range(event.first, event.first + event.size)
+        for event in world.log.events
+        if isinstance(event, e.Admitted)
+    }
     given_up = {event.rollout for event in world.log.events if isinstance(event, e.Buried)}
     trained = {event.rollout for event in world.log.events if isinstance(event, e.Trained)}
-    assert any(given_up & set(members) and trained & set(members) for members in groups.values()), "the others of its group are trained"
+    assert any(given_up & set(members) and trained & set(members) for members in groups.values()), (
+        "the others of its group are trained"
+    )
 
 
-async def test_what_an_engine_that_dies_had_goes_on_with_another_that_kept_the_version(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(**settings("own", task={"eval_size": 0}, staleness={"max_lag": 8, "depth": 4, "finish_on": "own"})))
+async def test_what_an_engine_that_dies_had_goes_on_with_another_that_kept_the_version(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = World(
+        configured(
+            **settings(
+                "own",
+                task={"eval_size": 0},
+                staleness={"max_lag": 8, "depth": 4, "finish_on": "own"},
+            )
+        )
+    )
     world.script = mixed_lengths
 
     async def murderer() -> None:
@@ -170,18 +206,37 @@ async def test_what_an_engine_that_dies_had_goes_on_with_another_that_kept_the_v
             await trio.sleep(3.0)
 
     await finished(world, murderer)
-    lost = {event.rollout for event in world.log.events if isinstance(event, e.Requeued) and event.reason == "actor_lost"}
+    lost = {
+        event.rollout
+        for event in world.log.events
+        if isinstance(event, e.Requeued) and event.reason == "actor_lost"
+    }
     trained = {event.rollout for event in world.log.events if isinstance(event, e.Trained)}
     began = versions(world)
     assert lost & trained & began.keys() and max(map(len, began.values())) == 1
 
 
-async def test_what_began_too_long_ago_to_be_trained_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(**settings("own", staleness={"max_lag": 1, "depth": 1, "finish_on": "own"}, task={"eval_size": 0})))
+async def test_what_began_too_long_ago_to_be_trained_is_given_up(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = World(
+        configured(
+            **settings(
+                "own",
+                staleness={"max_lag": 1, "depth": 1, "finish_on": "own"},
+                task={"eval_size": 0},
+            )
+        )
+    )
     world.script = lambda request: (
         mixed_lengths(request)
         if request.rollout % 16
-        else Script(np.full(24 - request.prefix_tokens, 5, np.int32), np.full(24 - request.prefix_tokens, -1.0, np.float32), 1.0, "stop")
+        else Script(
+            np.full(24 - request.prefix_tokens, 5, np.int32),
+            np.full(24 - request.prefix_tokens, -1.0, np.float32),
+            1.0,
+            "stop",
+        )
     )
     kept = Kept(world)
     await finished(world)
@@ -190,10 +245,23 @@ async def test_what_began_too_long_ago_to_be_trained_is_given_up(autojump_clock:
 
 @pytest.mark.parametrize("mode", ["in_flight", "batch"])
 @pytest.mark.parametrize("unit", ["group", "rollout"])
-async def test_own_goes_with_rests_and_with_rollouts_alone(mode: str, unit: str, autojump_clock: trio.testing.MockClock) -> None:
-    train = {"steps": 8, "batch_groups": 2, "unit": unit, "advantage": "first_k" if unit == "rollout" else "grpo"}
-    sections = settings("own", train=train, rollout={"actors": 2, "attempts": 50, "group_size": 4, "mode": mode, "overprovision": 2.0})
+async def test_own_goes_with_rests_and_with_rollouts_alone(
+    mode: str, unit: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    train = {
+        "steps": 8,
+        "batch_groups": 2,
+        "unit": unit,
+        "advantage": "first_k" if unit == "rollout" else "grpo",
+    }
+    sections = settings(
+        "own",
+        train=train,
+        rollout={"actors": 2, "attempts": 50, "group_size": 4, "mode": mode, "overprovision": 2.0},
+    )
     world = World(configured(**sections))
     world.script = mixed_lengths
     await finished(world)
-    assert max(map(len, versions(world).values())) == 1 and not [m for m in world.heard if isinstance(m, Replace)]
+    assert max(map(len, versions(world).values())) == 1 and not [
+        m for m in world.heard if isinstance(m, Replace)
+    ]

@@ -17,10 +17,14 @@ def test_a_coordinator_is_sent_a_bounded_number_of_reports_a_second(actors: int)
     every_s = report_s(configured(rollout={"actors": actors}, reward={"actors": 1 + actors // 32}))
     reporting = actors + 1 + actors // 32
     assert every_s >= REPORT_S and reporting / every_s <= REPORTS_PER_S
-    assert every_s == REPORT_S or reporting / every_s > REPORTS_PER_S - 1, "and no more seldom than that asks for"
+    assert every_s == REPORT_S or reporting / every_s > REPORTS_PER_S - 1, (
+        "and no more seldom than that asks for"
+    )
 
 
-async def test_every_second_and_every_count_is_reported_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_every_second_and_every_count_is_reported_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     ours, theirs = memory_links()
     waits = Waits()
     reporter = Reporter(waits, 40.0)
@@ -34,6 +38,8 @@ async def test_every_second_and_every_count_is_reported_once(autojump_clock: tri
                 report, _ = await theirs.receive()
             assert isinstance(report, Report)
             assert report.seconds == pytest.approx(40.0)
-            assert report.idle == pytest.approx({"requests": 5.0}) and report.counts == {"sampled_tokens": 7.0 * number}
+            assert report.idle == pytest.approx({"requests": 5.0}) and report.counts == {
+                "sampled_tokens": 7.0 * number
+            }
         assert trio.current_time() == pytest.approx(120.0)
         nursery.cancel_scope.cancel()

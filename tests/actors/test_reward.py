@@ -1,4 +1,5 @@
-"""The reward actor with real processes: what a verifier does wrong costs its own answer a verdict, and nothing else."""
+"""The reward actor with real processes: what a verifier does wrong costs its own answer a verdict,
+and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +23,18 @@ from actors.reward_actor import VerifierLost, VerifierPool, _ask, open_verifiers
 from actors.verifier_process import LARGEST, TimedVerdict, VerifyRequest, frame, read
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.link import Link, memory_links
-from asyncrl.ipc.messages import Drain, Drained, Interrupt, NoVerdict, Report, Scored, ScoreRequest, ScoreResult, Verdict, Wait
+from asyncrl.ipc.messages import (
+    Drain,
+    Drained,
+    Interrupt,
+    NoVerdict,
+    Report,
+    Scored,
+    ScoreRequest,
+    ScoreResult,
+    Verdict,
+    Wait,
+)
 from asyncrl.ipc.waits import Waits
 from asyncrl.training.bundled import write_tokenizer
 from staleness import advantages
@@ -87,7 +99,13 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskConfig:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     write_tokenizer(tmp_path)
-    return TaskConfig(name="jsonl", path=str(tmp_path / "data.jsonl"), verifier=f"{name}:do", eval_size=0, verdict_s=20.0)
+    return TaskConfig(
+        name="jsonl",
+        path=str(tmp_path / "data.jsonl"),
+        verifier=f"{name}:do",
+        eval_size=0,
+        verdict_s=20.0,
+    )
 
 
 @pytest.fixture
@@ -165,7 +183,9 @@ async def test_every_way_to_give_no_verdict(opened: Open) -> None:
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
 
 
-async def test_several_rewards_are_one_verdict_with_its_parts_or_none(opened: Open, task: TaskConfig) -> None:
+async def test_several_rewards_are_one_verdict_with_its_parts_or_none(
+    opened: Open, task: TaskConfig
+) -> None:
     async with opened(verifier=task.verifier.replace(":do", ":several")) as verifiers:
         expected: dict[str, Verdict] = {
             "rewards 1 0.25": Scored(1.25, [1.0, 0.25]),
@@ -175,24 +195,31 @@ async def test_several_rewards_are_one_verdict_with_its_parts_or_none(opened: Op
             "rewards 1e39 0": NoVerdict("too large: right"),
             "rewards 9e37 9e37": NoVerdict("too large"),
             "rewards 1": NoVerdict("other rewards: without ['brief']"),
-            "give 1": NoVerdict("other rewards: a float was returned, where ('right', 'brief') are its rewards"),
+            "give 1": NoVerdict(
+                "other rewards: a float was returned, where ('right', 'brief') are its rewards"
+            ),
         }
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
     async with opened() as verifiers:
         assert await verdict(verifiers, "rewards 1 1") == NoVerdict(
-            "unnamed rewards: a verifier that returns ['right', 'brief'] must have these names as its rewards"
+            "unnamed rewards: a verifier that returns ['right', 'brief'] must have these names "
+            "as its rewards"
         )
 
 
 @pytest.mark.parametrize("answer", ["hang", "spin", "deaf"])
-async def test_pain_06_a_verifier_that_does_not_return_is_killed_and_gives_no_verdict(opened: Open, answer: str) -> None:
+async def test_pain_06_a_verifier_that_does_not_return_is_killed_and_gives_no_verdict(
+    opened: Open, answer: str
+) -> None:
     async with opened(verdict_s=2.0) as verifiers:
         assert await verdict(verifiers, answer) == NoVerdict("timeout")
         assert verifiers.slowest == (2.0, "train", 0)
         assert await verdict(verifiers, "give 1") == Scored(1.0)
 
 
-async def test_a_timeout_kills_what_the_verifier_started(opened: Open, pipe: Callable[[str], Path]) -> None:
+async def test_a_timeout_kills_what_the_verifier_started(
+    opened: Open, pipe: Callable[[str], Path]
+) -> None:
     found: list[Verdict] = []
     child = pipe("child")
 
@@ -205,7 +232,9 @@ async def test_a_timeout_kills_what_the_verifier_started(opened: Open, pipe: Cal
     assert found == [NoVerdict("timeout")]
 
 
-async def test_a_worker_killed_from_outside_costs_its_answer_nothing(opened: Open, tmp_path: Path) -> None:
+async def test_a_worker_killed_from_outside_costs_its_answer_nothing(
+    opened: Open, tmp_path: Path
+) -> None:
     async with opened() as verifiers:
         assert await verdict(verifiers, f"die-once {tmp_path / 'flag'}") == Scored(0.25)
         os.kill(await worker(verifiers), signal.SIGKILL)
@@ -222,7 +251,9 @@ async def test_the_innocent_do_not_notice(opened: Open, tmp_path: Path) -> None:
 
     async with opened(verdict_s=6.0) as verifiers, trio.open_nursery() as nursery:
         places = trio.Semaphore(8)
-        for answer in ["hang", "spin", "die", "hang", "die", "hang"] + [f"give {i}" for i in range(200)]:
+        for answer in ["hang", "spin", "die", "hang", "die", "hang"] + [
+            f"give {i}" for i in range(200)
+        ]:
             nursery.start_soon(judge, verifiers, places, answer)
     assert len(found) == 206
     for answer, given in found:
@@ -235,10 +266,12 @@ async def test_the_innocent_do_not_notice(opened: Open, tmp_path: Path) -> None:
                 assert given == NoVerdict("timeout")
 
 
-async def test_answers_are_judged_beside_each_other_and_workers_used_again(opened: Open, pipe: Callable[[str], Path]) -> None:
+async def test_answers_are_judged_beside_each_other_and_workers_used_again(
+    opened: Open, pipe: Callable[[str], Path]
+) -> None:
     here, on = pipe("here"), pipe("on")
     # open at both ends, so that neither ever ends
-    with open(here, "r+b", buffering=0) as arrived, open(on, "r+b", buffering=0) as sent:  # noqa: ASYNC230, PTH123
+    with open(here, "r+b", buffering=0) as arrived, open(on, "r+b", buffering=0) as sent:
 
         def meet() -> None:
             """Nobody goes on before all six are here."""
@@ -253,7 +286,9 @@ async def test_answers_are_judged_beside_each_other_and_workers_used_again(opene
             assert len({await worker(verifiers) for _ in range(20)}) == 1
 
 
-async def test_a_cancelled_answer_leaves_no_process(opened: Open, pipe: Callable[[str], Path]) -> None:
+async def test_a_cancelled_answer_leaves_no_process(
+    opened: Open, pipe: Callable[[str], Path]
+) -> None:
     child = pipe("child")
     async with opened() as verifiers:
         async with trio.open_nursery() as nursery:
@@ -317,15 +352,25 @@ async def test_what_a_worker_writes_is_checked_again(said: Scored, expected: Ver
             assert await _ask(stream, VerifyRequest("train", 0, b"")) == TimedVerdict(expected, 0.5)
 
 
-# ------------------------------------------------------------------------------------------------------------ the actor
+# --------------------------------------------------------------------------------------- the actor
 
 
 @asynccontextmanager
-async def acting(verifiers: VerifierPool, *, concurrency: int, waits: Waits | None = None) -> AsyncIterator[Link]:
+async def acting(
+    verifiers: VerifierPool, *, concurrency: int, waits: Waits | None = None
+) -> AsyncIterator[Link]:
     """The coordinator's end of a reward actor's link."""
     ours, theirs = memory_links()
     waits = waits or Waits()
-    actor = partial(reward_actor, theirs, verifiers, waits, Reporter(waits), concurrency=concurrency, deadline_s=20.0)
+    actor = partial(
+        reward_actor,
+        theirs,
+        verifiers,
+        waits,
+        Reporter(waits),
+        concurrency=concurrency,
+        deadline_s=20.0,
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(actor)
         yield ours
@@ -344,7 +389,9 @@ async def test_the_actor_judges_what_it_is_asked_and_then_drains(opened: Open) -
         for rollout in range(50):
             await link.send(ScoreRequest(rollout, "train", rollout % 10), ids(f"give {rollout}"))
         judged = [await next_of(link, ScoreResult) for _ in range(50)]
-        assert {j.rollout: j.verdict for j in judged if isinstance(j, ScoreResult)} == {i: Scored(float(i)) for i in range(50)}
+        assert {j.rollout: j.verdict for j in judged if isinstance(j, ScoreResult)} == {
+            i: Scored(float(i)) for i in range(50)
+        }
         await link.send(Drain())
         assert await next_of(link, Drained) == Drained()
 
@@ -362,7 +409,9 @@ async def test_the_actor_reports_what_it_waits_for(opened: Open, waits: Waits) -
         assert await next_of(link, Drained) == Drained()
 
 
-async def test_a_drain_parks_what_would_take_long(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drain_parks_what_would_take_long(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("actors.reward_actor.ENDING_S", 5.0)
     async with opened() as verifiers, acting(verifiers, concurrency=4) as link:
         await link.send(ScoreRequest(0, "train", 0), ids("hang"))

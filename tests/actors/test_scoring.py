@@ -1,4 +1,5 @@
-"""Who judges what: each sealed rollout once, the first sealed first, and what a lost reward actor had before the rest."""
+"""Who judges what: each sealed rollout once, the first sealed first, and what a lost reward actor
+had before the rest."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ async def test_verdicts_are_asked_in_order_once_and_again_first_where_an_actor_w
     assert store.experience.to_judge() == []
 
 
-async def test_a_group_is_judged_by_one_set_of_rewards_whatever_its_verifier_becomes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_group_is_judged_by_one_set_of_rewards_whatever_its_verifier_becomes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
     scoring, peer = Scoring(store, roster, configured()), Reward(0)
     roster.add(peer)
@@ -74,12 +77,20 @@ async def test_a_group_is_judged_by_one_set_of_rewards_whatever_its_verifier_bec
         store.record(e.Leased(number, "rollout-0", 1))
         store.record(e.Sealed(number, 1, "stop"))
     scoring.dispatch()
-    for number, verdict in enumerate([Scored(1.5, [1.0, 0.5]), Scored(1.0), Scored(1.0, [1.0, 0.0, 0.0]), Scored(0.5, [0.0, 0.5])]):
+    for number, verdict in enumerate(
+        [
+            Scored(1.5, [1.0, 0.5]),
+            Scored(1.0),
+            Scored(1.0, [1.0, 0.0, 0.0]),
+            Scored(0.5, [0.0, 0.5]),
+        ]
+    ):
         scoring.on_score_result(peer, ScoreResult(number, verdict, 0.1))
     assert store.experience.groups[0].parts == [[1.0, 0.5], [0.0, 0.5]]
     assert scoring.no_verdicts == {"other rewards": 2}
     assert [record.getMessage() for record in caplog.records] == [
-        "an answer to item 7 has no verdict: other rewards: 0 of them, where others of the group have 2; others for the same reason are "
+        "an answer to item 7 has no verdict: other rewards: 0 of them, where others of the group "
+        "have 2; others for the same reason are "
         "only counted"
     ]
 

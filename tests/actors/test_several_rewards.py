@@ -1,4 +1,5 @@
-"""Rewards that are made of several: the trainer gets each member's parts, in the order of its rewards, once more too."""
+"""Rewards that are made of several: the trainer gets each member's parts, in the order of its
+rewards, once more too."""
 
 from __future__ import annotations
 
@@ -22,13 +23,17 @@ def right_and_brief(split: Split, prompt_index: int, ids: bytes) -> Verdict:
 
 
 @pytest.mark.parametrize("advantage", ["gdpo", "grpo"])
-async def test_the_trainer_gets_the_parts_of_each_reward(advantage: str, autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_trainer_gets_the_parts_of_each_reward(
+    advantage: str, autojump_clock: trio.testing.MockClock
+) -> None:
     world = World(configured(train={"advantage": advantage, "steps": 5, "replay_groups": 1}))
     world.verifiers = ScriptedVerifiers(right_and_brief, 0.05)
     outcome = await world.run()
     world.check()
     assert outcome.ok
-    judged = {event.rollout: event.verdict for event in world.log.events if isinstance(event, e.Judged)}
+    judged = {
+        event.rollout: event.verdict for event in world.log.events if isinstance(event, e.Judged)
+    }
     assert any(isinstance(verdict, NoVerdict) for verdict in judged.values()), "or this shows less"
     trained: Counter[int] = Counter()
     for batch, _ in world.learner.batches:
@@ -38,7 +43,10 @@ async def test_the_trainer_gets_the_parts_of_each_reward(advantage: str, autojum
         for sample in batch.samples:
             verdict = judged[sample.rollout]
             assert isinstance(verdict, Scored) and sample.member is not None
-            assert batch.parts[sample.group][sample.member] == verdict.parts and sample.reward == verdict.reward
+            assert (
+                batch.parts[sample.group][sample.member] == verdict.parts
+                and sample.reward == verdict.reward
+            )
             trained[sample.rollout] += 1
         result = advantages(advantage, batch.samples, batch.rewards, batch.parts)  # type: ignore[arg-type]
         assert torch.isfinite(result.value).all()

@@ -1,4 +1,5 @@
-"""Rates and idle shares over the last ten seconds, against sums over a list of everything reported."""
+"""Rates and idle shares over the last ten seconds, against sums over a list of everything
+reported."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ SECOND = st.tuples(st.integers(0, 500), st.floats(0, 1), st.floats(0, 1))
 
 
 @given(st.lists(SECOND, min_size=1, max_size=40))
-def test_recent_shares_and_rates_are_those_of_the_window(seconds: list[tuple[int, float, float]]) -> None:
+def test_recent_shares_and_rates_are_those_of_the_window(
+    seconds: list[tuple[int, float, float]],
+) -> None:
     async def main() -> None:
         progress, tokens = RunStatistics(), Account()
         trainer = Peer(Hello("trainer", 0, 0, 1), memory_links()[0])
@@ -27,21 +30,33 @@ def test_recent_shares_and_rates_are_those_of_the_window(seconds: list[tuple[int
         for count, idle, weights in seconds:
             await trio.sleep(1.0)
             tokens.enter(count)
-            progress.on_report(trainer, Report(1.0, {"command": idle, "something else": 1.0}, {}, []), True)
-            progress.on_report(engine, Report(1.0, {"requests": idle / 2, "weights": weights / 2}, {}, []), True)
+            progress.on_report(
+                trainer, Report(1.0, {"command": idle, "something else": 1.0}, {}, []), True
+            )
+            progress.on_report(
+                engine, Report(1.0, {"requests": idle / 2, "weights": weights / 2}, {}, []), True
+            )
             progress.tick(tokens)
         last = seconds[-round(WINDOW_S) :]
         assert progress.window_s == pytest.approx(len(last))
         assert progress.rates[0] == pytest.approx(sum(count for count, _, _ in last) / len(last))
         recent = progress.recent()
-        assert recent["trainer"] == {"command": pytest.approx(sum(idle for _, idle, _ in last) / len(last))}
-        assert recent["rollout"]["weights"] == pytest.approx(sum(w for _, _, w in last) / 2 / len(last))
-        assert progress.idle("trainer") == pytest.approx(sum(idle for _, idle, _ in seconds) / len(seconds))
+        assert recent["trainer"] == {
+            "command": pytest.approx(sum(idle for _, idle, _ in last) / len(last))
+        }
+        assert recent["rollout"]["weights"] == pytest.approx(
+            sum(w for _, _, w in last) / 2 / len(last)
+        )
+        assert progress.idle("trainer") == pytest.approx(
+            sum(idle for _, idle, _ in seconds) / len(seconds)
+        )
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-async def test_the_longest_pass_is_that_of_the_last_second(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_longest_pass_is_that_of_the_last_second(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     progress = RunStatistics()
     for seconds in (0.1, 0.3, 0.2):
         progress.pumped(seconds)
@@ -56,4 +71,6 @@ async def test_nobody_is_idle_before_the_run_works(autojump_clock: trio.testing.
     peer = Peer(Hello("trainer", 0, 0, 1), memory_links()[0])
     progress.on_report(peer, Report(1.0, {"command": 1.0}, {}, []), False)
     progress.tick(Account())
-    assert progress.idle("trainer") is None and progress.recent() == {} and peer.report.seconds == 1.0
+    assert (
+        progress.idle("trainer") is None and progress.recent() == {} and peer.report.seconds == 1.0
+    )

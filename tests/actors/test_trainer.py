@@ -10,11 +10,22 @@ from actor_world import ScriptedLearner
 from actors.reporting import Reporter
 from actors.trainer_actor import trainer_actor
 from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import CloseStep, Drain, Drained, Sample, ScoreProximal, Span, Stepped, TrainerReady
+from asyncrl.ipc.messages import (
+    CloseStep,
+    Drain,
+    Drained,
+    Sample,
+    ScoreProximal,
+    Span,
+    Stepped,
+    TrainerReady,
+)
 from asyncrl.ipc.waits import Waits
 
 
-async def test_texts_are_scored_before_the_step_that_follows_them(autojump_clock: trio.testing.MockClock) -> None:
+async def test_texts_are_scored_before_the_step_that_follows_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """After it their version is gone."""
     learner, waits = ScriptedLearner(), Waits()
     here, there = memory_links()
@@ -22,7 +33,9 @@ async def test_texts_are_scored_before_the_step_that_follows_them(autojump_clock
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trainer_actor, there, learner, learner, waits, Reporter(waits))
         for step in range(2):
-            await here.send(ScoreProximal(step, samples, [7]), np.arange(5, dtype=np.int32).tobytes())
+            await here.send(
+                ScoreProximal(step, samples, [7]), np.arange(5, dtype=np.int32).tobytes()
+            )
             await here.send(CloseStep(step))
         await here.send(Drain())
         said = []

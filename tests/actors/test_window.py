@@ -1,4 +1,5 @@
-"""A window bounds lag in the real coordinator, too: `depth + ceil((W - 1) / batch_groups)` is reached, and never passed (docs/lag.md)."""
+"""A window bounds lag in the real coordinator, too: `depth + ceil((W - 1) / batch_groups)` is
+reached, and never passed (docs/lag.md)."""
 
 from __future__ import annotations
 
@@ -30,14 +31,28 @@ SETTINGS = [  # depth, batch_groups, window, overprovision, the largest lag by h
 ]
 
 
-def of(depth: int, batch_groups: int, window: int, overprovision: float, most: int, unit: str) -> Config:
+def of(
+    depth: int, batch_groups: int, window: int, overprovision: float, most: int, unit: str
+) -> Config:
     """A run in which a lag over `most` would be masked."""
     alone = {"unit": unit, "advantage": "first_k" if unit == "rollout" else "grpo"}
     return configured(
         task={"eval_size": 0},
         engine={"slots": 200, "chunk_tokens": 1},
-        rollout={"group_size": SIZE, "max_new_tokens": TOKENS, "k_min": 2, "overprovision": overprovision, "lease_s": 1000.0},
-        train={"steps": most + 4, "batch_groups": batch_groups, "eval_every": 0, "checkpoint_every": 0} | alone,
+        rollout={
+            "group_size": SIZE,
+            "max_new_tokens": TOKENS,
+            "k_min": 2,
+            "overprovision": overprovision,
+            "lease_s": 1000.0,
+        },
+        train={
+            "steps": most + 4,
+            "batch_groups": batch_groups,
+            "eval_every": 0,
+            "checkpoint_every": 0,
+        }
+        | alone,
         staleness={"max_lag": most, "depth": depth, "window": window, "on_stale": "mask"},
         supervision={"stall_s": 1000.0},
     )
@@ -50,9 +65,16 @@ def written(tokens: int, seconds: float) -> Script:
 @pytest.mark.parametrize("unit", ["group", "rollout"])
 @pytest.mark.parametrize(("depth", "batch_groups", "window", "overprovision", "most"), SETTINGS)
 async def test_the_bound_of_a_window_is_met_and_reached(
-    depth: int, batch_groups: int, window: int, overprovision: float, most: int, unit: str, autojump_clock: trio.testing.MockClock
+    depth: int,
+    batch_groups: int,
+    window: int,
+    overprovision: float,
+    most: int,
+    unit: str,
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """The last group that may start beside the first one ends when nothing else may be taken any more."""
+    """The last group that may start beside the first one ends when nothing else may be taken any
+    more."""
     if overprovision == 1.0:
         assert most == depth + math.ceil((window - 1) / batch_groups)
     world = World(of(depth, batch_groups, window, overprovision, most, unit))
@@ -91,7 +113,9 @@ async def test_nothing_is_ever_over_the_bound_of_a_window_however_long_responses
     assert not world.store.experience.ledger.tokens.discarded.get("stale")
 
 
-async def test_without_a_window_a_slow_response_is_overtaken_for_as_long_as_it_takes(autojump_clock: trio.testing.MockClock) -> None:
+async def test_without_a_window_a_slow_response_is_overtaken_for_as_long_as_it_takes(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     world = World(of(1, 2, 0, 1.0, 2, "group"))
 
     def script(request: Request) -> Script:
@@ -100,5 +124,10 @@ async def test_without_a_window_a_slow_response_is_overtaken_for_as_long_as_it_t
     world.script = script
     assert (await world.run()).ok
     world.check()
-    taken = {rollout // SIZE: event.step for event in world.log.events if isinstance(event, e.Taken) for rollout in event.rollouts}
+    taken = {
+        rollout // SIZE: event.step
+        for event in world.log.events
+        if isinstance(event, e.Taken)
+        for rollout in event.rollouts
+    }
     assert taken[3] == 5 and world.store.experience.ledger.tokens.discarded["stale"] > 0

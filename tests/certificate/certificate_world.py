@@ -1,4 +1,5 @@
-"""A whole run in one process with nothing scripted but the clockwork of its parts: real coordinator, actors, links, engines and learner."""
+"""A whole run in one process with nothing scripted but the clockwork of its parts: real
+coordinator, actors, links, engines and learner."""
 
 from __future__ import annotations
 
@@ -52,11 +53,17 @@ def short(**sections: dict[str, object]) -> Config:
         },
         "staleness": {"max_lag": 0, "depth": 0},
     }
-    return configured(**{name: settings.get(name, {}) | sections.get(name, {}) for name in settings.keys() | sections.keys()})
+    return configured(
+        **{
+            name: settings.get(name, {}) | sections.get(name, {})
+            for name in settings.keys() | sections.keys()
+        }
+    )
 
 
 def judge(prompt_index: int, ids: Sequence[int]) -> float:
-    """A reward that differs within a group: the share of even ids, and more for each that is the item's own."""
+    """A reward that differs within a group: the share of even ids, and more for each that is the
+    item's own."""
     return sum((token % 2 == 0) + (token % 40 == prompt_index) for token in ids) / len(ids)
 
 
@@ -80,19 +87,24 @@ def engine_of(model: PreTrainedModel, config: Config, waits: Waits | None = None
 
 
 class RealLearner:
-    """The trainer's learner, computing in a thread as it does in its process. `losses` are of its steps."""
+    """The trainer's learner, computing in a thread as it does in its process. `losses` are of its
+    steps."""
 
     port = 1
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
-        self.learner = Learner(copy.deepcopy(model), config.train, config.staleness, config.rollout.temperature)
+        self.learner = Learner(
+            copy.deepcopy(model), config.train, config.staleness, config.rollout.temperature
+        )
         self.losses: list[float] = []
 
     @property
     def version(self) -> int:
         return self.learner.version
 
-    async def accumulate(self, batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]:
         return await trio.to_thread.run_sync(self.learner.accumulate, batch, buffers)
 
     async def step(self) -> dict[str, float]:
@@ -109,7 +121,9 @@ class RealLearner:
         return Staged(self.weights())
 
     def weights(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.clone() for name, tensor in parameters_for_publication(self.learner.model)}
+        return {
+            name: tensor.clone() for name, tensor in parameters_for_publication(self.learner.model)
+        }
 
 
 class Staged:
@@ -138,15 +152,21 @@ class RealWorld(World):
 
     def responses(self) -> dict[tuple[int, int], list[int]]:
         """Ids of each training rollout, by item and place in its group."""
-        return {key: np.frombuffer(ids, np.int32).tolist() for key, (ids, _) in self.sampled().items()}
+        return {
+            key: np.frombuffer(ids, np.int32).tolist() for key, (ids, _) in self.sampled().items()
+        }
 
     def sampled(self, version: int | None = None) -> dict[tuple[int, int], tuple[bytes, bytes]]:
-        """Ids and behaviour log-probabilities of each, as they were streamed; or only what was sampled under `version`."""
+        """Ids and behaviour log-probabilities of each, as they were streamed; or only what was
+        sampled under `version`."""
         whose: dict[int, tuple[int, int]] = {}
         found: dict[tuple[int, int], tuple[bytes, bytes]] = {}
         for event in self.log.events:
             if isinstance(event, e.Admitted):
-                whose |= {event.first + member: (event.prompt_index, member) for member in range(event.size)}
+                whose |= {
+                    event.first + member: (event.prompt_index, member)
+                    for member in range(event.size)
+                }
             elif isinstance(event, e.Extended) and version in (None, event.version):
                 ids, behaviour = found.get(whose[event.rollout], (b"", b""))
                 found[whose[event.rollout]] = ids + event.ids, behaviour + event.behaviour

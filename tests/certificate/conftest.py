@@ -1,4 +1,5 @@
-"""The whole run in one process that the actors' tests have is used here too. One thread: these models are too small to share."""
+"""The whole run in one process that the actors' tests have is used here too. One thread: these
+models are too small to share."""
 
 from collections.abc import Iterator
 

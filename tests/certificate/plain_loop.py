@@ -1,7 +1,9 @@
-"""Reinforcement learning written down plainly: one loop, one rollout at a time, float64, no cache, no packing, nothing of asyncrl.
+"""Reinforcement learning written down plainly: one loop, one rollout at a time, float64, no cache,
+no packing, nothing of asyncrl.
 
-Every rule that a run at lag 0 has to follow is said again here in its own words: the order of the data, the draws, the sampler, the
-advantage, the loss, the clip of the gradient, AdamW and the learning rate. A stop id ends a response and is part of it.
+Every rule that a run at lag 0 has to follow is said again here in its own words: the order of the
+data, the draws, the sampler, the advantage, the loss, the clip of the gradient, AdamW and the
+learning rate. A stop id ends a response and is part of it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ WORD = 2**64
 
 
 class Rules(NamedTuple):
-    """What the loop is told; the names are run.toml's. `stop` is the stop id, `judge` gives an item's response its reward."""
+    """What the loop is told; the names are run.toml's. `stop` is the stop id, `judge` gives an
+    item's response its reward."""
 
     steps: int
     batch_groups: int
@@ -45,7 +48,8 @@ class Rules(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`responses`: ids by (item, member). `losses`: of each step. `weights`: by parameter, float64, after the last step."""
+    """`responses`: ids by (item, member). `losses`: of each step. `weights`: by parameter, float64,
+    after the last step."""
 
     responses: dict[tuple[int, int], list[int]]
     losses: list[float]
@@ -53,7 +57,8 @@ class Outcome(NamedTuple):
 
 
 class Told(NamedTuple):
-    """One response and what is needed to learn from it. `behaviour`: its log-probabilities when it was sampled."""
+    """One response and what is needed to learn from it. `behaviour`: its log-probabilities when it
+    was sampled."""
 
     prompt: list[int]
     ids: list[int]
@@ -68,7 +73,8 @@ def scrambled(z: int) -> int:
 
 
 def uniform(seed: int, key: int, index: int) -> float:
-    """Draw `index` of the stream of (seed, key): 52 bits of SplitMix64, started at a hash of both."""
+    """Draw `index` of the stream of (seed, key): 52 bits of SplitMix64, started at a hash of
+    both."""
     start = scrambled((scrambled((seed + GOLDEN) % WORD) + key * SECOND) % WORD)
     return (scrambled((start + (index + 1) * GOLDEN) % WORD) >> 12) / 2**52
 
@@ -127,11 +133,17 @@ class AdamW:
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
         scale = min(1.0, rules.grad_clip / (norm + 1e-6))
         with torch.no_grad():
-            for p, g, mean, square in zip(self._parameters, gradients, self._mean, self._square, strict=True):
+            for p, g, mean, square in zip(
+                self._parameters, gradients, self._mean, self._square, strict=True
+            ):
                 mean += (1 - rules.beta1) * (scale * g - mean)
                 square += (1 - rules.beta2) * ((scale * g).square() - square)
                 p *= 1 - rate * rules.weight_decay
-                p -= rate * (mean / (1 - rules.beta1 ** (step + 1))) / ((square / (1 - rules.beta2 ** (step + 1))).sqrt() + 1e-8)
+                p -= (
+                    rate
+                    * (mean / (1 - rules.beta1 ** (step + 1)))
+                    / ((square / (1 - rules.beta2 ** (step + 1))).sqrt() + 1e-8)
+                )
         self._step += 1
 
 
@@ -147,10 +159,15 @@ def train(model: nn.Module, rules: Rules) -> Outcome:
         for place in range(step * rules.batch_groups, (step + 1) * rules.batch_groups):
             prompt_index = order[place]
             group = [
-                sampled(model, rules, rules.prompt(prompt_index), rules.group_size * place + member) for member in range(rules.group_size)
+                sampled(model, rules, rules.prompt(prompt_index), rules.group_size * place + member)
+                for member in range(rules.group_size)
             ]
             for member, (told, advantage) in enumerate(
-                zip(group, advantages([rules.judge(prompt_index, told.ids) for told in group]), strict=True)
+                zip(
+                    group,
+                    advantages([rules.judge(prompt_index, told.ids) for told in group]),
+                    strict=True,
+                )
             ):
                 outcome.responses[prompt_index, member] = told.ids
                 found += losses(model, rules, told, advantage)

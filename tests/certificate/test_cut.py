@@ -1,8 +1,10 @@
 """A rollout cut at any token, by whatever cuts it, is the rollout that nobody cut.
 
-Each of these streams what a real engine samples into the real state of experience, and cuts it after every number of tokens there is. What
-was streamed stays as it was, bit for bit; what follows has the ids that no cut would have changed, or, where new weights came at the cut,
-those of a model that has them from there. Log-probabilities are those of the pass that sampled, checked against plain forward passes.
+Each of these streams what a real engine samples into the real state of experience, and cuts it
+after every number of tokens there is. What was streamed stays as it was, bit for bit; what follows
+has the ids that no cut would have changed, or, where new weights came at the cut, those of a model
+that has them from there. Log-probabilities are those of the pass that sampled, checked against
+plain forward passes.
 """
 
 from __future__ import annotations
@@ -47,12 +49,13 @@ def weights(version: int) -> Weights:
     return {name: tensor.detach() for name, tensor in models()[version].named_parameters()}
 
 
-# ----------------------------------------------------------------------------------------------------------- plain passes
+# ------------------------------------------------------------------------------------ plain passes
 
 
 def plain(rollout: int, cut: int, kv: KV) -> tuple[list[int], list[float]]:
-    """Ids and log-probabilities of a rollout whose first `cut` tokens are of version 0 and the rest of version 1. With `keep`, what version
-    1 attends to of the tokens before is what version 0 made of them."""
+    """Ids and log-probabilities of a rollout whose first `cut` tokens are of version 0 and the rest
+    of version 1. With `keep`, what version 1 attends to of the tokens before is what version 0 made
+    of them."""
     old, new = models()
     ids, behaviour = list[int](), list[float]()
     past: DynamicCache | None = None
@@ -73,30 +76,47 @@ def plain(rollout: int, cut: int, kv: KV) -> tuple[list[int], list[float]]:
 
 
 @torch.no_grad()
-def forward(model: PreTrainedModel, ids: Sequence[int], past: DynamicCache | None = None) -> torch.Tensor:
+def forward(
+    model: PreTrainedModel, ids: Sequence[int], past: DynamicCache | None = None
+) -> torch.Tensor:
     """The logits after the last id."""
     start = past.get_seq_length() if past is not None else 0
     positions = torch.arange(start, start + len(ids))[None]
     logits: torch.Tensor = model(
-        input_ids=torch.tensor([list(ids)]), position_ids=positions, past_key_values=past, use_cache=past is not None
+        input_ids=torch.tensor([list(ids)]),
+        position_ids=positions,
+        past_key_values=past,
+        use_cache=past is not None,
     ).logits[0, -1]
     return logits
 
 
-# --------------------------------------------------------------------------------------------------------------- the cut
+# ----------------------------------------------------------------------------------------- the cut
 
 
 class Story:
-    """Three rollouts in the state of experience, streamed by whichever engine has them, from the first token to the last."""
+    """Three rollouts in the state of experience, streamed by whichever engine has them, from the
+    first token to the last."""
 
     def __init__(self) -> None:
         self.experience = Experience()
         for group, prompt in enumerate(PROMPTS):
             members = len(KEYS[group::2])
             self.experience.apply(
-                e.Admitted(group, self.experience.next_rollout, members, "train", group, np.array(prompt, np.int32).tobytes(), TOKENS)
+                e.Admitted(
+                    group,
+                    self.experience.next_rollout,
+                    members,
+                    "train",
+                    group,
+                    np.array(prompt, np.int32).tobytes(),
+                    TOKENS,
+                )
             )
-        self.ids = {(group, member): number for number, (group, member) in zip((0, 2, 1), ((0, 0), (0, 1), (1, 0)), strict=True)}
+        self.ids = {
+            (group, member): number
+            for number, (group, member) in zip((0, 2, 1), ((0, 0), (0, 1), (1, 0)), strict=True)
+        }
         self.experience.apply(e.Published(0))
         self.late = 0
 
@@ -104,7 +124,9 @@ class Story:
     def rollouts(self) -> dict[int, Rollout]:
         """By number in this file."""
         return {
-            self.ids[group.id, place]: member for group in self.experience.groups.values() for place, member in enumerate(group.members)
+            self.ids[group.id, place]: member
+            for group in self.experience.groups.values()
+            for place, member in enumerate(group.members)
         }
 
     def lease(self, owner: str, numbers: Sequence[int]) -> list[Request]:
@@ -114,8 +136,20 @@ class Story:
             rollout = self.rollouts[number]
             attempt = rollout.attempt + 1
             self.experience.apply(e.Leased(rollout.id, owner, attempt))
-            known = np.frombuffer(self.experience.groups[rollout.group].prompt + bytes(rollout.ids), np.int32)
-            requests.append(Request(rollout.id, attempt, KEYS[number], known, rollout.tokens, rollout.remaining, TEMPERATURE))
+            known = np.frombuffer(
+                self.experience.groups[rollout.group].prompt + bytes(rollout.ids), np.int32
+            )
+            requests.append(
+                Request(
+                    rollout.id,
+                    attempt,
+                    KEYS[number],
+                    known,
+                    rollout.tokens,
+                    rollout.remaining,
+                    TEMPERATURE,
+                )
+            )
         return requests
 
     def take(self, owner: str, chunks: Sequence[Chunk]) -> None:
@@ -128,11 +162,23 @@ class Story:
             if len(chunk.ids):
                 held = bytes(rollout.ids), bytes(rollout.behaviour)
                 self.experience.apply(
-                    e.Extended(chunk.rollout, chunk.attempt, chunk.version, chunk.start, chunk.ids.tobytes(), chunk.behaviour.tobytes())
+                    e.Extended(
+                        chunk.rollout,
+                        chunk.attempt,
+                        chunk.version,
+                        chunk.start,
+                        chunk.ids.tobytes(),
+                        chunk.behaviour.tobytes(),
+                    )
                 )
-                assert (rollout.ids.startswith(held[0]), rollout.behaviour.startswith(held[1])) == (True, True)
+                assert (rollout.ids.startswith(held[0]), rollout.behaviour.startswith(held[1])) == (
+                    True,
+                    True,
+                )
             assert len(rollout.ids) == len(rollout.behaviour) == 4 * rollout.tokens
-            assert [span.start for span in rollout.spans] + [rollout.tokens] == [0] + [span.end for span in rollout.spans]
+            assert [span.start for span in rollout.spans] + [rollout.tokens] == [0] + [
+                span.end for span in rollout.spans
+            ]
             if chunk.finish == "length":
                 self.experience.apply(e.Sealed(rollout.id, rollout.attempt, "length"))
             elif chunk.finish:
@@ -153,7 +199,14 @@ class Deaf(Story):
 def engine_of(name: str, kv: KV) -> EmbeddedEngine:
     """One that streams every token by itself. Each story leaves it empty."""
     return EmbeddedEngine(
-        copy.deepcopy(models()[0]), slots=4, context_tokens=32, chunk_tokens=1, stop_ids=frozenset(), run_seed=SEED, kv=kv, packed_from=5
+        copy.deepcopy(models()[0]),
+        slots=4,
+        context_tokens=32,
+        chunk_tokens=1,
+        stop_ids=frozenset(),
+        run_seed=SEED,
+        kv=kv,
+        packed_from=5,
     )
 
 
@@ -161,10 +214,17 @@ Cut = Callable[[Story, EmbeddedEngine, int, bool], Awaitable[None]]
 
 
 async def decode(
-    story: Story, owner: str, engine: EmbeddedEngine, ends: int = 3, *, after: int = 0, cut: Callable[[], Awaitable[bool]] | None = None
+    story: Story,
+    owner: str,
+    engine: EmbeddedEngine,
+    ends: int = 3,
+    *,
+    after: int = 0,
+    cut: Callable[[], Awaitable[bool]] | None = None,
 ) -> None:
-    """Book what the engine streams until it has said of `ends` rollouts that they end. `cut` is called once, when each rollout has `after`
-    tokens; where it says so the engine is heard no more."""
+    """Book what the engine streams until it has said of `ends` rollouts that they end. `cut` is
+    called once, when each rollout has `after` tokens; where it says so the engine is heard no more.
+    """
 
     async def emit(chunks: Sequence[Chunk]) -> None:
         nonlocal cut, ends
@@ -214,8 +274,11 @@ async def by_an_interrupt(story: Story, engine: EmbeddedEngine, after: int, rene
     await decode(story, "one", engine)
 
 
-async def by_an_interrupt_of_one(story: Story, engine: EmbeddedEngine, after: int, renewed: bool) -> None:
-    """Its neighbours are done before it goes on. Nothing new comes, or they would not be of one version."""
+async def by_an_interrupt_of_one(
+    story: Story, engine: EmbeddedEngine, after: int, renewed: bool
+) -> None:
+    """Its neighbours are done before it goes on. Nothing new comes, or they would not be of one
+    version."""
     assert not renewed
 
     async def cut() -> bool:
@@ -228,7 +291,9 @@ async def by_an_interrupt_of_one(story: Story, engine: EmbeddedEngine, after: in
     await decode(story, "one", engine, 1)
 
 
-async def by_the_loss_of_its_engine(story: Story, engine: EmbeddedEngine, after: int, renewed: bool) -> None:
+async def by_the_loss_of_its_engine(
+    story: Story, engine: EmbeddedEngine, after: int, renewed: bool
+) -> None:
     """What had it is gone, and another one goes on from what was streamed."""
 
     async def cut() -> bool:
@@ -241,7 +306,9 @@ async def by_the_loss_of_its_engine(story: Story, engine: EmbeddedEngine, after:
     await decode(Deaf(), "one", engine)
 
 
-async def by_the_end_of_its_lease(story: Story, engine: EmbeddedEngine, after: int, renewed: bool) -> None:
+async def by_the_end_of_its_lease(
+    story: Story, engine: EmbeddedEngine, after: int, renewed: bool
+) -> None:
     """Another engine has it while the first one streams on: what that one says is late."""
 
     async def cut() -> bool:
@@ -272,7 +339,12 @@ async def told(cut: Cut, after: int, kv: KV, renewed: bool) -> Story:
     return story
 
 
-CUTS: list[Cut] = [by_an_interrupt, by_an_interrupt_of_one, by_the_loss_of_its_engine, by_the_end_of_its_lease]
+CUTS: list[Cut] = [
+    by_an_interrupt,
+    by_an_interrupt_of_one,
+    by_the_loss_of_its_engine,
+    by_the_end_of_its_lease,
+]
 
 
 @cache
@@ -289,10 +361,14 @@ def uncut_first() -> None:
 
 
 def read(rollout: Rollout) -> tuple[list[int], list[float]]:
-    return np.frombuffer(rollout.ids, np.int32).tolist(), np.frombuffer(rollout.behaviour, np.float32).tolist()
+    return np.frombuffer(rollout.ids, np.int32).tolist(), np.frombuffer(
+        rollout.behaviour, np.float32
+    ).tolist()
 
 
-def check(story: Story, expected: Mapping[int, tuple[list[int], list[float]]], spans: list[Span]) -> None:
+def check(
+    story: Story, expected: Mapping[int, tuple[list[int], list[float]]], spans: list[Span]
+) -> None:
     for number, rollout in story.rollouts.items():
         ids, behaviour = read(rollout)
         assert ids == expected[number][0], number
@@ -304,27 +380,40 @@ def check(story: Story, expected: Mapping[int, tuple[list[int], list[float]]], s
 def test_an_uncut_rollout_is_that_of_plain_passes(kv: KV) -> None:
     assert len({tuple(ids) for ids, _ in uncut(kv).values()}) == 3
     for number, (ids, behaviour) in uncut(kv).items():
-        assert ids == plain(number, TOKENS, kv)[0] and behaviour == pytest.approx(plain(number, TOKENS, kv)[1], abs=EXACT)
+        assert ids == plain(number, TOKENS, kv)[0] and behaviour == pytest.approx(
+            plain(number, TOKENS, kv)[1], abs=EXACT
+        )
         assert max(ids) < VOCABULARY
 
 
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.__name__)
-async def test_pain_17_cut_after_any_token_and_continued_it_is_the_uncut_rollout(cut: Cut, kv: KV) -> None:
+async def test_pain_17_cut_after_any_token_and_continued_it_is_the_uncut_rollout(
+    cut: Cut, kv: KV
+) -> None:
     for after in range(1, TOKENS):
         story = await told(cut, after, kv, False)
         check(story, uncut(kv), [Span(0, 0, TOKENS)])
-        before = {number: np.array(behaviour[:after], np.float32).tobytes() for number, (_, behaviour) in uncut(kv).items()}
-        assert {number: bytes(rollout.behaviour[: 4 * after]) for number, rollout in story.rollouts.items()} == before
+        before = {
+            number: np.array(behaviour[:after], np.float32).tobytes()
+            for number, (_, behaviour) in uncut(kv).items()
+        }
+        assert {
+            number: bytes(rollout.behaviour[: 4 * after])
+            for number, rollout in story.rollouts.items()
+        } == before
         assert story.late == (3 * (TOKENS - after) if cut is by_the_end_of_its_lease else 0)
 
 
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 @pytest.mark.parametrize(
-    "cut", [not_at_all, by_an_interrupt, by_the_loss_of_its_engine, by_the_end_of_its_lease], ids=lambda cut: cut.__name__
+    "cut",
+    [not_at_all, by_an_interrupt, by_the_loss_of_its_engine, by_the_end_of_its_lease],
+    ids=lambda cut: cut.__name__,
 )
 async def test_where_new_weights_come_at_the_cut_the_rest_is_theirs(cut: Cut, kv: KV) -> None:
-    """An engine that was not interrupted keeps its cache or recomputes it; one that is given a prefix has to compute it."""
+    """An engine that was not interrupted keeps its cache or recomputes it; one that is given a
+    prefix has to compute it."""
     attends: KV = kv if cut is not_at_all else "recompute"
     changed = 0
     for after in range(1, TOKENS):
@@ -336,4 +425,8 @@ async def test_where_new_weights_come_at_the_cut_the_rest_is_theirs(cut: Cut, kv
 
 
 def test_what_was_kept_and_what_is_recomputed_can_be_told_apart() -> None:
-    assert any(plain(number, after, "keep")[0] != plain(number, after, "recompute")[0] for number in range(3) for after in range(1, TOKENS))
+    assert any(
+        plain(number, after, "keep")[0] != plain(number, after, "recompute")[0]
+        for number in range(3)
+        for after in range(1, TOKENS)
+    )

@@ -1,5 +1,5 @@
-"""Settings of flow and of the loss that contradict each other: `asyncrl check` refuses them in one sentence, and starts nothing; what only
-does nothing, or bounds nothing, is advice.
+"""Settings of flow and of the loss that contradict each other: `asyncrl check` refuses them in one
+sentence, and starts nothing; what only does nothing, or bounds nothing, is advice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def set_to(*sets: str) -> list[str]:
     return list(chain.from_iterable(("--set", text) for text in sets))
 
 
-# --------------------------------------------------------------------------------------------------------------- refused
+# ----------------------------------------------------------------------------------------- refused
 
 REFUSED: dict[str, tuple[list[str], list[str], str]] = {
     "bounds in the wrong order": (
@@ -94,7 +94,8 @@ REFUSED: dict[str, tuple[list[str], list[str], str]] = {
     "rollouts alone, and prompts that start again": (
         [*FIRST_K, "staleness.on_stale=restart"],
         ["train.unit", "staleness.on_stale"],
-        "a prompt cannot start again while rollouts of it are trained: set unit to group, or on_stale to mask or drop",
+        "a prompt cannot start again while rollouts of it are trained: set unit to group, or "
+        "on_stale to mask or drop",
     ),
     "fewer rollouts for harder prompts": (
         ["rollout.sizing=difficulty", "rollout.group_size_max=7"],
@@ -104,22 +105,28 @@ REFUSED: dict[str, tuple[list[str], list[str], str]] = {
     "one forward pass, and nothing that bounds its ratio": (
         [ONE_FORWARD, "staleness.correction=dppo,opsm,m2po,kpop,geometric_mask,age_decay"],
         ["train.objective", "staleness.correction"],
-        "does not bound its ratio, and no correction here does: list icepop, mis or k3, or set objective to clip",
+        "does not bound its ratio, and no correction here does: list icepop, mis or k3, or set "
+        "objective to clip",
     ),
     "one forward pass, and bounds on another ratio": (
         [ONE_FORWARD, "staleness.proximal=snapshot"],
         ["train.objective", "staleness.proximal"],
-        "corrections bound another one, of proximal to behaviour policy: set proximal to behaviour, or objective to clip",
+        "corrections bound another one, of proximal to behaviour policy: set proximal to "
+        "behaviour, or objective to clip",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_check_refuses_it_in_a_sentence(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_refuses_it_in_a_sentence(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sets, keys, said = REFUSED[name]
     assert main(["check", *set_to(*sets)]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("asyncrl: ") and err.endswith(".\n") and err.count("\n") == 1
+    assert (
+        out == "" and err.startswith("asyncrl: ") and err.endswith(".\n") and err.count("\n") == 1
+    )
     assert said in err and all(f"{key} is " in err for key in keys)
     assert list(here.iterdir()) == []
 
@@ -131,7 +138,12 @@ def test_check_refuses_it_in_a_sentence(name: str, here: Path, capsys: pytest.Ca
         [DROP, "staleness.window=50", "staleness.max_lag=5"],
         ["staleness.window=50"],
         ["staleness.max_lag=0", "staleness.depth=0"],
-        ["staleness.max_lag=0", "staleness.depth=0", "rollout.overprovision=1.5", "staleness.on_stale=train"],
+        [
+            "staleness.max_lag=0",
+            "staleness.depth=0",
+            "rollout.overprovision=1.5",
+            "staleness.on_stale=train",
+        ],
         [*FIRST_K, "staleness.on_stale=drop"],
         ["rollout.sizing=difficulty", "rollout.group_size_max=8"],
         ["rollout.group_size_max=1"],
@@ -150,9 +162,16 @@ def test_what_is_just_within_is_not_refused(sets: list[str]) -> None:
 def test_the_window_that_the_sentence_names_is_the_widest_that_passes(
     depth: int, overprovision: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sets = [DROP, f"staleness.depth={depth}", f"rollout.overprovision={overprovision}", "train.batch_groups=7"]
+    sets = [
+        DROP,
+        f"staleness.depth={depth}",
+        f"rollout.overprovision={overprovision}",
+        "train.batch_groups=7",
+    ]
     if worst_lag(depth, 7, overprovision, 1000) == 0:
-        load(None, [*sets, "staleness.window=1000"], {})  # a step needs every live group: none can be overtaken for long
+        load(
+            None, [*sets, "staleness.window=1000"], {}
+        )  # a step needs every live group: none can be overtaken for long
         return
     assert main(["check", *set_to(*sets, "staleness.window=1000")]) == 2
     words = capsys.readouterr().err.split()
@@ -161,7 +180,7 @@ def test_the_window_that_the_sentence_names_is_the_widest_that_passes(
     assert main(["check", *set_to(*sets, f"staleness.window={widest + 1}")]) == 2
 
 
-# ---------------------------------------------------------------------------------------------------------------- advice
+# ------------------------------------------------------------------------------------------ advice
 
 
 def advised(*sets: str) -> dict[str, str]:
@@ -179,14 +198,46 @@ def test_the_defaults_and_the_main_job_need_no_advice() -> None:
     ("sets", "key", "said"),
     [
         (["train.objective=gspo"], "train.objective", "hardly ever leaves [0.8, 1.28]"),
-        (["train.dual_clip=2"], "train.dual_clip", "does nothing: train.objective is not dual_clip"),
-        (["train.prior_visits=1"], "train.prior_visits", "does nothing: train.advantage is not first_k"),
-        (["train.objective=cispo", "train.clip_lo=0.1"], "train.clip_lo", "does nothing: cispo has no such bound"),
-        (["train.objective=topr", "train.clip_hi=0.1"], "train.clip_hi", "does nothing: topr has no such bound"),
-        (["rollout.group_size_max=20"], "rollout.group_size_max", "does nothing: rollout.sizing is not difficulty"),
-        (["rollout.filter=none", "rollout.accept_floor=0.5"], "rollout.accept_floor", "does nothing: rollout.filter is none"),
-        (['engine.sglang.urls=["http://a:1"]'], "engine.sglang.urls", "does nothing: engine.kind is not sglang"),
-        (["task.verifier=number"], "task.verifier", "does nothing: only lines of jsonl name verifiers"),
+        (
+            ["train.dual_clip=2"],
+            "train.dual_clip",
+            "does nothing: train.objective is not dual_clip",
+        ),
+        (
+            ["train.prior_visits=1"],
+            "train.prior_visits",
+            "does nothing: train.advantage is not first_k",
+        ),
+        (
+            ["train.objective=cispo", "train.clip_lo=0.1"],
+            "train.clip_lo",
+            "does nothing: cispo has no such bound",
+        ),
+        (
+            ["train.objective=topr", "train.clip_hi=0.1"],
+            "train.clip_hi",
+            "does nothing: topr has no such bound",
+        ),
+        (
+            ["rollout.group_size_max=20"],
+            "rollout.group_size_max",
+            "does nothing: rollout.sizing is not difficulty",
+        ),
+        (
+            ["rollout.filter=none", "rollout.accept_floor=0.5"],
+            "rollout.accept_floor",
+            "does nothing: rollout.filter is none",
+        ),
+        (
+            ['engine.sglang.urls=["http://a:1"]'],
+            "engine.sglang.urls",
+            "does nothing: engine.kind is not sglang",
+        ),
+        (
+            ["task.verifier=number"],
+            "task.verifier",
+            "does nothing: only lines of jsonl name verifiers",
+        ),
         (["train.advantage=gdpo"], "train.advantage", "this task's verifier gives one reward"),
         (
             ["train.advantage=gdpo", "task.name=jsonl", "task.path=x", "task.verifier=number"],
@@ -198,16 +249,36 @@ def test_the_defaults_and_the_main_job_need_no_advice() -> None:
             "rollout.filter",
             "groups whose rewards differ and whose sums do not are left out",
         ),
-        (["staleness.max_lag=0", "staleness.depth=0", "train.replay_groups=2"], "train.replay_groups", "older by the next step"),
+        (
+            ["staleness.max_lag=0", "staleness.depth=0", "train.replay_groups=2"],
+            "train.replay_groups",
+            "older by the next step",
+        ),
         (
             ["staleness.max_lag=0", "staleness.depth=0", "staleness.correction=icepop,age_decay"],
             "staleness.correction",
             "no token that is trained has an age",
         ),
-        (["staleness.max_lag=0", "staleness.depth=0", "staleness.proximal=boundary"], "staleness.proximal", "clips nothing"),
-        (["train.objective=reinforce", "staleness.correction=none"], "train.objective", "token_tis would"),
-        (["staleness.correction=none"], "staleness.correction", "icepop or objective dual_clip would"),
-        (["staleness.correction=dppo,age_decay"], "staleness.correction", "icepop or objective dual_clip would"),
+        (
+            ["staleness.max_lag=0", "staleness.depth=0", "staleness.proximal=boundary"],
+            "staleness.proximal",
+            "clips nothing",
+        ),
+        (
+            ["train.objective=reinforce", "staleness.correction=none"],
+            "train.objective",
+            "token_tis would",
+        ),
+        (
+            ["staleness.correction=none"],
+            "staleness.correction",
+            "icepop or objective dual_clip would",
+        ),
+        (
+            ["staleness.correction=dppo,age_decay"],
+            "staleness.correction",
+            "icepop or objective dual_clip would",
+        ),
     ],
 )
 def test_what_does_nothing_or_bounds_nothing_is_said(sets: list[str], key: str, said: str) -> None:
@@ -223,26 +294,41 @@ def test_what_does_nothing_or_bounds_nothing_is_said(sets: list[str], key: str, 
         [*FIRST_K, "train.prior_visits=1"],
         ["train.clip_lo=0.1", "train.clip_hi=0.1"],
         ["rollout.sizing=difficulty", "rollout.group_size_max=20"],
-        ["train.advantage=gdpo", "task.name=jsonl", "task.path=x", "task.verifier=mine:judge", "rollout.filter=none"],
+        [
+            "train.advantage=gdpo",
+            "task.name=jsonl",
+            "task.path=x",
+            "task.verifier=mine:judge",
+            "rollout.filter=none",
+        ],
         ["train.replay_groups=2", "staleness.correction=icepop,age_decay"],
         ["staleness.max_lag=0", "staleness.depth=0"],
         ["staleness.proximal=boundary", "staleness.correction=none"],
         ["train.objective=reinforce"],
-        ["staleness.max_lag=0", "staleness.depth=0", "train.objective=reinforce", "staleness.correction=none"],
+        [
+            "staleness.max_lag=0",
+            "staleness.depth=0",
+            "train.objective=reinforce",
+            "staleness.correction=none",
+        ],
     ],
 )
 def test_what_is_chosen_with_what_it_is_for_needs_no_advice(sets: list[str]) -> None:
     assert advised(*sets) == {}
 
 
-# ------------------------------------------------------------------------------------------------------------- the table
+# --------------------------------------------------------------------------------------- the table
 
 
-def test_check_shows_advice_below_what_follows_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_shows_advice_below_what_follows_and_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     sets = ["task.train_size=20", "task.eval_size=4", "train.objective=gspo", "train.dual_clip=2"]
     assert main(["check", *set_to(*sets)]) == 0
     out = capsys.readouterr().out
-    assert out.index("Prometheus") < out.index("note") and "hardly ever leaves" in " ".join(out.split())
+    assert out.index("Prometheus") < out.index("note") and "hardly ever leaves" in " ".join(
+        out.split()
+    )
     assert out.endswith("This configuration can run.\n")
 
 
@@ -250,46 +336,134 @@ def test_check_shows_advice_below_what_follows_and_goes_on(capsys: pytest.Captur
     ("sets", "name", "value", "meaning"),
     [
         ([], "loss", "clip", "ratio clipped to [0.8, 1.28]; advantage grpo, by group"),
-        (["train.objective=dual_clip"], "loss", "dual_clip", "and at 3 where the advantage is negative; advantage grpo"),
-        (["train.objective=cispo", *FIRST_K], "loss", "cispo", "weight ≤ 1.28; advantage first_k, by rollout"),
+        (
+            ["train.objective=dual_clip"],
+            "loss",
+            "dual_clip",
+            "and at 3 where the advantage is negative; advantage grpo",
+        ),
+        (
+            ["train.objective=cispo", *FIRST_K],
+            "loss",
+            "cispo",
+            "weight ≤ 1.28; advantage first_k, by rollout",
+        ),
         ([], "correction", "icepop", "says what is kept; the objective's own ratio weighs it"),
-        (["staleness.correction=k3,age_decay"], "correction", "k3, age_decay", "says what is kept; the objective's own ratio weighs it"),
-        (["staleness.correction=none"], "correction", "none", "no token is left out, or weighs less"),
+        (
+            ["staleness.correction=k3,age_decay"],
+            "correction",
+            "k3, age_decay",
+            "says what is kept; the objective's own ratio weighs it",
+        ),
+        (
+            ["staleness.correction=none"],
+            "correction",
+            "none",
+            "no token is left out, or weighs less",
+        ),
         (["staleness.correction=age_decay"], "correction", "age_decay", "weighs by age"),
-        (["staleness.proximal=boundary"], "correction", "icepop", "what is kept weighs by its ratio"),
+        (
+            ["staleness.proximal=boundary"],
+            "correction",
+            "icepop",
+            "what is kept weighs by its ratio",
+        ),
         (["train.step_tokens=5000"], "rollouts per step", "by their tokens", "groups of 8"),
-        (["train.step_tokens=5000"], "response tokens per step", "≥ 5,000", "they close a step, and batch_groups does not"),
-        (["rollout.sizing=difficulty"], "rollouts per step", "≤ 256", "16 groups of 8 to 16, more where prompts are harder"),
+        (
+            ["train.step_tokens=5000"],
+            "response tokens per step",
+            "≥ 5,000",
+            "they close a step, and batch_groups does not",
+        ),
+        (
+            ["rollout.sizing=difficulty"],
+            "rollouts per step",
+            "≤ 256",
+            "16 groups of 8 to 16, more where prompts are harder",
+        ),
         (["rollout.sizing=difficulty"], "response tokens per step", "≤ 8,192", "32 a rollout"),
-        ([], "lag, worst", "4", "older tokens are left out of the loss; no window: the oldest finished first"),
-        ([DROP, "staleness.window=49"], "lag, worst", "4", "group of older tokens is dropped; with this window none is older than 4"),
-        (["rollout.filter=none", "staleness.window=17"], "lag, worst", "2", "with this window none is older than 2"),
-        (["staleness.window=17"], "lag, worst", "4", "with this window none is older than 4"),  # where a filter has more groups started
-        (["staleness.window=50", "rollout.filter=none"], "lag, worst", "4", "with this window some may be 5 old"),
-        (["rollout.filter=none", "train.step_tokens=4096", "staleness.window=1"], "lag, worst", "1", "none is older than 1"),
-        (["rollout.filter=none", "train.step_tokens=2048", "staleness.window=1"], "lag, worst", "3", "none is older than 3"),
-        (["staleness.on_stale=train"], "lag, worst", "no bound", "old tokens are trained; no window"),
+        (
+            [],
+            "lag, worst",
+            "4",
+            "older tokens are left out of the loss; no window: the oldest finished first",
+        ),
+        (
+            [DROP, "staleness.window=49"],
+            "lag, worst",
+            "4",
+            "group of older tokens is dropped; with this window none is older than 4",
+        ),
+        (
+            ["rollout.filter=none", "staleness.window=17"],
+            "lag, worst",
+            "2",
+            "with this window none is older than 2",
+        ),
+        (
+            ["staleness.window=17"],
+            "lag, worst",
+            "4",
+            "with this window none is older than 4",
+        ),  # where a filter has more groups started
+        (
+            ["staleness.window=50", "rollout.filter=none"],
+            "lag, worst",
+            "4",
+            "with this window some may be 5 old",
+        ),
+        (
+            ["rollout.filter=none", "train.step_tokens=4096", "staleness.window=1"],
+            "lag, worst",
+            "1",
+            "none is older than 1",
+        ),
+        (
+            ["rollout.filter=none", "train.step_tokens=2048", "staleness.window=1"],
+            "lag, worst",
+            "3",
+            "none is older than 3",
+        ),
+        (
+            ["staleness.on_stale=train"],
+            "lag, worst",
+            "no bound",
+            "old tokens are trained; no window",
+        ),
         (
             ["staleness.on_stale=train", "staleness.window=1", "rollout.filter=none"],
             "lag, worst",
             "1",
             "with this window none is older than 1",
         ),
-        (["staleness.on_stale=restart"], "lag, worst", "4", "the prompt of older tokens starts again"),
+        (
+            ["staleness.on_stale=restart"],
+            "lag, worst",
+            "4",
+            "the prompt of older tokens starts again",
+        ),
     ],
 )
-def test_the_table_says_what_is_minimized_and_what_a_step_has(sets: list[str], name: str, value: str, meaning: str) -> None:
+def test_the_table_says_what_is_minimized_and_what_a_step_has(
+    sets: list[str], name: str, value: str, meaning: str
+) -> None:
     rows = {row.name: row for row in derived(load(None, sets, {}), available=2)}
     assert rows[name].value == value and meaning in rows[name].meaning
 
 
 @pytest.mark.parametrize(("step_tokens", "most"), [(0, 80), (4096, 80), (2048, 40), (1, 32)])
-def test_no_more_groups_are_started_for_filtered_ones_than_small_steps_train_in_time(step_tokens: int, most: int) -> None:
-    """Within a max_lag of 4: five steps, which have 16 groups, or as few as their tokens need of the longest (8 * 32 tokens)."""
+def test_no_more_groups_are_started_for_filtered_ones_than_small_steps_train_in_time(
+    step_tokens: int, most: int
+) -> None:
+    """Within a max_lag of 4: five steps, which have 16 groups, or as few as their tokens need of
+    the longest (8 * 32 tokens)."""
     assert max_groups(load(None, [f"train.step_tokens={step_tokens}"], {})) == most
 
 
 def test_rollouts_that_live_are_counted_at_their_most() -> None:
     config = load(None, ["rollout.sizing=difficulty"], {})
     rows = {row.name: row for row in derived(config, available=2)}
-    assert f"; {live_groups(config) * group_size(config):,} rollouts" in rows["groups live"].meaning and group_size(config) == 16
+    assert (
+        f"; {live_groups(config) * group_size(config):,} rollouts" in rows["groups live"].meaning
+        and group_size(config) == 16
+    )

@@ -6,7 +6,17 @@ import msgspec
 import pytest
 
 from asyncrl.config import load
-from asyncrl.config.derived import EVENT_BYTES, LOG_BYTES, derived, journal_bytes, live_groups, max_groups, queue_bytes, size, steps
+from asyncrl.config.derived import (
+    EVENT_BYTES,
+    LOG_BYTES,
+    derived,
+    journal_bytes,
+    live_groups,
+    max_groups,
+    queue_bytes,
+    size,
+    steps,
+)
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Scored
 from asyncrl.journal.sqlite import WAL_BYTES
@@ -19,16 +29,33 @@ def table(*sets: str, available: int = 2) -> dict[str, tuple[str, str]]:
 def test_numbers_of_a_small_run() -> None:
     config = load(
         None,
-        ["train.batch_groups=3", "rollout.group_size=4", "staleness.depth=2", "engine.context_tokens=100", "rollout.max_new_tokens=40"],
+        [
+            "train.batch_groups=3",
+            "rollout.group_size=4",
+            "staleness.depth=2",
+            "engine.context_tokens=100",
+            "rollout.max_new_tokens=40",
+        ],
         {},
     )
     assert live_groups(config) == 9
-    assert max_groups(config) == 15, "so many can be trained within a max_lag of 4, if all that are started for filtered ones pass"
-    assert queue_bytes(config) == 15 * 4 * (100 * 4 + 40 * 4)  # ids of the context, log-probabilities of the response
+    assert max_groups(config) == 15, (
+        "so many can be trained within a max_lag of 4, if all that are started for filtered ones "
+        "pass"
+    )
+    assert queue_bytes(config) == 15 * 4 * (
+        100 * 4 + 40 * 4
+    )  # ids of the context, log-probabilities of the response
 
 
 def test_the_table_says_what_follows() -> None:
-    rows = table("train.steps=7", "rollout.actors=3", "engine.slots=10", "staleness.depth=2", "metrics.port=9100")
+    rows = table(
+        "train.steps=7",
+        "rollout.actors=3",
+        "engine.slots=10",
+        "staleness.depth=2",
+        "metrics.port=9100",
+    )
     assert rows["slots"][0] == "30"
     assert rows["rollouts per step"] == ("128", "16 groups of 8")
     assert rows["response tokens per step"][0] == "≤ 4,096"
@@ -46,16 +73,32 @@ def test_the_table_says_what_follows() -> None:
         (0, 100, 100, "never compacted, as train.checkpoint_every is 0: all steps"),
     ],
 )
-def test_the_journal_holds_two_checkpoint_intervals(every: int, steps_: int, held: int, said: str) -> None:
-    sets = ["train.batch_groups=3", "rollout.group_size=4", "staleness.depth=0", "engine.context_tokens=100", "rollout.max_new_tokens=40"]
+def test_the_journal_holds_two_checkpoint_intervals(
+    every: int, steps_: int, held: int, said: str
+) -> None:
+    sets = [
+        "train.batch_groups=3",
+        "rollout.group_size=4",
+        "staleness.depth=0",
+        "engine.context_tokens=100",
+        "rollout.max_new_tokens=40",
+    ]
     sets += ["engine.chunk_tokens=16", f"train.checkpoint_every={every}", f"train.steps={steps_}"]
-    rollout = 40 * 8 + (3 + 4) * 40  # tokens; and a head for each of 3 chunks, its lease, seal, verdict and end
-    # As many groups as may be started where a filter leaves many out: tokens as events, in three states, and one of those in the log.
+    rollout = (
+        40 * 8 + (3 + 4) * 40
+    )  # tokens; and a head for each of 3 chunks, its lease, seal, verdict and end
+    # As many groups as may be started where a filter leaves many out: tokens as events, in three
+    # states, and one of those in the log.
     live = 12 * 4 * (100 * 4 + 40 * 4)
-    assert journal_bytes(load(None, sets, {})) == held * 3 * (4 * rollout + 100 * 4) + 5 * live + LOG_BYTES
+    assert (
+        journal_bytes(load(None, sets, {}))
+        == held * 3 * (4 * rollout + 100 * 4) + 5 * live + LOG_BYTES
+    )
     value, meaning = table(*sets)["journal"]
     assert value == f"≤ {size(journal_bytes(load(None, sets, {})))}"
-    assert meaning.startswith(said) and meaning.endswith("; what is filtered, stale or evaluated comes on top")
+    assert meaning.startswith(said) and meaning.endswith(
+        "; what is filtered, stale or evaluated comes on top"
+    )
 
 
 def test_an_event_takes_no_more_beside_its_tokens_than_is_said() -> None:
@@ -73,16 +116,35 @@ def test_an_event_takes_no_more_beside_its_tokens_than_is_said() -> None:
 
 
 def test_slots_that_stay_empty_are_said() -> None:
-    assert table("engine.slots=300")["slots"] == ("300", "44 more than live rollouts: they stay empty")
+    assert table("engine.slots=300")["slots"] == (
+        "300",
+        "44 more than live rollouts: they stay empty",
+    )
 
 
 def test_training_on_stale_tokens_has_no_worst_lag() -> None:
     assert table("staleness.on_stale=train")["lag, worst"][0] == "no bound"
 
 
-@pytest.mark.parametrize(("epochs", "size_", "expected"), [(0, 4, 9), (1, 4, 2), (1, 5, 3), (2, 5, 5), (50, 5, 9)])
+@pytest.mark.parametrize(
+    ("epochs", "size_", "expected"), [(0, 4, 9), (1, 4, 2), (1, 5, 3), (2, 5, 5), (50, 5, 9)]
+)
 def test_the_data_may_end_the_run(epochs: int, size_: int, expected: int) -> None:
-    assert steps(load(None, [f"task.epochs={epochs}", f"task.train_size={size_}", "train.steps=9", "train.batch_groups=2"], {})) == expected
+    assert (
+        steps(
+            load(
+                None,
+                [
+                    f"task.epochs={epochs}",
+                    f"task.train_size={size_}",
+                    "train.steps=9",
+                    "train.batch_groups=2",
+                ],
+                {},
+            )
+        )
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,12 +152,24 @@ def test_the_data_may_end_the_run(epochs: int, size_: int, expected: int) -> Non
     [
         ([], 1, ("1 of 1", "trainer 1; rollout actors 1")),
         ([], 2, ("2 of 2", "trainer 1; rollout actors 1")),
-        (["machine.cores=8", "machine.trainer_cores=3", "rollout.actors=2"], 64, ("8 of 64", "trainer 3; rollout actors 2, 3")),
+        (
+            ["machine.cores=8", "machine.trainer_cores=3", "rollout.actors=2"],
+            64,
+            ("8 of 64", "trainer 3; rollout actors 2, 3"),
+        ),
     ],
 )
-def test_cores_are_said_as_the_launcher_divides_them(sets: list[str], available: int, said: tuple[str, str]) -> None:
+def test_cores_are_said_as_the_launcher_divides_them(
+    sets: list[str], available: int, said: tuple[str, str]
+) -> None:
     assert table(*sets, available=available)["cores"] == said
 
 
 def test_sizes_are_readable() -> None:
-    assert [size(n) for n in (0, 1023, 1024, 3 * 2**20, 5 * 2**40)] == ["0 B", "1023 B", "1.0 KiB", "3.0 MiB", "5,120.0 GiB"]
+    assert [size(n) for n in (0, 1023, 1024, 3 * 2**20, 5 * 2**40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "3.0 MiB",
+        "5,120.0 GiB",
+    ]

@@ -1,4 +1,5 @@
-"""Settings of flow that contradict each other are refused with the keys and the remedy; the window's rule against the bound itself."""
+"""Settings of flow that contradict each other are refused with the keys and the remedy; the
+window's rule against the bound itself."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
 @pytest.mark.parametrize(
     ("sections", "keys", "remedy"),
     [
-        ({"staleness": {"depth": 3, "max_lag": 2}}, {"staleness.depth", "staleness.max_lag"}, "lower depth"),
+        (
+            {"staleness": {"depth": 3, "max_lag": 2}},
+            {"staleness.depth", "staleness.max_lag"},
+            "lower depth",
+        ),
         (
             {"staleness": {"depth": 0, "max_lag": 0}, "rollout": {"overprovision": 1.5}},
             {"rollout.overprovision", "staleness.max_lag"},
@@ -38,7 +43,11 @@ ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
             {"train.unit", "rollout.sizing"},
             "sizing to fixed",
         ),
-        ({"train": ALONE, "staleness": {"on_stale": "restart"}}, {"train.unit", "staleness.on_stale"}, "set unit to group"),
+        (
+            {"train": ALONE, "staleness": {"on_stale": "restart"}},
+            {"train.unit", "staleness.on_stale"},
+            "set unit to group",
+        ),
         (
             {"rollout": {"sizing": "difficulty", "group_size": 8, "group_size_max": 4}},
             {"rollout.group_size_max", "rollout.group_size"},
@@ -46,7 +55,9 @@ ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
         ),
     ],
 )
-def test_each_contradiction_names_its_keys_and_the_remedy(sections: dict[str, dict[str, object]], keys: set[str], remedy: str) -> None:
+def test_each_contradiction_names_its_keys_and_the_remedy(
+    sections: dict[str, dict[str, object]], keys: set[str], remedy: str
+) -> None:
     (found,) = refused(**sections)
     assert set(found[0]) == keys and remedy in found[1]
 
@@ -62,7 +73,11 @@ def test_a_window_whose_lag_would_be_dropped_is_refused_and_the_widest_that_is_n
         staleness = {"depth": depth, "max_lag": max_lag, "window": window, "on_stale": "drop"}
         return [
             sentence
-            for keys, sentence in refused(train={"batch_groups": batch}, staleness=staleness, rollout={"overprovision": overprovision})
+            for keys, sentence in refused(
+                train={"batch_groups": batch},
+                staleness=staleness,
+                rollout={"overprovision": overprovision},
+            )
             if "staleness.window" in keys
         ]
 
@@ -71,23 +86,32 @@ def test_a_window_whose_lag_would_be_dropped_is_refused_and_the_widest_that_is_n
         assert bool(of(window)) == (lag > max_lag)
         if said := of(window):
             assert f"its lag is {lag}" in said[0] and f"set max_lag to {lag}" in said[0]
-            widest = sum(1 for _ in itertools.takewhile(lambda w: worst_lag(depth, batch, overprovision, w) <= max_lag, range(1, 99)))
+            widest = sum(
+                1
+                for _ in itertools.takewhile(
+                    lambda w: worst_lag(depth, batch, overprovision, w) <= max_lag, range(1, 99)
+                )
+            )
             assert (f"set window to {widest} or less" in said[0]) == (widest > 0)
 
 
 def test_where_tokens_close_a_step_the_smallest_step_counts() -> None:
-    """2 groups of 4 rollouts of 10 tokens make 80: so 4 may be live, one may wait behind all others, and steps take 2."""
+    """2 groups of 4 rollouts of 10 tokens make 80: so 4 may be live, one may wait behind all
+    others, and steps take 2."""
     rollout: dict[str, object] = {"group_size": 4, "max_new_tokens": 10}
     train: dict[str, object] = {"batch_groups": 2}
     for step_tokens, worst in ((80, 1), (41, 1), (40, 3), (1, 3), (160, 0), (1000, 0)):
         for max_lag in range(1, 5):
             staleness = {"depth": 1, "max_lag": max_lag, "window": 1, "on_stale": "drop"}
-            found = refused(rollout=rollout, train=train | {"step_tokens": step_tokens}, staleness=staleness)
+            found = refused(
+                rollout=rollout, train=train | {"step_tokens": step_tokens}, staleness=staleness
+            )
             assert bool(found) == (worst > max_lag), (step_tokens, max_lag)
 
 
 def test_where_tokens_close_a_step_of_single_rollouts_it_may_be_less_than_a_group() -> None:
-    """40 tokens are 4 rollouts of 10, half a group of 8: of 4 groups that may be live the last rollout is trained in the eighth step."""
+    """40 tokens are 4 rollouts of 10, half a group of 8: of 4 groups that may be live the last
+    rollout is trained in the eighth step."""
     for max_lag in range(1, 9):
         found = refused(
             rollout={"group_size": 8, "max_new_tokens": 10},

@@ -1,4 +1,5 @@
-"""Any input gives a Config or a ConfigError of one sentence; sources have their order; write and read are inverse."""
+"""Any input gives a Config or a ConfigError of one sentence; sources have their order; write and
+read are inverse."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def toml(tmp_path: Path) -> Any:
     return put
 
 
-# -------------------------------------------------------------------------------------------------------------- sources
+# ----------------------------------------------------------------------------------------- sources
 
 
 def test_nothing_said_is_the_defaults() -> None:
@@ -53,7 +54,12 @@ def test_nothing_said_is_the_defaults() -> None:
 def test_set_wins_over_variable_over_file_over_default(toml: Any) -> None:
     path = toml("[staleness]\nmax_lag = 6\ndepth = 2\n[run]\nlog = 'error'\n")
     config = load(path, ["staleness.max_lag=8"], {"ASYNCRL_MAX_LAG": "7", "ASYNCRL_DEPTH": "3"})
-    assert (config.staleness.max_lag, config.staleness.depth, config.run.log, config.run.seed) == (8, 3, "error", 0)
+    assert (config.staleness.max_lag, config.staleness.depth, config.run.log, config.run.seed) == (
+        8,
+        3,
+        "error",
+        0,
+    )
 
 
 def test_the_last_of_two_sets_wins() -> None:
@@ -76,7 +82,9 @@ def test_every_variable_sets_its_setting(variable: str) -> None:
     }
     value = other.get(variable) or (field.choices[-1] if field.choices else "some/where")
     assert value != lookup(Config(), field.key)
-    assert lookup(load(None, (), {variable: str(value)}), field.key) == (() if value == "none" else value)
+    assert lookup(load(None, (), {variable: str(value)}), field.key) == (
+        () if value == "none" else value
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,11 +122,13 @@ def test_a_free_table_grows_by_its_names(toml: Any) -> None:
 def test_another_task_does_not_inherit_params(toml: Any) -> None:
     path = toml("[task]\nname = 'spell_backward'\nparams = {min_word_len = 3}\n")
     assert load(path, ["task.name=chain_sum"], {}).task.params == {}
-    assert load(path, ["task.params.max_terms=3", "task.name=chain_sum"], {}).task.params == {"max_terms": 3}
+    assert load(path, ["task.params.max_terms=3", "task.name=chain_sum"], {}).task.params == {
+        "max_terms": 3
+    }
     assert load(path, ["task.name=spell_backward"], {}).task.params == {"min_word_len": 3}
 
 
-# -------------------------------------------------------------------------------------------------------------- refusals
+# ---------------------------------------------------------------------------------------- refusals
 
 
 def test_unknown_names_are_refused_with_the_nearest(toml: Any) -> None:
@@ -127,7 +137,10 @@ def test_unknown_names_are_refused_with_the_nearest(toml: Any) -> None:
     assert "nearest is train.steps." in refusal(toml("steps = 3"))
     assert "nearest is rollout.group_size." in refusal(None, "train.group_size=3")
     assert "nearest is staleness.max_lag." in refusal(None, "staleness.maxlag=3")
-    assert refusal(ASYNCRL_MAXLAG="3") == "ASYNCRL_MAXLAG: there is no such variable; the nearest is ASYNCRL_MAX_LAG."
+    assert (
+        refusal(ASYNCRL_MAXLAG="3")
+        == "ASYNCRL_MAXLAG: there is no such variable; the nearest is ASYNCRL_MAX_LAG."
+    )
     assert "nearest is warning." in refusal(None, "run.log=warn")
 
 
@@ -168,7 +181,9 @@ def test_wrong_values_are_refused_with_what_is_allowed(toml: Any, text: str, nam
         ("x = " + "1" * 5000, ": "),
     ],
 )
-def test_what_is_not_toml_is_refused_with_its_line(toml: Any, text: str | bytes, place: str) -> None:
+def test_what_is_not_toml_is_refused_with_its_line(
+    toml: Any, text: str | bytes, place: str
+) -> None:
     path = toml(text)
     assert refusal(path).startswith(f"{path}{place}this is not TOML")
 
@@ -204,7 +219,10 @@ def test_an_environment_that_is_not_utf8() -> None:
         (["train.micro_tokens=255"], ("train.micro_tokens", "engine.context_tokens")),
         (["staleness.depth=5"], ("staleness.depth", "staleness.max_lag")),
         (["staleness.max_lag=0"], ("staleness.depth", "staleness.max_lag")),
-        (["machine.cores=2", "machine.trainer_cores=2"], ("machine.trainer_cores", "machine.cores")),
+        (
+            ["machine.cores=2", "machine.trainer_cores=2"],
+            ("machine.trainer_cores", "machine.cores"),
+        ),
         (["supervision.stall_s=10"], ("supervision.stall_s", "task.verdict_s")),
         (["task.name=jsonl"], ("task.name", "task.path")),
         (["task.name=jsonl", "task.path=x", "task.params.a=1"], ("task.name", "task.params")),
@@ -240,18 +258,25 @@ def test_possible_combinations_at_the_edge_pass(sets: list[str]) -> None:
     load(None, sets, {})
 
 
-# ------------------------------------------------------------------------------------------------------------ properties
+# -------------------------------------------------------------------------------------- properties
 
 plain = st.recursive(
-    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 anything = plain | st.floats() | st.integers() | st.datetimes() | st.dates() | st.times()
 
 
 @given(key=st.sampled_from(KEYS), value=anything)
-def test_any_value_of_any_setting_gives_a_config_or_one_sentence(key: str, value: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_value_of_any_setting_gives_a_config_or_one_sentence(
+    key: str, value: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path, tree = tmp_path_factory.getbasetemp() / "any.toml", value
     for name in reversed(key.split(".")):
         tree = {name: tree}
@@ -268,9 +293,17 @@ def test_any_value_of_any_setting_gives_a_config_or_one_sentence(key: str, value
 @given(key=st.sampled_from(SCALAR_KEYS), data=st.data())
 def test_a_value_of_the_wrong_type_is_always_refused(key: str, data: st.DataObject) -> None:
     kind = FIELDS[key].kind
-    wrong = {int: ["x", "1.5", "true", "[1]"], float: ["x", "true", "[1.0]"], bool: ["1", "yes", "True"]}.get(kind, [])
+    wrong = {
+        int: ["x", "1.5", "true", "[1]"],
+        float: ["x", "true", "[1.0]"],
+        bool: ["1", "yes", "True"],
+    }.get(kind, [])
     if FIELDS[key].choices:
-        wrong = data.draw(st.lists(st.text(string.ascii_letters, min_size=10, max_size=12), min_size=1, max_size=1))
+        wrong = data.draw(
+            st.lists(
+                st.text(string.ascii_letters, min_size=10, max_size=12), min_size=1, max_size=1
+            )
+        )
     for text in wrong:
         assert key in refusal(None, f"{key}={text}")
 
@@ -293,9 +326,15 @@ def test_values_outside_the_range_are_refused(key: str) -> None:
         assert key in text and FIELDS[key].allowed in text
 
 
-@given(key=st.sampled_from(KEYS), place=st.integers(0, 40), letter=st.sampled_from(string.ascii_lowercase + "_"))
+@given(
+    key=st.sampled_from(KEYS),
+    place=st.integers(0, 40),
+    letter=st.sampled_from(string.ascii_lowercase + "_"),
+)
 @example(key="train.steps", place=0, letter="x")
-def test_any_misspelled_key_is_refused_with_a_key_that_exists(key: str, place: int, letter: str) -> None:
+def test_any_misspelled_key_is_refused_with_a_key_that_exists(
+    key: str, place: int, letter: str
+) -> None:
     section, _, name = key.rpartition(".")
     wrong = name[: place % len(name)] + letter + name[place % len(name) :]
     if f"{section}.{wrong}" not in FIELDS:
@@ -305,7 +344,12 @@ def test_any_misspelled_key_is_refused_with_a_key_that_exists(key: str, place: i
 
 @given(text=st.text(max_size=60))
 def test_any_text_is_a_config_or_one_sentence(text: str) -> None:
-    for sets, environ in (([text], {}), ([f"task.params.{text}"], {}), ([], {f"ASYNCRL_{text}": text}), ([], {"ASYNCRL_MAX_LAG": text})):
+    for sets, environ in (
+        ([text], {}),
+        ([f"task.params.{text}"], {}),
+        ([], {f"ASYNCRL_{text}": text}),
+        ([], {"ASYNCRL_MAX_LAG": text}),
+    ):
         try:
             load(None, sets, environ)
         except ConfigError as error:
@@ -313,7 +357,9 @@ def test_any_text_is_a_config_or_one_sentence(text: str) -> None:
 
 
 @given(raw=st.binary(max_size=60))
-def test_any_bytes_are_a_config_or_one_sentence(raw: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_bytes_are_a_config_or_one_sentence(
+    raw: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes.toml"
     path.write_bytes(raw)
     try:
@@ -322,22 +368,34 @@ def test_any_bytes_are_a_config_or_one_sentence(raw: bytes, tmp_path_factory: py
         sentence(error)
 
 
-# -------------------------------------------------------------------------------------------------------- write and read
+# ---------------------------------------------------------------------------------- write and read
 
 
-@given(params=st.dictionaries(st.text(max_size=8), plain, max_size=3), template=st.text(max_size=20), lr=st.floats(1e-12, 1e12))
-def test_read_is_the_inverse_of_write(params: dict[str, Any], template: str, lr: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(
+    params=st.dictionaries(st.text(max_size=8), plain, max_size=3),
+    template=st.text(max_size=20),
+    lr=st.floats(1e-12, 1e12),
+)
+def test_read_is_the_inverse_of_write(
+    params: dict[str, Any], template: str, lr: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     try:
         config = msgspec.structs.replace(
             Config(),
-            task=msgspec.structs.replace(Config().task, params=params, template=template + "{question}"),
+            task=msgspec.structs.replace(
+                Config().task, params=params, template=template + "{question}"
+            ),
             train=msgspec.structs.replace(Config().train, lr=lr),
         )
         path = tmp_path_factory.getbasetemp() / "written.toml"
         write(config, path)
         assert read(path) == config
     except (UnicodeEncodeError, ConfigError):
-        assert "\0" in template + repr(params) or "\\x00" in repr(params) or any("\ud800" <= c <= "\udfff" for c in template + str(params))
+        assert (
+            "\0" in template + repr(params)
+            or "\\x00" in repr(params)
+            or any("\ud800" <= c <= "\udfff" for c in template + str(params))
+        )
 
 
 def test_write_leaves_one_file_and_replaces(tmp_path: Path) -> None:
@@ -352,7 +410,11 @@ def test_the_written_file_explains_every_setting() -> None:
     lines = render(Config()).splitlines()
     for field in FIELDS.values():
         section = lines.index(f"[{field.section}]")
-        place = next(i for i, line in enumerate(lines) if i > section and line.startswith((f"{field.name} = ", f"[{field.key}]")))
+        place = next(
+            i
+            for i, line in enumerate(lines)
+            if i > section and line.startswith((f"{field.name} = ", f"[{field.key}]"))
+        )
         assert field.description and lines[place - 1].startswith(f"# {field.description}")
 
 

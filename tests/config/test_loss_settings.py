@@ -1,4 +1,5 @@
-"""The list of corrections is typed wherever it is said and survives being written; a loss that its formulas do not define is refused."""
+"""The list of corrections is typed wherever it is said and survives being written; a loss that its
+formulas do not define is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def correction(*sets: str, path: Path | None = None, **environ: str) -> tuple[An
     return load(path, sets, environ).staleness.correction
 
 
-# ------------------------------------------------------------------------------------------------------- where it is said
+# -------------------------------------------------------------------------------- where it is said
 
 
 def test_the_default_is_icepop() -> None:
@@ -42,7 +43,8 @@ def test_the_default_is_icepop() -> None:
     "text",
     [
         "[staleness]\ncorrection = [{kind = 'icepop', lo = 0.5, hi = 2}, {kind = 'age_decay'}]\n",
-        "[[staleness.correction]]\nkind = 'icepop'\nlo = 0.5\nhi = 2.0\n[[staleness.correction]]\nkind = 'age_decay'\n",
+        "[[staleness.correction]]\nkind = 'icepop'\nlo = 0.5\nhi = "
+        "2.0\n[[staleness.correction]]\nkind = 'age_decay'\n",
         "[staleness]\ncorrection = [{kind = 'icepop', lo = 0.5, hi = 2}, 'age_decay']\n",
     ],
 )
@@ -66,7 +68,11 @@ def test_a_file_has_a_list_of_tables(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_variable_and_a_set_take_names_or_the_list(text: str, expected: tuple[Any, ...]) -> None:
-    assert correction(ASYNCRL_CORRECTION=text) == correction(f"staleness.correction={text}") == expected
+    assert (
+        correction(ASYNCRL_CORRECTION=text)
+        == correction(f"staleness.correction={text}")
+        == expected
+    )
 
 
 def test_a_file_may_name_them_in_one_string(tmp_path: Path) -> None:
@@ -88,10 +94,20 @@ def test_a_file_may_name_them_in_one_string(tmp_path: Path) -> None:
         ("[{lo = 0.5}]", "has {'lo': 0.5} in it, and must be a list"),
         ("{kind = 'icepop'}", "is {'kind': 'icepop'}, and must be a list"),
         ("[{kind = 3}]", "has {'kind': 3} in it"),
-        ("[{kind = 'icepop', low = 0.5}]", "has a icepop with 'low', which it does not take; it takes lo, hi, and the nearest is lo."),
+        (
+            "[{kind = 'icepop', low = 0.5}]",
+            "has a icepop with 'low', which it does not take; it takes lo, hi, and the nearest "
+            "is lo.",
+        ),
         ("[{kind = 'k3', lo = 0.5}]", "it takes hi, and the nearest is hi."),
-        ("[{kind = 'icepop', lo = 5.0, hi = 0.2}]", "staleness.correction.icepop.lo is 5.0, and must be a number above 0 and at most 1"),
-        ("[{kind = 'icepop', hi = 0.9}]", "staleness.correction.icepop.hi is 0.9, and must be a number at least 1"),
+        (
+            "[{kind = 'icepop', lo = 5.0, hi = 0.2}]",
+            "staleness.correction.icepop.lo is 5.0, and must be a number above 0 and at most 1",
+        ),
+        (
+            "[{kind = 'icepop', hi = 0.9}]",
+            "staleness.correction.icepop.hi is 0.9, and must be a number at least 1",
+        ),
         ("[{kind = 'icepop', lo = 0}]", "staleness.correction.icepop.lo is 0, and"),
         ("[{kind = 'icepop', hi = inf}]", "staleness.correction.icepop.hi is inf"),
         ("[{kind = 'icepop', lo = nan}]", "staleness.correction.icepop.lo is nan"),
@@ -101,8 +117,12 @@ def test_a_file_may_name_them_in_one_string(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_list_of_corrections_is_refused_with_its_place(text: str, said: str) -> None:
-    assert said in (by_variable := refusal(ASYNCRL_CORRECTION=text)) and by_variable.startswith("ASYNCRL_CORRECTION: staleness.correction")
-    assert said in (by_set := refusal(f"staleness.correction={text}")) and by_set.startswith("--set staleness.correction=")
+    assert said in (by_variable := refusal(ASYNCRL_CORRECTION=text)) and by_variable.startswith(
+        "ASYNCRL_CORRECTION: staleness.correction"
+    )
+    assert said in (by_set := refusal(f"staleness.correction={text}")) and by_set.startswith(
+        "--set staleness.correction="
+    )
 
 
 def test_bounds_have_a_place_in_a_table_and_nowhere_else() -> None:
@@ -138,12 +158,20 @@ def bounds(kind: Any) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{name: ranges[name] for name in kind.__struct_fields__})
 
 
-@given(entries=st.lists(st.sampled_from(KINDS), max_size=6, unique=True).flatmap(lambda kinds: st.tuples(*map(bounds, kinds))))
-def test_any_list_is_read_as_it_was_written(entries: tuple[Any, ...], tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(
+    entries=st.lists(st.sampled_from(KINDS), max_size=6, unique=True).flatmap(
+        lambda kinds: st.tuples(*map(bounds, kinds))
+    )
+)
+def test_any_list_is_read_as_it_was_written(
+    entries: tuple[Any, ...], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     default = Config()
     config = msgspec.structs.replace(
         default,
-        staleness=msgspec.structs.replace(default.staleness, correction=entries, proximal="boundary"),
+        staleness=msgspec.structs.replace(
+            default.staleness, correction=entries, proximal="boundary"
+        ),
         run=msgspec.structs.replace(default.run, dir="somewhere"),
     )
     path = tmp_path_factory.getbasetemp() / "corrections.toml"
@@ -161,7 +189,7 @@ def test_the_written_list_names_its_kinds() -> None:
     assert all(kind.__struct_config__.tag in lines[place - 1] for kind in KINDS)
 
 
-# ------------------------------------------------------------------------------------------------------------------ rules
+# ------------------------------------------------------------------------------------------- rules
 
 FIRST_K = ("train.unit=rollout", "train.advantage=first_k")
 EMPTY = "staleness.correction=[{kind = 'icepop', lo = 1, hi = 1}]"
@@ -171,8 +199,16 @@ TWICE = "staleness.correction=icepop,icepop"
 @pytest.mark.parametrize(
     ("sets", "keys", "said"),
     [
-        (["train.objective=dual_clip", "train.dual_clip=1.28"], ["train.dual_clip", "train.clip_hi"], "larger than 1 + clip_hi"),
-        ([EMPTY], ["staleness.correction"], "the band [lo, hi] of icepop is empty: lower lo or raise hi"),
+        (
+            ["train.objective=dual_clip", "train.dual_clip=1.28"],
+            ["train.dual_clip", "train.clip_hi"],
+            "larger than 1 + clip_hi",
+        ),
+        (
+            [EMPTY],
+            ["staleness.correction"],
+            "the band [lo, hi] of icepop is empty: lower lo or raise hi",
+        ),
         ([TWICE], ["staleness.correction"], "icepop is there twice"),
         (
             ["staleness.correction=icepop,token_tis"],
@@ -184,26 +220,67 @@ TWICE = "staleness.correction=icepop,icepop"
             ["staleness.proximal", "train.objective"],
             "sequence_tis would weigh",
         ),
-        (["staleness.correction=geometric_tis", "train.objective=topr"], ["staleness.proximal"], "geometric_tis would weigh"),
+        (
+            ["staleness.correction=geometric_tis", "train.objective=topr"],
+            ["staleness.proximal"],
+            "geometric_tis would weigh",
+        ),
         (
             ["staleness.correction=icepop,token_tis", "staleness.proximal=boundary"],
             ["staleness.correction", "staleness.proximal"],
             "both icepop and token_tis weigh by the ratio",
         ),
-        (["staleness.correction=mis,kpop", "train.objective=reinforce"], ["train.objective"], "both mis and kpop weigh by the ratio"),
-        (["train.unit=rollout"], ["train.unit", "train.advantage"], "set advantage to first_k, or unit to group"),
-        (["train.unit=rollout", "train.advantage=min_variance"], ["train.unit", "train.advantage"], "set advantage to first_k"),
-        (["train.unit=rollout", "train.advantage=reinforce_pp"], ["train.unit", "train.advantage"], "set advantage to first_k"),
-        (["train.advantage=first_k"], ["train.unit", "train.advantage"], "set unit to rollout, or advantage to rloo"),
-        ([*FIRST_K, "train.replay_groups=1"], ["train.unit", "train.replay_groups"], "trained again are whole groups"),
-        ([*FIRST_K, "rollout.k_min=8"], ["train.unit", "rollout.k_min", "rollout.group_size"], "group_size - 1 others"),
+        (
+            ["staleness.correction=mis,kpop", "train.objective=reinforce"],
+            ["train.objective"],
+            "both mis and kpop weigh by the ratio",
+        ),
+        (
+            ["train.unit=rollout"],
+            ["train.unit", "train.advantage"],
+            "set advantage to first_k, or unit to group",
+        ),
+        (
+            ["train.unit=rollout", "train.advantage=min_variance"],
+            ["train.unit", "train.advantage"],
+            "set advantage to first_k",
+        ),
+        (
+            ["train.unit=rollout", "train.advantage=reinforce_pp"],
+            ["train.unit", "train.advantage"],
+            "set advantage to first_k",
+        ),
+        (
+            ["train.advantage=first_k"],
+            ["train.unit", "train.advantage"],
+            "set unit to rollout, or advantage to rloo",
+        ),
+        (
+            [*FIRST_K, "train.replay_groups=1"],
+            ["train.unit", "train.replay_groups"],
+            "trained again are whole groups",
+        ),
+        (
+            [*FIRST_K, "rollout.k_min=8"],
+            ["train.unit", "rollout.k_min", "rollout.group_size"],
+            "group_size - 1 others",
+        ),
         (
             ["train.advantage=min_variance", "train.micro_tokens=2047"],
-            ["train.advantage", "train.micro_tokens", "rollout.group_size", "engine.context_tokens"],
+            [
+                "train.advantage",
+                "train.micro_tokens",
+                "rollout.group_size",
+                "engine.context_tokens",
+            ],
             "raise micro_tokens to 2048",
         ),
         (
-            ["train.advantage=min_variance_logits", "rollout.sizing=difficulty", "rollout.group_size_max=33"],
+            [
+                "train.advantage=min_variance_logits",
+                "rollout.sizing=difficulty",
+                "rollout.group_size_max=33",
+            ],
             ["train.micro_tokens", "rollout.group_size_max"],
             "raise micro_tokens to 8448",
         ),
@@ -237,11 +314,13 @@ def test_a_loss_at_the_edge_passes(sets: list[str]) -> None:
 def test_a_contradiction_shows_the_list_as_it_is_written() -> None:
     said = refusal("staleness.correction=[{kind = 'geometric_tis'}]")
     assert "staleness.correction is [{kind = 'geometric_tis', lo = 0.99, hi = 1.01}] (--set" in said
-    assert correction("staleness.correction=token_tis", "train.objective=reinforce") == (TokenTis(hi=2.0),)
+    assert correction("staleness.correction=token_tis", "train.objective=reinforce") == (
+        TokenTis(hi=2.0),
+    )
     assert GeometricTis().kind == "geometric_tis"
 
 
-# ------------------------------------------------------------------------------------------------------- what follows from it
+# ---------------------------------------------------------------------------- what follows from it
 
 
 @pytest.mark.parametrize(

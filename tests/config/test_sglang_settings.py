@@ -26,12 +26,16 @@ def test_a_section_in_a_section_is_read_from_a_file_and_from_set(tmp_path: Path)
     path = tmp_path / "run.toml"
     path.write_text('[engine]\nkind = "sglang"\nslots = 8\n[engine.sglang]\nlaunch = ["python"]\n')
     config = load(path, ["engine.sglang.tensor_parallel=2"], {})
-    assert config.engine.slots == 8 and config.engine.sglang == SglangConfig(launch=("python",), tensor_parallel=2)
+    assert config.engine.slots == 8 and config.engine.sglang == SglangConfig(
+        launch=("python",), tensor_parallel=2
+    )
     write(config, path)
     assert read(path) == config
 
 
-@pytest.mark.parametrize("sets", [(SGLANG, LAUNCH), (SGLANG, URLS, TWO, HOST), (SGLANG, URLS, HOST, ROUTER), (URLS,)])
+@pytest.mark.parametrize(
+    "sets", [(SGLANG, LAUNCH), (SGLANG, URLS, TWO, HOST), (SGLANG, URLS, HOST, ROUTER), (URLS,)]
+)
 def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
     load(None, sets, {})
 
@@ -45,7 +49,10 @@ def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
         ((SGLANG, TWO, 'engine.sglang.urls=["http://a:1", "http://a:1"]'), ("twice",)),
         ((SGLANG, 'engine.sglang.urls=["a:30000"]'), ("http://host:port",)),
         ((SGLANG, URLS, "engine.sglang.router=r:1"), ("engine.sglang.router", "http://host:port")),
-        ((SGLANG, URLS, TWO, "engine.sglang.router=http://r:1"), ("engine.sglang.router", "set rollout.actors to 1")),
+        (
+            (SGLANG, URLS, TWO, "engine.sglang.router=http://r:1"),
+            ("engine.sglang.router", "set rollout.actors to 1"),
+        ),
         ((SGLANG, LAUNCH, "engine.sglang.router=http://r:1"), ("engine.sglang.router", "urls")),
         ((SGLANG, LAUNCH, "staleness.finish_on=own"), ("finish_on", "mixed")),
         ((SGLANG, URLS, TWO), ("engine.sglang.host", "http://a:30000 would look for weights")),
@@ -57,12 +64,17 @@ def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
         (('engine.sglang.arguments=["\\u0000"]',), ("a list of strings",)),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(sets: tuple[str, ...], words: tuple[str, ...]) -> None:
+def test_what_cannot_be_is_refused_in_one_sentence(
+    sets: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     said = refusal(*sets)
     assert all(word in said for word in words), said
 
 
-@pytest.mark.parametrize("text", ["[engine]\nsglang = 3\n", "[engine.sglang.urls]\nx = 1\n", "[engine.sglang]\nurl = 1\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["[engine]\nsglang = 3\n", "[engine.sglang.urls]\nx = 1\n", "[engine.sglang]\nurl = 1\n"],
+)
 def test_a_file_is_refused_likewise(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)

@@ -1,4 +1,5 @@
-"""Draws: a function of (seed, key, index) alone, uniform, and without visible correlation between neighbours."""
+"""Draws: a function of (seed, key, index) alone, uniform, and without visible correlation between
+neighbours."""
 
 import numpy as np
 from hypothesis import given
@@ -17,7 +18,9 @@ def reference(seed: int, key: int, index: int) -> float:
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
         return z ^ (z >> 31)
 
-    start = mix((mix((seed + 0x9E3779B97F4A7C15) & WORD) + (key & WORD) * 0x94D049BB133111EB) & WORD)
+    start = mix(
+        (mix((seed + 0x9E3779B97F4A7C15) & WORD) + (key & WORD) * 0x94D049BB133111EB) & WORD
+    )
     return (mix((start + (index + 1) * 0x9E3779B97F4A7C15) & WORD) >> 12) / 2**52
 
 

@@ -1,4 +1,5 @@
-"""The embedded engine against transformers' own greedy decoding and full forwards, for three architectures."""
+"""The embedded engine against transformers' own greedy decoding and full forwards, for three
+architectures."""
 
 import copy
 import logging
@@ -10,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import ARCHITECTURES, CONTEXT, VOCABULARY, behaviour_of, full_log_probabilities, greedy, random_model
+from reference import (
+    ARCHITECTURES,
+    CONTEXT,
+    VOCABULARY,
+    behaviour_of,
+    full_log_probabilities,
+    greedy,
+    random_model,
+)
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -38,14 +47,34 @@ def load(batcher: Batcher, version: int, model: PreTrainedModel, *, pin: bool = 
     batcher.load(version, weights, pin=pin)
 
 
-def request(rollout: int, ids: Sequence[int], tokens: int, *, temperature: float = 0.0, prefix: int = 0, **more: Any) -> Request:
-    return Request(rollout, 1, more.pop("key", rollout), np.array(ids, np.int32), prefix, tokens, temperature, **more)
+def request(
+    rollout: int,
+    ids: Sequence[int],
+    tokens: int,
+    *,
+    temperature: float = 0.0,
+    prefix: int = 0,
+    **more: Any,
+) -> Request:
+    return Request(
+        rollout,
+        1,
+        more.pop("key", rollout),
+        np.array(ids, np.int32),
+        prefix,
+        tokens,
+        temperature,
+        **more,
+    )
 
 
 def random_requests(count: int, *, temperature: float = 0.0, seed: int = 0) -> list[Request]:
     rng = np.random.default_rng(seed)
     sizes = [(int(rng.integers(1, 30)), int(rng.integers(1, 30))) for _ in range(count)]
-    return [request(i, rng.integers(0, VOCABULARY, n).tolist(), k, temperature=temperature) for i, (n, k) in enumerate(sizes)]
+    return [
+        request(i, rng.integers(0, VOCABULARY, n).tolist(), k, temperature=temperature)
+        for i, (n, k) in enumerate(sizes)
+    ]
 
 
 class Answers:
@@ -64,7 +93,11 @@ class Answers:
             assert self.finish.get(r, "") == "", "nothing follows a finish"
             have = self.ids.setdefault(r, [])
             assert chunk.start == self.first.setdefault(r, chunk.start) + len(have)
-            assert len(chunk.ids) == len(chunk.behaviour) and chunk.ids.dtype == np.int32 and chunk.behaviour.dtype == np.float32
+            assert (
+                len(chunk.ids) == len(chunk.behaviour)
+                and chunk.ids.dtype == np.int32
+                and chunk.behaviour.dtype == np.float32
+            )
             have += chunk.ids.tolist()
             self.behaviour.setdefault(r, []).extend(chunk.behaviour.tolist())
             self.versions.setdefault(r, []).extend([chunk.version] * len(chunk.ids))
@@ -81,13 +114,21 @@ def answers(batcher: Batcher, requests: Sequence[Request], steps: int = 4) -> An
     return Answers().drain(batcher, steps)
 
 
-@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++"))])
+@pytest.mark.parametrize(
+    "compile",
+    [
+        False,
+        pytest.param(True, marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")),
+    ],
+)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_greedy_tokens_and_log_probabilities(name: str, compile: bool) -> None:
     model = random_model(name)
     requests = [
         *random_requests(23),
-        request(100, range(CONTEXT - 1), 1) if CONTEXT - 1 <= VOCABULARY else request(100, [1] * (CONTEXT - 1), 1),
+        request(100, range(CONTEXT - 1), 1)
+        if CONTEXT - 1 <= VOCABULARY
+        else request(100, [1] * (CONTEXT - 1), 1),
     ]
     requests += [request(200 + i, [5, 6, 7], 9) for i in range(4)]
     seen = answers(batcher_of(model, compile=compile), requests, steps=3)
@@ -95,7 +136,10 @@ def test_greedy_tokens_and_log_probabilities(name: str, compile: bool) -> None:
         expected = greedy(model, r.ids.tolist(), r.max_new_tokens)
         assert seen.ids[r.rollout] == expected
         assert seen.finish[r.rollout] == "length"
-        assert np.abs(behaviour_of(model, r.ids.tolist(), expected) - seen.behaviour[r.rollout]).max() < TOLERANCE
+        assert (
+            np.abs(behaviour_of(model, r.ids.tolist(), expected) - seen.behaviour[r.rollout]).max()
+            < TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("slots", [1, 2, 8, 40])
@@ -103,14 +147,20 @@ def test_any_number_of_slots(slots: int) -> None:
     model = random_model("qwen3")
     requests = random_requests(12, seed=3)
     seen = answers(batcher_of(model, slots=slots), requests)
-    assert seen.ids == {r.rollout: greedy(model, r.ids.tolist(), r.max_new_tokens) for r in requests}
+    assert seen.ids == {
+        r.rollout: greedy(model, r.ids.tolist(), r.max_new_tokens) for r in requests
+    }
 
 
 def test_stop_ids_end_and_are_part() -> None:
     model = random_model("llama")
     requests = random_requests(12)
     whole = {r.rollout: greedy(model, r.ids.tolist(), r.max_new_tokens) for r in requests}
-    stops = frozenset(np.argsort(-np.bincount(np.concatenate(list(whole.values())), minlength=VOCABULARY))[:3].tolist())
+    stops = frozenset(
+        np.argsort(-np.bincount(np.concatenate(list(whole.values())), minlength=VOCABULARY))[
+            :3
+        ].tolist()
+    )
     seen = answers(batcher_of(model, stop_ids=stops), requests)
     stopped = 0
     for rollout, ids in whole.items():
@@ -138,11 +188,19 @@ def test_sampled_log_probabilities_and_neighbours(name: str, temperature: float)
 
 def test_temperatures_may_be_mixed() -> None:
     model = random_model("qwen3")
-    mixed = [request(i, [3, 1, 4], 20, temperature=t) for i, t in enumerate((0.0, 0.5, 1.0, 2.0, 0.0))]
+    mixed = [
+        request(i, [3, 1, 4], 20, temperature=t) for i, t in enumerate((0.0, 0.5, 1.0, 2.0, 0.0))
+    ]
     seen = answers(batcher_of(model), mixed)
     assert seen.ids[0] == seen.ids[4] == greedy(model, [3, 1, 4], 20)
     for r in mixed:
-        assert np.abs(behaviour_of(model, [3, 1, 4], seen.ids[r.rollout], r.temperature) - seen.behaviour[r.rollout]).max() < TOLERANCE
+        assert (
+            np.abs(
+                behaviour_of(model, [3, 1, 4], seen.ids[r.rollout], r.temperature)
+                - seen.behaviour[r.rollout]
+            ).max()
+            < TOLERANCE
+        )
 
 
 def test_sampling_follows_the_distribution() -> None:
@@ -151,11 +209,19 @@ def test_sampling_follows_the_distribution() -> None:
         model.lm_head.weight.mul_(0.1)
     prompt, count, temperature = [7, 7, 2], 4000, 0.8
     p = full_log_probabilities(model, prompt, temperature)[-1].exp().double().numpy()
-    seen = answers(batcher_of(model, slots=64), [request(i, prompt, 1, temperature=temperature) for i in range(count)])
+    seen = answers(
+        batcher_of(model, slots=64),
+        [request(i, prompt, 1, temperature=temperature) for i in range(count)],
+    )
     observed = np.bincount([ids[0] for ids in seen.ids.values()], minlength=VOCABULARY)
     often = p * count >= 5
-    pooled = np.append(observed[often], observed[~often].sum()), np.append(p[often], p[~often].sum()) * count
-    chi_square = float(((pooled[0] - pooled[1]) ** 2 / np.maximum(pooled[1], 1e-9))[pooled[1] > 0].sum())
+    pooled = (
+        np.append(observed[often], observed[~often].sum()),
+        np.append(p[often], p[~often].sum()) * count,
+    )
+    chi_square = float(
+        ((pooled[0] - pooled[1]) ** 2 / np.maximum(pooled[1], 1e-9))[pooled[1] > 0].sum()
+    )
     freedom = int(often.sum())
     assert freedom > 8
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
@@ -164,7 +230,8 @@ def test_sampling_follows_the_distribution() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_pain_17_interrupted_anywhere_and_continued(name: str, temperature: float) -> None:
-    """Cut at every token, with the budget that is left: ids, and their log-probabilities, are those of the response that was not cut."""
+    """Cut at every token, with the budget that is left: ids, and their log-probabilities, are those
+    of the response that was not cut."""
     model = random_model(name)
     batcher = batcher_of(model)
     prompt, tokens = [9, 8, 7, 6], 14
@@ -172,22 +239,31 @@ def test_pain_17_interrupted_anywhere_and_continued(name: str, temperature: floa
     whole, due = uncut.ids[0], np.array(uncut.behaviour[0])
     for stop in range(tokens):
         first = Answers()
-        batcher.submit([request(1, prompt, tokens, temperature=temperature, key=77), request(50, [stop, 2], 9)])
+        batcher.submit(
+            [request(1, prompt, tokens, temperature=temperature, key=77), request(50, [stop, 2], 9)]
+        )
         for _ in range(stop):
             first.add(batcher.advance(1))
         batcher.interrupt([1, 12345])
         first.drain(batcher)
         assert first.finish[1] == "interrupted" and first.ids[1] == whole[:stop]
-        rest = request(2, prompt + whole[:stop], tokens - stop, temperature=temperature, prefix=stop, key=77)
+        rest = request(
+            2, prompt + whole[:stop], tokens - stop, temperature=temperature, prefix=stop, key=77
+        )
         second = answers(batcher, [rest])
-        assert second.first[2] == stop and second.ids[2] == whole[stop:] and second.finish[2] == "length"
+        assert (
+            second.first[2] == stop
+            and second.ids[2] == whole[stop:]
+            and second.finish[2] == "length"
+        )
         assert np.abs(due - np.array(first.behaviour[1] + second.behaviour[2])).max() < TOLERANCE
 
 
 def by_full_forwards(
     models: Sequence[PreTrainedModel], prompt: Sequence[int], swaps: Sequence[int], tokens: int
 ) -> tuple[list[int], list[float]]:
-    """Greedy decoding under `models[k]` from response token `swaps[k - 1]` on, everything recomputed for every token."""
+    """Greedy decoding under `models[k]` from response token `swaps[k - 1]` on, everything
+    recomputed for every token."""
     ids, behaviour = list(prompt), []
     for i in range(tokens):
         row = full_log_probabilities(models[sum(i >= swap for swap in swaps)], ids)[-1]
@@ -214,12 +290,16 @@ def test_a_load_with_the_cache_recomputed(name: str) -> None:
         assert seen.versions[r.rollout] == [0] * 6 + [1] * 5 + [2] * 9
 
 
-def by_kept_cache(models: Sequence[PreTrainedModel], prompt: Sequence[int], swap: int, tokens: int) -> tuple[list[int], list[float]]:
+def by_kept_cache(
+    models: Sequence[PreTrainedModel], prompt: Sequence[int], swap: int, tokens: int
+) -> tuple[list[int], list[float]]:
     """Greedy decoding with transformers' own cache, handed from one model to the other."""
     past, fed, ids, behaviour = None, list(prompt), [], []
     for i in range(tokens):
         with torch.no_grad():
-            out = models[i >= swap](input_ids=torch.tensor([fed]), past_key_values=past, use_cache=True)
+            out = models[i >= swap](
+                input_ids=torch.tensor([fed]), past_key_values=past, use_cache=True
+            )
         past, row = out.past_key_values, out.logits[0, -1].log_softmax(-1)
         ids.append(int(row.argmax()))
         behaviour.append(float(row.max()))
@@ -247,20 +327,27 @@ def test_pins() -> None:
     models = [random_model("qwen3", seed) for seed in range(3)]
     batcher = batcher_of(models[0], version=None)
     load(batcher, 0, models[0], pin=True)
-    pinned, current = [request(i, [i, 2, 3], 12, version=0) for i in range(7)], [request(10 + i, [i, 4], 12) for i in range(3)]
+    pinned, current = (
+        [request(i, [i, 2, 3], 12, version=0) for i in range(7)],
+        [request(10 + i, [i, 4], 12) for i in range(3)],
+    )
     seen = Answers()
     batcher.submit([*pinned, *current])
     seen.add(batcher.advance(5))
     load(batcher, 1, models[1])
     seen.drain(batcher)
     for r in pinned:
-        assert seen.ids[r.rollout] == greedy(models[0], r.ids.tolist(), 12) and set(seen.versions[r.rollout]) == {0}
+        assert seen.ids[r.rollout] == greedy(models[0], r.ids.tolist(), 12) and set(
+            seen.versions[r.rollout]
+        ) == {0}
     assert all(seen.versions[r.rollout] == [0] * 5 + [1] * 7 for r in current)
 
     batcher.unpin(0)
     load(batcher, 2, models[2], pin=True)
     seen = Answers()
-    batcher.submit([request(20, [1], 12, version=0), request(21, [1], 12, version=2), request(22, [5], 12)])
+    batcher.submit(
+        [request(20, [1], 12, version=0), request(21, [1], 12, version=2), request(22, [5], 12)]
+    )
     seen.add(batcher.advance(4))
     assert seen.finish == {20: "interrupted", 21: "", 22: ""}
     batcher.unpin(7)
@@ -272,21 +359,28 @@ def test_pins() -> None:
 
 
 def test_several_versions_are_decoded_side_by_side() -> None:
-    """Each is answered by its own weights, and none waits for another: after n steps each has n tokens."""
+    """Each is answered by its own weights, and none waits for another: after n steps each has n
+    tokens."""
     models = [random_model("qwen3", seed) for seed in range(3)]
     batcher = batcher_of(models[0], version=None, slots=3)
     for version, model in enumerate(models):
         load(batcher, version, model, pin=True)
-    requests = [request(10 * version + i, [i, 2, version], 12, version=version) for version in range(3) for i in range(5)]
+    requests = [
+        request(10 * version + i, [i, 2, version], 12, version=version)
+        for version in range(3)
+        for i in range(5)
+    ]
     batcher.submit(requests)
     seen = Answers()
     seen.add(batcher.advance(5))
-    assert {rollout: len(seen.ids[rollout]) for rollout in (0, 1, 2, 10, 11, 12, 20, 21, 22)} == dict.fromkeys(
-        (0, 1, 2, 10, 11, 12, 20, 21, 22), 5
-    )
+    assert {
+        rollout: len(seen.ids[rollout]) for rollout in (0, 1, 2, 10, 11, 12, 20, 21, 22)
+    } == dict.fromkeys((0, 1, 2, 10, 11, 12, 20, 21, 22), 5)
     seen.drain(batcher)
     for r in requests:
-        assert seen.ids[r.rollout] == greedy(models[r.version], r.ids.tolist(), 12) and set(seen.versions[r.rollout]) == {r.version}
+        assert seen.ids[r.rollout] == greedy(models[r.version], r.ids.tolist(), 12) and set(
+            seen.versions[r.rollout]
+        ) == {r.version}
 
 
 def test_what_is_let_go_makes_room_for_the_next() -> None:
@@ -299,9 +393,17 @@ def test_what_is_let_go_makes_room_for_the_next() -> None:
         lanes |= {id(lane) for lane in batcher._lanes}
         if version:
             batcher.unpin(version - 1)
-        batcher.submit([request(version, [1], 6, version=version), request(10 + version, [1], 6, version=version - 1)])
+        batcher.submit(
+            [
+                request(version, [1], 6, version=version),
+                request(10 + version, [1], 6, version=version - 1),
+            ]
+        )
         seen = Answers().drain(batcher)
-        assert seen.ids[version] == greedy(model, [1], 6) and seen.finish[10 + version] == "interrupted"
+        assert (
+            seen.ids[version] == greedy(model, [1], 6)
+            and seen.finish[10 + version] == "interrupted"
+        )
     assert len(lanes) == 3
 
 
@@ -323,16 +425,29 @@ def test_a_group_is_prefilled_once() -> None:
     prefill = lane.programs.prefill
     lane.programs._fast.prefill = lambda ids, *rest: rows.append(len(ids)) or prefill(ids, *rest)
     prompts = [[1, 2, 3, 4], [5, 6], [9]]
-    seen = answers(batcher, [request(4 * g + i, prompt, 5, temperature=1.0) for g, prompt in enumerate(prompts) for i in range(4)])
+    seen = answers(
+        batcher,
+        [
+            request(4 * g + i, prompt, 5, temperature=1.0)
+            for g, prompt in enumerate(prompts)
+            for i in range(4)
+        ],
+    )
     assert rows == [2]
     for rollout, ids in seen.ids.items():
-        assert np.abs(behaviour_of(model, prompts[rollout // 4], ids, 1.0) - seen.behaviour[rollout]).max() < TOLERANCE
+        assert (
+            np.abs(
+                behaviour_of(model, prompts[rollout // 4], ids, 1.0) - seen.behaviour[rollout]
+            ).max()
+            < TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 def test_pain_16_a_prompt_is_read_again_under_new_weights(kv: str) -> None:
-    """One prompt throughout. What begins after an update is answered as if its weights had been the only ones: nothing that older weights
-    computed of the same prompt is used for it, neither from rollouts that live on nor from those that have ended in its slot."""
+    """One prompt throughout. What begins after an update is answered as if its weights had been the
+    only ones: nothing that older weights computed of the same prompt is used for it, neither from
+    rollouts that live on nor from those that have ended in its slot."""
     models = [random_model("qwen3", seed) for seed in range(3)]
     batcher, prompt = batcher_of(models[0], kv=kv), [3, 1, 4, 1, 5, 9, 2, 6]
     batcher.submit([request(0, prompt, 40), *(request(i, prompt, 4) for i in range(1, 9))])
@@ -361,8 +476,14 @@ def test_a_request_waits_for_company_but_not_long() -> None:
     assert 1 < steps <= 17
 
 
-def weights_with(model: PreTrainedModel, changed: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in {**dict(model.named_parameters()), **changed}.items() if tensor is not None}
+def weights_with(
+    model: PreTrainedModel, changed: Mapping[str, torch.Tensor | None]
+) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor
+        for name, tensor in {**dict(model.named_parameters()), **changed}.items()
+        if tensor is not None
+    }
 
 
 def test_weights_that_do_not_fit_are_refused_by_name() -> None:
@@ -376,8 +497,12 @@ def test_weights_that_do_not_fit_are_refused_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=says):
             batcher.refuse_weights(weights_with(model, changed))
-    batcher.refuse_weights({**dict(model.named_parameters()), "lm_head.weight": model.lm_head.weight})  # both names of a tied one
-    batcher.refuse_weights({k.replace("model.embed_tokens", "lm_head"): v for k, v in model.named_parameters()})  # the other name
+    batcher.refuse_weights(
+        {**dict(model.named_parameters()), "lm_head.weight": model.lm_head.weight}
+    )  # both names of a tied one
+    batcher.refuse_weights(
+        {k.replace("model.embed_tokens", "lm_head"): v for k, v in model.named_parameters()}
+    )  # the other name
 
 
 def test_models_that_do_not_fit_are_refused() -> None:
@@ -385,14 +510,28 @@ def test_models_that_do_not_fit_are_refused() -> None:
         batcher_of(random_model("qwen3"), context_tokens=CONTEXT + 1)
     with pytest.raises(ValueError, match="stop id 40"):
         batcher_of(random_model("qwen3"), stop_ids=frozenset({3, 40}))
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    window = MistralForCausalLM(MistralConfig(**sizes, num_key_value_heads=1, sliding_window=16, max_position_embeddings=CONTEXT))
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    window = MistralForCausalLM(
+        MistralConfig(
+            **sizes, num_key_value_heads=1, sliding_window=16, max_position_embeddings=CONTEXT
+        )
+    )
     with pytest.raises(ValueError, match="sliding_attention"):
         batcher_of(window)
-    assert answers(batcher_of(window, context_tokens=16), [request(0, [1], 15)]).ids == {0: greedy(window, [1], 15)}
+    assert answers(batcher_of(window, context_tokens=16), [request(0, [1], 15)]).ids == {
+        0: greedy(window, [1], 15)
+    }
 
 
-def test_without_a_compiler_it_says_so_and_decodes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_compiler_it_says_so_and_decodes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(kernels, "_loaded", lambda: False)
     monkeypatch.setenv("PATH", "")
     model = random_model("qwen3")
@@ -404,7 +543,9 @@ def test_without_a_compiler_it_says_so_and_decodes(monkeypatch: pytest.MonkeyPat
     assert answers(batcher, [request(0, [1, 2], 6)]).ids[0] == greedy(model, [1, 2], 6)
 
 
-def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_compiler_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     monkeypatch.setattr(kernels, "_loaded", lambda: False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "false")
@@ -414,9 +555,12 @@ def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, caplog:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.parametrize(
-    ("heads", "groups", "width", "context"), [(4, 2, 8, 64), (6, 2, 32, 50), (3, 3, 64, 33), (4, 1, 5, 96), (2, 2, 40, 31)]
+    ("heads", "groups", "width", "context"),
+    [(4, 2, 8, 64), (6, 2, 32, 50), (3, 3, 64, 33), (4, 1, 5, 96), (2, 2, 40, 31)],
 )
-def test_the_kernel_against_a_plain_softmax(heads: int, groups: int, width: int, context: int) -> None:
+def test_the_kernel_against_a_plain_softmax(
+    heads: int, groups: int, width: int, context: int
+) -> None:
     assert kernels.load_kernels()
     torch.manual_seed(0)
     rows = 7
@@ -430,7 +574,10 @@ def test_the_kernel_against_a_plain_softmax(heads: int, groups: int, width: int,
     for row in range(rows):
         n = int(positions[row]) + 1
         for head in range(heads):
-            k, v = keys[row, head * groups // heads, :, :n].double(), values[row, head * groups // heads, :n].double()
+            k, v = (
+                keys[row, head * groups // heads, :, :n].double(),
+                values[row, head * groups // heads, :n].double(),
+            )
             expected = torch.softmax(query[row, head, 0].double() @ k * 0.3, 0) @ v
             assert (out[row, 0, head].double() - expected).abs().max() < 1e-5
 
@@ -443,13 +590,21 @@ def test_compiled_norms_replace_plain_ones_only() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) + x
 
-    pair = torch.nn.ModuleDict({"plain": Qwen3RMSNorm(12, 1e-6), "shifted": Shifted(12), "layer": torch.nn.LayerNorm(12)})
+    pair = torch.nn.ModuleDict(
+        {"plain": Qwen3RMSNorm(12, 1e-6), "shifted": Shifted(12), "layer": torch.nn.LayerNorm(12)}
+    )
     torch.nn.init.normal_(pair["plain"].weight)
     x, weight = torch.randn(3, 2, 12), pair["plain"].weight
-    expected = x.double() * (x.double().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+    expected = (
+        x.double() * (x.double().pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+    )
     names = [name for name, _ in pair.named_parameters()]
     kernels.replace_norms(pair)
-    assert [type(module) for module in pair.values()] == [kernels.KernelNorm, Shifted, torch.nn.LayerNorm]
+    assert [type(module) for module in pair.values()] == [
+        kernels.KernelNorm,
+        Shifted,
+        torch.nn.LayerNorm,
+    ]
     assert pair["plain"].weight is weight and [name for name, _ in pair.named_parameters()] == names
     with torch.no_grad():
         assert (pair["plain"](x).double() - expected).abs().max() < 1e-5
@@ -459,11 +614,18 @@ def test_compiled_norms_replace_plain_ones_only() -> None:
 def test_the_compiled_write_touches_one_position_a_row() -> None:
     assert kernels.load_kernels()
     keys, values = torch.zeros(5, 2, 3, 9), torch.zeros(5, 2, 9, 3)
-    key, value, places = torch.randn(4, 2, 1, 3), torch.randn(2, 4, 1, 3).transpose(0, 1), torch.tensor([0, 8, 3, 3])
+    key, value, places = (
+        torch.randn(4, 2, 1, 3),
+        torch.randn(2, 4, 1, 3).transpose(0, 1),
+        torch.tensor([0, 8, 3, 3]),
+    )
     torch.ops.asyncrl.slot_write(keys, values, key, value, places)
     expected_keys, expected_values = torch.zeros_like(keys), torch.zeros_like(values)
     for row, place in enumerate(places.tolist()):
-        expected_keys[row, :, :, place], expected_values[row, :, place] = key[row, :, 0], value[row, :, 0]
+        expected_keys[row, :, :, place], expected_values[row, :, place] = (
+            key[row, :, 0],
+            value[row, :, 0],
+        )
     assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
 
 
@@ -471,4 +633,9 @@ def test_bfloat16_weights() -> None:
     model = random_model("qwen3").to(torch.bfloat16)
     seen = answers(batcher_of(model), random_requests(8, temperature=1.0))
     for r in random_requests(8):
-        assert np.abs(behaviour_of(model, r.ids.tolist(), seen.ids[r.rollout]) - seen.behaviour[r.rollout]).mean() < 0.2
+        assert (
+            np.abs(
+                behaviour_of(model, r.ids.tolist(), seen.ids[r.rollout]) - seen.behaviour[r.rollout]
+            ).mean()
+            < 0.2
+        )

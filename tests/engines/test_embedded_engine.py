@@ -1,4 +1,5 @@
-"""The embedded engine's async shell: streaming, interrupts, loads while decoding, idling by name, cancellation."""
+"""The embedded engine's async shell: streaming, interrupts, loads while decoding, idling by name,
+cancellation."""
 
 import copy
 from collections.abc import Sequence
@@ -127,7 +128,14 @@ async def test_cancelled_while_decoding_and_run_again() -> None:
 
 def test_an_engine_multiplies_as_it_is_told() -> None:
     engine = EmbeddedEngine(
-        copy.deepcopy(MODEL), slots=4, context_tokens=CONTEXT, chunk_tokens=4, stop_ids=frozenset(), run_seed=0, kv="keep", packed_from=3
+        copy.deepcopy(MODEL),
+        slots=4,
+        context_tokens=CONTEXT,
+        chunk_tokens=4,
+        stop_ids=frozenset(),
+        run_seed=0,
+        kv="keep",
+        packed_from=3,
     )
     assert engine.packed_from == 3
     assert engine_of().packed_from in range(1, 6)

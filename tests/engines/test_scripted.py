@@ -13,7 +13,14 @@ from asyncrl.engines.protocol import Chunk, Engine, Request
 from asyncrl.engines.scripted import Script, ScriptedCrash, ScriptedEngine, hashed
 
 
-def request(rollout: int, tokens: int = 5, *, prefix: int = 0, version: int | None = None, key: int | None = None) -> Request:
+def request(
+    rollout: int,
+    tokens: int = 5,
+    *,
+    prefix: int = 0,
+    version: int | None = None,
+    key: int | None = None,
+) -> Request:
     ids = np.arange(3 + prefix, dtype=np.int32)
     return Request(rollout, 1, rollout if key is None else key, ids, prefix, tokens, 1.0, version)
 
@@ -26,8 +33,12 @@ def counting(tokens: int, pace: float = 1.0, ends: str = "stop") -> Callable[[Re
     return script
 
 
-def engine_of(script: Callable[[Request], Script], *, slots: int = 2, chunk_tokens: int = 2, **more: object) -> ScriptedEngine:
-    return ScriptedEngine(script, slots=slots, context_tokens=64, chunk_tokens=chunk_tokens, vocab_size=256, **more)  # type: ignore[arg-type]
+def engine_of(
+    script: Callable[[Request], Script], *, slots: int = 2, chunk_tokens: int = 2, **more: object
+) -> ScriptedEngine:
+    return ScriptedEngine(
+        script, slots=slots, context_tokens=64, chunk_tokens=chunk_tokens, vocab_size=256, **more
+    )  # type: ignore[arg-type]
 
 
 class Seen:
@@ -41,7 +52,9 @@ class Seen:
         self.chunks += [(trio.current_time(), chunk) for chunk in chunks]
 
     def short(self) -> list[tuple[float, int, int, int, list[int], str]]:
-        return [(t, c.rollout, c.version, c.start, c.ids.tolist(), c.finish) for t, c in self.chunks]
+        return [
+            (t, c.rollout, c.version, c.start, c.ids.tolist(), c.finish) for t, c in self.chunks
+        ]
 
     def ids(self, rollout: int) -> list[int]:
         return [int(i) for _, c in self.chunks if c.rollout == rollout for i in c.ids]
@@ -69,12 +82,18 @@ async def test_slots_budget_and_prefix(autojump_clock: MockClock) -> None:
     engine.submit([request(0, tokens=4), request(1, tokens=50, prefix=2)])
     begun = trio.current_time()
     await play(engine, 100, seen)
-    assert [(t - begun, *rest) for t, *rest in seen.short()] == [(4, 0, 0, 0, [0, 1, 2, 3], "length"), (8, 1, 0, 2, [2, 3, 4, 5], "stop")]
+    assert [(t - begun, *rest) for t, *rest in seen.short()] == [
+        (4, 0, 0, 0, [0, 1, 2, 3], "length"),
+        (8, 1, 0, 2, [2, 3, 4, 5], "stop"),
+    ]
 
 
 async def test_nothing_before_the_first_load_and_named_idling(autojump_clock: MockClock) -> None:
     idle: list[tuple[str, float]] = []
-    engine, seen = engine_of(counting(1), idle=lambda cause, seconds: idle.append((cause, seconds))), Seen()
+    engine, seen = (
+        engine_of(counting(1), idle=lambda cause, seconds: idle.append((cause, seconds))),
+        Seen(),
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run, seen)
         engine.submit([request(0)])
@@ -86,10 +105,15 @@ async def test_nothing_before_the_first_load_and_named_idling(autojump_clock: Mo
         await trio.sleep(2)
         nursery.cancel_scope.cancel()
     assert seen.ids(0) == seen.ids(1) == [0]
-    assert [(cause, seconds) for cause, seconds in idle if seconds] == [("weights", 5), ("requests", 6)]
+    assert [(cause, seconds) for cause, seconds in idle if seconds] == [
+        ("weights", 5),
+        ("requests", 6),
+    ]
 
 
-async def test_interrupt_keeps_what_was_decoded_and_a_swap_splits_versions(autojump_clock: MockClock) -> None:
+async def test_interrupt_keeps_what_was_decoded_and_a_swap_splits_versions(
+    autojump_clock: MockClock,
+) -> None:
     engine, seen = engine_of(counting(20), slots=1, chunk_tokens=8), Seen()
     await engine.load(0, None)
     engine.submit([request(0, tokens=40), request(1)])
@@ -101,7 +125,11 @@ async def test_interrupt_keeps_what_was_decoded_and_a_swap_splits_versions(autoj
         engine.interrupt([0, 1, 99])
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
-    assert [row[1:] for row in seen.short()] == [(0, 0, 0, [0, 1, 2], ""), (0, 1, 3, [3, 4], "interrupted"), (1, 1, 0, [], "interrupted")]
+    assert [row[1:] for row in seen.short()] == [
+        (0, 0, 0, [0, 1, 2], ""),
+        (0, 1, 3, [3, 4], "interrupted"),
+        (1, 1, 0, [], "interrupted"),
+    ]
 
 
 async def test_pins_are_served_while_newer_weights_come(autojump_clock: MockClock) -> None:
@@ -120,7 +148,14 @@ async def test_pins_are_served_while_newer_weights_come(autojump_clock: MockCloc
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     versions = {(c.rollout, c.version): c.finish for _, c in seen.chunks}
-    assert versions == {(0, 5): "stop", (1, 5): "", (1, 6): "stop", (2, 4): "interrupted", (3, 5): "interrupted", (4, 5): "interrupted"}
+    assert versions == {
+        (0, 5): "stop",
+        (1, 5): "",
+        (1, 6): "stop",
+        (2, 4): "interrupted",
+        (3, 5): "interrupted",
+        (4, 5): "interrupted",
+    }
     assert seen.ids(0) == seen.ids(1) == [0, 1, 2, 3] and seen.ids(3) == [0]
 
 
@@ -137,7 +172,9 @@ async def test_a_crash_and_a_hang(autojump_clock: MockClock) -> None:
         await engine.run(Seen())
 
 
-async def test_the_same_run_twice_and_prefixes_of_the_hashed_script(autojump_clock: MockClock) -> None:
+async def test_the_same_run_twice_and_prefixes_of_the_hashed_script(
+    autojump_clock: MockClock,
+) -> None:
     def one() -> ScriptedEngine:
         return engine_of(hashed(vocab_size=256, stop_id=0, run_seed=9), slots=3, chunk_tokens=4)
 

@@ -1,4 +1,5 @@
-"""Random lives of experience, and an account of them kept apart: what the events alone say, without the state machine."""
+"""Random lives of experience, and an account of them kept apart: what the events alone say, without
+the state machine."""
 
 from __future__ import annotations
 
@@ -26,16 +27,33 @@ small = st.integers(0, 7)
 reasons = st.sampled_from(["filtered", "stale", "died", ""])
 token_bytes = st.sampled_from([b"", b"\1\0\0\0", b"\2\0\0\0" * 3, b"\3\0\0"])
 any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
-    st.builds(e.Admitted, small, small, small, st.sampled_from(["train", "evaluation"]), small, token_bytes, small, st.none() | small),
+    st.builds(
+        e.Admitted,
+        small,
+        small,
+        small,
+        st.sampled_from(["train", "evaluation"]),
+        small,
+        token_bytes,
+        small,
+        st.none() | small,
+    ),
     st.builds(e.Leased, small, st.sampled_from(["", "rollout-0"]), small),
     st.builds(e.Extended, small, small, st.integers(-1, 7), small, token_bytes, token_bytes),
     st.builds(e.Sealed, small, small, st.sampled_from(["", "stop", "length", "interrupted"])),
     st.builds(e.Requeued, small, small, reasons),
     st.builds(e.Buried, small, reasons),
     st.builds(e.LateTokens, st.integers(-1, 3)),
-    st.builds(e.Judged, small, st.sampled_from([Scored(0.0), Scored(float("nan")), NoVerdict("timeout")])),
+    st.builds(
+        e.Judged, small, st.sampled_from([Scored(0.0), Scored(float("nan")), NoVerdict("timeout")])
+    ),
     st.builds(e.Taken, st.integers(-1, 7), st.lists(small, max_size=3)),
-    st.builds(e.Trained, small, st.integers(-1, 7), st.dictionaries(reasons, st.integers(-1, 7), max_size=2)),
+    st.builds(
+        e.Trained,
+        small,
+        st.integers(-1, 7),
+        st.dictionaries(reasons, st.integers(-1, 7), max_size=2),
+    ),
     st.builds(e.StoredForReplay, small, small),
     st.builds(e.Replayed, small, st.lists(small, max_size=2)),
     st.builds(e.Discarded, small, reasons),
@@ -74,7 +92,9 @@ class Account:
                     self.tokens[rollout], self.fates[rollout] = [], []
             case e.Extended():
                 for i in range(0, len(event.ids), 4):
-                    self.tokens[event.rollout].append(Token(event.version, event.ids[i : i + 4], event.behaviour[i : i + 4]))
+                    self.tokens[event.rollout].append(
+                        Token(event.version, event.ids[i : i + 4], event.behaviour[i : i + 4])
+                    )
             case e.Buried():
                 self._end(event.rollout, event.reason)
             case e.LateTokens():
@@ -86,15 +106,22 @@ class Account:
                 for rollout in event.rollouts:
                     self.steps[rollout] = event.step
                 for members in self.groups.values():
-                    complete = all(self.fates[member] or member in self.verdicts for member in members)
+                    complete = all(
+                        self.fates[member] or member in self.verdicts for member in members
+                    )
                     if complete and set(members) & set(event.rollouts):
                         for member in members:
-                            if isinstance(self.verdicts.get(member), NoVerdict) and not self.fates[member]:
+                            if (
+                                isinstance(self.verdicts.get(member), NoVerdict)
+                                and not self.fates[member]
+                            ):
                                 self._end(member, "no_verdict")
             case e.Trained():
                 self.trained.append((self.steps[event.rollout], event))
                 self.discarded_tokens.update(event.discarded)
-                blame = sorted(event.discarded, key=lambda reason: (-event.discarded[reason], reason)) or ["empty"]
+                blame = sorted(
+                    event.discarded, key=lambda reason: (-event.discarded[reason], reason)
+                ) or ["empty"]
                 self.fates[event.rollout].append("trained" if event.trained else blame[0])
             case e.Discarded():
                 self._end(event.rollout, event.reason)
@@ -123,18 +150,23 @@ def pick(things: list[Thing], index: int) -> Thing:
 
 
 class World(RuleBasedStateMachine):
-    """Events in any order that can happen, and now and then one that mostly cannot: that must change nothing."""
+    """Events in any order that can happen, and now and then one that mostly cannot: that must
+    change nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.experience = Experience()
         self.events: list[e.AnyEvent] = []
         self.assembled: list[tuple[e.Trained, int, bytes]] = []
-        self.written = self.checkpointed = self.write()  # the last state written down, and that of the last checkpoint
+        self.written = self.checkpointed = (
+            self.write()
+        )  # the last state written down, and that of the last checkpoint
         self.since: list[e.AnyEvent] = []  # events after `written`
         self.cut = 0  # events before the checkpoint
         self.then_assembled = 0
-        self.takings: list[tuple[int, list[int]]] = []  # step and rollouts of what was taken, and was not trained before the checkpoint
+        self.takings: list[
+            tuple[int, list[int]]
+        ] = []  # step and rollouts of what was taken, and was not trained before the checkpoint
 
     def write(self) -> bytes:
         return msgspec.msgpack.encode(self.experience.snapshot())
@@ -157,20 +189,42 @@ class World(RuleBasedStateMachine):
         return [group for group in self.experience.groups.values() if not group.begun]
 
     def on_offer(self) -> list[Rollout]:
-        return [rollout for rollout in self.experience.judged() if isinstance(rollout.verdict, Scored)]
+        return [
+            rollout for rollout in self.experience.judged() if isinstance(rollout.verdict, Scored)
+        ]
 
-    @rule(size=st.integers(1, 3), budget=st.integers(1, 6), split=st.sampled_from(["train", "train", "evaluation"]))
+    @rule(
+        size=st.integers(1, 3),
+        budget=st.integers(1, 6),
+        split=st.sampled_from(["train", "train", "evaluation"]),
+    )
     def admit(self, size: int, budget: int, split: str) -> None:
         x = self.experience
         pin = x.version if split == "evaluation" else None
-        self.apply(e.Admitted(x.next_group, x.next_rollout, size, split, x.items(split), b"\7\0\0\0", budget, pin))
+        self.apply(
+            e.Admitted(
+                x.next_group, x.next_rollout, size, split, x.items(split), b"\7\0\0\0", budget, pin
+            )
+        )
 
     @precondition(lambda self: self.experience.restarts)
     @rule(size=st.integers(1, 3))
     def admit_again(self, size: int) -> None:
         x = self.experience
         group, prompt_index = next(iter(x.restarts.items()))
-        self.apply(e.Admitted(x.next_group, x.next_rollout, size, "train", prompt_index, b"\7\0\0\0", 4, None, group))
+        self.apply(
+            e.Admitted(
+                x.next_group,
+                x.next_rollout,
+                size,
+                "train",
+                prompt_index,
+                b"\7\0\0\0",
+                4,
+                None,
+                group,
+            )
+        )
 
     @precondition(lambda self: self.has(RolloutStatus.WAITING))
     @rule(index=st.integers(0, 99), all_of_it=st.booleans())
@@ -180,7 +234,12 @@ class World(RuleBasedStateMachine):
             self.apply(e.Leased(rollout.id, "rollout-0", rollout.attempt + 1))
 
     @precondition(lambda self: self.has(RolloutStatus.LEASED))
-    @rule(index=st.integers(0, 99), count=st.integers(1, 6), age=st.integers(0, 3), values=st.integers(0, 2**16))
+    @rule(
+        index=st.integers(0, 99),
+        count=st.integers(1, 6),
+        age=st.integers(0, 3),
+        values=st.integers(0, 2**16),
+    )
     def extend(self, index: int, count: int, age: int, values: int) -> None:
         rollout = pick(self.members(RolloutStatus.LEASED), index)
         count = min(count, rollout.remaining)
@@ -188,15 +247,21 @@ class World(RuleBasedStateMachine):
             pinned = self.experience.groups[rollout.group].version
             version = max(0, (self.experience.version or 0) - age) if pinned is None else pinned
             ids = struct.pack(f"<{count}i", *range(values, values + count))
-            behaviour = struct.pack(f"<{count}f", *(-0.5 * n for n in range(values, values + count)))
-            self.apply(e.Extended(rollout.id, rollout.attempt, version, rollout.tokens, ids, behaviour))
+            behaviour = struct.pack(
+                f"<{count}f", *(-0.5 * n for n in range(values, values + count))
+            )
+            self.apply(
+                e.Extended(rollout.id, rollout.attempt, version, rollout.tokens, ids, behaviour)
+            )
 
     @precondition(lambda self: self.has(RolloutStatus.LEASED))
     @rule(index=st.integers(0, 99), all_of_it=st.booleans())
     def seal(self, index: int, all_of_it: bool) -> None:
         leased = self.members(RolloutStatus.LEASED)
         for rollout in leased if all_of_it else [pick(leased, index)]:
-            self.apply(e.Sealed(rollout.id, rollout.attempt, "stop" if rollout.remaining else "length"))
+            self.apply(
+                e.Sealed(rollout.id, rollout.attempt, "stop" if rollout.remaining else "length")
+            )
 
     @precondition(lambda self: self.has(RolloutStatus.LEASED))
     @rule(index=st.integers(0, 99), failed=st.booleans())
@@ -208,14 +273,24 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.has(RolloutStatus.WAITING, RolloutStatus.LEASED))
     @rule(index=st.integers(0, 99))
     def bury(self, index: int) -> None:
-        self.apply(e.Buried(pick(self.members(RolloutStatus.WAITING) + self.members(RolloutStatus.LEASED), index).id, "died"))
+        self.apply(
+            e.Buried(
+                pick(
+                    self.members(RolloutStatus.WAITING) + self.members(RolloutStatus.LEASED), index
+                ).id,
+                "died",
+            )
+        )
 
     @rule(tokens=st.integers(1, 5))
     def late(self, tokens: int) -> None:
         self.apply(e.LateTokens(tokens))
 
     @precondition(lambda self: self.has(RolloutStatus.SEALED))
-    @rule(verdict=st.sampled_from([Scored(0.0), Scored(1.0), Scored(0.25), NoVerdict("timeout")]), all_of_it=st.booleans())
+    @rule(
+        verdict=st.sampled_from([Scored(0.0), Scored(1.0), Scored(0.25), NoVerdict("timeout")]),
+        all_of_it=st.booleans(),
+    )
     def judge(self, verdict: Scored | NoVerdict, all_of_it: bool) -> None:
         sealed = self.experience.to_judge()
         for rollout in sealed if all_of_it else sealed[-1:]:
@@ -227,10 +302,19 @@ class World(RuleBasedStateMachine):
         if self.experience.prescribed is not None:
             step, rollouts = self.experience.prescribed
         else:
-            groups = [[m for m in group.scored if m.status is RolloutStatus.JUDGED] for group in self.experience.ready()]
-            rollouts = [m for group in [group for group in groups if group][:count] for m in group] if whole else []
+            groups = [
+                [m for m in group.scored if m.status is RolloutStatus.JUDGED]
+                for group in self.experience.ready()
+            ]
+            rollouts = (
+                [m for group in [group for group in groups if group][:count] for m in group]
+                if whole
+                else []
+            )
             rollouts = rollouts or self.on_offer()[:count]
-            newest = max((span.version for rollout in rollouts for span in rollout.spans), default=0)
+            newest = max(
+                (span.version for rollout in rollouts for span in rollout.spans), default=0
+            )
             step = max(self.experience.step or 0, self.experience.version or 0, newest) + ahead
         self.apply(e.Taken(step, [rollout.id for rollout in rollouts]))
 
@@ -240,32 +324,52 @@ class World(RuleBasedStateMachine):
         self.apply(e.Discarded(pick(self.experience.judged(), index).id, "filtered"))
 
     def half_trained(self) -> bool:
-        """Whether something of a step is trained, and something not: no checkpoint is written then."""
-        members = [member for group in self.experience.groups.values() for member in group.members if member.step is not None]
+        """Whether something of a step is trained, and something not: no checkpoint is written
+        then."""
+        members = [
+            member
+            for group in self.experience.groups.values()
+            for member in group.members
+            if member.step is not None
+        ]
         taken = {member.step for member in members if member.status is RolloutStatus.TAKEN}
-        return any(member.status is not RolloutStatus.TAKEN for member in members if member.step in taken)
+        return any(
+            member.status is not RolloutStatus.TAKEN for member in members if member.step in taken
+        )
 
     @precondition(lambda self: not self.half_trained())
     @rule()
     def checkpoint(self) -> None:
         self.written = self.checkpointed = self.write()
         self.since, self.cut, self.then_assembled = [], len(self.events), len(self.assembled)
-        self.takings = [(step, rollouts) for step, rollouts in self.takings if set(self.experience.rollouts) & set(rollouts)]
+        self.takings = [
+            (step, rollouts)
+            for step, rollouts in self.takings
+            if set(self.experience.rollouts) & set(rollouts)
+        ]
 
     @rule()
     def crash(self) -> None:
-        """Everything dies, and goes on from the checkpoint: what was trained since was not. The account forgets it, too."""
+        """Everything dies, and goes on from the checkpoint: what was trained since was not. The
+        account forgets it, too."""
         since = self.events[self.cut :]
-        self.experience = recovered(Experience.of(msgspec.msgpack.decode(self.checkpointed, type=Snapshot)), since)
+        self.experience = recovered(
+            Experience.of(msgspec.msgpack.decode(self.checkpointed, type=Snapshot)), since
+        )
         kept = [
             event
             for event in since
-            if not isinstance(event, e.Taken | e.Trained | e.StoredForReplay | e.Replayed | e.Published | e.Checkpointed)
+            if not isinstance(
+                event,
+                e.Taken | e.Trained | e.StoredForReplay | e.Replayed | e.Published | e.Checkpointed,
+            )
         ]
         self.events[self.cut :] = kept
         del self.assembled[self.then_assembled :]
         prescribed = self.experience.snapshot().prescribed
-        assert self.takings == [(step, rollouts) for step, takings in prescribed.items() for rollouts in takings]
+        assert self.takings == [
+            (step, rollouts) for step, takings in prescribed.items() for rollouts in takings
+        ]
         self.written = self.checkpointed = self.write()
         self.since, self.cut = [], len(self.events)
 
@@ -274,15 +378,27 @@ class World(RuleBasedStateMachine):
     def train(self, how_many: int, masked: bool) -> None:
         for rollout in self.experience.taken()[:how_many]:
             group = self.experience.groups[rollout.group]
-            whole = all(member.step is None or member.status is RolloutStatus.TAKEN for member in group.members)
+            whole = all(
+                member.step is None or member.status is RolloutStatus.TAKEN
+                for member in group.members
+            )
             if how_many % 2 == 0 and whole and group.id not in self.experience.replay_buffer.kept:
-                self.apply(e.StoredForReplay(group.id, max(member.step for member in group.members if member.step is not None) + 1))
+                self.apply(
+                    e.StoredForReplay(
+                        group.id,
+                        max(member.step for member in group.members if member.step is not None) + 1,
+                    )
+                )
             step = rollout.step
             assert step is not None
             mask = fresh_mask(rollout.spans, step, MAX_LAG)
             out = min(sum(mask), 1) if masked else 0
             counts = {"stale": rollout.tokens - sum(mask), "icepop": out}
-            event = e.Trained(rollout.id, sum(mask) - out, {reason: count for reason, count in counts.items() if count})
+            event = e.Trained(
+                rollout.id,
+                sum(mask) - out,
+                {reason: count for reason, count in counts.items() if count},
+            )
             self.apply(event)
             self.assembled.append((event, step, mask))
 
@@ -294,22 +410,35 @@ class World(RuleBasedStateMachine):
 
     @rule(moves=st.lists(st.integers(0, 2**20), min_size=4, max_size=16))
     def progress(self, moves: list[int]) -> None:
-        """What mostly happens in a run: a move's lowest bits choose among what can be done next, the others how."""
+        """What mostly happens in a run: a move's lowest bits choose among what can be done next,
+        the others how."""
         for move in moves:
             how = move >> 3
             verdict = NoVerdict("timeout") if how % 3 == 0 else Scored(how % 3 / 2)
             due = [
                 (self.has(RolloutStatus.WAITING), lambda how=how: self.lease(how, True)),
-                *[(self.has(RolloutStatus.LEASED), lambda how=how: self.extend(how, 1 + how % 6, how % 3, how))] * 3,
+                *[
+                    (
+                        self.has(RolloutStatus.LEASED),
+                        lambda how=how: self.extend(how, 1 + how % 6, how % 3, how),
+                    )
+                ]
+                * 3,
                 (self.has(RolloutStatus.LEASED), lambda how=how: self.seal(how, how % 4 == 0)),
-                (self.has(RolloutStatus.SEALED), lambda verdict=verdict: self.judge(verdict, False)),
+                (
+                    self.has(RolloutStatus.SEALED),
+                    lambda verdict=verdict: self.judge(verdict, False),
+                ),
                 (
                     self.experience.prescribed is not None or bool(self.on_offer()),
                     lambda how=how: self.take(how % 2, 2, how % 4 < 2),
                 ),
                 (self.has(RolloutStatus.TAKEN), lambda how=how: self.train(6, how % 2 == 0)),
                 (True, lambda: self.publish(1)),
-                (len(self.experience.groups) < 3, lambda how=how: self.admit(1 + how % 3, 6, "train")),
+                (
+                    len(self.experience.groups) < 3,
+                    lambda how=how: self.admit(1 + how % 3, 6, "train"),
+                ),
                 (self.has(RolloutStatus.TAKEN) and not self.half_trained(), self.checkpoint),
                 (how % 4 == 0 and self.cut > 0, self.crash),
             ]
@@ -326,7 +455,9 @@ class World(RuleBasedStateMachine):
         version = (self.experience.version or 0) + ahead
         unfinished = [rollout.step for rollout in self.experience.taken()]
         due = self.experience.prescribed
-        if all(step is not None and step >= version for step in unfinished) and (due is None or due[0] >= version):
+        if all(step is not None and step >= version for step in unfinished) and (
+            due is None or due[0] >= version
+        ):
             self.apply(e.Published(version))
 
     @rule(event=any_event)

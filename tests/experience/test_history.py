@@ -1,4 +1,5 @@
-"""What is known of prompts: the sums against a fold by hand, a prior that never sees its own group, and a snapshot that goes on alike."""
+"""What is known of prompts: the sums against a fold by hand, a prior that never sees its own group,
+and a snapshot that goes on alike."""
 
 from __future__ import annotations
 
@@ -28,21 +29,29 @@ def again(written: History) -> History:
 
 
 @given(visits)
-def test_the_sums_are_those_of_all_visits_with_the_earlier_ones_discounted(groups: list[tuple[int, list[float], int]]) -> None:
+def test_the_sums_are_those_of_all_visits_with_the_earlier_ones_discounted(
+    groups: list[tuple[int, list[float], int]],
+) -> None:
     got = played(groups)
     for prompt_index in range(5):
         mine = [(seen, missing) for other, seen, missing in groups if other == prompt_index]
         weights = [KEPT ** (len(mine) - 1 - i) for i in range(len(mine))]
         count = sum(w * len(seen) for w, (seen, _) in zip(weights, mine, strict=True))
-        total = sum(w * reward for w, (seen, _) in zip(weights, mine, strict=True) for reward in seen)
-        solved = sum(w for w, (seen, _) in zip(weights, mine, strict=True) for reward in seen if reward >= 1)
+        total = sum(
+            w * reward for w, (seen, _) in zip(weights, mine, strict=True) for reward in seen
+        )
+        solved = sum(
+            w for w, (seen, _) in zip(weights, mine, strict=True) for reward in seen if reward >= 1
+        )
         assert got.prior(prompt_index) == pytest.approx((total / count, count) if count else (0, 0))
         assert got.posterior(prompt_index) == pytest.approx((1 + solved, 1 + count - solved))
         assert (prompt_index in got.seen) == bool(mine)
         if mine:
             last, missing = mine[-1]
             assert got.seen[prompt_index].visits == len(mine)
-            assert got.seen[prompt_index].easy == (not missing and all(reward >= 1 for reward in last))
+            assert got.seen[prompt_index].easy == (
+                not missing and all(reward >= 1 for reward in last)
+            )
     assert got.cursor == len(groups)
     assert list(got.recent) == [len({*seen}) > 1 for _, seen, _ in groups]
 
@@ -70,7 +79,13 @@ def test_what_a_group_is_given_as_prior_does_not_depend_on_it(
 def test_solved_by_every_member_means_every_member() -> None:
     known = History()
     known.admit(3, 1)
-    for seen, size, easy in [([1.0, 1.0], 2, True), ([1.0, 1.0], 3, False), ([1.0, 0.99], 2, False), ([1.0, 1.5], 2, True), ([], 2, False)]:
+    for seen, size, easy in [
+        ([1.0, 1.0], 2, True),
+        ([1.0, 1.0], 3, False),
+        ([1.0, 0.99], 2, False),
+        ([1.0, 1.5], 2, True),
+        ([], 2, False),
+    ]:
         known.record(3, seen, size)
         assert known.seen[3].easy is easy, (seen, size)
 
@@ -80,11 +95,19 @@ def test_an_item_is_admitted_before_it_is_recorded() -> None:
         History().record(0, [1.0], 1)
 
 
-def test_memory_is_bounded_by_the_items_and_by_what_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_by_the_items_and_by_what_is_recent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(history, "RECENT", 8)
     sizes = []
     for times in (10, 100):
-        known = played([(prompt_index, [0.0, 1.0 * (prompt_index % 2)], 0) for _ in range(times) for prompt_index in range(50)])
+        known = played(
+            [
+                (prompt_index, [0.0, 1.0 * (prompt_index % 2)], 0)
+                for _ in range(times)
+                for prompt_index in range(50)
+            ]
+        )
         assert list(known.recent) == [0, 1] * 4
         sizes.append(len(msgspec.msgpack.encode(known)))
     assert sizes[1] < sizes[0] + 50 * 8, "visits of the same items cost a few digits at most"

@@ -15,11 +15,14 @@ from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, RolloutStatus
 from asyncrl.experience.state import Experience, Snapshot
 
 OPEN = (RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.SEALED)
-PROFILE = settings(max_examples=120, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+PROFILE = settings(
+    max_examples=120, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 class Ledger(World):
-    """Invariant 1: generated = trained + discarded + live, against a recount of the events from scratch."""
+    """Invariant 1: generated = trained + discarded + live, against a recount of the events from
+    scratch."""
 
     @invariant()
     def balances(self) -> None:
@@ -27,7 +30,9 @@ class Ledger(World):
         assert ledger.balances()
         assert ledger.tokens.total == account.generated
         assert ledger.tokens.trained == sum(event.trained for _, event in account.trained)
-        assert ledger.tokens.discarded == {reason: n for reason, n in account.discarded_tokens.items() if n}
+        assert ledger.tokens.discarded == {
+            reason: n for reason, n in account.discarded_tokens.items() if n
+        }
         assert ledger.tokens.live == sum(len(account.tokens[rollout]) for rollout in account.live)
         fates = Counter(fate for fates in account.fates.values() for fate in fates)
         assert ledger.rollouts.total == len(account.fates)
@@ -54,7 +59,8 @@ class Once(World):
 
 
 class Lag(World):
-    """Invariant 3: the mask that assembly makes of a rollout's spans lets a token in exactly where its own version is young enough."""
+    """Invariant 3: the mask that assembly makes of a rollout's spans lets a token in exactly where
+    its own version is young enough."""
 
     @invariant()
     def no_older(self) -> None:
@@ -66,23 +72,35 @@ class Lag(World):
 
 
 class ParallelArrays(World):
-    """Invariant 4: arrays are parallel, spans tile them, and both say of each token what its event said."""
+    """Invariant 4: arrays are parallel, spans tile them, and both say of each token what its event
+    said."""
 
     @invariant()
     def parallel(self) -> None:
         account = Account(self.events)
         for rollout in self.experience.rollouts.values():
             tokens = account.tokens[rollout.id]
-            assert len(rollout.ids) == len(rollout.behaviour) == 4 * rollout.tokens == 4 * len(tokens)
+            assert (
+                len(rollout.ids) == len(rollout.behaviour) == 4 * rollout.tokens == 4 * len(tokens)
+            )
             assert rollout.ids == b"".join(token.id for token in tokens)
             assert rollout.behaviour == b"".join(token.behaviour for token in tokens)
-            assert [span.version for span in rollout.spans for _ in range(span.start, span.end)] == [token.version for token in tokens]
-            assert [span.start for span in rollout.spans] == [0, *(span.end for span in rollout.spans)][: len(rollout.spans)]
-            assert all(a.version != b.version for a, b in zip(rollout.spans, rollout.spans[1:], strict=False))
+            assert [
+                span.version for span in rollout.spans for _ in range(span.start, span.end)
+            ] == [token.version for token in tokens]
+            assert [span.start for span in rollout.spans] == [
+                0,
+                *(span.end for span in rollout.spans),
+            ][: len(rollout.spans)]
+            assert all(
+                a.version != b.version
+                for a, b in zip(rollout.spans, rollout.spans[1:], strict=False)
+            )
 
 
 class RestartEqualsNoCrash(World):
-    """Invariant 8: folding the events gives the state, also when they come back from the journal's encoding."""
+    """Invariant 8: folding the events gives the state, also when they come back from the journal's
+    encoding."""
 
     @invariant()
     def folds(self) -> None:
@@ -101,7 +119,9 @@ class Views(World):
         x = self.experience
         for split in ("train", "evaluation"):
             groups = [group for group in x.groups.values() if group.split == split]
-            rollouts = [rollout for rollout in x.rollouts.values() if x.groups[rollout.group].split == split]
+            rollouts = [
+                rollout for rollout in x.rollouts.values() if x.groups[rollout.group].split == split
+            ]
             waiting = [rollout for rollout in rollouts if rollout.status is RolloutStatus.WAITING]
             recycled = sorted(rollout.id for rollout in waiting if rollout.recycled)
             new = sorted(rollout.id for rollout in waiting if not rollout.recycled)
@@ -109,43 +129,95 @@ class Views(World):
             assert [rollout.id for rollout in x.to_lease(split, 2)] == (recycled + new)[:2]
             due = [group for group in self.open_groups() if group.split == split and group.complete]
             assert x.ready(split) == sorted(due, key=lambda group: (group.oldest, group.id))
-            taken = [group for group in groups if any(m.step is not None and m.status is not RolloutStatus.JUDGED for m in group.members)]
+            taken = [
+                group
+                for group in groups
+                if any(
+                    m.step is not None and m.status is not RolloutStatus.JUDGED
+                    for m in group.members
+                )
+            ]
             assert split != "train" or x.groups_untaken == x.groups_live - len(taken)
-            admitted = [event for event in self.events if isinstance(event, e.Admitted) and event.split == split]
+            admitted = [
+                event
+                for event in self.events
+                if isinstance(event, e.Admitted) and event.split == split
+            ]
             assert x.items(split) == sum(event.restarts is None for event in admitted)
         judged = [
-            r for r in x.rollouts.values() if r.status is RolloutStatus.JUDGED and r.step is None and x.groups[r.group].split == "train"
+            r
+            for r in x.rollouts.values()
+            if r.status is RolloutStatus.JUDGED
+            and r.step is None
+            and x.groups[r.group].split == "train"
         ]
         assert x.judged() == sorted(judged, key=lambda rollout: (rollout.oldest, rollout.id))
-        untaken = [r for r in x.rollouts.values() if r.status is not RolloutStatus.TAKEN and x.groups[r.group].split == "train"]
-        training = [m for group in x.groups.values() for m in group.members if m.step is not None and m.status is not RolloutStatus.JUDGED]
+        untaken = [
+            r
+            for r in x.rollouts.values()
+            if r.status is not RolloutStatus.TAKEN and x.groups[r.group].split == "train"
+        ]
+        training = [
+            m
+            for group in x.groups.values()
+            for m in group.members
+            if m.step is not None and m.status is not RolloutStatus.JUDGED
+        ]
         unpublished = [member for member in training if member.step >= (x.version or 0)]
-        assert (x.rollouts_untaken, x.rollouts_live) == (len(untaken), len(untaken) + len(unpublished))
-        admitted = [event.group for event in self.events if isinstance(event, e.Admitted) and event.split == "train"]
+        assert (x.rollouts_untaken, x.rollouts_live) == (
+            len(untaken),
+            len(untaken) + len(unpublished),
+        )
+        admitted = [
+            event.group
+            for event in self.events
+            if isinstance(event, e.Admitted) and event.split == "train"
+        ]
         first = min((group for group in x.groups.values() if any(m in judged or m.status in OPEN for m in group.members)
                      and group.split == "train"), key=lambda group: group.id, default=None)  # fmt: skip
         assert x.oldest() is first and (first is None or first.ordinal == admitted.index(first.id))
         verdicts = [event.rollout for event in self.events if isinstance(event, e.Judged)]
-        assert all(rollout.judged == (verdicts.index(rollout.id) + 1 if rollout.verdict else 0) for rollout in x.rollouts.values())
+        assert all(
+            rollout.judged == (verdicts.index(rollout.id) + 1 if rollout.verdict else 0)
+            for rollout in x.rollouts.values()
+        )
         sealed = [event.rollout for event in self.events if isinstance(event, e.Sealed)]
-        unjudged = [number for number in sealed if number in x.rollouts and x.rollouts[number].status is RolloutStatus.SEALED]
+        unjudged = [
+            number
+            for number in sealed
+            if number in x.rollouts and x.rollouts[number].status is RolloutStatus.SEALED
+        ]
         assert [rollout.id for rollout in x.to_judge()] == unjudged
         if unjudged:
-            assert [rollout.id for rollout in x.to_judge(after=x.rollouts[unjudged[0]].sealed)] == unjudged[1:]
+            assert [
+                rollout.id for rollout in x.to_judge(after=x.rollouts[unjudged[0]].sealed)
+            ] == unjudged[1:]
         assert x.groups_live == sum(group.split == "train" for group in x.groups.values())
         queue = [
             r
             for r in x.rollouts.values()
-            if r.status in (RolloutStatus.SEALED, RolloutStatus.JUDGED) and x.groups[r.group].split == "train"
+            if r.status in (RolloutStatus.SEALED, RolloutStatus.JUDGED)
+            and x.groups[r.group].split == "train"
         ]
-        assert (x.queue_items, x.queue_bytes) == (len(queue), sum(r.tokens * TOKEN_BYTES for r in queue))
-        assert sorted(r.id for r in x.taken()) == sorted(r.id for r in x.rollouts.values() if r.status is RolloutStatus.TAKEN)
+        assert (x.queue_items, x.queue_bytes) == (
+            len(queue),
+            sum(r.tokens * TOKEN_BYTES for r in queue),
+        )
+        assert sorted(r.id for r in x.taken()) == sorted(
+            r.id for r in x.rollouts.values() if r.status is RolloutStatus.TAKEN
+        )
         assert x.statuses() == Counter(rollout.status for rollout in x.rollouts.values())
         assert x.statuses().total() == x.ledger.rollouts.live
-        failed = Counter(event.rollout for event in self.events if isinstance(event, e.Requeued) and event.failed)
+        failed = Counter(
+            event.rollout for event in self.events if isinstance(event, e.Requeued) and event.failed
+        )
         assert all(rollout.failures == failed[rollout.id] for rollout in x.rollouts.values())
-        again = {event.group for event in self.events if isinstance(event, e.Dropped) and event.again}
-        assert set(x.restarts) == again - {event.restarts for event in self.events if isinstance(event, e.Admitted)}
+        again = {
+            event.group for event in self.events if isinstance(event, e.Dropped) and event.again
+        }
+        assert set(x.restarts) == again - {
+            event.restarts for event in self.events if isinstance(event, e.Admitted)
+        }
 
 
 def case(world: type[World]) -> type[TestCase]:

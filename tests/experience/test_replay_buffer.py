@@ -14,7 +14,14 @@ from asyncrl.ipc.messages import NoVerdict, Scored, Span, Verdict
 
 def taken(number: int, verdicts: list[Verdict], *, step: int | None = 5, version: int = 3) -> Group:
     """A group that `step` took: two tokens a member, of `version` and the next."""
-    group = Group(number, "train", 0, b"\7\0\0\0", None, tuple(Rollout(10 * number + i, number, 4) for i in range(len(verdicts))))
+    group = Group(
+        number,
+        "train",
+        0,
+        b"\7\0\0\0",
+        None,
+        tuple(Rollout(10 * number + i, number, 4) for i in range(len(verdicts))),
+    )
     for member, verdict in zip(group.members, verdicts, strict=True):
         member.extend(version, 0, member.id.to_bytes(4, "little"), b"\1\2\3\4")
         member.extend(version + 1, 1, b"\5\0\0\0", b"\5\6\7\10")
@@ -23,18 +30,32 @@ def taken(number: int, verdicts: list[Verdict], *, step: int | None = 5, version
     return group
 
 
-def test_it_comes_back_with_its_versions_and_log_probabilities_when_its_tokens_were_released() -> None:
-    replay_buffer, group = ReplayBuffer(), taken(1, [Scored(1.0, [0.5, 0.5]), NoVerdict("timeout"), Scored(0.0)])
+def test_it_comes_back_with_its_versions_and_log_probabilities_when_its_tokens_were_released() -> (
+    None
+):
+    replay_buffer, group = (
+        ReplayBuffer(),
+        taken(1, [Scored(1.0, [0.5, 0.5]), NoVerdict("timeout"), Scored(0.0)]),
+    )
     replay_buffer.keep(group, until=7)
     for member in group.members:
         member.release()
     assert replay_buffer.tokens == 4
     replay_buffer = msgspec.msgpack.decode(msgspec.msgpack.encode(replay_buffer), type=ReplayBuffer)
     [kept] = replay_buffer.replay(6, [1])
-    assert (kept.group, kept.prompt, kept.rewards, kept.oldest, kept.tokens) == (1, b"\7\0\0\0", (1.0, 0.0), 3, 4)
+    assert (kept.group, kept.prompt, kept.rewards, kept.oldest, kept.tokens) == (
+        1,
+        b"\7\0\0\0",
+        (1.0, 0.0),
+        3,
+        4,
+    )
     assert [member.rollout for member in kept.members] == [10, 12]
     assert kept.members[0].parts == [0.5, 0.5]
-    assert [bytes(member.ids) for member in kept.members] == [b"\12\0\0\0\5\0\0\0", b"\14\0\0\0\5\0\0\0"]
+    assert [bytes(member.ids) for member in kept.members] == [
+        b"\12\0\0\0\5\0\0\0",
+        b"\14\0\0\0\5\0\0\0",
+    ]
     assert all(member.behaviour == b"\1\2\3\4\5\6\7\10" for member in kept.members)
     assert all(member.spans == [Span(3, 0, 1), Span(4, 1, 2)] for member in kept.members)
 
@@ -61,8 +82,12 @@ def test_once_and_until_its_last_step() -> None:
 
 @pytest.mark.parametrize("fate", [RolloutStatus.TRAINED, RolloutStatus.DISCARDED])
 def test_what_was_trained_in_part_is_not_kept(fate: RolloutStatus) -> None:
-    """Nor is what was kept, trained and replayed, while a sibling is still being sampled: each is replayed once."""
-    replay_buffer, group = ReplayBuffer(), taken(1, [Scored(1.0), Scored(0.0), NoVerdict("timeout")])
+    """Nor is what was kept, trained and replayed, while a sibling is still being sampled: each is
+    replayed once."""
+    replay_buffer, group = (
+        ReplayBuffer(),
+        taken(1, [Scored(1.0), Scored(0.0), NoVerdict("timeout")]),
+    )
     group.members[0].status = fate
     group.members[0].release()
     with pytest.raises(ImpossibleEvent, match="group 1 was trained before it was kept"):
@@ -77,12 +102,17 @@ def test_what_was_not_trained_is_not_trained_again() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30))
-def test_it_holds_no_more_than_the_steps_that_may_still_train_it(kept: list[tuple[int, int]]) -> None:
+def test_it_holds_no_more_than_the_steps_that_may_still_train_it(
+    kept: list[tuple[int, int]],
+) -> None:
     """Each step keeps some groups, of some age, for a lag of 4 at most."""
     replay_buffer, number = ReplayBuffer(), 0
     for step, (groups, age) in enumerate(kept):
         for _ in range(groups):
-            replay_buffer.keep(taken(number, [Scored(1.0)], step=step, version=max(0, step - age)), until=max(0, step - age) + 4)
+            replay_buffer.keep(
+                taken(number, [Scored(1.0)], step=step, version=max(0, step - age)),
+                until=max(0, step - age) + 4,
+            )
             number += 1
         replay_buffer.publish(step + 1)
         assert all(held.oldest + 4 >= step + 1 for held in replay_buffer.kept.values())

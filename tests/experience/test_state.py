@@ -1,4 +1,5 @@
-"""One life after another, told event by event: what becomes due, in which order, and what is refused."""
+"""One life after another, told event by event: what becomes due, in which order, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -35,9 +36,15 @@ class Story:
         for event in events:
             self.experience.apply(event)
 
-    def admit(self, size: int = 2, split: Split = "train", budget: int = 8, version: int | None = None) -> int:
+    def admit(
+        self, size: int = 2, split: Split = "train", budget: int = 8, version: int | None = None
+    ) -> int:
         x = self.experience
-        self(e.Admitted(x.next_group, x.next_rollout, size, split, x.items(split), PROMPT, budget, version))
+        self(
+            e.Admitted(
+                x.next_group, x.next_rollout, size, split, x.items(split), PROMPT, budget, version
+            )
+        )
         return x.next_group - 1
 
     def lease(self, *rollouts: int) -> None:
@@ -46,13 +53,19 @@ class Story:
 
     def extend(self, rollout: int, count: int, version: int = 0) -> None:
         r = self.experience.rollouts[rollout]
-        self(e.Extended(rollout, r.attempt, version, r.tokens, ints(*range(count)), floats(*[-1.0] * count)))
+        self(
+            e.Extended(
+                rollout, r.attempt, version, r.tokens, ints(*range(count)), floats(*[-1.0] * count)
+            )
+        )
 
     def seal(self, *rollouts: int) -> None:
         for rollout in rollouts:
             self(e.Sealed(rollout, self.experience.rollouts[rollout].attempt, "stop"))
 
-    def finish(self, *rollouts: int, version: int = 0, tokens: int = 3, reward: float = 1.0) -> None:
+    def finish(
+        self, *rollouts: int, version: int = 0, tokens: int = 3, reward: float = 1.0
+    ) -> None:
         for rollout in rollouts:
             self.lease(rollout)
             self.extend(rollout, tokens, version)
@@ -93,7 +106,9 @@ def test_a_group_from_prompt_to_publication(story: Story) -> None:
     assert (x.ready(), x.queue_items, x.queue_bytes, x.step) == ([], 0, 0, 1)
     assert [r.id for r in x.taken()] == [0, 1]
     story(e.Trained(0, 4, {"stale": 2}), e.Trained(1, 0, {"icepop": 1}))
-    assert x.rollouts == {} and x.groups_live == 1, "live until the version its step makes is published"
+    assert x.rollouts == {} and x.groups_live == 1, (
+        "live until the version its step makes is published"
+    )
     story(e.Published(1))
     assert x.groups_live == 1
     story(e.Published(2))
@@ -126,7 +141,9 @@ def test_the_oldest_finished_group_goes_first_and_waits_for_no_older_one(story: 
         story.admit(size=1)
     story.finish(3, version=1)
     story.finish(2, version=0)
-    assert [g.id for g in x.ready()] == [2, 3], "group 2 has the older tokens; groups 0 and 1 are not finished, and not waited for"
+    assert [g.id for g in x.ready()] == [2, 3], (
+        "group 2 has the older tokens; groups 0 and 1 are not finished, and not waited for"
+    )
     story.finish(1, version=1)
     assert [g.id for g in x.ready()] == [2, 1, 3], "of one version, the group admitted first"
 
@@ -141,10 +158,16 @@ def test_a_group_completes_around_its_tombstones(story: Story) -> None:
     assert x.ready() == [] and x.rollouts.keys() == {0, 2}
     story(e.Buried(2, "attempts"))
     assert x.ready()[0].rewards == [1.0]
-    assert [m.status for m in x.ready()[0].members] == [RolloutStatus.JUDGED, RolloutStatus.BURIED, RolloutStatus.BURIED]
+    assert [m.status for m in x.ready()[0].members] == [
+        RolloutStatus.JUDGED,
+        RolloutStatus.BURIED,
+        RolloutStatus.BURIED,
+    ]
     story(e.Taken(0, [0]), e.Trained(0, 3, {}), e.Published(1))
     assert x.groups_live == 0
-    assert x.ledger.tokens.discarded == {"attempts": 2} and x.ledger.rollouts.discarded == {"attempts": 2}
+    assert x.ledger.tokens.discarded == {"attempts": 2} and x.ledger.rollouts.discarded == {
+        "attempts": 2
+    }
 
 
 def test_a_group_of_tombstones_is_ready_to_be_dropped(story: Story) -> None:
@@ -171,7 +194,9 @@ def test_no_verdict_is_no_reward_and_leaves_when_its_group_is_taken(story: Story
     assert x.queue_items == 2
     story(e.Taken(0, [0]))
     assert (x.queue_items, x.queue_bytes) == (0, 0)
-    assert x.ledger.tokens.discarded == {"no_verdict": 2} and x.ledger.rollouts.discarded == {"no_verdict": 1}
+    assert x.ledger.tokens.discarded == {"no_verdict": 2} and x.ledger.rollouts.discarded == {
+        "no_verdict": 1
+    }
 
 
 def test_dropping_a_group_discards_what_is_left_of_it_wherever_it_is(story: Story) -> None:
@@ -188,7 +213,9 @@ def test_dropping_a_group_discards_what_is_left_of_it_wherever_it_is(story: Stor
     with pytest.raises(ImpossibleEvent, match="not live"):
         story(e.Extended(1, 1, 0, 2, ints(1), floats(0)))
     story(e.LateTokens(1))
-    assert x.ledger.tokens.discarded == {"stale": 6, "late": 1} and x.ledger.rollouts.discarded == {"stale": 5}
+    assert x.ledger.tokens.discarded == {"stale": 6, "late": 1} and x.ledger.rollouts.discarded == {
+        "stale": 5
+    }
     assert x.ledger.balances()
 
 
@@ -196,7 +223,9 @@ def test_evaluation_is_pinned_and_apart(story: Story) -> None:
     x = story.experience
     story.admit(size=1, split="evaluation", version=3)
     story.admit(size=1)
-    assert [r.id for r in x.to_lease("evaluation", 9)] == [0] and [r.id for r in x.to_lease("train", 9)] == [1]
+    assert [r.id for r in x.to_lease("evaluation", 9)] == [0] and [
+        r.id for r in x.to_lease("train", 9)
+    ] == [1]
     assert (x.items("evaluation"), x.items("train"), x.groups_live) == (1, 1, 1)
     story.lease(0)
     with pytest.raises(ImpossibleEvent, match="pinned to version 3"):
@@ -216,7 +245,11 @@ def test_a_restarted_prompt_does_not_move_the_cursor(story: Story) -> None:
     story(e.Dropped(0, "stale", again=True))
     assert story.experience.restarts == {0: 0}
     story(e.Admitted(1, 2, 2, "train", 0, PROMPT, 8, None, restarts=0))
-    assert story.experience.items("train") == 1 and story.experience.groups_live == 1 and not story.experience.restarts
+    assert (
+        story.experience.items("train") == 1
+        and story.experience.groups_live == 1
+        and not story.experience.restarts
+    )
     with pytest.raises(ImpossibleEvent, match="does not wait for that"):
         story(e.Admitted(2, 4, 2, "train", 0, PROMPT, 8, None, restarts=0))
 
@@ -230,12 +263,29 @@ def test_what_a_crash_undid_is_taken_again_first_and_as_it_was(story: Story) -> 
     story.seal(1)
     story(e.Judged(1, NoVerdict("timeout")))
     story(e.Taken(0, [0]))
-    base = Experience.of(msgspec.msgpack.decode(msgspec.msgpack.encode(story.experience.snapshot()), type=Snapshot))
-    since = [e.Taken(0, [4, 5]), *(e.Trained(n, 3, {}) for n in (0, 4, 5)), e.Published(1), e.Taken(1, [2, 3])]
+    base = Experience.of(
+        msgspec.msgpack.decode(msgspec.msgpack.encode(story.experience.snapshot()), type=Snapshot)
+    )
+    since = [
+        e.Taken(0, [4, 5]),
+        *(e.Trained(n, 3, {}) for n in (0, 4, 5)),
+        e.Published(1),
+        e.Taken(1, [2, 3]),
+    ]
     story(*since)
     x = recovered(base, since)
-    assert x.ledger.tokens.trained == 0 and x.ledger.tokens.discarded == {"no_verdict": 2} and x.ledger.balances()
-    assert (x.ready(), x.taken(), x.groups_untaken, x.queue_items, x.queue_bytes) == ([], [], 4, 5, 5 * 3 * 8)
+    assert (
+        x.ledger.tokens.trained == 0
+        and x.ledger.tokens.discarded == {"no_verdict": 2}
+        and x.ledger.balances()
+    )
+    assert (x.ready(), x.taken(), x.groups_untaken, x.queue_items, x.queue_bytes) == (
+        [],
+        [],
+        4,
+        5,
+        5 * 3 * 8,
+    )
     for refused in (e.Taken(0, [4, 5]), e.Taken(1, [0]), e.Dropped(2, "filtered"), e.Published(1)):
         with pytest.raises(ImpossibleEvent, match=r"first|again"):
             x.apply(refused)
@@ -261,8 +311,8 @@ def test_buffers_taken_of_a_rollout_survive_its_end(story: Story) -> None:
 
 
 def middle_of_everything() -> Story:
-    """Rollouts 0 waiting, 1 leased with 2 of 4 tokens, 2 leased and full, 3 sealed, 4 judged, 5 buried; 6 and 7 of a ready group, 8 and 9
-    taken for step 2 at version 1."""
+    """Rollouts 0 waiting, 1 leased with 2 of 4 tokens, 2 leased and full, 3 sealed, 4 judged, 5
+    buried; 6 and 7 of a ready group, 8 and 9 taken for step 2 at version 1."""
     story = Story()
     story(e.Published(1))
     story.admit(size=6, budget=4)
@@ -348,7 +398,9 @@ ONE = (ints(1), floats(-1))
         (e.Published(3), "still being trained"),
     ],
 )
-def test_what_cannot_have_happened_is_refused_and_changes_nothing(event: e.AnyEvent, says: str) -> None:
+def test_what_cannot_have_happened_is_refused_and_changes_nothing(
+    event: e.AnyEvent, says: str
+) -> None:
     experience = middle_of_everything().experience
     before = copy.deepcopy(experience)
     with pytest.raises(ImpossibleEvent, match=says):

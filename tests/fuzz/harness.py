@@ -1,7 +1,8 @@
-"""Fuzzers by coverage, of every target: `make fuzz`, or `python tests/fuzz/harness.py --seconds 60 --only frames`.
+"""Fuzzers by coverage, of every target: `make fuzz`, or `python tests/fuzz/harness.py --seconds 60
+--only frames`.
 
-Each target has a process of its own, as libFuzzer ends the one that it runs in. An input that is a finding is kept in `--keep`; run it
-again by `python tests/fuzz/harness.py --again frames-crash-…`.
+Each target has a process of its own, as libFuzzer ends the one that it runs in. An input that is a
+finding is kept in `--keep`; run it again by `python tests/fuzz/harness.py --again frames-crash-…`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def found() -> dict[str, object]:
 
 
 def fuzz(name: str, seconds: int, keep: Path, runs: int) -> None:
-    """Run one target until the time is over, or it fails: libFuzzer then ends this process, with a code other than 0."""
+    """Run one target until the time is over, or it fails: libFuzzer then ends this process, with a
+    code other than 0."""
     import atheris
 
     with atheris.instrument_imports(include=PACKAGES):
@@ -41,7 +43,13 @@ def fuzz(name: str, seconds: int, keep: Path, runs: int) -> None:
     with tempfile.TemporaryDirectory() as corpus:
         for number, seed in enumerate(target.seeds):  # type: ignore[attr-defined]
             Path(corpus, str(number)).write_bytes(seed)
-        options = [sys.argv[0], corpus, f"-max_total_time={seconds}", f"-artifact_prefix={keep}/{name}-", *LIMITS]
+        options = [
+            sys.argv[0],
+            corpus,
+            f"-max_total_time={seconds}",
+            f"-artifact_prefix={keep}/{name}-",
+            *LIMITS,
+        ]
         if runs:
             options += [f"-runs={runs}", "-seed=1"]
         atheris.Setup(options, run)
@@ -49,9 +57,16 @@ def fuzz(name: str, seconds: int, keep: Path, runs: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=int, default=20, help="for each target")
-    parser.add_argument("--runs", type=int, default=0, help="for each target, at most, and always the same ones; 0: other ones each time")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=0,
+        help="for each target, at most, and always the same ones; 0: other ones each time",
+    )
     parser.add_argument("--only", help="one target's name")
     parser.add_argument("--keep", type=Path, default=Path(".fuzz"), help="where findings are kept")
     parser.add_argument("--again", type=Path, help="an input that was kept")
@@ -61,7 +76,10 @@ def main() -> int:
         found()[options.again.name.partition("-")[0]].run(options.again.read_bytes())  # type: ignore[attr-defined]
         return 0
     if find_spec("atheris") is None:
-        print("atheris is not installed, so nothing was fuzzed by coverage; the properties in test_fuzz.py need none")
+        print(
+            "atheris is not installed, so nothing was fuzzed by coverage; the properties in "
+            "test_fuzz.py need none"
+        )
         return 0
     options.keep.mkdir(exist_ok=True)
     if options.here:
@@ -70,10 +88,20 @@ def main() -> int:
     names = [options.only] if options.only else [name for name in found() if name != "planted"]
     failed = []
     for name in names:
-        with tempfile.TemporaryDirectory() as files:  # libFuzzer's process ends without a word to Python
+        with (
+            tempfile.TemporaryDirectory() as files
+        ):  # libFuzzer's process ends without a word to Python
             done = subprocess.run(
                 [
-                    *(sys.executable, __file__, "--here", "--only", name, "--keep", str(options.keep)),
+                    *(
+                        sys.executable,
+                        __file__,
+                        "--here",
+                        "--only",
+                        name,
+                        "--keep",
+                        str(options.keep),
+                    ),
                     *("--seconds", str(options.seconds), "--runs", str(options.runs)),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -84,7 +112,14 @@ def main() -> int:
                 check=False,
             )
         said = done.stdout + done.stderr
-        runs = next((line.rpartition(":")[2].strip() for line in said.splitlines() if "number_of_executed_units" in line), "?")
+        runs = next(
+            (
+                line.rpartition(":")[2].strip()
+                for line in said.splitlines()
+                if "number_of_executed_units" in line
+            ),
+            "?",
+        )
         print(f"{name:20} {runs:>10} inputs   {'FAILED' if done.returncode else 'ok'}", flush=True)
         if done.returncode:
             failed.append(name)

@@ -1,7 +1,9 @@
-"""Every decoder that a peer or a stranger's file can reach, as a function of bytes. Invariant: it raises nothing, whatever the bytes.
+"""Every decoder that a peer or a stranger's file can reach, as a function of bytes. Invariant: it
+raises nothing, whatever the bytes.
 
-A target catches what the decoder's documentation says that it raises, checks what that is, and lets everything else through: a finding.
-`test_fuzz.py` feeds them mutations made by hypothesis, `harness.py` those that atheris finds by coverage.
+A target catches what the decoder's documentation says that it raises, checks what that is, and lets
+everything else through: a finding. `test_fuzz.py` feeds them mutations made by hypothesis,
+`harness.py` those that atheris finds by coverage.
 """
 
 from __future__ import annotations
@@ -87,25 +89,37 @@ class Script:
         self.closed = True
 
 
-# ------------------------------------------------------------------------------------------------------------------ links
+# ------------------------------------------------------------------------------------------- links
 
 
 def framed(text: bytes, *buffers: bytes) -> bytes:
-    """A frame as `asyncrl.ipc.link` describes it, of a message in msgpack and of buffers; made here a second time."""
+    """A frame as `asyncrl.ipc.link` describes it, of a message in msgpack and of buffers; made here
+    a second time."""
     padded = b"".join(buffer + bytes(-len(buffer) % 8) for buffer in buffers)
     sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
-    return struct.pack("<III", len(sizes) + len(text) + len(padded), len(text), len(buffers)) + sizes + text + padded
+    return (
+        struct.pack("<III", len(sizes) + len(text) + len(padded), len(text), len(buffers))
+        + sizes
+        + text
+        + padded
+    )
 
 
 SAID: list[messages.Message] = [
     messages.Hello("rollout", 1, 0, 4711),
     messages.Drain(),
-    messages.Report(1.0, {"weights": 0.5}, {"tokens": 12.0}, [messages.Wait("verdict", "item 3", 1.0, 5.0)]),
-    messages.Chunks([messages.ChunkHead(7, 0, 3, 0, 4, "stop"), messages.ChunkHead(8, 1, 3, 16, 4, "")]),
+    messages.Report(
+        1.0, {"weights": 0.5}, {"tokens": 12.0}, [messages.Wait("verdict", "item 3", 1.0, 5.0)]
+    ),
+    messages.Chunks(
+        [messages.ChunkHead(7, 0, 3, 0, 4, "stop"), messages.ChunkHead(8, 1, 3, 16, 4, "")]
+    ),
     messages.Leases([messages.Lease(7, 0, 11, "train", 3, 0, 16, 1.0, None)]),
     messages.ScoreResult(7, messages.NoVerdict("timeout"), 0.5),
     messages.ScoreResult(8, messages.Scored(1.0), 0.5),
-    messages.MicroBatch(1, 0, [messages.Sample(7, 3, 4, 4, 1.0, [messages.Span(1, 0, 4)])], {3: [1.0, 0.0]}),
+    messages.MicroBatch(
+        1, 0, [messages.Sample(7, 3, 4, 4, 1.0, [messages.Span(1, 0, 4)])], {3: [1.0, 0.0]}
+    ),
     messages.Consumed(1, 0, [messages.TokenCount(7, 4, {"stale": 2})], 0.1),
     messages.Prepared(1, [2**64 - 1, 0], ""),
     messages.Interrupt([1, 2, 3]),
@@ -114,11 +128,13 @@ TEXTS = [msgspec.msgpack.encode(message) for message in SAID]
 DEEP = 5_000
 """Brackets within brackets: more than there are frames on Python's stack."""
 LATER = b"\x92\xa5Drain\xc0"
-"""A message with a field more than is known, as a later version may send it: whatever is in it is skipped."""
+"""A message with a field more than is known, as a later version may send it: whatever is in it is
+skipped."""
 
 
 def frames(data: bytes) -> None:
-    """A link's receiver: each frame a message, or LinkError and a closed link, or an end between two frames."""
+    """A link's receiver: each frame a message, or LinkError and a closed link, or an end between
+    two frames."""
 
     async def main() -> None:
         pipe = Script(data)
@@ -135,7 +151,9 @@ def frames(data: bytes) -> None:
         except LinkError as error:
             assert error.reason in ("malformed", "oversized", "broken"), error.reason
             assert pipe.closed
-            assert str(error).isprintable() and len(str(error)) < 500, "a peer writes into the log what it likes"
+            assert str(error).isprintable() and len(str(error)) < 500, (
+                "a peer writes into the log what it likes"
+            )
 
     trio.run(main)
 
@@ -163,7 +181,8 @@ def handshake_server(data: bytes) -> None:
 
 
 def handshake_client(data: bytes) -> None:
-    """A client whose peer does not know the key: LinkError, and nothing said but a nonce and a proof that is worth nothing elsewhere."""
+    """A client whose peer does not know the key: LinkError, and nothing said but a nonce and a
+    proof that is worth nothing elsewhere."""
 
     async def main() -> None:
         pipe = Script(data)
@@ -179,11 +198,12 @@ def handshake_client(data: bytes) -> None:
     trio.run(main)
 
 
-# -------------------------------------------------------------------------------------------------------------- verifiers
+# --------------------------------------------------------------------------------------- verifiers
 
 
 def worker_reply(data: bytes) -> None:
-    """What a worker, which runs somebody else's code, may say to the reward actor: a verdict that can be trained on, or it is dead."""
+    """What a worker, which runs somebody else's code, may say to the reward actor: a verdict that
+    can be trained on, or it is dead."""
 
     async def main() -> None:
         ours, theirs = socket.socketpair()
@@ -215,7 +235,7 @@ def worker_request(data: bytes) -> None:
             assert found is None or isinstance(found, kind)
 
 
-# ------------------------------------------------------------------------------------------------------------------ files
+# ------------------------------------------------------------------------------------------- files
 
 
 def written(name: str, data: bytes) -> Path:
@@ -325,9 +345,19 @@ ENDS = [
     b'{"eos_token_id": {"a": 1}}',
     b'{"eos_token_id": true, "eos_token": {"content": ["a"]}}',
 ]
-LINES = b'{"prompt": "1+1", "answer": 2, "verifier": "number"}\n{"prompt": "say a", "answer": "a", "more": {"x": [1.5e3, null]}}\n'
-TOML = b'[train]\nsteps = 3\nlearning_rate = 1e-4\n[task]\nname = "chain_sum"\n[task.params]\nmin_terms = 2\n[run]\nseed = 1\n'
-SUMMARY = msgspec.json.encode(summary.Summary(ok=True, reason="done", steps=1, seconds=2.0, tokens=summary.TokenTotals(3, 2, {"late": 1})))
+LINES = (
+    b'{"prompt": "1+1", "answer": 2, "verifier": "number"}\n{"prompt": "say a", "answer": '
+    b'"a", "more": {"x": [1.5e3, null]}}\n'
+)
+TOML = (
+    b"[train]\nsteps = 3\nlearning_rate = 1e-4\n[task]\nname = "
+    b'"chain_sum"\n[task.params]\nmin_terms = 2\n[run]\nseed = 1\n'
+)
+SUMMARY = msgspec.json.encode(
+    summary.Summary(
+        ok=True, reason="done", steps=1, seconds=2.0, tokens=summary.TokenTotals(3, 2, {"late": 1})
+    )
+)
 EVENTS: list[AnyEvent] = [
     Admitted(0, 0, 2, "train", 3, b"\x01\x00\x00\x00", 8),
     Published(0),
@@ -345,14 +375,32 @@ EVENTS: list[AnyEvent] = [
 PROOF = b"\x07" * 32
 
 TARGETS: list[Target] = [
-    Target("frames", [b"".join(map(framed, TEXTS)), *(framed(text, b"buffer", bytes(40)) for text in TEXTS)], frames),
+    Target(
+        "frames",
+        [b"".join(map(framed, TEXTS)), *(framed(text, b"buffer", bytes(40)) for text in TEXTS)],
+        frames,
+    ),
     Target(
         "message",
-        [*TEXTS, LATER, b"\x92\xa5Drain" + b"\x91" * DEEP + b"\xc0", b"\x92\xa5Drain" + b"\x81\xa1a" * DEEP + b"\xc0", b"\x91\xa4\x1b[2J"],
+        [
+            *TEXTS,
+            LATER,
+            b"\x92\xa5Drain" + b"\x91" * DEEP + b"\xc0",
+            b"\x92\xa5Drain" + b"\x81\xa1a" * DEEP + b"\xc0",
+            b"\x91\xa4\x1b[2J",
+        ],
         message,
     ),
-    Target("handshake_server", [bytes(64), PROOF + bytes(32), b"asyncrl\x01" + bytes(56)], handshake_server),
-    Target("handshake_client", [b"asyncrl\x01" + bytes(64), b"asyncrl\x01" + PROOF * 2, bytes(72)], handshake_client),
+    Target(
+        "handshake_server",
+        [bytes(64), PROOF + bytes(32), b"asyncrl\x01" + bytes(56)],
+        handshake_server,
+    ),
+    Target(
+        "handshake_client",
+        [b"asyncrl\x01" + bytes(64), b"asyncrl\x01" + PROOF * 2, bytes(72)],
+        handshake_client,
+    ),
     Target(
         "worker_reply",
         [
@@ -366,7 +414,11 @@ TARGETS: list[Target] = [
     ),
     Target(
         "worker_request",
-        [frame(VerifyRequest("train", 3, b"\x01\x00\x00\x00")), frame(Opening(TaskConfig(), 0, "model")), frame(Bury(1))],
+        [
+            frame(VerifyRequest("train", 3, b"\x01\x00\x00\x00")),
+            frame(Opening(TaskConfig(), 0, "model")),
+            frame(Bury(1)),
+        ],
         worker_request,
     ),
     Target("jsonl", [LINES, b'{"prompt": "a", "answer": 1, "more": ' + b"[" * DEEP], jsonl),
@@ -375,7 +427,10 @@ TARGETS: list[Target] = [
     Target("summary", [SUMMARY], summary_json),
     Target(
         "events",
-        [*(msgspec.msgpack.encode(EVENTS[:count]) for count in (5, len(EVENTS))), b"\x91\x93\xa4Late\x03" + b"\x91" * DEEP + b"\xc0"],
+        [
+            *(msgspec.msgpack.encode(EVENTS[:count]) for count in (5, len(EVENTS))),
+            b"\x91\x93\xa4Late\x03" + b"\x91" * DEEP + b"\xc0",
+        ],
         events,
     ),
     Target("tokenizer", [TINY], tokenizer),

@@ -1,4 +1,5 @@
-"""No decoder that a peer or a stranger's file can reach raises anything but what it says, or leaks, whatever it is given."""
+"""No decoder that a peer or a stranger's file can reach raises anything but what it says, or leaks,
+whatever it is given."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ HARNESS = Path(__file__).with_name("harness.py")
 HUGE = (2**32 - 1, 2**31, 2**31 - 1, 2**28, 2**22, 2**16, 0)
 DEEP = (b"\x91", b"\x81\xa1a", b"[", b'{"a":', b"\xd9\xff", b"a=[")
 
-# ------------------------------------------------------------------------------------------------------------- mutations
+# --------------------------------------------------------------------------------------- mutations
 
 Mutation = Callable[[st.DataObject, bytearray, Target], None]
 
@@ -58,13 +59,17 @@ def duplicate(data: st.DataObject, text: bytearray, target: Target) -> None:
 
 def huge(data: st.DataObject, text: bytearray, target: Target) -> None:
     at = data.draw(st.integers(0, len(text)))
-    text[at : at + 4] = struct.pack(data.draw(st.sampled_from("<>")) + "I", data.draw(st.sampled_from(HUGE)))
+    text[at : at + 4] = struct.pack(
+        data.draw(st.sampled_from("<>")) + "I", data.draw(st.sampled_from(HUGE))
+    )
 
 
 def nest(data: st.DataObject, text: bytearray, target: Target) -> None:
     """Deeper than any parser's stack, in place of a piece."""
     at = data.draw(st.integers(0, len(text)))
-    text[at : at + data.draw(st.integers(0, 9))] = data.draw(st.sampled_from(DEEP)) * data.draw(st.sampled_from((10, 5_000)))
+    text[at : at + data.draw(st.integers(0, 9))] = data.draw(st.sampled_from(DEEP)) * data.draw(
+        st.sampled_from((10, 5_000))
+    )
 
 
 MUTATIONS: list[Mutation] = [flip, put, cut, insert, splice, duplicate, huge, nest]
@@ -91,7 +96,9 @@ def test_whatever_a_decoder_is_given_it_raises_what_it_says(target: Target) -> N
     def mutated(data: st.DataObject) -> None:
         text = bytearray(data.draw(st.sampled_from(target.seeds)))
         for _ in range(data.draw(st.integers(1, 4))):
-            data.draw(st.sampled_from(MUTATIONS))(data, text if text else bytearray(b"\x00"), target)
+            data.draw(st.sampled_from(MUTATIONS))(
+                data, text if text else bytearray(b"\x00"), target
+            )
         target.run(bytes(text))
 
     for seed in target.seeds:
@@ -112,7 +119,7 @@ def test_arbitrary_bytes(target: Target, text: bytes) -> None:
     target.run(text)
 
 
-# --------------------------------------------------------------------------------------------------------------- coverage
+# ---------------------------------------------------------------------------------------- coverage
 
 
 @pytest.mark.skipif(find_spec("atheris") is None, reason="atheris has no wheel for this machine")
@@ -121,7 +128,18 @@ def test_arbitrary_bytes(target: Target, text: bytes) -> None:
 def test_a_few_thousand_inputs_of_atheris(name: str, tmp_path: Path) -> None:
     """The same ones each time: what a fuzzer finds by luck is for `make fuzz`."""
     done = subprocess.run(
-        [sys.executable, str(HARNESS), "--seconds", "60", "--runs", "2000", "--only", name, "--keep", str(tmp_path)],
+        [
+            sys.executable,
+            str(HARNESS),
+            "--seconds",
+            "60",
+            "--runs",
+            "2000",
+            "--only",
+            name,
+            "--keep",
+            str(tmp_path),
+        ],
         capture_output=True,
         text=True,
         timeout=300,
@@ -133,7 +151,16 @@ def test_a_few_thousand_inputs_of_atheris(name: str, tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_atheris_finds_a_planted_fault(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(HARNESS), "--seconds", "30", "--only", "planted", "--keep", str(tmp_path)],
+        [
+            sys.executable,
+            str(HARNESS),
+            "--seconds",
+            "30",
+            "--only",
+            "planted",
+            "--keep",
+            str(tmp_path),
+        ],
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,4 +1,5 @@
-"""A peer that has the key and says what it likes harms itself: its connection ends, or the run ends by saying why. Nothing else happens."""
+"""A peer that has the key and says what it likes harms itself: its connection ends, or the run ends
+by saying why. Nothing else happens."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ SMALL = st.one_of(st.integers(0, 12), st.sampled_from([-1, 2**31, 2**63 - 1, -(2
 
 def said(kind: type[messages.Message]) -> st.SearchStrategy[messages.Message]:
     """A message whose numbers are often those of things that exist."""
-    return of_type(kind).flatmap(lambda message: st.builds(lambda *numbers: likely(message, iter(numbers)), *[SMALL] * 12))
+    return of_type(kind).flatmap(
+        lambda message: st.builds(lambda *numbers: likely(message, iter(numbers)), *[SMALL] * 12)
+    )
 
 
 def likely(value, numbers):
@@ -35,32 +38,48 @@ def likely(value, numbers):
     if isinstance(value, float):
         return value if (number := next(numbers, None)) is None else float(number)
     if isinstance(value, messages.Message | messages.Part):
-        return type(value)(*(likely(getattr(value, name), numbers) for name in value.__struct_fields__))
+        return type(value)(
+            *(likely(getattr(value, name), numbers) for name in value.__struct_fields__)
+        )
     return value
 
 
 def buffers_for(message: messages.Message, count: int) -> st.SearchStrategy[list[bytes]]:
     """As many buffers as this message has, often of the length that it says."""
-    tokens = sum(head.count for head in message.heads) if isinstance(message, messages.Chunks) else 0
+    tokens = (
+        sum(head.count for head in message.heads) if isinstance(message, messages.Chunks) else 0
+    )
     fitting = st.just(bytes(4 * tokens)) if 0 <= tokens < 1000 else st.just(b"")
-    return st.lists(st.one_of(fitting, fitting, st.binary(max_size=20)), min_size=count, max_size=count)
+    return st.lists(
+        st.one_of(fitting, fitting, st.binary(max_size=20)), min_size=count, max_size=count
+    )
 
 
-def conversation(role: messages.Role) -> st.SearchStrategy[list[tuple[messages.Message, list[bytes]]]]:
+def conversation(
+    role: messages.Role,
+) -> st.SearchStrategy[list[tuple[messages.Message, list[bytes]]]]:
     own = list(TAKEN[role].items())
 
     def one(kind: type[messages.Message], count: int):
-        return said(kind).flatmap(lambda message: buffers_for(message, count).map(lambda buffers: (message, buffers)))
+        return said(kind).flatmap(
+            lambda message: buffers_for(message, count).map(lambda buffers: (message, buffers))
+        )
 
     usual = [one(kind, count) for kind, count in own]
-    strange = st.sampled_from(messages.ALL).flatmap(lambda kind: st.integers(0, 3).flatmap(lambda count: one(kind, count)))
-    return st.lists(st.one_of(*usual, *usual, strange) if usual else strange, min_size=1, max_size=6)
+    strange = st.sampled_from(messages.ALL).flatmap(
+        lambda kind: st.integers(0, 3).flatmap(lambda count: one(kind, count))
+    )
+    return st.lists(
+        st.one_of(*usual, *usual, strange) if usual else strange, min_size=1, max_size=6
+    )
 
 
 @pytest.mark.parametrize("role", ["rollout", "reward", "trainer", "launcher", "coordinator"])
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_peer_that_says_what_it_likes_harms_itself(role: messages.Role, data: st.DataObject) -> None:
+def test_a_peer_that_says_what_it_likes_harms_itself(
+    role: messages.Role, data: st.DataObject
+) -> None:
     index = data.draw(st.sampled_from([7, 7, 7, 0]))
     lines = data.draw(conversation(role))
     pauses = data.draw(st.lists(st.floats(0, 3), min_size=len(lines), max_size=len(lines)))

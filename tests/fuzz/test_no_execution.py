@@ -1,4 +1,5 @@
-"""What comes from strangers is data: no module can turn bytes into code, and no model directory runs any."""
+"""What comes from strangers is data: no module can turn bytes into code, and no model directory
+runs any."""
 
 from __future__ import annotations
 
@@ -20,9 +21,26 @@ from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import ModelError, empty_model, load_model
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [path for package in ("asyncrl", "actors", "staleness", "weightsync") for path in sorted((ROOT / package).rglob("*.py"))]
+SOURCES = [
+    path
+    for package in ("asyncrl", "actors", "staleness", "weightsync")
+    for path in sorted((ROOT / package).rglob("*.py"))
+]
 
-MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "code", "codeop", "runpy"}
+MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "marshal",
+    "shelve",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "yaml",
+    "code",
+    "codeop",
+    "runpy",
+}
 CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
 METHODS = {
     "torch.load",
@@ -44,7 +62,10 @@ TORCH_OBJECTS = {
 }
 
 JUSTIFIED = {
-    ("asyncrl/tasks/verifiers.py", "importlib.import_module"): "imports the module that run.toml names, never one that data names",
+    (
+        "asyncrl/tasks/verifiers.py",
+        "importlib.import_module",
+    ): "imports the module that run.toml names, never one that data names",
 }
 
 
@@ -61,24 +82,41 @@ def found(tree: ast.AST) -> list[tuple[int, str]]:
     seen: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            seen += [(node.lineno, alias.name) for alias in node.names if alias.name.partition(".")[0] in MODULES]
+            seen += [
+                (node.lineno, alias.name)
+                for alias in node.names
+                if alias.name.partition(".")[0] in MODULES
+            ]
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             if module.partition(".")[0] in MODULES:
                 seen.append((node.lineno, module))
-            seen += [(node.lineno, f"{module}.{alias.name}") for alias in node.names if f"{module}.{alias.name}" in METHODS]
+            seen += [
+                (node.lineno, f"{module}.{alias.name}")
+                for alias in node.names
+                if f"{module}.{alias.name}" in METHODS
+            ]
         elif isinstance(node, ast.Call):
             name = dotted(node.func)
             if name in CALLS or name in METHODS or name.rpartition(".")[2] in TORCH_OBJECTS:
                 seen.append((node.lineno, name))
             for keyword in node.keywords:
-                dangerous = {"trust_remote_code": True, "allow_pickle": True, "shell": True, "weights_only": False}
+                dangerous = {
+                    "trust_remote_code": True,
+                    "allow_pickle": True,
+                    "shell": True,
+                    "weights_only": False,
+                }
                 if keyword.arg in dangerous and not (
-                    isinstance(keyword.value, ast.Constant) and keyword.value.value is not dangerous[keyword.arg]
+                    isinstance(keyword.value, ast.Constant)
+                    and keyword.value.value is not dangerous[keyword.arg]
                 ):
                     seen.append((node.lineno, f"{name}({keyword.arg})"))
             if name.endswith(".from_pretrained") and not any(
-                k.arg == "trust_remote_code" and isinstance(k.value, ast.Constant) and k.value.value is False for k in node.keywords
+                k.arg == "trust_remote_code"
+                and isinstance(k.value, ast.Constant)
+                and k.value.value is False
+                for k in node.keywords
             ):
                 seen.append((node.lineno, f"{name} without trust_remote_code=False"))
     return seen
@@ -86,7 +124,11 @@ def found(tree: ast.AST) -> list[tuple[int, str]]:
 
 def test_no_module_can_turn_bytes_into_code() -> None:
     assert len(SOURCES) > 50
-    seen = {(path.relative_to(ROOT).as_posix(), what) for path in SOURCES for _, what in found(ast.parse(path.read_text()))}
+    seen = {
+        (path.relative_to(ROOT).as_posix(), what)
+        for path in SOURCES
+        for _, what in found(ast.parse(path.read_text()))
+    }
     assert seen == set(JUSTIFIED)
 
 
@@ -115,15 +157,23 @@ def test_the_test_of_modules_can_fail(text: str) -> None:
     assert found(ast.parse(text))
 
 
-# ------------------------------------------------------------------------------------------------------ model directories
+# ------------------------------------------------------------------------------- model directories
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     path = tmp_path / "model"
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 23}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 23,
+    }
     LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(path)
-    (path / "tokenizer.json").write_text('{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}')
+    (path / "tokenizer.json").write_text(
+        '{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
+    )
     return path
 
 
@@ -150,14 +200,23 @@ def test_a_directory_with_code_of_its_own_runs_none_of_it(
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("builtins.input", lambda *text: pytest.fail("a question is asked"))
     for name in ("modeling_own.py", "configuration_own.py", "tokenization_own.py", "__init__.py"):
-        (directory / name).write_text(f"from pathlib import Path\nPath({str(executed)!r}).write_text('executed')\nclass Own: pass\n")
+        (directory / name).write_text(
+            f"from pathlib import Path\nPath({str(executed)!r}).write_text('executed')\nclass "
+            "Own: pass\n"
+        )
     own = {
         "AutoConfig": "configuration_own.Own",
         "AutoModelForCausalLM": "modeling_own.Own",
         "AutoTokenizer": ["tokenization_own.Own", None],
     }
-    configured(directory, auto_map=own, **({} if known else {"model_type": "own", "architectures": ["Own"]}))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"auto_map": own, "tokenizer_class": "Own", "chat_template": "{{ 1 }}"}))
+    configured(
+        directory,
+        auto_map=own,
+        **({} if known else {"model_type": "own", "architectures": ["Own"]}),
+    )
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": own, "tokenizer_class": "Own", "chat_template": "{{ 1 }}"})
+    )
     for use in (load_model, empty_model, lambda path: Tokenizer(path, chat=True)):
         try:
             use(directory)
@@ -201,15 +260,20 @@ def test_a_pickle_named_safetensors_is_refused(directory: Path, tmp_path: Path) 
 
 
 def test_the_trap_is_one(tmp_path: Path) -> None:
-    pickle.loads(pickle.dumps(Trap(tmp_path / "executed")))  # noqa: S301 (it is what this file tests for)
+    pickle.loads(pickle.dumps(Trap(tmp_path / "executed")))
     assert (tmp_path / "executed").exists()
 
 
 def test_a_chat_template_reaches_nothing(directory: Path, tmp_path: Path) -> None:
     """It is Jinja, in the sandbox that transformers has for it."""
     executed = tmp_path / "executed"
-    template = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.system('touch " + str(executed) + "') }}"
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    template = (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ "
+        "cycler.__init__.__globals__.os.system('touch " + str(executed) + "') }}"
+    )
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"})
+    )
     tokenizer = Tokenizer(directory, chat=True)
     with pytest.raises(Exception, match=r"unsafe|undefined|not safe"):
         tokenizer.encode("a")
@@ -220,14 +284,19 @@ HEADER_BYTES = 8
 
 
 def test_an_index_that_is_none_is_a_sentence(directory: Path) -> None:
-    (directory / "model.safetensors.index.json").write_bytes(b'{"weight_map": {"a": ' + b"[" * 100_000)
+    (directory / "model.safetensors.index.json").write_bytes(
+        b'{"weight_map": {"a": ' + b"[" * 100_000
+    )
     with pytest.raises(ModelError, match=r"index\.json"):
         load_model(directory)
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+@pytest.mark.parametrize(
+    "key", ["attn_implementation", "_attn_implementation", "experts_implementation"]
+)
 def test_a_config_cannot_have_kernels_fetched(directory: Path, key: str) -> None:
-    """transformers fetches an attention by the name of its repository, and runs it, though remote code is off."""
+    """transformers fetches an attention by the name of its repository, and runs it, though remote
+    code is off."""
     configured(directory, **{key: "somebody/kernel"})
     for use in (load_model, empty_model):
         with pytest.raises(ModelError, match="asks for code from elsewhere"):
@@ -311,7 +380,9 @@ def test_a_config_that_is_none_is_a_sentence(directory: Path, text: bytes) -> No
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[", b"null", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"model": {"type": "Own"}}'], ids=lambda text: repr(text[:40])
+    "text",
+    [b"", b"[", b"null", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"model": {"type": "Own"}}'],
+    ids=lambda text: repr(text[:40]),
 )
 def test_a_tokenizer_that_is_none_is_a_sentence(directory: Path, text: bytes) -> None:
     (directory / "tokenizer.json").write_bytes(text)

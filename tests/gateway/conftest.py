@@ -14,7 +14,8 @@ _T = TypeVar("_T")
 
 @pytest.fixture
 def virtual(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> MockClock:
-    """A clock that jumps where every task waits. It would jump while a thread works, too: so threads work at once."""
+    """A clock that jumps where every task waits. It would jump while a thread works, too: so
+    threads work at once."""
 
     async def at_once(function: Callable[..., _T], *given: Any, **_: Any) -> _T:
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,5 @@
-"""Doors to test: before a scripted engine that says what it is told, or before the embedded engine."""
+"""Doors to test: before a scripted engine that says what it is told, or before the embedded
+engine."""
 
 from __future__ import annotations
 
@@ -64,15 +65,21 @@ class Says:
         return self.scripts.popleft() if len(self.scripts) > 1 else self.scripts[0]
 
     def asked(self) -> list[str]:
-        return ["".join(chr(token) if token < 256 else "<|end|>" for token in request.ids) for request in self.requests]
+        return [
+            "".join(chr(token) if token < 256 else "<|end|>" for token in request.ids)
+            for request in self.requests
+        ]
 
 
 def scripted(script: Callable[[Request], Script], *, chunk_tokens: int = 4) -> ScriptedEngine:
-    return ScriptedEngine(script, slots=4, context_tokens=CONTEXT, chunk_tokens=chunk_tokens, vocab_size=VOCABULARY)
+    return ScriptedEngine(
+        script, slots=4, context_tokens=CONTEXT, chunk_tokens=chunk_tokens, vocab_size=VOCABULARY
+    )
 
 
 class Exam:
-    """A task of three prompts, whose verdicts are as told; it takes `seconds` for each, and keeps what it judged."""
+    """A task of three prompts, whose verdicts are as told; it takes `seconds` for each, and keeps
+    what it judged."""
 
     def __init__(self, *verdicts: Verdict, seconds: float = 0.5) -> None:
         self.verdicts, self.seconds = deque(verdicts), seconds
@@ -89,16 +96,25 @@ class Exam:
 
 @asynccontextmanager
 async def opened(
-    engine: Engine, tokenizer: Tokenizer, *, bounds: Bounds = BOUNDS, examiner: TaskVerifier | None = None, **settings: Any
+    engine: Engine,
+    tokenizer: Tokenizer,
+    *,
+    bounds: Bounds = BOUNDS,
+    examiner: TaskVerifier | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Gateway, httpx2.AsyncClient]]:
     """A gateway before `engine`, and a client of it without a socket. Nothing is loaded."""
     generator = EngineGenerator(engine)
-    limits = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY, bounds=bounds, **settings)
+    limits = Settings(
+        model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY, bounds=bounds, **settings
+    )
     gateway = Gateway(generator, tokenizer, limits, Waits(), examiner)
     transport = httpx2.ASGITransport(application(gateway, KEY), raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {KEY}"}
     async with (
-        httpx2.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client,
+        httpx2.AsyncClient(
+            transport=transport, base_url="http://gateway", headers=headers
+        ) as client,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(generator.run)
@@ -109,7 +125,11 @@ async def opened(
 
 def chat(*messages: dict[str, Any] | str, **more: Any) -> dict[str, Any]:
     """A request; a text is a user's."""
-    return {"model": MODEL, "messages": [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages], **more}
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages],
+        **more,
+    }
 
 
 def events(body: str) -> list[Any]:

@@ -31,7 +31,10 @@ from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import VOCABULARY, new_model
 
 torch.set_num_threads(1)
-ADD: Any = {"type": "function", "function": {"name": "add", "description": "a + b", "parameters": {"type": "object"}}}
+ADD: Any = {
+    "type": "function",
+    "function": {"name": "add", "description": "a + b", "parameters": {"type": "object"}},
+}
 TURN = 300
 """Tokens of the second turn: as many as leave time for a publication amid it."""
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -52,7 +55,9 @@ class ByTurn:
     def ready(self) -> bool:
         return all(generator.ready for generator in self._generators)
 
-    def generate(self, ids: Sequence[int], *, max_new_tokens: int, temperature: float) -> AbstractContextManager[Generation]:
+    def generate(
+        self, ids: Sequence[int], *, max_new_tokens: int, temperature: float
+    ) -> AbstractContextManager[Generation]:
         generator = self._generators.pop(0) if len(self._generators) > 1 else self._generators[0]
         return generator.generate(ids, max_new_tokens=max_new_tokens, temperature=temperature)
 
@@ -62,7 +67,9 @@ async def served(
     generator: Generator, tokenizer: Tokenizer, *runs: Any, idle_s: float = 600.0
 ) -> AsyncIterator[tuple[Gateway, str, trio.Event]]:
     """A gateway on a socket: itself, its URL, and what closes it."""
-    settings = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY, bounds=Bounds(idle_s=idle_s))
+    settings = Settings(
+        model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY, bounds=Bounds(idle_s=idle_s)
+    )
     gateway = Gateway(generator, tokenizer, settings, Waits())
     close = trio.Event()
     with trio.fail_after(60):
@@ -71,7 +78,13 @@ async def served(
                 nursery.start_soon(run)
 
             async def serving(task_status: trio.TaskStatus[str]) -> None:
-                await serve(gateway, application(gateway, KEY), close=close, drain_s=10.0, task_status=task_status)
+                await serve(
+                    gateway,
+                    application(gateway, KEY),
+                    close=close,
+                    drain_s=10.0,
+                    task_status=task_status,
+                )
 
             async with trio.open_nursery() as inner:
                 url = await inner.start(serving)
@@ -82,13 +95,23 @@ async def served(
 
 def give_reward(url: str, session: str, value: float) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
-    assert httpx2.post(f"{url}/v1/sessions/{session}/reward", json={"reward": value}, headers=headers, timeout=60).status_code == 200
+    assert (
+        httpx2.post(
+            f"{url}/v1/sessions/{session}/reward",
+            json={"reward": value},
+            headers=headers,
+            timeout=60,
+        ).status_code
+        == 200
+    )
 
 
 def scores(model: Any, context: list[int], at: range) -> np.ndarray:
     """What one full forward gives the tokens `at` of `context`."""
     with torch.no_grad():
-        every = torch.log_softmax(model(input_ids=torch.tensor([context]), use_cache=False).logits[0].float(), -1)
+        every = torch.log_softmax(
+            model(input_ids=torch.tensor([context]), use_cache=False).logits[0].float(), -1
+        )
     return np.array([every[i - 1, context[i]].item() for i in at], np.float32)
 
 
@@ -96,7 +119,13 @@ async def test_a_tool_using_agent_during_a_publication(tokenizer: Tokenizer) -> 
     """Two turns of the official client; between two tokens of the second the weights change."""
     models = [new_model(0), new_model(1)]
     plain = EmbeddedEngine(
-        copy.deepcopy(models[0]), slots=2, context_tokens=CONTEXT, chunk_tokens=2, stop_ids=frozenset(), run_seed=0, kv="recompute"
+        copy.deepcopy(models[0]),
+        slots=2,
+        context_tokens=CONTEXT,
+        chunk_tokens=2,
+        stop_ids=frozenset(),
+        run_seed=0,
+        kv="recompute",
     )
     first = scripted(Says(say(CALL)))
     await first.load(0, None)
@@ -109,7 +138,9 @@ async def test_a_tool_using_agent_during_a_publication(tokenizer: Tokenizer) -> 
 
     def agent(url: str) -> None:
         messages: list[Any] = [{"role": "user", "content": "What is 1 + 2?"}]
-        with openai.OpenAI(base_url=f"{url}/sessions/agent-1/v1", api_key=KEY, max_retries=0) as client:
+        with openai.OpenAI(
+            base_url=f"{url}/sessions/agent-1/v1", api_key=KEY, max_retries=0
+        ) as client:
             assert [model.id for model in client.models.list()] == [MODEL]
             reply = client.chat.completions.create(model=MODEL, messages=messages, tools=[ADD])
             assert reply.choices[0].finish_reason == "tool_calls"
@@ -117,9 +148,20 @@ async def test_a_tool_using_agent_during_a_publication(tokenizer: Tokenizer) -> 
             for call in reply.choices[0].message.tool_calls or []:
                 assert call.type == "function" and call.function.name == "add"
                 given = json.loads(call.function.arguments)
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": str(given["a"] + given["b"])})
+                messages.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": call.id,
+                        "content": str(given["a"] + given["b"]),
+                    }
+                )
             stream = client.chat.completions.create(
-                model=MODEL, messages=messages, tools=[ADD], max_tokens=TURN, stream=True, logprobs=True
+                model=MODEL,
+                messages=messages,
+                tools=[ADD],
+                max_tokens=TURN,
+                stream=True,
+                logprobs=True,
             )
             for at, part in enumerate(stream):
                 replied.append(part.choices[0].delta.content or "")
@@ -127,23 +169,45 @@ async def test_a_tool_using_agent_during_a_publication(tokenizer: Tokenizer) -> 
                     trio.from_thread.run(publish)
         give_reward(url, "agent-1", 1.0)
 
-    async with served(ByTurn(*generators), tokenizer, generators[0].run, generators[1].run) as (gateway, url, _):
+    async with served(ByTurn(*generators), tokenizer, generators[0].run, generators[1].run) as (
+        gateway,
+        url,
+        _,
+    ):
         await trio.to_thread.run_sync(agent, url)
         finished = await gateway.fetch()
 
     assert finished.meetings == {"opened": 1, "continued": 1} and finished.reward == 1.0
     (leaf,) = finished.leaves
-    context, mask, behaviour = tokens(leaf.ids), list(leaf.mask), np.frombuffer(leaf.behaviour, np.float32)
+    context, mask, behaviour = (
+        tokens(leaf.ids),
+        list(leaf.mask),
+        np.frombuffer(leaf.behaviour, np.float32),
+    )
     assert len(context) == len(mask) == len(behaviour) and sum(mask) == len(CALL) + 1 + TURN
     assert [span.version for span in leaf.spans] == [0, 0, 1], "the second call shows both versions"
     call, before, after = leaf.spans
-    assert before.end == after.start and after.end == len(context) and after.end - before.start == TURN
+    assert (
+        before.end == after.start and after.end == len(context) and after.end - before.start == TURN
+    )
     assert behaviour[call.start : call.end].tolist() == say(CALL).behaviour.tolist()
     for span in (before, after):
         at = range(span.start, span.end)
-        assert np.abs(behaviour[span.start : span.end] - scores(models[span.version], context, at)).max() < 2e-4, span
-        assert np.abs(behaviour[span.start : span.end] - scores(models[1 - span.version], context, at)).max() > 1e-2
-    assert "".join(replied) == tokenizer.decode(context[before.start :]), "what the agent read is what was sampled"
+        assert (
+            np.abs(
+                behaviour[span.start : span.end] - scores(models[span.version], context, at)
+            ).max()
+            < 2e-4
+        ), span
+        assert (
+            np.abs(
+                behaviour[span.start : span.end] - scores(models[1 - span.version], context, at)
+            ).max()
+            > 1e-2
+        )
+    assert "".join(replied) == tokenizer.decode(context[before.start :]), (
+        "what the agent read is what was sampled"
+    )
 
 
 class Begins(Says):
@@ -159,7 +223,9 @@ class Begins(Says):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_away_interrupts_its_call(tokenizer: Tokenizer, stream: bool) -> None:
+async def test_a_client_that_goes_away_interrupts_its_call(
+    tokenizer: Tokenizer, stream: bool
+) -> None:
     says = Begins(say("x" * 1900, pace=0.02))
     engine = scripted(says)
     await engine.load(0, None)
@@ -167,10 +233,15 @@ async def test_a_client_that_goes_away_interrupts_its_call(tokenizer: Tokenizer,
     asked = {"model": MODEL, "prompt": "hi", "stream": stream}
     headers = {"authorization": f"Bearer {KEY}"}
 
-    async with served(generator, tokenizer, generator.run, idle_s=0.1) as (gateway, url, _), httpx2.AsyncClient() as client:
+    async with (
+        served(generator, tokenizer, generator.run, idle_s=0.1) as (gateway, url, _),
+        httpx2.AsyncClient() as client,
+    ):
 
         async def call() -> None:
-            async with client.stream("POST", f"{url}/sessions/s/v1/completions", json=asked, headers=headers) as response:
+            async with client.stream(
+                "POST", f"{url}/sessions/s/v1/completions", json=asked, headers=headers
+            ) as response:
                 async for _ in response.aiter_bytes():
                     break
 
@@ -193,10 +264,15 @@ async def test_closing_lets_a_call_end(tokenizer: Tokenizer) -> None:
 
     def agent(url: str) -> None:
         with openai.OpenAI(base_url=f"{url}/sessions/s/v1", api_key=KEY, max_retries=0) as client:
-            reply = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+            reply = client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "hi"}]
+            )
             replies.append(reply.choices[0].message.content or "")
 
-    async with served(generator, tokenizer, generator.run) as (gateway, url, close), trio.open_nursery() as nursery:
+    async with (
+        served(generator, tokenizer, generator.run) as (gateway, url, close),
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(trio.to_thread.run_sync, agent, url)
         await says.asked_first.wait()
         close.set()
@@ -215,7 +291,9 @@ async def test_the_official_client_reads_refusals(tokenizer: Tokenizer) -> None:
     def agent(url: str) -> None:
         ask: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
         with (
-            openai.OpenAI(base_url=f"{url}/sessions/s/v1", api_key="other", max_retries=0) as client,
+            openai.OpenAI(
+                base_url=f"{url}/sessions/s/v1", api_key="other", max_retries=0
+            ) as client,
             pytest.raises(openai.AuthenticationError),
         ):
             client.chat.completions.create(**ask)
@@ -224,7 +302,14 @@ async def test_the_official_client_reads_refusals(tokenizer: Tokenizer) -> None:
                 client.chat.completions.create(**ask)
             with pytest.raises(openai.BadRequestError, match="top_p must be 1"):
                 client.chat.completions.create(**ask, top_p=0.5, extra_headers={"x-session": "s"})
-            assert client.completions.create(model=MODEL, prompt="hi", extra_headers={"x-session": "s"}).choices[0].text == "x"
+            assert (
+                client.completions.create(
+                    model=MODEL, prompt="hi", extra_headers={"x-session": "s"}
+                )
+                .choices[0]
+                .text
+                == "x"
+            )
 
     async with served(generator, tokenizer, generator.run) as (_, url, _):
         await trio.to_thread.run_sync(agent, url)
@@ -236,15 +321,25 @@ async def test_the_official_client_puts_a_stream_together(tokenizer: Tokenizer) 
     generator = EngineGenerator(engine)
 
     def agent(url: str) -> None:
-        ask: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "tools": [ADD]}
+        ask: dict[str, Any] = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [ADD],
+        }
         with openai.OpenAI(base_url=f"{url}/sessions/s/v1", api_key=KEY, max_retries=0) as client:
             whole = client.chat.completions.create(**ask).choices[0]
             with client.chat.completions.stream(**ask) as stream:
                 streamed = stream.get_final_completion().choices[0]
-        assert (streamed.message.role, streamed.message.content) == (whole.message.role, whole.message.content) == ("assistant", "I add.")
+        assert (
+            (streamed.message.role, streamed.message.content)
+            == (whole.message.role, whole.message.content)
+            == ("assistant", "I add.")
+        )
         for choice in (streamed, whole):
             calls = choice.message.tool_calls or []
-            assert [call.function.arguments for call in calls if call.type == "function"] == ['{"a": 1, "b": 2}'] * 2
+            assert [call.function.arguments for call in calls if call.type == "function"] == [
+                '{"a": 1, "b": 2}'
+            ] * 2
             assert choice.finish_reason == "tool_calls"
 
     async with served(generator, tokenizer, generator.run) as (_, url, _):
@@ -253,7 +348,14 @@ async def test_the_official_client_puts_a_stream_together(tokenizer: Tokenizer) 
 
 async def test_the_door_listens_on_loopback_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:
     engine = scripted(Says(say("x")))
-    gateway = Gateway(EngineGenerator(engine), tokenizer, Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY), Waits())
+    gateway = Gateway(
+        EngineGenerator(engine),
+        tokenizer,
+        Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY),
+        Waits(),
+    )
     for host in ("0.0.0.0", "192.0.2.1", "::", "example.org"):
         with pytest.raises(ValueError, match=r"loopback alone|listens on an address"):
-            await serve(gateway, application(gateway, KEY), host=host, close=trio.Event(), drain_s=1.0)
+            await serve(
+                gateway, application(gateway, KEY), host=host, close=trio.Event(), drain_s=1.0
+            )

@@ -29,24 +29,39 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 NAMES = st.sampled_from(
-    [*api_requests.ChatRequest.__struct_fields__, *api_requests.TextRequest.__struct_fields__, "role", "content", "x", "function"]
+    [
+        *api_requests.ChatRequest.__struct_fields__,
+        *api_requests.TextRequest.__struct_fields__,
+        "role",
+        "content",
+        "x",
+        "function",
+    ]
 )
 ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from([MODEL, "user", "assistant", "auto"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=3)
+    | st.sampled_from([MODEL, "user", "assistant", "auto"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=12,
 )
 
 
 def accepted(body: bytes, tokenizer: Tokenizer) -> None:
-    """Take a body as far as its ids. Only DoorError, or TaskError of the template, may come of it."""
+    """Take a body as far as its ids. Only DoorError, or TaskError of the template, may come of
+    it."""
     for kind in (api_requests.ChatRequest, api_requests.TextRequest):
         try:
             asked = api_requests.parse(body, kind)
             assert asked.budget is None or asked.budget > 0
             assert len(asked.stops) <= 4 and all(asked.stops)
             if isinstance(asked, api_requests.ChatRequest):
-                tokenizer.ids(tokenizer.render(api_requests.messages(asked), api_requests.tools(asked)))
+                tokenizer.ids(
+                    tokenizer.render(api_requests.messages(asked), api_requests.tools(asked))
+                )
         except GatewayError as error:
             assert 400 <= error.status < 500 and len(error.message) > 5
             assert msgspec.json.decode(error.response().body)["error"]["code"] == error.code
@@ -65,9 +80,18 @@ def test_any_bytes_are_a_request_or_a_sentence(tokenizer: Tokenizer, body: bytes
 
 
 @settings(max_examples=300)
-@given(change=st.dictionaries(NAMES, ANY, max_size=2), message=st.dictionaries(NAMES, ANY, max_size=3), call=ANY)
-def test_almost_a_request_is_one_or_a_sentence(tokenizer: Tokenizer, change: dict[str, Any], message: dict[str, Any], call: Any) -> None:
-    messages = [{"role": "user", "content": "a", **message}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+@given(
+    change=st.dictionaries(NAMES, ANY, max_size=2),
+    message=st.dictionaries(NAMES, ANY, max_size=3),
+    call=ANY,
+)
+def test_almost_a_request_is_one_or_a_sentence(
+    tokenizer: Tokenizer, change: dict[str, Any], message: dict[str, Any], call: Any
+) -> None:
+    messages = [
+        {"role": "user", "content": "a", **message},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
     accepted(json.dumps({"model": MODEL, "messages": messages, **change}).encode(), tokenizer)
     accepted(json.dumps({"model": MODEL, "prompt": "a", **change}).encode(), tokenizer)
 
@@ -99,24 +123,47 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         ({"tools": [5]}, "tools", "Expected"),
         ({"messages": []}, "messages", "length >= 1"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "messages[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "messages[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages",
+            "messages[0]",
+        ),
         ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages", "mood"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}]},
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}],
+                    }
+                ]
+            },
             "messages",
             "no JSON",
         ),
         ({"model": None}, "model", "Expected"),
     ],
 )
-async def test_each_is_refused_by_name(tokenizer: Tokenizer, change: dict[str, Any], param: str, words: str, virtual: MockClock) -> None:
+async def test_each_is_refused_by_name(
+    tokenizer: Tokenizer, change: dict[str, Any], param: str, words: str, virtual: MockClock
+) -> None:
     engine = scripted(Says(say("x")))
     async with opened(engine, tokenizer) as (_, client):
         await engine.load(0, None)
         response = await client.post(CHAT, json={**chat("hi"), **change})
         error = response.json()["error"]
-        assert response.status_code == 400 and error["param"] == param and words in error["message"], error
-        neutral = {"top_p": 1.0, "n": 1, "presence_penalty": 0, "frequency_penalty": 0, "user": "u", "stop": None, "response_format": None}
+        assert (
+            response.status_code == 400 and error["param"] == param and words in error["message"]
+        ), error
+        neutral = {
+            "top_p": 1.0,
+            "n": 1,
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "user": "u",
+            "stop": None,
+            "response_format": None,
+        }
         assert (await client.post(CHAT, json=chat("hi", **neutral))).status_code == 200
 
 
@@ -124,12 +171,21 @@ async def test_bodies_that_are_none(tokenizer: Tokenizer, virtual: MockClock) ->
     engine = scripted(Says(say("x")))
     async with opened(engine, tokenizer, body_bytes=1000, body_s=5.0) as (_, client):
         await engine.load(0, None)
-        for body in (b"", b"{", b"\xff", b"[1]", b'{"model": "policy", "messages": [{"role": "user", "content": "\\ud800"}]}', DEEP[:900]):
+        for body in (
+            b"",
+            b"{",
+            b"\xff",
+            b"[1]",
+            b'{"model": "policy", "messages": [{"role": "user", "content": "\\ud800"}]}',
+            DEEP[:900],
+        ):
             response = await client.post(CHAT, content=body)
             assert response.status_code == 400 and response.json()["error"]["message"], body
         assert (await client.post(CHAT, content=DEEP)).json()["error"]["code"] == "too_large"
         assert (await client.post(CHAT, json=chat("x" * 1000))).status_code == 413
-        assert (await client.post(TEXT, json={"model": "other", "prompt": "x"})).json()["error"]["code"] == "model_not_found"
+        assert (await client.post(TEXT, json={"model": "other", "prompt": "x"})).json()["error"][
+            "code"
+        ] == "model_not_found"
         assert (await client.get(CHAT)).status_code == 405
         missing = await client.post("/v1/embeddings")
         assert missing.status_code == 404 and missing.json()["error"]["code"] == "no_route"
@@ -144,7 +200,10 @@ async def test_bodies_that_are_none(tokenizer: Tokenizer, virtual: MockClock) ->
 
 
 def test_deep_json_is_a_sentence() -> None:
-    for body in (DEEP, b'{"model": "m", "messages": [' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"]}"):
+    for body in (
+        DEEP,
+        b'{"model": "m", "messages": [' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"]}",
+    ):
         with pytest.raises(GatewayError):
             api_requests.parse(body, api_requests.ChatRequest)
 
@@ -157,4 +216,6 @@ async def test_a_template_that_refuses_is_a_sentence(tmp_path: Path, virtual: Mo
         await engine.load(0, None)
         response = await client.post(CHAT, json=chat("hi"))
         assert response.status_code == 400 and "system last" in response.json()["error"]["message"]
-        assert (await client.post("/v1/sessions/s1/reward", json={"reward": 1})).status_code == 404, "no session was opened"
+        assert (
+            await client.post("/v1/sessions/s1/reward", json={"reward": 1})
+        ).status_code == 404, "no session was opened"

@@ -26,8 +26,16 @@ def test_chunks_of_others_come_back() -> None:
 
 def test_no_two_doors_of_a_run_number_alike() -> None:
     """Numbers are int64, and those of 2³² calls of a gateway lie before those of any other."""
-    firsts = sorted(first_number(place, life) for place in (0, 1, 2, 1023, (1 << 18) - 1) for life in (0, 1, 50, 4095))
-    assert firsts[0] == FIRST and min(b - a for a, b in itertools.pairwise(firsts)) >= 1 << 32 and firsts[-1] + (1 << 32) <= 1 << 63
+    firsts = sorted(
+        first_number(place, life)
+        for place in (0, 1, 2, 1023, (1 << 18) - 1)
+        for life in (0, 1, 50, 4095)
+    )
+    assert (
+        firsts[0] == FIRST
+        and min(b - a for a, b in itertools.pairwise(firsts)) >= 1 << 32
+        and firsts[-1] + (1 << 32) <= 1 << 63
+    )
 
 
 async def test_no_two_answers_draw_alike_and_each_gets_its_own(autojump_clock: MockClock) -> None:
@@ -41,10 +49,19 @@ async def test_no_two_answers_draw_alike_and_each_gets_its_own(autojump_clock: M
             generator.generate([1, 2], max_new_tokens=9, temperature=1.0) as one,
             generator.generate([1, 2], max_new_tokens=9, temperature=1.0) as two,
         ):
-            texts = [bytes(token for piece in [p async for p in answer] for token in piece.ids.tolist()[:3]) for answer in (two, one)]
+            texts = [
+                bytes(
+                    token for piece in [p async for p in answer] for token in piece.ids.tolist()[:3]
+                )
+                for answer in (two, one)
+            ]
         nursery.cancel_scope.cancel()
     assert texts == [b"two", b"one"]
-    assert len({request.key for request in says.requests}) == len({request.rollout for request in says.requests}) == 2
+    assert (
+        len({request.key for request in says.requests})
+        == len({request.rollout for request in says.requests})
+        == 2
+    )
     assert all(request.rollout >= FIRST and request.prefix_tokens == 0 for request in says.requests)
 
 
@@ -67,9 +84,15 @@ async def test_leaving_early_interrupts(autojump_clock: MockClock) -> None:
 
 async def test_a_request_that_cannot_be_is_none() -> None:
     generator = EngineGenerator(scripted(Says(say("x"))))
-    with pytest.raises(ValueError, match="outside the vocabulary"), generator.generate([9999], max_new_tokens=1, temperature=1.0):
+    with (
+        pytest.raises(ValueError, match="outside the vocabulary"),
+        generator.generate([9999], max_new_tokens=1, temperature=1.0),
+    ):
         pass
-    with pytest.raises(ValueError, match="parallel"), generator.generate([1], max_new_tokens=1, temperature=1.0):
+    with (
+        pytest.raises(ValueError, match="parallel"),
+        generator.generate([1], max_new_tokens=1, temperature=1.0),
+    ):
         generator.take([Chunk(FIRST + 1, 1, 0, 0, np.zeros(1, np.int32), np.zeros(0, np.float32))])
 
 

@@ -21,7 +21,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 TEXT = st.text(st.sampled_from(list("aé€😀 \n")), max_size=12).map(lambda text: list(text.encode()))
 BYTES = st.one_of(
-    st.lists(st.integers(0, 257), max_size=40), st.lists(st.sampled_from([0x80, 0xE2, 0x82, 0xF0, 0x9F, 65]), max_size=40), TEXT
+    st.lists(st.integers(0, 257), max_size=40),
+    st.lists(st.sampled_from([0x80, 0xE2, 0x82, 0xF0, 0x9F, 65]), max_size=40),
+    TEXT,
 )
 
 
@@ -34,7 +36,9 @@ def test_the_parts_are_the_text(tokenizer: Tokenizer, ids: list[int]) -> None:
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
-def test_no_part_ends_within_a_character_and_none_waits_longer(tokenizer: Tokenizer, text: str) -> None:
+def test_no_part_ends_within_a_character_and_none_waits_longer(
+    tokenizer: Tokenizer, text: str
+) -> None:
     assume("<|" not in text and "�" not in text)
     detokenizer, done = Detokenizer(tokenizer), ""
     for character in text:
@@ -50,8 +54,14 @@ def test_broken_bytes_do_not_hold_up_the_rest(tokenizer: Tokenizer) -> None:
     assert len("".join(parts)) > 80
 
 
-@given(text=st.text("abc", max_size=20), stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), data=st.data())
-def test_a_text_is_cut_before_the_first_stop(text: str, stops: list[str], data: st.DataObject) -> None:
+@given(
+    text=st.text("abc", max_size=20),
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    data=st.data(),
+)
+def test_a_text_is_cut_before_the_first_stop(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
     one, found = Stops(stops), ""
     for character in text:
         found += one.push(character)
@@ -59,9 +69,16 @@ def test_a_text_is_cut_before_the_first_stop(text: str, stops: list[str], data: 
             break
     assert not any(stop in found for stop in stops)
     found += one.end()
-    first = next((end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)), None)
+    first = next(
+        (end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)),
+        None,
+    )
     assert one.found == (first is not None)
-    whole = text if first is None else text[: min(at for stop in stops if (at := text[:first].find(stop)) >= 0)]
+    whole = (
+        text
+        if first is None
+        else text[: min(at for stop in stops if (at := text[:first].find(stop)) >= 0)]
+    )
     assert found == whole
 
 
@@ -100,7 +117,10 @@ def _joined(deltas: list[Delta]) -> list[Delta]:
         (f"{CALL}\n{CALL}\n", [ADD, ADD]),
         (f"{CALL} and\n", [ADD, "and\n"]),
         ("<tool_call>{no json}</tool_call> x", ["<tool_call>{no json}</tool_call> x"]),
-        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', ['<tool_call>{"name": "f", "arguments": [1]}</tool_call>']),
+        (
+            '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+            ['<tool_call>{"name": "f", "arguments": [1]}</tool_call>'],
+        ),
         ('a <tool_call>{"name": "f"', ['a <tool_call>{"name": "f"']),
         (f"<tool_call>{CALL}", ["<tool_call>", ADD]),
         ("1 < 2 <tool", ["1 < 2 <tool"]),
@@ -111,7 +131,12 @@ def test_calls_of_tools(text: str, deltas: list[Delta]) -> None:
 
 
 @given(
-    parts=st.lists(st.sampled_from([CALL, "<tool_call>", "</tool_call>", "<tool", "x", " ", "\n", '{"name"', "é"]), max_size=8),
+    parts=st.lists(
+        st.sampled_from(
+            [CALL, "<tool_call>", "</tool_call>", "<tool", "x", " ", "\n", '{"name"', "é"]
+        ),
+        max_size=8,
+    ),
     data=st.data(),
 )
 def test_how_a_text_comes_changes_nothing(parts: list[str], data: st.DataObject) -> None:
@@ -122,7 +147,9 @@ def test_how_a_text_comes_changes_nothing(parts: list[str], data: st.DataObject)
 
 
 @given(ids=BYTES, stops=st.lists(st.sampled_from(["a", "€", "\n", "  "]), max_size=2))
-def test_an_answer_is_read_to_its_stop(tokenizer: Tokenizer, ids: list[int], stops: list[str]) -> None:
+def test_an_answer_is_read_to_its_stop(
+    tokenizer: Tokenizer, ids: list[int], stops: list[str]
+) -> None:
     reading, deltas = Reading(tokenizer, stops, PlainText()), []
     for token in [*ids, END_ID]:
         if not reading.stopped:

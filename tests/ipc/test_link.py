@@ -52,7 +52,9 @@ KEY = b"k" * 32
 def of_type(kind: object) -> st.SearchStrategy:
     """Values of a field of a message; hypothesis cannot look into msgspec's structs by itself."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return st.builds(kind, **{field.name: of_type(field.type) for field in msgspec.structs.fields(kind)})
+        return st.builds(
+            kind, **{field.name: of_type(field.type) for field in msgspec.structs.fields(kind)}
+        )
     if get_origin(kind) is list:
         return st.lists(of_type(get_args(kind)[0]), max_size=3)
     if get_origin(kind) is dict:
@@ -126,7 +128,7 @@ async def frame_of(message: messages.Message, *buffers: object) -> bytes:
     return bytes(await other.receive_some())
 
 
-# ---------------------------------------------------------------------------------------------------------------- frames
+# ------------------------------------------------------------------------------------------ frames
 
 
 @settings(max_examples=300, deadline=None)
@@ -215,7 +217,9 @@ async def test_a_large_message_without_buffers():
 async def test_what_cannot_be_sent_says_so_and_leaves_the_link_alone():
     one, other = memory_links()
     small = Link(StreamPipe(trio.testing.memory_stream_pair()[0]), peer="x", max_frame=1000)
-    with pytest.raises(ValueError, match=r"Drain is a frame of .* bytes, and a link takes at most 1000"):
+    with pytest.raises(
+        ValueError, match=r"Drain is a frame of .* bytes, and a link takes at most 1000"
+    ):
         await small.send(messages.Drain(), bytes(1000))
     with pytest.raises(ValueError, match="9 buffers"):
         await one.send(messages.Drain(), *[b""] * 9)
@@ -227,7 +231,7 @@ async def test_what_cannot_be_sent_says_so_and_leaves_the_link_alone():
     assert bytes((await other.receive())[1][0]) == b"still here"
 
 
-# ------------------------------------------------------------------------------------------------------------- bad frames
+# -------------------------------------------------------------------------------------- bad frames
 
 
 async def drain(link: Link) -> list[messages.Message]:
@@ -260,10 +264,15 @@ def test_arbitrary_bytes_are_a_link_error_or_an_end(data):
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_a_damaged_frame_is_a_link_error_or_another_message(data):
-    """Any byte of a good frame changed, or its message replaced: what comes out is a message or LinkError, nothing else."""
+    """Any byte of a good frame changed, or its message replaced: what comes out is a message or
+    LinkError, nothing else."""
 
     async def main() -> None:
-        frame = bytearray(await frame_of(data.draw(a_message), *data.draw(st.lists(st.binary(max_size=9), max_size=3))))
+        frame = bytearray(
+            await frame_of(
+                data.draw(a_message), *data.draw(st.lists(st.binary(max_size=9), max_size=3))
+            )
+        )
         if data.draw(st.booleans()):
             text = data.draw(st.binary(max_size=40))
             frame = bytearray(struct.pack("<III", len(text), len(text), 0) + text)
@@ -332,7 +341,8 @@ async def test_a_frame_that_does_not_get_on_closes_the_link(begun, autojump_cloc
 
 
 async def test_a_trickle_is_slow_however_steady(autojump_clock):
-    """A byte every second keeps a frame of half a megabyte alive for FRAME_S and the half second more that its size is worth."""
+    """A byte every second keeps a frame of half a megabyte alive for FRAME_S and the half second
+    more that its size is worth."""
     stream, link = raw_end()
     frame = await frame_of(messages.Drain(), bytes(2**19))
     since = trio.current_time()
@@ -352,8 +362,8 @@ async def test_a_trickle_is_slow_however_steady(autojump_clock):
 
 
 async def test_patience_is_for_waiting_only(autojump_clock):
-    """A receiver that is busy, or cancelled again and again, loses no patience with a peer that sent its part; between frames nobody is
-    hurried, and each frame has patience of its own."""
+    """A receiver that is busy, or cancelled again and again, loses no patience with a peer that
+    sent its part; between frames nobody is hurried, and each frame has patience of its own."""
     stream, link = raw_end()
     frame = await frame_of(messages.Drain(), bytes(10_000))
     for _ in range(3):
@@ -373,7 +383,10 @@ def resident() -> int:
 
 @pytest.mark.parametrize(
     "head",
-    [struct.pack("<IIII", 11 + 2**28 - 32, 7, 1, 2**28 - 32) + b"\x91\xa5Drain", struct.pack("<III", 2**23, MAX_MESSAGE, 1)],
+    [
+        struct.pack("<IIII", 11 + 2**28 - 32, 7, 1, 2**28 - 32) + b"\x91\xa5Drain",
+        struct.pack("<III", 2**23, MAX_MESSAGE, 1),
+    ],
     ids=["buffers", "message"],
 )
 async def test_an_announced_frame_is_address_space_and_not_memory(head):
@@ -387,7 +400,9 @@ async def test_an_announced_frame_is_address_space_and_not_memory(head):
             await link.receive()
         links.append((mine, link))
     grown = resident() - before
-    assert grown < 20 * 2**20, f"{len(links)} peers that announced and sent nothing took {grown >> 20} MiB"
+    assert grown < 20 * 2**20, (
+        f"{len(links)} peers that announced and sent nothing took {grown >> 20} MiB"
+    )
 
 
 async def test_a_large_message_leaves_no_large_buffer_behind():
@@ -400,7 +415,7 @@ async def test_a_large_message_leaves_no_large_buffer_behind():
     assert len(other._ahead) == 2**16
 
 
-# ---------------------------------------------------------------------------------------------- cancellation, concurrency
+# ----------------------------------------------------------------------- cancellation, concurrency
 
 
 async def test_a_send_cancelled_inside_a_frame_closes_the_link(autojump_clock):
@@ -495,7 +510,9 @@ async def test_frames_of_many_senders_do_not_mix():
             message, buffers = await other.receive()
             seen[message.step] += 1
             if message.step < 100:
-                assert np.array_equal(buffers[0], np.full(sizes[message.step], message.step, np.uint8))
+                assert np.array_equal(
+                    buffers[0], np.full(sizes[message.step], message.step, np.uint8)
+                )
     assert seen == {**dict.fromkeys(range(4), 5), **dict.fromkeys(range(100, 104), 15)}
 
 
@@ -554,7 +571,7 @@ async def test_other_tasks_get_their_turn():
     assert turns >= 10
 
 
-# -------------------------------------------------------------------------------------------------------- keys, addresses
+# --------------------------------------------------------------------------------- keys, addresses
 
 
 @pytest.mark.parametrize(
@@ -571,7 +588,18 @@ def test_an_address_parses_and_prints(text, address):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "unix:", "unix:relative", "tcp:80", "tcp::80", "tcp:host:", "tcp:host:x", "tcp:host:65536", "udp:h:1"]
+    "text",
+    [
+        "",
+        "unix:",
+        "unix:relative",
+        "tcp:80",
+        "tcp::80",
+        "tcp:host:",
+        "tcp:host:x",
+        "tcp:host:65536",
+        "udp:h:1",
+    ],
 )
 def test_what_is_no_address_says_so(text):
     with pytest.raises(ValueError, match="unix:/path"):
@@ -595,7 +623,7 @@ def test_the_key_is_for_its_owner(tmp_path):
         read_key(path)
 
 
-# ---------------------------------------------------------------------------------------------------------------- servers
+# ----------------------------------------------------------------------------------------- servers
 
 
 async def echo(link: Link) -> None:
@@ -637,7 +665,9 @@ async def serving(nursery, address) -> tuple[Serving, Refusals]:
     refusals = Refusals()
 
     async def start(handler=echo, **options):
-        return await nursery.start(functools.partial(serve, address, KEY, handler, refused=refusals.refused, **options))
+        return await nursery.start(
+            functools.partial(serve, address, KEY, handler, refused=refusals.refused, **options)
+        )
 
     return start, refusals
 
@@ -675,7 +705,11 @@ async def test_a_peer_with_another_key_is_refused_and_the_server_goes_on(serving
 
 
 async def test_a_server_without_the_key_is_refused(nursery, tmp_path):
-    bound = await nursery.start(functools.partial(serve, UnixAddress(tmp_path / "s"), new_key(), echo, refused=lambda reason: None))
+    bound = await nursery.start(
+        functools.partial(
+            serve, UnixAddress(tmp_path / "s"), new_key(), echo, refused=lambda reason: None
+        )
+    )
     with pytest.raises(LinkError, match="key"):
         await connect(bound, KEY)
 
@@ -696,7 +730,15 @@ async def test_a_server_that_only_repeats_is_refused(tmp_path, nursery):
         await connect(TcpAddress("127.0.0.1", listeners[0].socket.getsockname()[1]), KEY)
 
 
-@pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n", random.Random(0).randbytes(64), random.Random(1).randbytes(1000)])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        random.Random(0).randbytes(64),
+        random.Random(1).randbytes(1000),
+    ],
+)
 async def test_nothing_is_decoded_without_the_key(serving, data):
     handled = []
 
@@ -723,7 +765,9 @@ async def test_a_silent_peer_is_refused_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr("asyncrl.ipc.link.AUTHENTICATION_S", 0.05)
     refusals = Refusals()
     async with trio.open_nursery() as nursery:
-        serving = functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused)
+        serving = functools.partial(
+            serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused
+        )
         bound = await nursery.start(serving)
         silent = [await dial(bound) for _ in range(UNAUTHENTICATED // 2)]
         await refusals.reach(len(silent))
@@ -752,7 +796,9 @@ async def test_silent_peers_do_not_keep_out_one_who_has_the_key(serving, monkeyp
 async def test_links_are_counted(tmp_path, nursery, monkeypatch):
     monkeypatch.setattr("asyncrl.ipc.link.MAX_LINKS", 2)
     refusals = Refusals()
-    bound = await nursery.start(functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused))
+    bound = await nursery.start(
+        functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused)
+    )
     one, _other = await connect(bound, KEY), await connect(bound, KEY)
     with pytest.raises((LinkBroken, EndOfStream)):
         await (await connect(bound, KEY)).receive()
@@ -766,9 +812,12 @@ async def test_links_are_counted(tmp_path, nursery, monkeypatch):
 
 
 async def test_refusals_put_off_the_next_connection(tmp_path, nursery):
-    """A hundred refusals take their time, however fast the hundred come; who is in notices nothing."""
+    """A hundred refusals take their time, however fast the hundred come; who is in notices
+    nothing."""
     refusals = Refusals()
-    bound = await nursery.start(functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused))
+    bound = await nursery.start(
+        functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused)
+    )
     async with await connect(bound, KEY) as link:
         since = trio.current_time()
         for _ in range(100):
@@ -782,7 +831,9 @@ async def test_refusals_put_off_the_next_connection(tmp_path, nursery):
         assert trio.current_time() - since > 90 * REFUSAL_S
 
 
-async def test_a_server_without_descriptors_tries_again_and_lets_in_who_waited(tmp_path, nursery, monkeypatch):
+async def test_a_server_without_descriptors_tries_again_and_lets_in_who_waited(
+    tmp_path, nursery, monkeypatch
+):
     refusals, tried, accept = Refusals(), [], trio.SocketListener.accept
 
     async def scarce(listener: trio.SocketListener) -> trio.SocketStream:
@@ -792,7 +843,9 @@ async def test_a_server_without_descriptors_tries_again_and_lets_in_who_waited(t
         return await accept(listener)
 
     monkeypatch.setattr(trio.SocketListener, "accept", scarce)
-    bound = await nursery.start(functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused))
+    bound = await nursery.start(
+        functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused)
+    )
     with trio.fail_after(60):
         async with await connect(bound, KEY) as link:
             await link.send(messages.Drain())
@@ -839,7 +892,9 @@ async def test_a_handler_that_fails_ends_the_server(tmp_path):
 
     with pytest.raises(BaseExceptionGroup) as caught:
         async with trio.open_nursery() as nursery:
-            bound = await nursery.start(functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, handler, refused=print))
+            bound = await nursery.start(
+                functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, handler, refused=print)
+            )
             await connect(bound, KEY)
             await trio.sleep_forever()
     assert caught.value.split(KeyError)[1] is None
@@ -863,7 +918,7 @@ async def test_an_end_of_stream_is_no_refusal(serving):
     assert not refusals
 
 
-# ----------------------------------------------------------------------------------------------------------- socket files
+# ------------------------------------------------------------------------------------ socket files
 
 
 async def test_nobody_there(tmp_path):
@@ -900,7 +955,9 @@ async def test_a_file_that_is_no_socket_stays(tmp_path):
 
 
 async def test_a_port_in_use_says_so(nursery):
-    bound = await nursery.start(functools.partial(serve, TcpAddress("127.0.0.1", 0), KEY, echo, refused=print))
+    bound = await nursery.start(
+        functools.partial(serve, TcpAddress("127.0.0.1", 0), KEY, echo, refused=print)
+    )
     with pytest.raises(OSError, match="choose another port"):
         await serve(bound, KEY, echo, refused=print)
 

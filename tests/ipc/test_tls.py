@@ -1,4 +1,5 @@
-"""Between machines nothing passes in the clear, and only who has a certificate of the run's authority is talked to."""
+"""Between machines nothing passes in the clear, and only who has a certificate of the run's
+authority is talked to."""
 
 from __future__ import annotations
 
@@ -17,7 +18,18 @@ from test_link import KEY, Refusals, echo, frame_of
 from asyncrl.ipc import messages
 from asyncrl.ipc.address import dial
 from asyncrl.ipc.framing import SocketPipe
-from asyncrl.ipc.link import EndOfStream, Link, LinkBroken, LinkError, TcpAddress, Tls, UnixAddress, connect, new_key, serve
+from asyncrl.ipc.link import (
+    EndOfStream,
+    Link,
+    LinkBroken,
+    LinkError,
+    TcpAddress,
+    Tls,
+    UnixAddress,
+    connect,
+    new_key,
+    serve,
+)
 
 HERE = TcpAddress("127.0.0.1", 0)
 
@@ -52,11 +64,13 @@ def other_machine(authority: trustme.CA, tmp_path: Path) -> Tls:
 @pytest.fixture
 async def serving(nursery: trio.Nursery, machine: Tls):
     refusals = Refusals()
-    bound = await nursery.start(functools.partial(serve, HERE, KEY, echo, refused=refusals.refused, tls=machine))
+    bound = await nursery.start(
+        functools.partial(serve, HERE, KEY, echo, refused=refusals.refused, tls=machine)
+    )
     return bound, refusals
 
 
-# ------------------------------------------------------------------------------------------------------- who may talk
+# ------------------------------------------------------------------------------------ who may talk
 
 
 async def test_messages_go_both_ways_inside_tls(serving, other_machine):
@@ -76,7 +90,9 @@ async def test_messages_go_both_ways_inside_tls(serving, other_machine):
 async def test_nothing_passes_in_the_clear(nursery, machine, other_machine):
     """What a listener on the wire between the two gets to see."""
     seen = bytearray()
-    bound = await nursery.start(functools.partial(serve, HERE, KEY, echo, refused=print, tls=machine))
+    bound = await nursery.start(
+        functools.partial(serve, HERE, KEY, echo, refused=print, tls=machine)
+    )
 
     async def copy(source: trio.SocketStream, sink: trio.SocketStream) -> None:
         async for data in source:
@@ -91,14 +107,26 @@ async def test_nothing_passes_in_the_clear(nursery, machine, other_machine):
 
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     nursery.start_soon(trio.serve_listeners, wire, [listener])
-    link = await connect(TcpAddress("127.0.0.1", listener.socket.getsockname()[1]), KEY, tls=other_machine)
+    link = await connect(
+        TcpAddress("127.0.0.1", listener.socket.getsockname()[1]), KEY, tls=other_machine
+    )
     await link.send(messages.Saved(1, "plain words"), b"plain bytes")
     await link.receive()
     assert seen and b"plain" not in seen and b"asyncrl" not in seen and b"Saved" not in seen
 
 
 @pytest.mark.parametrize(
-    "host", ["10.1.2.3", "0.0.0.0", "::", "192.168.0.1", "example.org", "", "localhost.example.org", "127.0.0.1.example.org"]
+    "host",
+    [
+        "10.1.2.3",
+        "0.0.0.0",
+        "::",
+        "192.168.0.1",
+        "example.org",
+        "",
+        "localhost.example.org",
+        "127.0.0.1.example.org",
+    ],
 )
 async def test_another_machine_is_refused_without_tls_at_both_ends(host, monkeypatch):
     async def nothing_is_sent(*args: object) -> None:
@@ -120,7 +148,9 @@ def test_this_machine_needs_no_tls(host):
 def test_loopback_is_what_the_standard_library_says():
     for number in range(0, 2**32, 2**32 // 4999):
         address = ipaddress.ip_address(number)
-        assert TcpAddress(str(address), 1).loopback == (address in ipaddress.ip_network("127.0.0.0/8"))
+        assert TcpAddress(str(address), 1).loopback == (
+            address in ipaddress.ip_network("127.0.0.0/8")
+        )
 
 
 async def test_a_unix_socket_has_no_tls(nursery, tmp_path, machine):
@@ -134,7 +164,9 @@ async def test_a_unix_socket_has_no_tls(nursery, tmp_path, machine):
 async def test_a_client_of_another_authority_is_refused(serving, machine, tmp_path):
     bound, refusals = serving
     stranger = issue(trustme.CA(), tmp_path / "stranger", "127.0.0.1")
-    trusting = Tls(stranger.certificate, stranger.key, machine.authority)  # it believes the server, which does not believe it
+    trusting = Tls(
+        stranger.certificate, stranger.key, machine.authority
+    )  # it believes the server, which does not believe it
     with pytest.raises(LinkError) as caught:
         await connect(bound, KEY, tls=trusting)
     assert caught.value.reason in ("certificate", "broken")
@@ -156,7 +188,9 @@ async def test_a_client_without_a_certificate_is_refused(serving, machine):
 async def test_a_server_of_another_authority_is_refused(nursery, machine, tmp_path):
     refusals = Refusals()
     stranger = issue(trustme.CA(), tmp_path / "stranger", "127.0.0.1")
-    bound = await nursery.start(functools.partial(serve, HERE, KEY, echo, refused=refusals.refused, tls=stranger))
+    bound = await nursery.start(
+        functools.partial(serve, HERE, KEY, echo, refused=refusals.refused, tls=stranger)
+    )
     with pytest.raises(LinkError, match="its certificate was refused") as caught:
         await connect(bound, KEY, tls=machine)
     assert caught.value.reason == "certificate"
@@ -166,7 +200,9 @@ async def test_a_server_of_another_authority_is_refused(nursery, machine, tmp_pa
 
 async def test_a_server_of_another_name_is_refused(nursery, machine, other_machine):
     """A machine of the authority cannot pass for another one."""
-    bound = await nursery.start(functools.partial(serve, HERE, KEY, echo, refused=lambda reason: None, tls=other_machine))
+    bound = await nursery.start(
+        functools.partial(serve, HERE, KEY, echo, refused=lambda reason: None, tls=other_machine)
+    )
     with pytest.raises(LinkError, match=r"not valid for '127\.0\.0\.1'"):
         await connect(bound, KEY, tls=machine)
 
@@ -192,10 +228,15 @@ async def test_the_key_is_proved_inside_tls(serving, other_machine):
     assert refusals == {"key": 1}
 
 
-async def test_who_has_a_certificate_cannot_pass_on_anothers_proof(nursery, authority, tmp_path, machine, other_machine):
-    """A machine of the authority between the two, with a certificate for the server's very name, that decrypts and encrypts again."""
+async def test_who_has_a_certificate_cannot_pass_on_anothers_proof(
+    nursery, authority, tmp_path, machine, other_machine
+):
+    """A machine of the authority between the two, with a certificate for the server's very name,
+    that decrypts and encrypts again."""
     refusals = Refusals()
-    bound = await nursery.start(functools.partial(serve, HERE, KEY, echo, refused=refusals.refused, tls=machine))
+    bound = await nursery.start(
+        functools.partial(serve, HERE, KEY, echo, refused=refusals.refused, tls=machine)
+    )
     between = issue(authority, tmp_path / "between", "127.0.0.1")
 
     async def relay(client: trio.SocketStream) -> None:
@@ -220,12 +261,22 @@ async def test_who_has_a_certificate_cannot_pass_on_anothers_proof(nursery, auth
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     nursery.start_soon(trio.serve_listeners, relay, [listener])
     with pytest.raises(LinkError, match="key"):
-        await connect(TcpAddress("127.0.0.1", listener.socket.getsockname()[1]), KEY, tls=other_machine)
+        await connect(
+            TcpAddress("127.0.0.1", listener.socket.getsockname()[1]), KEY, tls=other_machine
+        )
     await refusals.reach(1)
     assert refusals == {"key": 1}
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\x16\x03\x01\x00\x05hello", random.Random(0).randbytes(3000)])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(64),
+        b"\x16\x03\x01\x00\x05hello",
+        random.Random(0).randbytes(3000),
+    ],
+)
 async def test_what_is_not_tls_is_refused(serving, data):
     bound, refusals = serving
     stream = await dial(bound)
@@ -241,7 +292,9 @@ async def test_what_is_not_tls_is_refused(serving, data):
 
 
 async def test_a_plain_end_and_a_tls_end_do_not_meet(nursery, serving, other_machine, monkeypatch):
-    monkeypatch.setattr("asyncrl.ipc.link.AUTHENTICATION_S", 1.0)  # each waits for the other to begin
+    monkeypatch.setattr(
+        "asyncrl.ipc.link.AUTHENTICATION_S", 1.0
+    )  # each waits for the other to begin
     bound, refusals = serving
     with pytest.raises(LinkError):
         await connect(bound, KEY)
@@ -259,7 +312,7 @@ async def test_a_peer_that_is_silent_in_the_handshake_is_refused_in_time(serving
     await stream.aclose()
 
 
-# ------------------------------------------------------------------------------------------------- ends and interruptions
+# -------------------------------------------------------------------------- ends and interruptions
 
 
 async def pair(nursery: trio.Nursery, server: Tls, client: Tls) -> tuple[Link, Link, Refusals]:
@@ -271,7 +324,9 @@ async def pair(nursery: trio.Nursery, server: Tls, client: Tls) -> tuple[Link, L
         ends.append(link)
         await trio.sleep_forever()
 
-    bound = await nursery.start(functools.partial(serve, HERE, KEY, keep, refused=refusals.refused, tls=server))
+    bound = await nursery.start(
+        functools.partial(serve, HERE, KEY, keep, refused=refusals.refused, tls=server)
+    )
     link = await connect(bound, KEY, tls=client)
     await trio.testing.wait_all_tasks_blocked()
     return link, ends[0], refusals
@@ -341,12 +396,19 @@ async def test_a_cancelled_receive_loses_nothing_inside_tls(nursery, machine, ot
     assert await frame_of(message, buffer) == frame
 
 
-# ------------------------------------------------------------------------------------------------------------------ files
+# ------------------------------------------------------------------------------------------- files
 
 
 @pytest.mark.parametrize("what", ["certificate", "key", "authority"])
 @pytest.mark.parametrize(
-    "content", [None, b"", b"garbage", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", random.Random(0).randbytes(200)]
+    "content",
+    [
+        None,
+        b"",
+        b"garbage",
+        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        random.Random(0).randbytes(200),
+    ],
 )
 @pytest.mark.parametrize("end", ["client", "server"])
 def test_a_file_that_cannot_be_used_is_one_sentence(machine, what, content, end):
@@ -375,7 +437,11 @@ def test_a_key_under_a_password_asks_nobody(machine):
     from cryptography.hazmat.primitives import serialization as s
 
     key = s.load_pem_private_key(machine.key.read_bytes(), None)
-    machine.key.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.BestAvailableEncryption(b"secret")))
+    machine.key.write_bytes(
+        key.private_bytes(
+            s.Encoding.PEM, s.PrivateFormat.PKCS8, s.BestAvailableEncryption(b"secret")
+        )
+    )
     with pytest.raises(ValueError, match="asks for a password"):
         machine.read("client")
 

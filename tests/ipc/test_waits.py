@@ -28,7 +28,11 @@ async def test_a_wait_expires_with_a_sentence(autojump_clock):
     ):
         await trio.sleep_forever()
     assert trio.current_time() - start == pytest.approx(10)
-    assert (caught.value.name, caught.value.owner, caught.value.seconds) == ("leases", "rollout-0", 10)
+    assert (caught.value.name, caught.value.owner, caught.value.seconds) == (
+        "leases",
+        "rollout-0",
+        10,
+    )
     assert waits.table() == []
     assert waits.idle() == {"leases": pytest.approx(10)}
 
@@ -74,7 +78,10 @@ async def test_the_inner_deadline_is_the_inner_waits(autojump_clock):
 
 @pytest.mark.parametrize("deadline", [0, -1, math.inf, math.nan])
 async def test_a_wait_is_bounded(deadline):
-    with pytest.raises(ValueError, match="deadline"), Waits().on("x", owner="me", deadline_s=deadline):
+    with (
+        pytest.raises(ValueError, match="deadline"),
+        Waits().on("x", owner="me", deadline_s=deadline),
+    ):
         pass
 
 
@@ -91,13 +98,19 @@ async def test_the_table_is_oldest_first(autojump_clock):
         nursery.start_soon(hold, "old", 1)
         await trio.sleep(5)
         table = waits.table()
-        assert [(w.name, w.owner, w.deadline_s) for w in table] == [("old", "me", 100), ("young", "me", 100)]
+        assert [(w.name, w.owner, w.deadline_s) for w in table] == [
+            ("old", "me", 100),
+            ("young", "me", 100),
+        ]
         assert [w.seconds for w in table] == [pytest.approx(4), pytest.approx(2)]
         nursery.cancel_scope.cancel()
     assert waits.table() == []
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(1, 20)), max_size=8), st.integers(0, 45))
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 20), st.integers(1, 20)), max_size=8),
+    st.integers(0, 45),
+)
 def test_idle_counts_an_instant_once_for_each_name(intervals, look):
     """Against counting, for each unit of time, whether any wait of the name covers it."""
     seen = {}
@@ -120,8 +133,14 @@ def test_idle_counts_an_instant_once_for_each_name(intervals, look):
     units = [look, 100]
     for when, end in zip(["during", "after"], units, strict=True):
         for name in "ab":
-            covered = sum(any(s <= t < s + n for i, s, n in intervals if i == name) for t in range(end))
-            half = 0.5 if when == "during" and any(s <= look < s + n for i, s, n in intervals if i == name) else 0
+            covered = sum(
+                any(s <= t < s + n for i, s, n in intervals if i == name) for t in range(end)
+            )
+            half = (
+                0.5
+                if when == "during" and any(s <= look < s + n for i, s, n in intervals if i == name)
+                else 0
+            )
             assert seen[when].get(name, 0) == pytest.approx(covered + half)
 
 

@@ -1,4 +1,5 @@
-"""The journal: what is on disk is always the first `durable` events, whatever dies, and folding them is the state."""
+"""The journal: what is on disk is always the first `durable` events, whatever dies, and folding
+them is the state."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def size_of(path: Path) -> int:
 
 
 async def committed(log: Journal) -> None:
-    """Return once something is on disk, without asking for it as `flush` does. A commit takes real time and no virtual time."""
+    """Return once something is on disk, without asking for it as `flush` does. A commit takes real
+    time and no virtual time."""
     if not log.durable:
         await log._committed.park()
 
@@ -154,7 +156,9 @@ async def test_a_commit_waits_for_more_and_flush_does_not(path: Path) -> None:
         assert log.durable == 1
 
 
-async def test_commits_are_grouped_by_time(path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_commits_are_grouped_by_time(
+    path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
     async with Journal.open(path, commit_ms=100) as log:
         for _ in range(5):
             log.append(e.LateTokens(1))
@@ -174,7 +178,9 @@ async def test_a_full_row_does_not_wait(path: Path) -> None:
             await committed(log)
     assert on_disk(path) == [big(number) for number in range(7)]
     with sqlite3.connect(path) as connection:
-        assert [first for (first,) in connection.execute("SELECT first FROM events ORDER BY first")] == [1, 7]
+        assert [
+            first for (first,) in connection.execute("SELECT first FROM events ORDER BY first")
+        ] == [1, 7]
     assert 6 * 200 * 1024 > ROW_BYTES > 5 * 200 * 1024
 
 
@@ -229,9 +235,13 @@ async def test_an_event_that_cannot_be_encoded_takes_no_other_with_it(path: Path
     assert on_disk(path) == [e.LateTokens(1), e.LateTokens(2)]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(cuts=st.lists(st.integers(0, 22), max_size=5), after=st.integers(0, 20))
-def test_reading_from_anywhere_in_any_row(tmp_path_factory: pytest.TempPathFactory, cuts: list[int], after: int) -> None:
+def test_reading_from_anywhere_in_any_row(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], after: int
+) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.sqlite"
     events = everything()
 
@@ -246,7 +256,7 @@ def test_reading_from_anywhere_in_any_row(tmp_path_factory: pytest.TempPathFacto
     assert on_disk(path, after) == events[after:]
 
 
-# ---------------------------------------------------------------------------------------------------- states written down
+# ----------------------------------------------------------------------------- states written down
 
 
 async def test_a_state_kept_is_read_back_and_the_events_after_it_fold_onto_it(path: Path) -> None:
@@ -267,7 +277,9 @@ async def test_a_state_kept_is_read_back_and_the_events_after_it_fold_onto_it(pa
         SqliteHistory(path).snapshot(7)
 
 
-async def test_what_lies_before_a_kept_state_is_forgotten_when_nobody_goes_back_to_it(path: Path) -> None:
+async def test_what_lies_before_a_kept_state_is_forgotten_when_nobody_goes_back_to_it(
+    path: Path,
+) -> None:
     async with Journal.open(path, commit_ms=0) as log:
         experience = Experience()
         for number, event in enumerate(everything(), 1):
@@ -295,7 +307,8 @@ async def test_what_lies_before_a_kept_state_is_forgotten_when_nobody_goes_back_
 
 
 async def test_of_one_version_the_newest_state_is_gone_back_to(path: Path) -> None:
-    """A resumed run writes down where it goes on from, for the same checkpoint; twice at the same event where nothing came between."""
+    """A resumed run writes down where it goes on from, for the same checkpoint; twice at the same
+    event where nothing came between."""
     experience = Experience()
     async with Journal.open(path, commit_ms=0) as log:
         for event in everything()[:8]:
@@ -395,10 +408,21 @@ async def test_a_compacted_journal_grows_no_further(path: Path) -> None:
 
 
 async def test_a_journal_takes_what_is_printed_before_the_run_and_no_more(path: Path) -> None:
-    """Steps of full responses, a checkpoint each fourth, which is complete when the next step begins."""
+    """Steps of full responses, a checkpoint each fourth, which is complete when the next step
+    begins."""
     every, groups, size, tokens, chunk = 4, 16, 8, 256, 8
-    sets = [f"train.batch_groups={groups}", f"rollout.group_size={size}", f"rollout.max_new_tokens={tokens}", "staleness.depth=0"]
-    sets += [f"engine.chunk_tokens={chunk}", "engine.context_tokens=272", f"train.checkpoint_every={every}", "train.steps=100"]
+    sets = [
+        f"train.batch_groups={groups}",
+        f"rollout.group_size={size}",
+        f"rollout.max_new_tokens={tokens}",
+        "staleness.depth=0",
+    ]
+    sets += [
+        f"engine.chunk_tokens={chunk}",
+        "engine.context_tokens=272",
+        f"train.checkpoint_every={every}",
+        "train.steps=100",
+    ]
     sets += ["rollout.filter=none"]  # for which more groups may be started
     ids, x, most, saved = bytes(4 * chunk), Experience(), 0, 0
     async with Journal.open(path, commit_ms=0) as log:
@@ -434,7 +458,7 @@ async def test_a_journal_takes_what_is_printed_before_the_run_and_no_more(path: 
     assert 0.6 * (printed - LOG_BYTES) < size_of(path) < most <= printed
 
 
-# ----------------------------------------------------------------------------------------------------------------- failures
+# ---------------------------------------------------------------------------------------- failures
 
 
 async def test_a_full_disk_is_waited_for_and_nothing_is_lost(path: Path) -> None:
@@ -455,7 +479,9 @@ async def test_a_full_disk_is_waited_for_and_nothing_is_lost(path: Path) -> None
     assert on_disk(path) == [e.LateTokens(1), big(1), big(2)]
 
 
-async def test_a_disk_that_stays_full_is_said_to_everybody_and_loses_nothing_durable(path: Path) -> None:
+async def test_a_disk_that_stays_full_is_said_to_everybody_and_loses_nothing_durable(
+    path: Path,
+) -> None:
     disk = await SqliteDisk.open(path, "")
     with pytest.raises(ExceptionGroup) as caught:
         async with Journal.over(disk, commit_ms=0, full_s=0.0) as log:
@@ -515,17 +541,28 @@ async def test_what_is_tried_again_keeps_its_order_also_when_the_run_ends_meanwh
             await log.flush()
     got: list[object] = []
     for write in disk.got:
-        got += range(write.first, write.first + write.count) if isinstance(write, EventRows) else [write]
+        got += (
+            range(write.first, write.first + write.count)
+            if isinstance(write, EventRows)
+            else [write]
+        )
     kept = Experience().snapshot()
     expected: list[object] = []
     for version in range(6):
         number = 2 * version + 1
-        expected += [number, Keep(number, version, msgspec.msgpack.encode(kept)), Compact(version - 1), number + 1]
+        expected += [
+            number,
+            Keep(number, version, msgspec.msgpack.encode(kept)),
+            Compact(version - 1),
+            number + 1,
+        ]
     assert got == [*expected, Abandon(3)]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 9.5, 30.0])
-async def test_a_full_disk_is_tried_again_as_long_as_it_may(seconds: float, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_full_disk_is_tried_again_as_long_as_it_may(
+    seconds: float, autojump_clock: trio.testing.MockClock
+) -> None:
     disk = FullDisk(trio.current_time() + seconds)
     in_time = seconds < 20
     try:
@@ -539,11 +576,14 @@ async def test_a_full_disk_is_tried_again_as_long_as_it_may(seconds: float, auto
         assert not in_time and 19 < trio.current_time() < 23
     firsts = [write.first for write in disk.got]
     counts = [write.count for write in disk.got]
-    assert firsts == [1 + sum(counts[:place]) for place in range(len(counts))] and sum(counts) == (40 if in_time else 0)
+    assert firsts == [1 + sum(counts[:place]) for place in range(len(counts))] and sum(counts) == (
+        40 if in_time else 0
+    )
 
 
 async def test_an_error_of_the_file_itself_is_waited_for_too(path: Path) -> None:
-    """A quota that is used up, or a file that may not grow, is an input/output error to SQLite, and no full disk."""
+    """A quota that is used up, or a file that may not grow, is an input/output error to SQLite, and
+    no full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with Journal.open(path, commit_ms=0, limit_bytes=300_000) as log:
         log.append(e.LateTokens(1))
@@ -569,7 +609,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_somebody_who_locks_the_journal_is_waited_for(path: Path, impatient: None) -> None:
-    """Such as a shell in which somebody began a transaction: it is said, and the run goes on when it ends."""
+    """Such as a shell in which somebody began a transaction: it is said, and the run goes on when
+    it ends."""
     async with Journal.open(path, commit_ms=0) as log:
         shell = sqlite3.connect(path, isolation_level=None)
         shell.execute("BEGIN IMMEDIATE")
@@ -593,7 +634,9 @@ async def test_somebody_who_never_lets_go_is_named(path: Path, impatient: None) 
             shell.execute("BEGIN IMMEDIATE")
             log.append(e.LateTokens(1))
             await trio.sleep_forever()
-    assert caught.group_contains(JournalError, match="locked.*end the process that holds it, and resume", depth=1)
+    assert caught.group_contains(
+        JournalError, match="locked.*end the process that holds it, and resume", depth=1
+    )
     shell.close()
     assert on_disk(path) == []
 
@@ -619,7 +662,9 @@ async def test_leaving_a_full_disk_says_what_is_lost(path: Path) -> None:
     assert on_disk(path) == [e.LateTokens(1)]
 
 
-async def test_after_any_failure_nothing_is_written_in_the_place_of_what_was_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_any_failure_nothing_is_written_in_the_place_of_what_was_lost(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         monkeypatch.undo()
         raise MemoryError
@@ -697,7 +742,11 @@ def test_another_format_or_run_is_refused_in_a_sentence(path: Path) -> None:
 def test_a_journal_that_was_not_made_yet_holds_nothing(path: Path) -> None:
     """Its writer was killed in the moment that it began."""
     path.touch()
-    assert list(journal.read(path)) == [] and journal.fold(path) == Experience() and SqliteHistory(path).snapshots() == []
+    assert (
+        list(journal.read(path)) == []
+        and journal.fold(path) == Experience()
+        and SqliteHistory(path).snapshots() == []
+    )
     open_once(path)
     assert list(journal.read(path)) == []
 
@@ -715,7 +764,10 @@ def test_a_journal_of_before_states_were_kept_is_refused_in_a_sentence(path: Pat
     change(path, "CREATE TABLE header (format INTEGER NOT NULL, run TEXT NOT NULL)")
     change(path, "CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB NOT NULL)")
     change(path, "INSERT INTO header VALUES (1, '')")
-    refused(path, "has format 1, and this asyncrl reads 2: use the asyncrl that wrote it, or another run.dir")
+    refused(
+        path,
+        "has format 1, and this asyncrl reads 2: use the asyncrl that wrote it, or another run.dir",
+    )
 
 
 def test_a_row_that_holds_no_events_is_refused_in_a_sentence(path: Path) -> None:
@@ -725,7 +777,8 @@ def test_a_row_that_holds_no_events_is_refused_in_a_sentence(path: Path) -> None
 
 
 async def test_a_copy_made_while_the_writer_lives_is_whole(path: Path, tmp_path: Path) -> None:
-    """The files as a dead machine leaves them: the write-ahead log not folded in, its index missing."""
+    """The files as a dead machine leaves them: the write-ahead log not folded in, its index
+    missing."""
     async with Journal.open(path, commit_ms=0) as log:
         for event in everything():
             log.append(event)
@@ -760,22 +813,29 @@ trio.run(main)
 
 @pytest.mark.processes
 def test_sigkill_loses_nothing_that_was_durable(path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdout is not None
         durable = [int(writer.stdout.readline()) for _ in range(20)][-1]
         os.kill(writer.pid, signal.SIGKILL)
         durable = max([durable, *(int(line) for line in writer.stdout.read().split("\n")[:-1])])
     events = on_disk(path)
     assert len(events) >= durable >= 2000
-    assert [event.rollout for event in events if isinstance(event, e.Extended)] == list(range(1, len(events) + 1))
+    assert [event.rollout for event in events if isinstance(event, e.Extended)] == list(
+        range(1, len(events) + 1)
+    )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(lost=st.integers(0, 40_000), broken=st.none() | st.integers(0, 40_000))
 def test_a_torn_tail_is_cut_and_what_is_left_is_the_first_events(
     tmp_path_factory: pytest.TempPathFactory, lost: int, broken: int | None
 ) -> None:
-    """The write-ahead log as a machine that lost its power may leave it: cut anywhere, or with a byte changed."""
+    """The write-ahead log as a machine that lost its power may leave it: cut anywhere, or with a
+    byte changed."""
     path = tmp_path_factory.mktemp("journal") / "journal.sqlite"
     copy = path.with_name("copy.sqlite")
     log_copy = path.with_name("copy.sqlite-wal")
@@ -804,8 +864,11 @@ def test_a_torn_tail_is_cut_and_what_is_left_is_the_first_events(
     assert on_disk(copy) == left
 
 
-async def test_the_state_of_a_checkpoint_is_forced_to_the_disk_and_no_other_commit_is(path: Path) -> None:
-    """A checkpoint is on disk before it has its name; two of them must not outlive a power cut that their states did not."""
+async def test_the_state_of_a_checkpoint_is_forced_to_the_disk_and_no_other_commit_is(
+    path: Path,
+) -> None:
+    """A checkpoint is on disk before it has its name; two of them must not outlive a power cut that
+    their states did not."""
     disk = await SqliteDisk.open(path, "")
     try:
         said: list[str] = []

@@ -24,7 +24,9 @@ def ended(run: Path) -> int:
     return launch._report(ActorFailed("coordinator-0", 1, "OSError: what it died of"))
 
 
-def test_a_damaged_journal_does_not_hide_what_the_run_died_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_journal_does_not_hide_what_the_run_died_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / JOURNAL).write_bytes(b"no journal" * 1000)
     assert ended(tmp_path) == FAILED
     said = capsys.readouterr().err
@@ -62,12 +64,22 @@ class _Silent:
 
 
 async def test_a_coordinator_has_as_long_to_begin_as_run_start_s_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Where it resumes it reads a checkpoint and the journal first, and these can be of any size."""
+    """Where it resumes it reads a checkpoint and the journal first, and these can be of any
+    size."""
     monkeypatch.setattr(launcher, "spawn", lambda *_, **__: _Silent())
     (tmp_path / INITIAL).mkdir()
-    launch = _Launch(msgspec.convert({"run": {"dir": str(tmp_path)}, "supervision": {"start_s": 4000.0}}, Config), True, Console())
+    launch = _Launch(
+        msgspec.convert(
+            {"run": {"dir": str(tmp_path)}, "supervision": {"start_s": 4000.0}}, Config
+        ),
+        True,
+        Console(),
+    )
     assert await launch.run() == FAILED
     assert trio.current_time() >= 4000.0
     assert "nothing within 4000 s of its start (supervision.start_s)" in capsys.readouterr().err

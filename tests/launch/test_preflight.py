@@ -29,7 +29,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config(*sets: str, resume: Path | None = None) -> Config:
-    return preflight.resolved(load(None, ["task.train_size=20", "task.eval_size=4", *sets], {}), resume, NOW)
+    return preflight.resolved(
+        load(None, ["task.train_size=20", "task.eval_size=4", *sets], {}), resume, NOW
+    )
 
 
 def refusal(checked: Config, resume: Path | None = None, available: int = 2) -> str:
@@ -46,7 +48,7 @@ def test_a_good_configuration_passes_and_writes_nothing(here: Path) -> None:
     assert list(here.iterdir()) == []
 
 
-# ------------------------------------------------------------------------------------------------------- run directories
+# --------------------------------------------------------------------------------- run directories
 
 
 def test_paths_become_absolute_and_the_run_gets_a_directory(here: Path) -> None:
@@ -71,7 +73,9 @@ def test_a_claimed_directory_holds_the_resolved_configuration() -> None:
 def test_a_directory_of_another_configuration_is_refused_by_the_first_key_that_differs() -> None:
     with preflight.claimed(config("run.dir=r")):
         pass
-    assert "rollout.group_size was 8 and is 4" in refusal(config("run.dir=r", "rollout.group_size=4", "train.lr=1"))
+    assert "rollout.group_size was 8 and is 4" in refusal(
+        config("run.dir=r", "rollout.group_size=4", "train.lr=1")
+    )
     assert "run.seed was 0 and is 1" in refusal(config("run.dir=r", "run.seed=1"))
 
 
@@ -85,8 +89,14 @@ def test_a_run_that_exists_is_resumed_or_left_alone(here: Path) -> None:
 def test_a_resumed_run_may_differ_in_how_it_goes_on_and_in_nothing_else() -> None:
     with preflight.claimed(config("run.dir=r")):
         pass
-    preflight.check(config("train.steps=900", "run.log=debug", "staleness.max_lag=6", resume=Path("r")), Path("r"), 2)
-    assert "train.lr was 0.0003 and is 0.1" in refusal(config("train.lr=0.1", resume=Path("r")), Path("r"))
+    preflight.check(
+        config("train.steps=900", "run.log=debug", "staleness.max_lag=6", resume=Path("r")),
+        Path("r"),
+        2,
+    )
+    assert "train.lr was 0.0003 and is 0.1" in refusal(
+        config("train.lr=0.1", resume=Path("r")), Path("r")
+    )
     assert "run.seed" in refusal(config("run.seed=4", resume=Path("r")), Path("r"))
 
 
@@ -120,13 +130,17 @@ def test_a_run_directory_that_is_a_file() -> None:
 
 
 def test_a_directory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # the tests may run as root, who may everything
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: False
+    )  # the tests may run as root, who may everything
     assert f"because {here} cannot" in refusal(config("run.dir=r"))
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**40, 2**40 - 5 * 2**20, 5 * 2**20))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: usage(2**40, 2**40 - 5 * 2**20, 5 * 2**20)
+    )
     assert "has 5 MiB free, and a run needs 100 at least" in refusal(config())
 
 
@@ -137,9 +151,14 @@ import sys; from pathlib import Path; from asyncrl.launch import preflight; from
 with preflight.claimed(read(Path("c.toml"))):
     print("claimed", flush=True); sys.stdin.read()
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout and other.stdout.readline() == b"claimed\n"
-        with pytest.raises(ConfigError, match="another asyncrl is running"), preflight.claimed(mine):
+        with (
+            pytest.raises(ConfigError, match="another asyncrl is running"),
+            preflight.claimed(mine),
+        ):
             pass
         other.kill()
         other.wait()
@@ -150,14 +169,20 @@ with preflight.claimed(read(Path("c.toml"))):
 def test_a_directory_that_fails_while_claimed_is_one_sentence(here: Path) -> None:
     Path("r").mkdir()
     Path("r/run.toml.partial").mkdir()
-    with pytest.raises(ConfigError, match="cannot be written"), preflight.claimed(config("run.dir=r")):
+    with (
+        pytest.raises(ConfigError, match="cannot be written"),
+        preflight.claimed(config("run.dir=r")),
+    ):
         pass
     Path("f").touch()
-    with pytest.raises(ConfigError, match="cannot be written"), preflight.claimed(config("run.dir=f/r")):
+    with (
+        pytest.raises(ConfigError, match="cannot be written"),
+        preflight.claimed(config("run.dir=f/r")),
+    ):
         pass
 
 
-# --------------------------------------------------------------------------------------------------------- the machine
+# ------------------------------------------------------------------------------------- the machine
 
 
 def test_a_port_in_use() -> None:
@@ -165,7 +190,9 @@ def test_a_port_in_use() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        assert f"metrics.port is {port}, and that port is in use" in refusal(config(f"metrics.port={port}"))
+        assert f"metrics.port is {port}, and that port is in use" in refusal(
+            config(f"metrics.port={port}")
+        )
     preflight.check(config(f"metrics.port={port}"), None, 2)
 
 
@@ -192,7 +219,10 @@ def test_one_core_is_shared() -> None:
     preflight.check(config("machine.trainer_cores=1"), None, 1)
 
 
-@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 99), ("250000 100000", 2), ("50000 100000", 1), ("nonsense", 99)])
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", 99), ("250000 100000", 2), ("50000 100000", 1), ("nonsense", 99)],
+)
 def test_a_containers_quota_counts(quota: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(99)))
     Path("cpu.max").write_text(quota + "\n")
@@ -215,7 +245,7 @@ def test_a_port_for_later_is_none_that_connections_are_given() -> None:
         pass
 
 
-# ---------------------------------------------------------------------------------------------------- models and tasks
+# -------------------------------------------------------------------------------- models and tasks
 
 
 def model(*names: str) -> Path:
@@ -236,7 +266,11 @@ def test_a_whole_model_passes() -> None:
 
 @pytest.mark.parametrize(
     ("missing", "named"),
-    [("config.json", "no config.json"), ("tokenizer.json", "no tokenizer.json"), (ALL[2], "no weights (*.safetensors)")],
+    [
+        ("config.json", "no config.json"),
+        ("tokenizer.json", "no tokenizer.json"),
+        (ALL[2], "no weights (*.safetensors)"),
+    ],
 )
 def test_a_model_with_something_missing(missing: str, named: str) -> None:
     model(*(name for name in ALL if name != missing))

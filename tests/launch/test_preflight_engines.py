@@ -15,7 +15,11 @@ SGLANG = "engine.kind=sglang"
 
 
 def config(*sets: str) -> Config:
-    return preflight.resolved(load(None, ["task.train_size=20", "task.eval_size=4", *sets], {}), None, datetime(2026, 1, 2))
+    return preflight.resolved(
+        load(None, ["task.train_size=20", "task.eval_size=4", *sets], {}),
+        None,
+        datetime(2026, 1, 2),
+    )
 
 
 def refusal(checked: Config) -> str:
@@ -31,7 +35,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_program_that_starts_servers_is_found_from_anywhere(here: Path) -> None:
-    """Its path becomes absolute, and stays the link that it is: the Python of a virtual environment knows its place by it."""
+    """Its path becomes absolute, and stays the link that it is: the Python of a virtual environment
+    knows its place by it."""
     (here / "bin").mkdir()
     (here / "bin/python").symlink_to(sys.executable)
     checked = config(SGLANG, 'engine.sglang.launch=["bin/python", "-X", "dev"]')

@@ -1,4 +1,5 @@
-"""Signals to a real run: the first one drains it, the second one ends it at once; and `asyncrl why` tells how it stood."""
+"""Signals to a real run: the first one drains it, the second one ends it at once; and `asyncrl why`
+tells how it stood."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_sigterm_drains_and_ends_with_0(model: Path, tmp_path: Path) -> None:
     assert code == 0, out + err
     found = summary.read(run / "summary.json")
     assert found.ok and found.balances() and "--resume" in found.reason
-    assert why(run, time.time())[0].endswith("ago: stopped early, as asked; continue with --resume.")
+    assert why(run, time.time())[0].endswith(
+        "ago: stopped early, as asked; continue with --resume."
+    )
     assert processes(run) == {}
 
 

@@ -1,4 +1,5 @@
-"""What the user sees: in place on a terminal, as plain lines elsewhere, and never more than there is."""
+"""What the user sees: in place on a terminal, as plain lines elsewhere, and never more than there
+is."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from asyncrl.config import load
 from asyncrl.config.derived import derived
 from asyncrl.ipc.messages import StatusUpdate
 from asyncrl.observe.display import Display, line, show_derived, show_summary
-from asyncrl.observe.summary import Accuracy, Publications, RolloutTotals, SlowestVerifier, Summary, TokenTotals
+from asyncrl.observe.summary import (
+    Accuracy,
+    Publications,
+    RolloutTotals,
+    SlowestVerifier,
+    Summary,
+    TokenTotals,
+)
 
 STATUS = StatusUpdate(
     seconds=75.4,
@@ -51,7 +59,9 @@ def plain() -> Console:
 
 
 def terminal() -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=120, height=40, legacy_windows=False)
+    return Console(
+        file=io.StringIO(), force_terminal=True, width=120, height=40, legacy_windows=False
+    )
 
 
 def output(console: Console) -> str:
@@ -85,7 +95,15 @@ def test_every_fact_is_shown(console: Console) -> None:
 
 
 def test_what_does_not_exist_yet_is_a_dash() -> None:
-    early = at(0.0, step=0, reward=math.nan, accuracy=math.nan, lag_mean=math.nan, idle_trainer=math.nan, pause_seconds=math.nan)
+    early = at(
+        0.0,
+        step=0,
+        reward=math.nan,
+        accuracy=math.nan,
+        lag_mean=math.nan,
+        idle_trainer=math.nan,
+        pause_seconds=math.nan,
+    )
     text = line(early)
     assert "nan" not in text and "reward –" in text and "accuracy –" in text and "pause –" in text
     with Display(console := terminal()) as display:
@@ -103,7 +121,9 @@ def test_a_plain_line_is_one_line_whatever_the_width() -> None:
 
 def test_plain_lines_come_with_news_and_not_more_often() -> None:
     with Display(console := plain()) as display:
-        for tenth in range(400):  # 40 s, a status each 0.1 s; a step each second for 20 s, then none
+        for tenth in range(
+            400
+        ):  # 40 s, a status each 0.1 s; a step each second for 20 s, then none
             seconds = tenth / 10
             display.update(at(seconds, step=min(int(seconds), 20), steps=30))
     times = [text.split()[0] for text in output(console).splitlines()]
@@ -142,7 +162,9 @@ def test_the_summary_shows_where_everything_went() -> None:
         steps=20,
         seconds=3700.0,
         accuracy=Accuracy(0.4, None),
-        tokens=TokenTotals(generated=1100, trained=1000, discarded={"filtered": 70, "evaluation": 20}, live=10),
+        tokens=TokenTotals(
+            generated=1100, trained=1000, discarded={"filtered": 70, "evaluation": 20}, live=10
+        ),
         rollouts=RolloutTotals(admitted=5, trained=5),
         publication=Publications(20, 4.0, 0.1),
         restarts={"rollout": 2},

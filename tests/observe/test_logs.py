@@ -23,16 +23,23 @@ thread.start(); thread.join()
 
 
 def run(tmp_path: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1 and done.stderr == ""
     return (tmp_path / "logs" / "rollout-3.log").read_text()
 
 
 def test_everything_is_in_the_actors_file(tmp_path: Path) -> None:
     text = run(tmp_path)
-    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} INFO    rollout-3 asyncrl\.engine: ready with 64 slots\n", text)
+    assert re.match(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} INFO    rollout-3 asyncrl\.engine: ready with 64 slots\n",
+        text,
+    )
     assert "old thing" in text and "not said" not in text
-    assert "IndexError: list index out of range" in text and text.rstrip().endswith("KeyError: 'gone'")
+    assert "IndexError: list index out of range" in text and text.rstrip().endswith(
+        "KeyError: 'gone'"
+    )
 
 
 def test_a_restarted_actor_appends(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def extended(rollout: int, count: int, version: int = 0) -> e.Extended:
 
 
 def experience() -> Experience:
-    """Two groups of two: in the first one rollout is taken and one had no verdict, in the second one is leased and one waits."""
+    """Two groups of two: in the first one rollout is taken and one had no verdict, in the second
+    one is leased and one waits."""
     return fold(
         [
             e.Published(0),
@@ -80,7 +81,11 @@ def busy(clock: Clock, port: int) -> Iterator[int]:
     metrics.published(0.2, {0: 0.002, 1: 0.004})
     metrics.judged(Scored(1.0), 0.01)
     metrics.judged(NoVerdict("raised: ValueError: 'x'\n"), 0.3)
-    metrics.reported("rollout", 0, Report(1.0, {"leases": 0.25}, {"tokens": 12}, [Wait("leases", "rollout-0", 0.1, 5.0)]))
+    metrics.reported(
+        "rollout",
+        0,
+        Report(1.0, {"leases": 0.25}, {"tokens": 12}, [Wait("leases", "rollout-0", 0.1, 5.0)]),
+    )
     metrics.reported("rollout", 0, Report(1.0, {"leases": 0.5}, {"tokens": 3}, []))
     metrics.reported("trainer", 0, Report(1.0, {"micro_batch": 0.125}, {}, []))
     metrics.refused("key: from 10.0.0.1")
@@ -93,7 +98,9 @@ def busy(clock: Clock, port: int) -> Iterator[int]:
 
 def scrape(port: int, accept: str = "text/plain") -> str:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        request, timeout=10
+    ) as answer:
         return str(answer.read().decode())
 
 
@@ -160,15 +167,33 @@ def test_what_happened_is_what_a_scrape_says(busy: int) -> None:
 
 def test_the_lag_histogram_is_cumulative(busy: int) -> None:
     families = {family.name: family for family in text_string_to_metric_families(scrape(busy))}
-    buckets = {s.labels["le"]: s.value for s in families["asyncrl_lag_versions"].samples if s.name.endswith("_bucket")}
+    buckets = {
+        s.labels["le"]: s.value
+        for s in families["asyncrl_lag_versions"].samples
+        if s.name.endswith("_bucket")
+    }
     lags = [0] * 10 + [3] * 4 + [40]
     assert buckets == {**{str(float(b)): sum(lag <= b for lag in lags) for b in LAGS}, "+Inf": 15}
 
 
 def test_names_and_labels_follow_the_conventions(busy: int) -> None:
-    allowed = {"reason", "state", "role", "actor", "cause", "kind", "name", "outcome", "le", "task", "model"}
+    allowed = {
+        "reason",
+        "state",
+        "role",
+        "actor",
+        "cause",
+        "kind",
+        "name",
+        "outcome",
+        "le",
+        "task",
+        "model",
+    }
     for family in text_string_to_metric_families(scrape(busy)):
-        assert re.fullmatch(r"asyncrl_[a-z_]+", family.name) and family.documentation.endswith("."), family.name
+        assert re.fullmatch(r"asyncrl_[a-z_]+", family.name) and family.documentation.endswith(
+            "."
+        ), family.name
         assert not re.search(r"_(ms|milliseconds|minutes|mb|kib|percent)\b", family.name)
         for sample in family.samples:
             assert set(sample.labels) <= allowed, sample
@@ -188,7 +213,9 @@ def test_the_strict_openmetrics_parser_takes_it(busy: int) -> None:
 def test_a_scrape_before_anything_happened(port: int) -> None:
     with Metrics().serve(port):
         found = samples(scrape(port))
-    assert found["asyncrl_since_last_step_seconds", frozenset()] >= 0 and "asyncrl_version" not in {name for name, _ in found}
+    assert found["asyncrl_since_last_step_seconds", frozenset()] >= 0 and "asyncrl_version" not in {
+        name for name, _ in found
+    }
 
 
 def test_leases_the_journal_and_the_loop_are_seen(clock: Clock) -> None:
@@ -199,11 +226,17 @@ def test_leases_the_journal_and_the_loop_are_seen(clock: Clock) -> None:
 
     assert math.isnan(value("asyncrl_lease_tail_seconds") or 0.0)
     metrics.leasing(None, 600.0)
-    assert math.isnan(value("asyncrl_lease_tail_seconds") or 0.0) and value("asyncrl_lease_deadline_seconds") == 600.0
+    assert (
+        math.isnan(value("asyncrl_lease_tail_seconds") or 0.0)
+        and value("asyncrl_lease_deadline_seconds") == 600.0
+    )
     metrics.leasing(2.5, 30.0)
     metrics.journalled(4096, 17)
     metrics.pumped(0.25)
-    assert (value("asyncrl_lease_tail_seconds"), value("asyncrl_lease_deadline_seconds")) == (2.5, 30.0)
+    assert (value("asyncrl_lease_tail_seconds"), value("asyncrl_lease_deadline_seconds")) == (
+        2.5,
+        30.0,
+    )
     assert (value("asyncrl_journal_bytes"), value("asyncrl_journal_pending_bytes")) == (4096, 17)
     assert value("asyncrl_pump_seconds") == 0.25
 
@@ -212,7 +245,11 @@ def test_an_alarm_is_there_by_its_cause_until_a_step_is_well(port: int) -> None:
     metrics = Metrics()
 
     def scraped() -> set[str]:
-        found = {tuple(labels): value for (name, labels), value in samples(scrape(port)).items() if name == "asyncrl_alarm"}
+        found = {
+            tuple(labels): value
+            for (name, labels), value in samples(scrape(port)).items()
+            if name == "asyncrl_alarm"
+        }
         assert set(found.values()) <= {1.0}
         return {cause for (cause,) in found}
 
@@ -231,15 +268,26 @@ def test_how_far_training_is_from_generation_is_scraped(port: int) -> None:
     events: list[e.AnyEvent] = [e.Published(0), e.Admitted(0, 0, 2, "train", 0, array(3, "<i4"), 8)]
     events.append(e.Admitted(1, 2, 2, "train", 1, array(3, "<i4"), 8))
     for rollout, count in enumerate((1, 1, 2, 2)):
-        events += [e.Leased(rollout, "rollout-0", 1), extended(rollout, count), e.Sealed(rollout, 1, "stop")]
+        events += [
+            e.Leased(rollout, "rollout-0", 1),
+            extended(rollout, count),
+            e.Sealed(rollout, 1, "stop"),
+        ]
         events.append(e.Judged(rollout, Scored(float(rollout % 2))))
     metrics = Metrics()
     with metrics.serve(port):
         metrics.observed(observe(fold(events), {}))
-        assert not [name for name, _ in samples(scrape(port)) if name == "asyncrl_bias"], "nothing is trained yet"
+        assert not [name for name, _ in samples(scrape(port)) if name == "asyncrl_bias"], (
+            "nothing is trained yet"
+        )
         events += [e.Taken(0, [0, 1]), e.Trained(0, 1, {}), e.Trained(1, 1, {})]
         metrics.observed(observe(fold(events), {}))
-        found = {label: value for (name, labels), value in samples(scrape(port)).items() if name == "asyncrl_bias" for label in labels}
+        found = {
+            label: value
+            for (name, labels), value in samples(scrape(port)).items()
+            if name == "asyncrl_bias"
+            for label in labels
+        }
     assert found == {
         "length": 0.5,
         "length_mean": pytest.approx(1 / 1.5),
@@ -285,7 +333,11 @@ def test_reasons_cannot_make_series_without_end() -> None:
     for i in range(1000):
         metrics.refused(f"reason {i}")
         metrics.judged(NoVerdict(f"same: detail {i}"), 0.0)
-    found: list[Sample] = [sample for family in metrics.registry.collect() for sample in family.samples]
-    refused = {s.labels["reason"]: s.value for s in found if s.name == "asyncrl_refused_connections_total"}
+    found: list[Sample] = [
+        sample for family in metrics.registry.collect() for sample in family.samples
+    ]
+    refused = {
+        s.labels["reason"]: s.value for s in found if s.name == "asyncrl_refused_connections_total"
+    }
     assert len(refused) == 33 and sum(refused.values()) == 1000 and refused["other"] == 968
     assert [s.value for s in found if s.name == "asyncrl_no_verdicts_total"] == [1000]

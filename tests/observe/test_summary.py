@@ -30,7 +30,9 @@ FULL = Summary(
     steps=3,
     seconds=4.5,
     accuracy=Accuracy(0.25, 0.875),
-    tokens=TokenTotals(generated=100, trained=60, discarded={"filtered": 30, "evaluation": 4}, live=6),
+    tokens=TokenTotals(
+        generated=100, trained=60, discarded={"filtered": 30, "evaluation": 4}, live=6
+    ),
     rollouts=RolloutTotals(admitted=10, trained=6, discarded={"filtered": 3}, live=1),
     lag=Lag(0.5, 2),
     alarms={"staleness": Alarmed(2, "The policy has moved away.")},
@@ -71,9 +73,23 @@ def test_what_does_not_exist_is_null(tmp_path: Path) -> None:
         raise AssertionError(f"{name} is not JSON")
 
     path = tmp_path / "summary.json"
-    write(Summary(ok=False, reason="It failed.", steps=0, seconds=0.0, lag=Lag(math.nan, 0), idle=Idle(math.inf, None)), path)
+    write(
+        Summary(
+            ok=False,
+            reason="It failed.",
+            steps=0,
+            seconds=0.0,
+            lag=Lag(math.nan, 0),
+            idle=Idle(math.inf, None),
+        ),
+        path,
+    )
     tree = json.loads(path.read_text(), parse_constant=no_constant)
-    assert tree["accuracy"] == {"start": None, "end": None} and tree["lag"]["mean"] is None and tree["idle"]["trainer"] is None
+    assert (
+        tree["accuracy"] == {"start": None, "end": None}
+        and tree["lag"]["mean"] is None
+        and tree["idle"]["trainer"] is None
+    )
     assert read(path) == Summary(ok=False, reason="It failed.", steps=0, seconds=0.0)
 
 
@@ -92,14 +108,20 @@ def test_it_takes_the_ledger_as_it_is(tmp_path: Path) -> None:
         tokens=msgspec.convert(counts["tokens"], TokenTotals),
         rollouts=msgspec.convert(counts["rollouts"], RolloutTotals),
     )
-    assert summary.tokens == TokenTotals(30, 10, {"late": 5}, 15) and summary.rollouts.live == 3 and summary.balances()
+    assert (
+        summary.tokens == TokenTotals(30, 10, {"late": 5}, 15)
+        and summary.rollouts.live == 3
+        and summary.balances()
+    )
 
 
 @pytest.mark.parametrize("lost", [FULL.tokens, FULL.rollouts])
 def test_a_lost_one_is_noticed(lost: TokenTotals | RolloutTotals) -> None:
     assert FULL.balances()
     thing = "tokens" if isinstance(lost, TokenTotals) else "rollouts"
-    assert not msgspec.structs.replace(FULL, **{thing: msgspec.structs.replace(lost, live=lost.live - 1)}).balances()
+    assert not msgspec.structs.replace(
+        FULL, **{thing: msgspec.structs.replace(lost, live=lost.live - 1)}
+    ).balances()
 
 
 def test_a_failed_write_leaves_the_old_one(tmp_path: Path) -> None:

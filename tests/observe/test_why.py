@@ -13,7 +13,14 @@ from asyncrl.cli import main
 from asyncrl.ipc.messages import Wait
 from asyncrl.observe import run_status
 from asyncrl.observe.diagnosis import diagnose
-from asyncrl.observe.run_status import ActorStatus, AwaitedRollout, GroupCounts, JournalStatus, PublicationStatus, RunStatus
+from asyncrl.observe.run_status import (
+    ActorStatus,
+    AwaitedRollout,
+    GroupCounts,
+    JournalStatus,
+    PublicationStatus,
+    RunStatus,
+)
 from asyncrl.observe.summary import RolloutTotals, TokenTotals
 from asyncrl.observe.why import answer, why
 
@@ -24,7 +31,14 @@ FULL = {"trainer": {"command": 0.02}, "rollout": {"requests": 0.7}}
 
 
 def actor(name: str, **changes: Any) -> ActorStatus:
-    settings = {"name": name, "role": name.partition("-")[0], "here": True, "incarnation": 0, "pid": 77, "seconds": 0.4}
+    settings = {
+        "name": name,
+        "role": name.partition("-")[0],
+        "here": True,
+        "incarnation": 0,
+        "pid": 77,
+        "seconds": 0.4,
+    }
     if name.startswith("rollout"):
         settings |= {"version": 3, "holds": 8, "streamed_s": 0.2}
     return ActorStatus(**(settings | changes))  # type: ignore[arg-type]
@@ -48,13 +62,22 @@ def standing(**changes: Any) -> RunStatus:
         "idle": BUSY,
         "generated_per_s": 1234.0,
         "trained_per_s": 1200.0,
-        "actors": [actor("trainer-0", holds=16), actor("rollout-0"), actor("rollout-1"), actor("reward-0", holds=2)],
+        "actors": [
+            actor("trainer-0", holds=16),
+            actor("rollout-0"),
+            actor("rollout-1"),
+            actor("reward-0", holds=2),
+        ],
         "waits": [Wait("progress", "coordinator", 0.3, 300.0)],
         "publication": None,
         "evaluating": None,
         "rollouts": {"waiting": 3, "leased": 16, "sealed": 2, "judged": 4, "taken": 16},
         "groups": GroupCounts(live=5, most=8, complete=1, filtered=0, patience=512),
-        "awaited": [AwaitedRollout(rollout=41, owner="rollout-1", attempt=1, tokens=20, seconds=9.0, deadline_s=30.0)],
+        "awaited": [
+            AwaitedRollout(
+                rollout=41, owner="rollout-1", attempt=1, tokens=20, seconds=9.0, deadline_s=30.0
+            )
+        ],
         "lease_p95_s": 4.0,
         "lease_deadline_s": 30.0,
         "pump_s": 0.001,
@@ -76,7 +99,12 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
     "both sides work": (S, ["Both sides work"]),
     "generation is slow": (
         standing(idle=STARVED, rollouts={"leased": 16, "sealed": 1}),
-        ["generation is the slow side", "16 rollouts are with engines", "1,234 tokens/s", "rollout 41 with rollout-1"],
+        [
+            "generation is the slow side",
+            "16 rollouts are with engines",
+            "1,234 tokens/s",
+            "rollout 41 with rollout-1",
+        ],
     ),
     "verifiers are slow": (
         standing(idle=STARVED, rollouts={"leased": 4, "sealed": 30}),
@@ -95,11 +123,19 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
         ["nobody judges", "reward-0 is gone, for 3 s"],
     ),
     "an engine streams nothing": (
-        standing(idle=STARVED, **STILL, actors=[actor("trainer-0"), actor("rollout-0", streamed_s=60.0), actor("reward-0")]),
+        standing(
+            idle=STARVED,
+            **STILL,
+            actors=[actor("trainer-0"), actor("rollout-0", streamed_s=60.0), actor("reward-0")],
+        ),
         ["rollout-0 has streamed nothing for 60 s", "8 rollouts held"],
     ),
     "admission is full, the trainer is slow": (
-        standing(idle=FULL, rollouts={"taken": 40, "judged": 24}, groups=GroupCounts(live=8, most=8, complete=3, patience=512)),
+        standing(
+            idle=FULL,
+            rollouts={"taken": 40, "judged": 24},
+            groups=GroupCounts(live=8, most=8, complete=3, patience=512),
+        ),
         [
             "admission is full: 8 groups of at most 8",
             "3 of them wait for the trainer",
@@ -108,11 +144,24 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
         ],
     ),
     "admission is full, verifiers are slow": (
-        standing(idle=FULL, rollouts={"sealed": 50, "taken": 4}, groups=GroupCounts(live=8, most=8, patience=512)),
-        ["admission is full", "50 of their answers wait for a verdict", "verifiers are the slow side"],
+        standing(
+            idle=FULL,
+            rollouts={"sealed": 50, "taken": 4},
+            groups=GroupCounts(live=8, most=8, patience=512),
+        ),
+        [
+            "admission is full",
+            "50 of their answers wait for a verdict",
+            "verifiers are the slow side",
+        ],
     ),
     "a trainer that computes for very long": (
-        standing(idle=FULL, **STILL, rollouts={"taken": 64}, groups=GroupCounts(live=8, most=8, patience=512)),
+        standing(
+            idle=FULL,
+            **STILL,
+            rollouts={"taken": 64},
+            groups=GroupCounts(live=8, most=8, patience=512),
+        ),
         ["the trainer is the slow side", "Its last step was 62 s ago"],
     ),
     "engines wait for weights, and nothing is under way": (
@@ -120,34 +169,82 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
         ["wait for weights", "the trainer is still at its step"],
     ),
     "a publication waits for engine 3": (
-        standing(publication=PublicationStatus(number=13, version=12, phase="verify", waiting_for="engine 3", seconds=20.0, left_s=40.0)),
+        standing(
+            publication=PublicationStatus(
+                number=13,
+                version=12,
+                phase="verify",
+                waiting_for="engine 3",
+                seconds=20.0,
+                left_s=40.0,
+            )
+        ),
         ["Publication 13, of version 12, waits for engine 3", "verify for 20 s", "in 40 s"],
     ),
     "a publication that is under way is no news": (
-        standing(publication=PublicationStatus(number=13, version=12, phase="verify", waiting_for="engine 3", seconds=0.2, left_s=59.0)),
+        standing(
+            publication=PublicationStatus(
+                number=13,
+                version=12,
+                phase="verify",
+                waiting_for="engine 3",
+                seconds=0.2,
+                left_s=59.0,
+            )
+        ),
         ["Both sides work"],
     ),
     "the journal waits for the disk": (
-        standing(journal=JournalStatus(appended=9, durable=1, pending_bytes=2**20, trouble="there is no room on the disk of /runs")),
+        standing(
+            journal=JournalStatus(
+                appended=9,
+                durable=1,
+                pending_bytes=2**20,
+                trouble="there is no room on the disk of /runs",
+            )
+        ),
         ["waits for the disk", "no room on the disk of /runs", "1.0 MiB wait"],
     ),
     "an actor is connected and silent": (
-        standing(actors=[actor("trainer-0"), actor("rollout-0", seconds=40.0, pid=4711), actor("reward-0")]),
+        standing(
+            actors=[
+                actor("trainer-0"),
+                actor("rollout-0", seconds=40.0, pid=4711),
+                actor("reward-0"),
+            ]
+        ),
         ["rollout-0 has said nothing for 40 s", "process 4711"],
     ),
     "starting": (
-        standing(phase="init", published=None, actors=absent(S, "trainer-0", incarnation=-1, seconds=33.0)),
+        standing(
+            phase="init",
+            published=None,
+            actors=absent(S, "trainer-0", incarnation=-1, seconds=33.0),
+        ),
         ["waits for trainer-0 to come, for 33 s"],
     ),
     "a large cluster is starting": (
-        standing(phase="init", published=None, actors=[actor(f"rollout-{n}", here=False, incarnation=-1, seconds=9.0) for n in range(100)]),
+        standing(
+            phase="init",
+            published=None,
+            actors=[
+                actor(f"rollout-{n}", here=False, incarnation=-1, seconds=9.0) for n in range(100)
+            ],
+        ),
         ["waits for rollout-0, rollout-1, rollout-2, rollout-3 and 96 more to come"],
     ),
     "the first publication": (
         standing(
             phase="ready",
             published=None,
-            publication=PublicationStatus(number=1, version=0, phase="transfer", waiting_for="the trainer", seconds=1.0, left_s=59.0),
+            publication=PublicationStatus(
+                number=1,
+                version=0,
+                phase="transfer",
+                waiting_for="the trainer",
+                seconds=1.0,
+                left_s=59.0,
+            ),
         ),
         ["Publication 1, of version 0, waits for the trainer"],
     ),
@@ -159,7 +256,14 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
         standing(
             phase="drain",
             idle={"trainer": {"command": 0.0}, "rollout": {"weights": 0.9}},
-            publication=PublicationStatus(number=3, version=2, phase="transfer", waiting_for="the trainer", seconds=0.2, left_s=59.0),
+            publication=PublicationStatus(
+                number=3,
+                version=2,
+                phase="transfer",
+                waiting_for="the trainer",
+                seconds=0.2,
+                left_s=59.0,
+            ),
             waits=[Wait("replies", "coordinator", 0.2, 60.0)],
         ),
         ["It drains, and waits for coordinator for replies"],
@@ -167,12 +271,24 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
     "draining, beside a publication that takes long": (
         standing(
             phase="drain",
-            publication=PublicationStatus(number=3, version=2, phase="transfer", waiting_for="the trainer", seconds=20.0, left_s=40.0),
+            publication=PublicationStatus(
+                number=3,
+                version=2,
+                phase="transfer",
+                waiting_for="the trainer",
+                seconds=20.0,
+                left_s=40.0,
+            ),
         ),
         ["Publication 3, of version 2, waits for the trainer"],
     ),
     "an evaluation is all there is": (
-        standing(idle=STARVED, rollouts={"leased": 8, "sealed": 2}, groups=GroupCounts(most=8, patience=512), evaluating=25),
+        standing(
+            idle=STARVED,
+            rollouts={"leased": 8, "sealed": 2},
+            groups=GroupCounts(most=8, patience=512),
+            evaluating=25,
+        ),
         ["until version 25 is evaluated", "10 answers to come"],
     ),
 }
@@ -187,19 +303,27 @@ def test_the_culprit_is_named(name: str) -> None:
 
 
 def test_no_two_situations_are_explained_alike() -> None:
-    sentences = [diagnose(found) for name, (found, _) in SITUATIONS.items() if "no news" not in name]
+    sentences = [
+        diagnose(found) for name, (found, _) in SITUATIONS.items() if "no news" not in name
+    ]
     assert len(set(sentences)) == len(sentences)
 
 
 def test_a_live_run_says_which_side_is_idle() -> None:
     sentences = answer(standing(idle=STARVED), lives=True, age_s=0.5, stalled=False, run=RUN)
     assert sentences[0] == "The run trains: 12 of 100 steps in 8 min, as of less than 1 s ago."
-    assert sentences[1] == "Over the last 10 s the trainer was idle for 80% of its time, and rollout actors for 5%."
+    assert (
+        sentences[1]
+        == "Over the last 10 s the trainer was idle for 80% of its time, and rollout actors for 5%."
+    )
     assert "generation is the slow side" in sentences[2] and len(sentences) == 3
 
 
 def test_what_the_last_step_raised_is_said_last() -> None:
-    alarms = ["Engine and trainer disagree about the same weights: k3 is 0.3.", "The sample is small."]
+    alarms = [
+        "Engine and trainer disagree about the same weights: k3 is 0.3.",
+        "The sample is small.",
+    ]
     how: dict[str, Any] = {"lives": True, "age_s": 0.5, "stalled": False, "run": RUN}
     plain, alarmed = answer(S, **how), answer(standing(alarms=alarms), **how)
     assert alarmed == plain + alarms
@@ -208,14 +332,22 @@ def test_what_the_last_step_raised_is_said_last() -> None:
 
 
 def test_an_alarm_reaches_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_at(tmp_path / "run", standing(alarms=["The policy has moved away from what it trains on."]))
+    run = run_at(
+        tmp_path / "run", standing(alarms=["The policy has moved away from what it trains on."])
+    )
     assert main(["why", str(run)]) == 0
     assert capsys.readouterr().out.endswith("The policy has moved away from what it trains on.\n")
 
 
 def test_engines_without_a_lease_are_idle_whatever_they_have_reported() -> None:
-    quiet = standing(idle={"trainer": {"command": 0.0}, "rollout": {}}, rollouts={"taken": 64}, groups=GroupCounts(live=8, most=8))
-    assert "rollout actors for 100%" in answer(quiet, lives=True, age_s=0.0, stalled=False, run=RUN)[1]
+    quiet = standing(
+        idle={"trainer": {"command": 0.0}, "rollout": {}},
+        rollouts={"taken": 64},
+        groups=GroupCounts(live=8, most=8),
+    )
+    assert (
+        "rollout actors for 100%" in answer(quiet, lives=True, age_s=0.0, stalled=False, run=RUN)[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,15 +358,25 @@ def test_engines_without_a_lease_are_idle_whatever_they_have_reported() -> None:
             (False, 60.0, False),
             ["ended 60 s ago: all 100 steps are done"],
         ),
-        ({"ok": False, "phase": "stop", "reason": "the trainer was lost"}, (False, 5.0, False), ["failed 5 s ago", "the trainer was lost"]),
-        ({}, (False, 7200.0, False), ["was killed after 12 of 100 steps", "2.0 h ago", "--resume runs/a"]),
+        (
+            {"ok": False, "phase": "stop", "reason": "the trainer was lost"},
+            (False, 5.0, False),
+            ["failed 5 s ago", "the trainer was lost"],
+        ),
+        (
+            {},
+            (False, 7200.0, False),
+            ["was killed after 12 of 100 steps", "2.0 h ago", "--resume runs/a"],
+        ),
         ({}, (True, 45.0, False), ["coordinator has said nothing for 45 s"]),
         (STILL, (False, 5.0, True), ["stalled after 12 of 100 steps", "for 60 s"]),
         ({"phase": "init"}, (True, 0.1, False), ["The run starts"]),
         ({"phase": "drain"}, (True, 0.1, False), ["The run drains"]),
     ],
 )
-def test_it_says_how_the_run_stands(changes: dict[str, Any], how: tuple[bool, float, bool], said: list[str]) -> None:
+def test_it_says_how_the_run_stands(
+    changes: dict[str, Any], how: tuple[bool, float, bool], said: list[str]
+) -> None:
     lives, age_s, stalled = how
     sentences = answer(standing(**changes), lives=lives, age_s=age_s, stalled=stalled, run=RUN)
     assert all(part in sentences[0] for part in said), sentences
@@ -274,7 +416,10 @@ def test_a_stall_dump_is_what_counts(tmp_path: Path) -> None:
 
 
 def bad(tmp_path: Path) -> dict[str, tuple[Path, str]]:
-    runs = {name: run_at(tmp_path / name, None) for name in ("none yet", "empty", "json", "binary", "deep", "wrong", "a directory")}
+    runs = {
+        name: run_at(tmp_path / name, None)
+        for name in ("none yet", "empty", "json", "binary", "deep", "wrong", "a directory")
+    }
     for name, data in {
         "empty": b"",
         "json": b"{}",
@@ -288,14 +433,25 @@ def bad(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     said = dict.fromkeys(("empty", "json", "binary", "deep", "wrong"), "damaged")
     said |= {"none yet": "has not said how it stands", "a directory": "cannot be read"}
     cases = {name: (run, said[name]) for name, run in runs.items()}
-    return cases | {"no run": (tmp_path / "no run", "run.toml"), "nowhere": (tmp_path / "nowhere", "no such directory")}
+    return cases | {
+        "no run": (tmp_path / "no run", "run.toml"),
+        "nowhere": (tmp_path / "nowhere", "no such directory"),
+    }
 
 
-def test_bad_input_is_one_sentence_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_sentence_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, (run, said) in bad(tmp_path).items():
         assert main(["why", str(run)]) == 2, name
         out, err = capsys.readouterr()
-        assert out == "" and err.startswith("asyncrl: ") and err.count("\n") == 1 and said in err and str(run) in err, (name, err)
+        assert (
+            out == ""
+            and err.startswith("asyncrl: ")
+            and err.count("\n") == 1
+            and said in err
+            and str(run) in err
+        ), (name, err)
 
 
 def test_the_verb_prints_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

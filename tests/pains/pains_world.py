@@ -9,5 +9,6 @@ from asyncrl.simulation.run import SeedReport, simulate
 
 
 def simulated(seed: int, *faults: Fault, **sections: dict[str, object]) -> SeedReport:
-    """A run of the simulation of which nothing but the settings not named here is left to the seed."""
+    """A run of the simulation of which nothing but the settings not named here is left to the
+    seed."""
     return simulate(seed, config=plain(seed, **sections), faults=faults)

@@ -1,4 +1,5 @@
-"""The pages on pains and on reliability name tests that exist, and every test named after a pain is on its page."""
+"""The pages on pains and on reliability name tests that exist, and every test named after a pain is
+on its page."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ def functions(file: str) -> frozenset[str]:
     if not (TESTS / file).is_file():
         return frozenset()
     tree = ast.parse((TESTS / file).read_text())
-    return frozenset(f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) and f.name.startswith("test_"))
+    return frozenset(
+        f.name
+        for f in ast.walk(tree)
+        if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) and f.name.startswith("test_")
+    )
 
 
 def rows(page: str) -> list[list[str]]:
@@ -47,12 +52,19 @@ def test_every_row_of_pains_names_its_tests_or_what_is_to_come() -> None:
     for number, pain, answer, answered in table:
         names = {name for _, name in REFERENCE.findall(answered)}
         assert names or answered.startswith("to come: "), f"{number}, {pain}: {answer}"
-        assert all(name.startswith(f"test_pain_{int(number):02}_") for name in names), f"{number}: {names}"
+        assert all(name.startswith(f"test_pain_{int(number):02}_") for name in names), (
+            f"{number}: {names}"
+        )
 
 
 def test_every_test_named_after_a_pain_is_in_its_row() -> None:
     named = {name for row in rows("pains.md") for _, name in REFERENCE.findall(row[3])}
-    there = {name for file in TESTS.rglob("test_*.py") for name in functions(str(file.relative_to(TESTS))) if name.startswith("test_pain_")}
+    there = {
+        name
+        for file in TESTS.rglob("test_*.py")
+        for name in functions(str(file.relative_to(TESTS)))
+        if name.startswith("test_pain_")
+    }
     assert there == named
 
 

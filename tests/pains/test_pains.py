@@ -1,6 +1,8 @@
-"""What users of such systems suffer from (docs/pains.md): each test is named after its row, and fails without the answer.
+"""What users of such systems suffer from (docs/pains.md): each test is named after its row, and
+fails without the answer.
 
-Whole runs in virtual time. Rows that need real processes or a real model have their test where those are: see the page.
+Whole runs in virtual time. Rows that need real processes or a real model have their test where
+those are: see the page.
 """
 
 from __future__ import annotations
@@ -44,13 +46,24 @@ def answer(request: Request, tokens: int, seconds_per_token: float, ends: str = 
     return Script(full(left, 5, int32), full(left, -1.0, float32), seconds_per_token, ends)  # type: ignore[arg-type]
 
 
-# --------------------------------------------------------------------------------------------------- 1: waiting for ever
+# ----------------------------------------------------------------------------- 1: waiting for ever
 
 
-async def test_pain_01_a_producer_dies_and_one_rollout_never_returns(autojump_clock: trio.testing.MockClock) -> None:
-    """Rollout 5 hangs with whoever has it, and an engine is killed in the middle: every step is trained, and one rollout is missing."""
-    world = World(configured(rollout={"actors": 2, "attempts": 2, "lease_s": 20.0}, supervision={"stall_s": 100.0}, train={"steps": 40}))
-    world.script = lambda request: answer(request, 8, 0.5, "hang" if request.rollout == 5 else "stop")
+async def test_pain_01_a_producer_dies_and_one_rollout_never_returns(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Rollout 5 hangs with whoever has it, and an engine is killed in the middle: every step is
+    trained, and one rollout is missing."""
+    world = World(
+        configured(
+            rollout={"actors": 2, "attempts": 2, "lease_s": 20.0},
+            supervision={"stall_s": 100.0},
+            train={"steps": 40},
+        )
+    )
+    world.script = lambda request: answer(
+        request, 8, 0.5, "hang" if request.rollout == 5 else "stop"
+    )
 
     async def murderer() -> None:
         await world.until(lambda: world.learner.version >= 1 and world.holds("rollout-0"))
@@ -62,14 +75,21 @@ async def test_pain_01_a_producer_dies_and_one_rollout_never_returns(autojump_cl
     assert [event.rollout for event in world.log.events if isinstance(event, e.Buried)] == [5]
 
 
-# ------------------------------------------------------------------------------------------------ 2: publications that hang
+# ----------------------------------------------------------------------- 2: publications that hang
 
 
 @pytest.mark.parametrize("phase", ["prepare", "commit"])
-async def test_pain_02_an_engine_that_hangs_in_a_publication_is_fenced(phase: str, autojump_clock: trio.testing.MockClock) -> None:
-    """It receives for ever, or does not answer to the commit: the others have the version within the deadlines."""
+async def test_pain_02_an_engine_that_hangs_in_a_publication_is_fenced(
+    phase: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It receives for ever, or does not answer to the commit: the others have the version within
+    the deadlines."""
     deadline_s = 5.0
-    world = World(configured(rollout={"actors": 3}, publication={"deadline_s": deadline_s}, train={"steps": 8}))
+    world = World(
+        configured(
+            rollout={"actors": 3}, publication={"deadline_s": deadline_s}, train={"steps": 8}
+        )
+    )
     hung: list[int] = []
 
     async def receive(index: int, message: Prepare, honest=world._receive) -> Weights:  # type: ignore[no-untyped-def]
@@ -84,7 +104,9 @@ async def test_pain_02_an_engine_that_hangs_in_a_publication_is_fenced(phase: st
         assert phase == "prepare" or peer is not None
         if phase == "commit" and peer is not None:
             send = peer.send
-            peer.send = lambda message, *buffers: None if type(message).__name__ == "Commit" else send(message, *buffers)  # type: ignore[method-assign]
+            peer.send = lambda message, *buffers: (
+                None if type(message).__name__ == "Commit" else send(message, *buffers)
+            )  # type: ignore[method-assign]
             hung.append(0)
 
     world._receive = receive  # type: ignore[method-assign]
@@ -95,8 +117,16 @@ async def test_pain_02_an_engine_that_hangs_in_a_publication_is_fenced(phase: st
     assert max(world.coordinator.publishing.seconds) < 4 * deadline_s and world.seconds < 60.0
 
 
-async def test_pain_02_a_trainer_that_hangs_in_a_publication_ends_the_run_by_name(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(publication={"deadline_s": 5.0}, supervision={"stall_s": 1000.0}, rollout={"lease_s": 500.0}))
+async def test_pain_02_a_trainer_that_hangs_in_a_publication_ends_the_run_by_name(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = World(
+        configured(
+            publication={"deadline_s": 5.0},
+            supervision={"stall_s": 1000.0},
+            rollout={"lease_s": 500.0},
+        )
+    )
 
     async def send(message: Publish, honest=world.learner.send) -> Weights:  # type: ignore[no-untyped-def]
         if world.learner.version == 2:
@@ -106,22 +136,35 @@ async def test_pain_02_a_trainer_that_hangs_in_a_publication_ends_the_run_by_nam
     world.learner.send = send  # type: ignore[method-assign]
     outcome = await world.run()
     assert not outcome.ok and world.seconds < 60.0
-    assert "publications failed in a row, the last because of the trainer: no answer within 5 s of transfer" in outcome.reason
+    assert (
+        "publications failed in a row, the last because of the trainer: no answer within 5 s of "
+        "transfer" in outcome.reason
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ 3: the end of a run
+# ----------------------------------------------------------------------------- 3: the end of a run
 
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("batch_groups", [1, 3])
-async def test_pain_03_short_runs_of_every_shape_exit(depth: int, batch_groups: int, autojump_clock: trio.testing.MockClock) -> None:
-    """The last step, the last evaluation, the last checkpoint and the last prompt, in every order that they may come in."""
-    for steps, eval_every, checkpoint_every, prompts in itertools.product((1, 2, 3), (0, 1, 2), (0, 1), (2, 6, 1000)):
+async def test_pain_03_short_runs_of_every_shape_exit(
+    depth: int, batch_groups: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The last step, the last evaluation, the last checkpoint and the last prompt, in every order
+    that they may come in."""
+    for steps, eval_every, checkpoint_every, prompts in itertools.product(
+        (1, 2, 3), (0, 1, 2), (0, 1), (2, 6, 1000)
+    ):
         world = World(
             configured(
                 task={"eval_size": 2, "train_size": prompts, "epochs": 1},
                 rollout={"group_size": 2, "max_new_tokens": 8},
-                train={"steps": steps, "batch_groups": batch_groups, "eval_every": eval_every, "checkpoint_every": checkpoint_every},
+                train={
+                    "steps": steps,
+                    "batch_groups": batch_groups,
+                    "eval_every": eval_every,
+                    "checkpoint_every": checkpoint_every,
+                },
                 staleness={"depth": depth, "max_lag": depth},
             )
         )
@@ -130,15 +173,20 @@ async def test_pain_03_short_runs_of_every_shape_exit(depth: int, batch_groups: 
         world.check()
         reached = min(steps, -(-prompts // batch_groups))
         assert outcome.ok and world.learner.version == reached, outcome.reason
-        assert {0, reached} <= world.coordinator.evaluation.accuracy.keys() and world.learner.saved[-1][0] == reached
+        assert {0, reached} <= world.coordinator.evaluation.accuracy.keys() and world.learner.saved[
+            -1
+        ][0] == reached
 
 
-# ------------------------------------------------------------------------------------------------------- 4: start-up races
+# ------------------------------------------------------------------------------- 4: start-up races
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.06, 0.5, 3.0])
-async def test_pain_04_no_rollout_before_the_first_weights(late_s: float, autojump_clock: trio.testing.MockClock) -> None:
-    """Engines come together, in the first publication, and after it: none is given anything before it serves what is published."""
+async def test_pain_04_no_rollout_before_the_first_weights(
+    late_s: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Engines come together, in the first publication, and after it: none is given anything before
+    it serves what is published."""
     world = World(configured(rollout={"actors": 3}, train={"steps": 30}))
     world.late_s = late_s
     began: list[tuple[int | None, int | None]] = []
@@ -159,16 +207,29 @@ async def test_pain_04_no_rollout_before_the_first_weights(late_s: float, autoju
     world.check()
     assert outcome.ok and world.log.events[0] == e.Published(0)
     assert began and all(None not in versions for versions in began)
-    assert {event.owner for event in world.log.events if isinstance(event, e.Leased)} == {"rollout-0", "rollout-1", "rollout-2"}
+    assert {event.owner for event in world.log.events if isinstance(event, e.Leased)} == {
+        "rollout-0",
+        "rollout-1",
+        "rollout-2",
+    }
     assert world.coordinator.publishing.failed == []
 
 
-# --------------------------------------------------------------------------------------------------------- 5: engines that die
+# ----------------------------------------------------------------------------- 5: engines that die
 
 
-async def test_pain_05_engines_that_die_again_and_again_cost_neither_the_run_nor_a_token(autojump_clock: trio.testing.MockClock) -> None:
-    """Whichever engine is in the middle of something is killed, every two seconds; three times all of them at once."""
-    world = World(configured(rollout={"actors": 3, "attempts": 50, "lease_s": 50.0}, train={"steps": 16}, supervision={"stall_s": 100.0}))
+async def test_pain_05_engines_that_die_again_and_again_cost_neither_the_run_nor_a_token(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Whichever engine is in the middle of something is killed, every two seconds; three times all
+    of them at once."""
+    world = World(
+        configured(
+            rollout={"actors": 3, "attempts": 50, "lease_s": 50.0},
+            train={"steps": 16},
+            supervision={"stall_s": 100.0},
+        )
+    )
     world.script = alike(20, 0.1)
     killed: list[str] = []
 
@@ -184,35 +245,48 @@ async def test_pain_05_engines_that_die_again_and_again_cost_neither_the_run_nor
     outcome = await world.run(murderer)
     world.check()
     assert outcome.ok and world.learner.version == 16 and len(killed) > 10, outcome.reason
-    assert world.of(e.Buried) == [] and world.store.experience.ledger.tokens.discarded.keys() <= {"evaluation", "stale"}
-    lost = {event.rollout for event in world.log.events if isinstance(event, e.Requeued) and event.reason == "actor_lost"}
+    assert world.of(e.Buried) == [] and world.store.experience.ledger.tokens.discarded.keys() <= {
+        "evaluation",
+        "stale",
+    }
+    lost = {
+        event.rollout
+        for event in world.log.events
+        if isinstance(event, e.Requeued) and event.reason == "actor_lost"
+    }
     tokens = Counter[int]()
     for event in world.log.events:
         if isinstance(event, e.Extended):
             tokens[event.rollout] += len(event.ids) // 4
     trained = {event.rollout for event in world.log.events if isinstance(event, e.Trained)}
-    assert len(lost & trained) > 10 and {tokens[rollout] for rollout in lost & trained} == {20}, "what was streamed is not sampled again"
+    assert len(lost & trained) > 10 and {tokens[rollout] for rollout in lost & trained} == {20}, (
+        "what was streamed is not sampled again"
+    )
 
 
-# --------------------------------------------------------------------------------------------------- 7: crashes, and what they lose
+# ------------------------------------------------------------------ 7: crashes, and what they lose
 
 
 @pytest.mark.parametrize("at", [0.5, 0.9, 1.3, 1.7, 2.1, 2.9])
 def test_pain_07_a_crash_loses_nothing_and_neither_skips_nor_repeats_a_prompt(at: float) -> None:
-    """Everything is killed, twice. The checker of the simulation compares the resumed state with its own account of what was on disk, each
-    prompt admitted with the next of the data set, and each rollout trained with all that earlier versions were made of."""
+    """Everything is killed, twice. The checker of the simulation compares the resumed state with
+    its own account of what was on disk, each prompt admitted with the next of the data set, and
+    each rollout trained with all that earlier versions were made of."""
     report = simulated(7, Fault(at, "kill_everything", 1), Fault(at + 2.0, "kill_everything", 2))
     assert report.ok, report.violation
     assert len(report.lives) == 1 + report.faults["kill_everything"] > 1 and report.lives[-1].ok
     assert len(report.versions) == 7
-    assert all(report.checks[name] for name in ("restart", "prompts", "once", "whole", "tokens are booked"))
+    assert all(
+        report.checks[name] for name in ("restart", "prompts", "once", "whole", "tokens are booked")
+    )
 
 
-# --------------------------------------------------------------------------------------------- 8: updates that abort their work
+# ---------------------------------------------------------------- 8: updates that abort their work
 
 
 async def test_pain_08_an_update_aborts_nothing(autojump_clock: trio.testing.MockClock) -> None:
-    """Responses that live through several updates: each is leased once, recycled never, and trained with the tokens of each version."""
+    """Responses that live through several updates: each is leased once, recycled never, and trained
+    with the tokens of each version."""
     world = World(
         configured(
             task={"eval_size": 0},
@@ -237,27 +311,33 @@ async def test_pain_08_an_update_aborts_nothing(autojump_clock: trio.testing.Moc
     assert not world.store.experience.ledger.tokens.discarded
 
 
-# -------------------------------------------------------------------------------------------------- 9: limits that do not limit
+# --------------------------------------------------------------------- 9: limits that do not limit
 
 
 @pytest.mark.parametrize(("max_lag", "depth"), [(0, 0), (1, 1), (2, 1), (1, 3)])
 @pytest.mark.parametrize("kind", ["kill_everything", "restart_everything", "kill_coordinator"])
-def test_pain_09_the_staleness_bound_bounds_across_resume(kind: str, max_lag: int, depth: int) -> None:
-    """The checker counts the lag of each token that the learner is given from the versions that sampled it, in every life of the run."""
+def test_pain_09_the_staleness_bound_bounds_across_resume(
+    kind: str, max_lag: int, depth: int
+) -> None:
+    """The checker counts the lag of each token that the learner is given from the versions that
+    sampled it, in every life of the run."""
     staleness: dict[str, object] = {"max_lag": max_lag, "depth": depth}
     report = simulated(9, Fault(1.1, kind, 1), Fault(2.7, kind, 2), staleness=staleness)
     assert report.ok, report.violation
     assert len(report.lives) > 1 and report.checks["lag"] > 6 * 2 * 3 * 0.9
 
 
-# ------------------------------------------------------------------------------------------------------ 10: hard prompts that starve
+# -------------------------------------------------------------------- 10: hard prompts that starve
 
 
 @pytest.mark.parametrize("on_stale", ["mask", "restart", "drop"])
-async def test_pain_10_hard_prompts_neither_starve_nor_hold_up_the_run(on_stale: str, autojump_clock: trio.testing.MockClock) -> None:
-    """Every third prompt takes ten times as long as the others, longer than the bound allows beside them. As is the default, it is trained
-    like the others, and loses only its oldest tokens; a prompt that starts again goes first, so that it is not overtaken for ever; only
-    where its groups are dropped it is trained less often, and the ledger says so."""
+async def test_pain_10_hard_prompts_neither_starve_nor_hold_up_the_run(
+    on_stale: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Every third prompt takes ten times as long as the others, longer than the bound allows beside
+    them. As is the default, it is trained like the others, and loses only its oldest tokens; a
+    prompt that starts again goes first, so that it is not overtaken for ever; only where its groups
+    are dropped it is trained less often, and the ledger says so."""
     world = World(
         configured(
             task={"eval_size": 0},
@@ -272,7 +352,9 @@ async def test_pain_10_hard_prompts_neither_starve_nor_hold_up_the_run(on_stale:
 
     def append(event: e.AnyEvent, honest=world.log.append) -> int:  # type: ignore[no-untyped-def]
         if isinstance(event, e.Admitted):
-            items.update(dict.fromkeys(range(event.first, event.first + event.size), event.prompt_index))
+            items.update(
+                dict.fromkeys(range(event.first, event.first + event.size), event.prompt_index)
+            )
         return honest(event)
 
     def hard(rollout: int) -> bool:
@@ -284,51 +366,88 @@ async def test_pain_10_hard_prompts_neither_starve_nor_hold_up_the_run(on_stale:
         outcome = await world.run()
     world.check()
     assert outcome.ok and world.learner.version == 40
-    trained = Counter(hard(event.rollout) for event in world.log.events if isinstance(event, e.Trained) and event.trained)
+    trained = Counter(
+        hard(event.rollout)
+        for event in world.log.events
+        if isinstance(event, e.Trained) and event.trained
+    )
     ledger = world.store.experience.ledger
     if on_stale == "drop":
-        assert ledger.rollouts.discarded == {"stale": ledger.rollouts.total - 80} and trained[True] > 0
+        assert (
+            ledger.rollouts.discarded == {"stale": ledger.rollouts.total - 80} and trained[True] > 0
+        )
     else:
         assert trained[True] >= sum(trained.values()) / 4
     if on_stale == "mask":
         assert not ledger.rollouts.discarded
 
 
-# --------------------------------------------------------------------------------------------- 11: one sample, and its group
+# ------------------------------------------------------------------- 11: one sample, and its group
 
 
-async def test_pain_11_one_slow_and_one_failed_sample_do_not_take_their_group_with_them(autojump_clock: trio.testing.MockClock) -> None:
-    """Of every group of eight one sample gets no verdict, and of the first group another one hangs for good. The six or seven others are
-    trained, with a baseline of their own rewards; while the first group waits, younger ones are trained."""
+async def test_pain_11_one_slow_and_one_failed_sample_do_not_take_their_group_with_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Of every group of eight one sample gets no verdict, and of the first group another one hangs
+    for good. The six or seven others are trained, with a baseline of their own rewards; while the
+    first group waits, younger ones are trained."""
     world = World(
         configured(
             task={"eval_size": 0},
-            rollout={"actors": 2, "group_size": 8, "k_min": 4, "attempts": 2, "filter_patience": 8, "lease_s": 10.0},
+            rollout={
+                "actors": 2,
+                "group_size": 8,
+                "k_min": 4,
+                "attempts": 2,
+                "filter_patience": 8,
+                "lease_s": 10.0,
+            },
             train={"steps": 40, "batch_groups": 1},
             staleness={"on_stale": "train"},
         )
     )
-    world.script = lambda request: answer(request, 4 + request.rollout % 8, 0.05, "hang" if request.rollout == 5 else "stop")
-    world.verifiers._verdict = lambda split, prompt_index, ids: NoVerdict("raised") if len(ids) // 4 == 6 else Scored(len(ids) / 4)
+    world.script = lambda request: answer(
+        request, 4 + request.rollout % 8, 0.05, "hang" if request.rollout == 5 else "stop"
+    )
+    world.verifiers._verdict = lambda split, prompt_index, ids: (
+        NoVerdict("raised") if len(ids) // 4 == 6 else Scored(len(ids) / 4)
+    )
     with trio.fail_after(200):
         outcome = await world.run()
     world.check()
     assert outcome.ok
-    order = list(dict.fromkeys(sample.group for batch, _ in world.learner.batches for sample in batch.samples))
+    order = list(
+        dict.fromkeys(
+            sample.group for batch, _ in world.learner.batches for sample in batch.samples
+        )
+    )
     assert order.index(0) > 5
-    rewards = {group: values for batch, _ in world.learner.batches for group, values in batch.rewards.items()}
-    assert len(rewards[0]) == 6 and {len(values) for group, values in rewards.items() if group} == {7}
+    rewards = {
+        group: values
+        for batch, _ in world.learner.batches
+        for group, values in batch.rewards.items()
+    }
+    assert len(rewards[0]) == 6 and {len(values) for group, values in rewards.items() if group} == {
+        7
+    }
     assert all(6.0 not in values and 0.0 not in values for values in rewards.values())
     lost = world.store.experience.ledger.rollouts.discarded
     assert lost == {"no_verdict": 40, "lease_expired": 1}
 
 
-# ------------------------------------------------------------------------------------------------------------- 13: memory
+# -------------------------------------------------------------------------------------- 13: memory
 
 
-async def test_pain_13_a_slow_trainer_fills_no_memory(autojump_clock: trio.testing.MockClock) -> None:
-    """Training takes a hundred times as long as generation: what is live, and what waits for each peer, stays where it was."""
-    world = World(configured(task={"eval_size": 0}, staleness={"depth": 2, "max_lag": 2}, rollout={"actors": 2}))
+async def test_pain_13_a_slow_trainer_fills_no_memory(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Training takes a hundred times as long as generation: what is live, and what waits for each
+    peer, stays where it was."""
+    world = World(
+        configured(
+            task={"eval_size": 0}, staleness={"depth": 2, "max_lag": 2}, rollout={"actors": 2}
+        )
+    )
     world.learner = ScriptedLearner(seconds_per_token=0.2)
     most = (2 + 1) * world.config.train.batch_groups
     groups, tokens, frames = [0], [0], [0]
@@ -338,12 +457,19 @@ async def test_pain_13_a_slow_trainer_fills_no_memory(autojump_clock: trio.testi
             await trio.sleep(0.05)
             groups.append(len(world.store.experience.groups))
             tokens.append(world.store.experience.ledger.tokens.live)
-            frames.extend(peer._outbox.statistics().current_buffer_used for peer in world.coordinator.roster)
+            frames.extend(
+                peer._outbox.statistics().current_buffer_used for peer in world.coordinator.roster
+            )
 
     outcome = await world.run(look)
     world.check()
     assert outcome.ok and world.seconds > 50
-    assert max(groups) == most and 0 < max(tokens) <= most * world.config.rollout.group_size * world.config.rollout.max_new_tokens
+    assert (
+        max(groups) == most
+        and 0
+        < max(tokens)
+        <= most * world.config.rollout.group_size * world.config.rollout.max_new_tokens
+    )
     assert max(frames) < 8 < OUTBOX
 
 
@@ -367,9 +493,15 @@ class Filling:
 
 
 async def test_pain_13_a_slow_disk_fills_no_memory(autojump_clock: trio.testing.MockClock) -> None:
-    """The journal takes in its limit and one message more from each who sends; then everybody waits, until there is room."""
+    """The journal takes in its limit and one message more from each who sends; then everybody
+    waits, until there is room."""
     world = World(
-        configured(task={"eval_size": 0}, rollout={"actors": 2, "lease_s": 400.0}, train={"steps": 30}, supervision={"stall_s": 500.0})
+        configured(
+            task={"eval_size": 0},
+            rollout={"actors": 2, "lease_s": 400.0},
+            train={"steps": 30},
+            supervision={"stall_s": 500.0},
+        )
     )
     disk, pending, steps = Filling(), [0], [0]
     limit = 8000
@@ -390,22 +522,31 @@ async def test_pain_13_a_slow_disk_fills_no_memory(autojump_clock: trio.testing.
     assert world.store.experience.ledger.balances()
 
 
-# ------------------------------------------------------------------------------------- 14: asynchronous at lag 0 is synchronous
+# -------------------------------------------------------- 14: asynchronous at lag 0 is synchronous
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_pain_14_at_lag_0_a_run_is_synchronous_training(seed: int) -> None:
-    """Of a policy that is exact: each version's weights are those of a loop that generates everything, and then trains everything."""
+    """Of a policy that is exact: each version's weights are those of a loop that generates
+    everything, and then trains everything."""
     report = simulated(seed, staleness={"max_lag": 0, "depth": 0})
     assert report.ok and report.checks["synchronous"] == 1 and len(report.versions) == 7
 
 
-# -------------------------------------------------------------------------------------------------------------- 20: pauses
+# -------------------------------------------------------------------------------------- 20: pauses
 
 
-async def test_pain_20_engines_decode_while_weights_travel(autojump_clock: trio.testing.MockClock) -> None:
+async def test_pain_20_engines_decode_while_weights_travel(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """A transfer takes three seconds, and decoding goes on through all of it."""
-    world = World(configured(task={"eval_size": 0}, staleness={"depth": 4, "max_lag": 8}, train={"steps": 10, "batch_groups": 1}))
+    world = World(
+        configured(
+            task={"eval_size": 0},
+            staleness={"depth": 4, "max_lag": 8},
+            train={"steps": 10, "batch_groups": 1},
+        )
+    )
     world.script = alike(24, 0.1)
     streamed: list[bool] = []
 
@@ -423,28 +564,42 @@ async def test_pain_20_engines_decode_while_weights_travel(autojump_clock: trio.
     world.check()
     assert outcome.ok and min(world.coordinator.publishing.seconds) >= 3.0
     assert sum(streamed) > len(streamed) / 2
-    assert max(pause for pauses in world.coordinator.publishing.pauses[1:] for pause in pauses.values()) < 0.1
+    assert (
+        max(
+            pause for pauses in world.coordinator.publishing.pauses[1:] for pause in pauses.values()
+        )
+        < 0.1
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- 21: the control plane
+# --------------------------------------------------------------------------- 21: the control plane
 
 
 def test_pain_21_what_a_message_costs_does_not_grow_with_the_number_of_engines() -> None:
-    """Calls of functions of the coordinator and of experience for each event, counted, with 8 engines and with six times as
-    many. It falls, because what is done once a second is shared by more; a look at every engine at each message would keep it up."""
+    """Calls of functions of the coordinator and of experience for each event, counted, with 8
+    engines and with six times as many. It falls, because what is done once a second is shared by
+    more; a look at every engine at each message would keep it up."""
 
     def calls(engines: int) -> float:
         profile = cProfile.Profile()
         came = profile.runcall(scale, engines, 80.0, seconds_per_token=0.1)
         assert came.violation is None and came.events > 10 * engines
-        files = {entry.code: entry.callcount for entry in profile.getstats() if isinstance(entry.code, CodeType)}
-        mine = sum(n for code, n in files.items() if "/actors/coordinator/" in code.co_filename or "/experience/" in code.co_filename)
+        files = {
+            entry.code: entry.callcount
+            for entry in profile.getstats()
+            if isinstance(entry.code, CodeType)
+        }
+        mine = sum(
+            n
+            for code, n in files.items()
+            if "/actors/coordinator/" in code.co_filename or "/experience/" in code.co_filename
+        )
         return mine / came.events
 
     assert calls(48) < 0.8 * calls(8)
 
 
-# ------------------------------------------------------------------------------------------------------- 22: the slow side
+# ------------------------------------------------------------------------------- 22: the slow side
 
 
 async def asked(world: World) -> str:
@@ -478,7 +633,7 @@ async def test_pain_22_why_names_slow_verifiers(autojump_clock: trio.testing.Moc
     assert "verifiers are the slow side" in await asked(world)
 
 
-# ------------------------------------------------------------------------------------------------------------ 24: settings
+# ------------------------------------------------------------------------------------ 24: settings
 
 
 def test_pain_24_few_variables_and_nothing_unknown_or_contradictory_is_taken() -> None:
@@ -491,4 +646,6 @@ def test_pain_24_few_variables_and_nothing_unknown_or_contradictory_is_taken() -
         with pytest.raises(ConfigError) as refused:
             load(None, sets, environment)
         assert said in str(refused.value) and "\n" not in str(refused.value)
-    assert {"groups live", "slots", "queue", "lag, worst"} <= {row.name for row in derived(load(None, [], {}), 4)}
+    assert {"groups live", "slots", "queue", "lag, worst"} <= {
+        row.name for row in derived(load(None, [], {}), 4)
+    }

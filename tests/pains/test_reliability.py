@@ -1,6 +1,8 @@
-"""What docs/reliability.md promises of faults that have no test of their own elsewhere: each kind alone, several times, in the simulation.
+"""What docs/reliability.md promises of faults that have no test of their own elsewhere: each kind
+alone, several times, in the simulation.
 
-Its checker checks every invariant after every event, and that a life which ends badly does so by the name of a fault that it had.
+Its checker checks every invariant after every event, and that a life which ends badly does so by
+the name of a fault that it had.
 """
 
 from __future__ import annotations
@@ -58,7 +60,15 @@ def test_frames_that_are_lost_or_said_twice() -> None:
 
 
 def test_engines_that_are_slow_dead_crash_or_abort() -> None:
-    met(["engine_slow", "engine_dead", "engine_crashes", "abort_with_partials", "abort_without_partials"])
+    met(
+        [
+            "engine_slow",
+            "engine_dead",
+            "engine_crashes",
+            "abort_with_partials",
+            "abort_without_partials",
+        ]
+    )
 
 
 def test_verifiers_that_hang_raise_or_die() -> None:
@@ -96,7 +106,8 @@ class Saved:
 
 
 def test_a_checkpoint_newer_than_the_journal_is_put_aside() -> None:
-    """The machine lost its power: the weights of version 4 were on disk, and the events and the state that belong to them were not."""
+    """The machine lost its power: the weights of version 4 were on disk, and the events and the
+    state that belong to them were not."""
     history, experience = SimDisk(), Experience()
     events = [e.Published(0), e.LateTokens(3)]
     for event in events:

@@ -10,21 +10,34 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.processes.process import Process, become_child, divide_cores, last_traceback, last_words, spawn
+from asyncrl.processes.process import (
+    Process,
+    become_child,
+    divide_cores,
+    last_traceback,
+    last_words,
+    spawn,
+)
 
-BECOME = "from asyncrl.processes.process import become_child; become_child(); import os, sys, signal, subprocess, time\n"
+BECOME = (
+    "from asyncrl.processes.process import become_child; become_child(); import os, sys, "
+    "signal, subprocess, time\n"
+)
 
 
 @pytest.fixture
 def start(tmp_path):
     def start(code: str, **options) -> Process:
-        return spawn("actor-0", [sys.executable, "-c", BECOME + code], log=tmp_path / "log", **options)
+        return spawn(
+            "actor-0", [sys.executable, "-c", BECOME + code], log=tmp_path / "log", **options
+        )
 
     return start
 
 
 async def said(process: Process, lines: int) -> list[str]:
-    """The child's first lines, once they are there; bounded by real time, because a real process writes them."""
+    """The child's first lines, once they are there; bounded by real time, because a real process
+    writes them."""
     with trio.fail_after(30):
         while (text := process.log.read_text()).count("\n") < lines:
             await trio.lowlevel.checkpoint()
@@ -58,7 +71,8 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"), [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9), ("os.abort()", -6), ("1/0", 1)]
+    ("code", "expected"),
+    [("", 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9), ("os.abort()", -6), ("1/0", 1)],
 )
 async def test_the_exit_code_is_the_childs(start, code, expected):
     process = start(code)
@@ -85,7 +99,9 @@ async def test_many_may_wait(start):
 
 
 async def test_a_child_may_end_by_itself_when_asked(start):
-    process = start("signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True)\n" + FOREVER)
+    process = start(
+        "signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True)\n" + FOREVER
+    )
     await said(process, 1)
     process.terminate()
     assert await process.wait() == 7
@@ -119,8 +135,10 @@ async def test_what_left_the_group_is_killed_too(start):
 async def test_a_child_dies_with_its_parent(tmp_path):
     """A parent killed by SIGKILL cleans nothing up; the child is not even in its group."""
     launcher = (
-        "import sys, signal, trio\nfrom pathlib import Path\nfrom asyncrl.processes.process import spawn\n"
-        f"async def main():\n p = spawn('x', [sys.executable, '-c', {BECOME + FOREVER!r}], log=Path({str(tmp_path / 'child')!r}))\n"
+        "import sys, signal, trio\nfrom pathlib import Path\nfrom asyncrl.processes.process "
+        "import spawn\n"
+        f"async def main():\n p = spawn('x', [sys.executable, '-c', {BECOME + FOREVER!r}], "
+        f"log=Path({str(tmp_path / 'child')!r}))\n"
         " print(p.pid, flush=True)\n await trio.sleep_forever()\n"
         "from asyncrl.processes.process import become_child; become_child()\ntrio.run(main)"
     )
@@ -152,7 +170,11 @@ async def test_only_the_main_thread_starts_children(start):
 async def test_a_child_has_its_cores_from_its_first_instruction(start):
     cores = {max(os.sched_getaffinity(0))}
     mine = os.sched_getaffinity(0)
-    process = start("print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], os.environ['X'])", cores=cores, env={"X": "y"})
+    process = start(
+        "print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'], os.environ['X'])",
+        cores=cores,
+        env={"X": "y"},
+    )
     assert await process.wait() == 0
     assert process.log.read_text() == f"{sorted(cores)} 1 y\n"
     assert os.sched_getaffinity(0) == mine
@@ -168,7 +190,9 @@ async def test_the_tail_is_this_incarnations(start):
     """Incarnations share a log; the tail of each begins where it began."""
     first = start("print('before'); raise ValueError('first')")
     await first.wait()
-    assert first.tail().startswith("Traceback (most recent call last):") and first.tail().endswith("ValueError: first")
+    assert first.tail().startswith("Traceback (most recent call last):") and first.tail().endswith(
+        "ValueError: first"
+    )
     second = start("print('bye')")
     await second.wait()
     assert second.tail() == "bye"
@@ -186,27 +210,37 @@ async def test_a_native_crash_leaves_its_stack(start):
 def test_a_traceback_is_kept_with_what_led_to_it():
     text = "noise\nTraceback (most recent call last):\n  old\nOldError\nmore\n"
     chain = (
-        "Traceback (most recent call last):\n  a\nKeyError: 1\n\nThe above exception was the direct cause of the following exception:\n\n"
-        "Traceback (most recent call last):\n  b\nValueError: 2\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\n  a\nKeyError: 1\n\nThe above exception was the "
+        "direct cause of the following exception:\n\n"
+        "Traceback (most recent call last):\n  b\nValueError: 2\n\nDuring handling of the above "
+        "exception, another exception occurred:\n\n"
         "Traceback (most recent call last):\n  c\nRuntimeError: 3"
     )
     assert last_traceback(text + chain + "\n") == chain
     group = "  + Exception Group Traceback (most recent call last):\n  | x\n  +-+---\n"
     group += "    | Traceback (most recent call last):\n    | y\n    +---"
     assert last_traceback(text + group) == group
-    assert last_traceback("".join(f"{i}\n" for i in range(100))).splitlines() == [str(i) for i in range(80, 100)]
+    assert last_traceback("".join(f"{i}\n" for i in range(100))).splitlines() == [
+        str(i) for i in range(80, 100)
+    ]
     assert last_traceback("") == ""
 
 
 def test_last_words_are_an_exception_where_there_is_one() -> None:
-    group = "  + Exception Group Traceback (most recent call last):\n  |   File x\n    | a.b.ServerGone: the server is gone; its log:\n"
-    group += "    |   File y, line 1\n    | ValueError: no memory is left\n    | \n    | [12:00] somebody killed it\n    +-------------\n"
+    group = (
+        "  + Exception Group Traceback (most recent call last):\n  |   File x\n    | "
+        "a.b.ServerGone: the server is gone; its log:\n"
+    )
+    group += (
+        "    |   File y, line 1\n    | ValueError: no memory is left\n    | \n    | [12:00] "
+        "somebody killed it\n    +-------------\n"
+    )
     assert last_words(group) == "ValueError: no memory is left"
     assert last_words("Traceback (most recent call last):\nzlib.Error: x\n") == "zlib.Error: x"
     assert last_words("one\n two \n\n") == "two" and last_words(" \n") == "it said nothing"
 
 
-# -------------------------------------------------------------------------------------------------------------- the cores
+# --------------------------------------------------------------------------------------- the cores
 
 
 some_cores = st.lists(st.integers(0, 255), min_size=1, max_size=32, unique=True)
@@ -217,7 +251,9 @@ def test_shares(available, trainers, rollouts, trainer_cores):
     shares = divide_cores(available, trainers, rollouts, trainer_cores)
     everyone = shares.trainers + shares.rollouts
     assert (len(shares.trainers), len(shares.rollouts)) == (trainers, rollouts)
-    assert all(share and len(set(share)) == len(share) for share in everyone), "each has at least one core"
+    assert all(share and len(set(share)) == len(share) for share in everyone), (
+        "each has at least one core"
+    )
     assert {core for share in everyone for core in share} <= set(available)
     assert shares.others == tuple(available)
     used = [core for share in everyone for core in share]
@@ -229,10 +265,14 @@ def test_shares(available, trainers, rollouts, trainer_cores):
         got = sum(map(len, shares.trainers))
         assert got == wish or (got == trainers > wish) or (got == len(available) - rollouts < wish)
     elif len(available) > 1 and trainers and rollouts:
-        assert not {c for s in shares.trainers for c in s} & {c for s in shares.rollouts for c in s}, "the two sides do not share"
+        assert not {c for s in shares.trainers for c in s} & {
+            c for s in shares.rollouts for c in s
+        }, "the two sides do not share"
         for side in (shares.trainers, shares.rollouts):
             used = [core for share in side for core in share]
-            assert len(set(used)) == len(used) or all(len(share) == 1 for share in side), "a shared core is a process's only one"
+            assert len(set(used)) == len(used) or all(len(share) == 1 for share in side), (
+                "a shared core is a process's only one"
+            )
 
 
 @pytest.mark.parametrize(

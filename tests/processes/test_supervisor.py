@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.processes.process import Process, spawn
-from asyncrl.processes.supervisor import NO_RESTART, ActorFailed, Child, RestartBudget, describe_exit, supervise
+from asyncrl.processes.supervisor import (
+    NO_RESTART,
+    ActorFailed,
+    Child,
+    RestartBudget,
+    describe_exit,
+    supervise,
+)
 
 
 class Scripted:
@@ -61,19 +68,39 @@ async def test_an_end_with_zero_is_the_end(autojump_clock):
 async def test_a_failure_is_restarted_alone(autojump_clock):
     log = Log(Scripted(5, -9), Scripted(5, 1), Scripted(5, 0))
     await supervise("rollout-0", log.start, budget=RestartBudget(5, 300), on_exit=log.on_exit)
-    assert log.events == [0, ("rollout-0", -9, True), 1, ("rollout-0", 1, True), 2, ("rollout-0", 0, False)]
+    assert log.events == [
+        0,
+        ("rollout-0", -9, True),
+        1,
+        ("rollout-0", 1, True),
+        2,
+        ("rollout-0", 0, False),
+    ]
 
 
 async def test_who_is_not_wanted_any_more_is_not_started_again_and_has_not_failed(autojump_clock):
     log = Log(Scripted(5, -9), Scripted(5, 1))
     wanted = iter([True, False])
-    await supervise("rollout-0", log.start, budget=RestartBudget(5, 300), on_exit=log.on_exit, wanted=lambda: next(wanted))
+    await supervise(
+        "rollout-0",
+        log.start,
+        budget=RestartBudget(5, 300),
+        on_exit=log.on_exit,
+        wanted=lambda: next(wanted),
+    )
     assert log.events == [0, ("rollout-0", -9, True), 1, ("rollout-0", 1, False)]
 
 
 async def test_a_spent_budget_is_the_childs_own_traceback(autojump_clock):
-    log = Log(Scripted(5, 1), Scripted(5, 1), Scripted(5, 1, "Traceback (most recent call last):\nKeyError: 'why'"))
-    with pytest.raises(ActorFailed, match="rollout-0 ended with exit code 1 after 2 restarts; the last it said:\nTraceback") as caught:
+    log = Log(
+        Scripted(5, 1),
+        Scripted(5, 1),
+        Scripted(5, 1, "Traceback (most recent call last):\nKeyError: 'why'"),
+    )
+    with pytest.raises(
+        ActorFailed,
+        match="rollout-0 ended with exit code 1 after 2 restarts; the last it said:\nTraceback",
+    ) as caught:
         await supervise("rollout-0", log.start, budget=RestartBudget(2, 300), on_exit=log.on_exit)
     assert "KeyError: 'why'" in str(caught.value)
     assert (caught.value.name, caught.value.code) == ("rollout-0", 1)
@@ -97,7 +124,11 @@ async def test_a_trainer_is_not_restarted_and_its_nursery_ends_the_others(autoju
             nursery.start_soon(run, "rollout-0", rollout, RestartBudget(5, 300))
             nursery.start_soon(run, "trainer-0", trainer, NO_RESTART)
     (failure,) = caught.value.exceptions
-    assert isinstance(failure, ActorFailed) and "trainer-0 was killed by SIGKILL" in str(failure) and "boom" in str(failure)
+    assert (
+        isinstance(failure, ActorFailed)
+        and "trainer-0 was killed by SIGKILL" in str(failure)
+        and "boom" in str(failure)
+    )
     assert rollout.script[0].killed and rollout.script[0].dead
     assert trio.current_time() == pytest.approx(6, abs=0.1)
 
@@ -113,7 +144,8 @@ async def test_a_cancellation_kills_and_waits_for_the_death(autojump_clock):
 
 @given(st.lists(st.floats(0, 100), max_size=30), st.integers(0, 5), st.floats(0.1, 50))
 def test_restarts_within_any_window_stay_within_the_budget(failures, restarts, window):
-    """Failures at any times: those that the budget grants never exceed it in any window that ends at one of them."""
+    """Failures at any times: those that the budget grants never exceed it in any window that ends
+    at one of them."""
     budget = RestartBudget(restarts, window)
     granted: list[float] = []
     for time in sorted(failures):
@@ -127,7 +159,12 @@ def test_restarts_within_any_window_stay_within_the_budget(failures, restarts, w
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(0, "ended with exit code 0"), (2, "ended with exit code 2"), (-9, "was killed by SIGKILL"), (-40, "was killed by signal 40")],
+    [
+        (0, "ended with exit code 0"),
+        (2, "ended with exit code 2"),
+        (-9, "was killed by SIGKILL"),
+        (-40, "was killed by signal 40"),
+    ],
 )
 def test_an_exit_code_in_words(code, words):
     assert describe_exit(code) == words
@@ -138,13 +175,21 @@ async def test_a_real_child_is_restarted_and_at_last_given_up(tmp_path):
     children: list[Process] = []
 
     def start(incarnation: int) -> Process:
-        code = f"from asyncrl.processes.process import become_child; become_child(); raise ValueError('incarnation {incarnation}')"
+        code = (
+            "from asyncrl.processes.process import become_child; become_child(); raise "
+            f"ValueError('incarnation {incarnation}')"
+        )
         children.append(spawn("reward-0", [sys.executable, "-c", code], log=tmp_path / "log"))
         return children[-1]
 
     exits = []
     with pytest.raises(ActorFailed, match="incarnation 1") as caught:
-        await supervise("reward-0", start, budget=RestartBudget(1, 300), on_exit=lambda *exit: exits.append(exit))
+        await supervise(
+            "reward-0",
+            start,
+            budget=RestartBudget(1, 300),
+            on_exit=lambda *exit: exits.append(exit),
+        )
     assert "incarnation 0" not in str(caught.value)
     assert exits == [("reward-0", 1, True), ("reward-0", 1, False)]
 
@@ -154,7 +199,10 @@ async def test_a_real_child_is_dead_after_a_cancellation(tmp_path):
     children: list[Process] = []
 
     def start(incarnation: int) -> Process:
-        code = "from asyncrl.processes.process import become_child; become_child(); import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"
+        code = (
+            "from asyncrl.processes.process import become_child; become_child(); import "
+            "signal; signal.signal(15, signal.SIG_IGN); signal.pause()"
+        )
         children.append(spawn("reward-0", [sys.executable, "-c", code], log=tmp_path / "log"))
         return children[-1]
 

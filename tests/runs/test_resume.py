@@ -1,5 +1,5 @@
-"""`asyncrl train --resume` after SIGKILL of everything, with real processes: nothing is lost, nothing is trained twice, and at lag 0 the
-weights are those of a run that nobody interrupted."""
+"""`asyncrl train --resume` after SIGKILL of everything, with real processes: nothing is lost,
+nothing is trained twice, and at lag 0 the weights are those of a run that nobody interrupted."""
 
 from __future__ import annotations
 
@@ -9,20 +9,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import (Callable, Iterator)
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import (Any, NamedTuple)
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from train_support import (command, end, everything, followed, processes, resume, started, tiny_model, train, wait_for)
+from train_support import (
+    command,
+    end,
+    everything,
+    followed,
+    processes,
+    resume,
+    started,
+    tiny_model,
+    train,
+    wait_for,
+)
 
 from asyncrl import journal
 from asyncrl.observe import summary
 from asyncrl.experience import events as e
-from asyncrl.observe.run_dir import (JOURNAL, MODEL, PACKED, SUMMARY)
+from asyncrl.observe.run_dir import JOURNAL, MODEL, PACKED, SUMMARY
 from asyncrl.launch.preflight import RUN_TOML
 from asyncrl.training.checkpoint_index import complete
 
@@ -42,7 +53,8 @@ SETTINGS = {
 
 
 class Lived(NamedTuple):
-    """A finished run: every event that was ever durable, how many there were at each kill, and the versions it was resumed from."""
+    """A finished run: every event that was ever durable, how many there were at each kill, and the
+    versions it was resumed from."""
 
     run: Path
     events: list[e.AnyEvent]
@@ -52,7 +64,8 @@ class Lived(NamedTuple):
     """The version of the checkpoint that was being written at the last kill."""
 
     def responses(self) -> dict[tuple[int, int], tuple[bytes, bytes]]:
-        """Ids and behaviour log-probabilities of each training rollout, by prompt and place in its group."""
+        """Ids and behaviour log-probabilities of each training rollout, by prompt and place in its
+        group."""
         found: dict[tuple[int, int], tuple[bytes, bytes]] = {}
         whose: dict[int, tuple[int, int]] = {}
         for event in self.events:
@@ -66,7 +79,11 @@ class Lived(NamedTuple):
 
     def items(self) -> list[int]:
         """The training prompts, in the order in which they were admitted."""
-        return [event.item for event in self.events if isinstance(event, e.Admitted) and event.split == "train"]
+        return [
+            event.item
+            for event in self.events
+            if isinstance(event, e.Admitted) and event.split == "train"
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +91,40 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def lived(model: Path, run: Path, settings: dict[str, Any], *moments: Callable[[Any], bool], sealed: bool = False) -> Lived:
-    """A run to its end. At each of the moments, which look at its follower, everything is killed, and the run is resumed; what it was at
-    the last of them is kept beside it, as `at-kill`. Where every response is to be `sealed` before, the moments stop the trainer: then, at
-    lag 0, all end and none begins."""
+def lived(
+    model: Path,
+    run: Path,
+    settings: dict[str, Any],
+    *moments: Callable[[Any], bool],
+    sealed: bool = False,
+) -> Lived:
+    """A run to its end. At each of the moments, which look at its follower, everything is killed,
+    and the run is resumed; what it was at the last of them is kept beside it, as `at-kill`. Where
+    every response is to be `sealed` before, the moments stop the trainer: then, at lag 0, all end
+    and none begins."""
     follower, kills, argv = followed(run), [], command(model, run, **settings)
     for moment in moments:
         with started(argv) as process:
-            wait_for(moment.__name__, lambda moment=moment: (follower.look(), moment(follower))[1], every_s=0.001)
-            if sealed:  # twice, as what was said before the trainer stopped may not be in the journal yet
-                wait_for("end of all responses", lambda: all_sealed(follower) and not time.sleep(0.3) and all_sealed(follower))
+            wait_for(
+                moment.__name__,
+                lambda moment=moment: (follower.look(), moment(follower))[1],
+                every_s=0.001,
+            )
+            if (
+                sealed
+            ):  # twice, as what was said before the trainer stopped may not be in the journal yet
+                wait_for(
+                    "end of all responses",
+                    lambda: all_sealed(follower) and not time.sleep(0.3) and all_sealed(follower),
+                )
             everything(process, run)
         follower.dead()
         kills.append(len(follower.events))
         argv = resume(run)
     if moments:
-        shutil.copytree(run, run.parent / "at-kill", symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
+        shutil.copytree(
+            run, run.parent / "at-kill", symlinks=True, ignore=shutil.ignore_patterns("*.sock")
+        )
     with started(argv) as process:
         wait_for("end", lambda: (follower.look(), process.poll() is not None)[1])
         out, err = process.communicate()
@@ -100,7 +135,11 @@ def lived(model: Path, run: Path, settings: dict[str, Any], *moments: Callable[[
 
 def all_sealed(follower: Any) -> bool:
     follower.look()
-    return all(seen.sealed for seen in follower.account.rollouts.values() if seen.group.event.split == "train")
+    return all(
+        seen.sealed
+        for seen in follower.account.rollouts.values()
+        if seen.group.event.split == "train"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +157,9 @@ def beside(whole: Lived, run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(whole: Lived, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    """The same run, of which everything is killed three times: before it has a journal, before it has a checkpoint, and while it writes its
-    third one, or the fourth where that was written before anybody could look. No response is unfinished then."""
+    """The same run, of which everything is killed three times: before it has a journal, before it
+    has a checkpoint, and while it writes its third one, or the fourth where that was written before
+    anybody could look. No response is unfinished then."""
     run = beside(whole, tmp_path_factory.mktemp("killed") / "run")
     missed, trainer = 2 * EVERY, 0
 
@@ -135,7 +175,9 @@ def killed(whole: Lived, model: Path, tmp_path_factory: pytest.TempPathFactory) 
     def saving(follower: Any) -> bool:
         nonlocal missed, trainer
         trainer = trainer or (follower.version > missed and processes(run)["trainer-0"])
-        partial, whole = (run / "checkpoints" / f"{mark}step-{missed + EVERY:06d}" for mark in (".partial-", ""))
+        partial, whole = (
+            run / "checkpoints" / f"{mark}step-{missed + EVERY:06d}" for mark in (".partial-", "")
+        )
         if trainer and partial.exists():
             os.kill(trainer, signal.SIGSTOP)
             if partial.exists():
@@ -146,7 +188,9 @@ def killed(whole: Lived, model: Path, tmp_path_factory: pytest.TempPathFactory) 
             assert missed < STEPS - EVERY, "each was written before anybody could look"
         return False
 
-    return lived(model, run, SETTINGS, unborn, early, saving, sealed=True)._replace(saving=missed + EVERY)
+    return lived(model, run, SETTINGS, unborn, early, saving, sealed=True)._replace(
+        saving=missed + EVERY
+    )
 
 
 class Cut(NamedTuple):
@@ -164,23 +208,30 @@ def cut(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Cut:
     def amid(follower: Any) -> bool:
         return bool(Lived(Path(), follower.events, [], []).responses())
 
-    return Cut(whole, lived(model, beside(whole, tmp_path_factory.mktemp("cut") / "run"), settings, amid))
+    return Cut(
+        whole, lived(model, beside(whole, tmp_path_factory.mktemp("cut") / "run"), settings, amid)
+    )
 
 
-# Everything is followed by `bench/follower.py`, which raises where a token, verdict or prompt is lost or a rollout is trained twice.
+# Everything is followed by `bench/follower.py`, which raises where a token, verdict or prompt is
+# lost or a rollout is trained twice.
 
 
 def test_after_sigkill_of_everything_the_run_goes_on_and_finishes(killed: Lived) -> None:
     unborn, early, saving = killed.kills
     assert unborn == 0 < early < saving < len(killed.events)
-    assert killed.resumed == [0, killed.saving - EVERY], "the checkpoint that was being written is not one"
+    assert killed.resumed == [0, killed.saving - EVERY], (
+        "the checkpoint that was being written is not one"
+    )
     found = summary.read(killed.run / SUMMARY)
     assert found.ok and found.balances() and found.steps == STEPS
     assert journal.fold(killed.run / JOURNAL).ledger.tokens.trained == found.tokens.trained
     assert processes(killed.run) == {}
 
 
-def test_unfinished_rollouts_go_on_from_their_last_journalled_token(killed: Lived, cut: Cut) -> None:
+def test_unfinished_rollouts_go_on_from_their_last_journalled_token(
+    killed: Lived, cut: Cut
+) -> None:
     for run in (killed, cut.killed):
         held: dict[int, int] = {}
         training, resumed, continued = set(), set(), set()
@@ -188,7 +239,9 @@ def test_unfinished_rollouts_go_on_from_their_last_journalled_token(killed: Live
             match event:
                 case e.Admitted(_, first, size, "train"):
                     training |= set(range(first, first + size))
-                case e.Requeued(rollout, _, "resumed") if held.get(rollout) and rollout in training:  # an evaluation begins again
+                case e.Requeued(rollout, _, "resumed") if (
+                    held.get(rollout) and rollout in training
+                ):  # an evaluation begins again
                     resumed.add(rollout)
                 case e.Extended(rollout, attempt, _, start, ids):
                     assert start == held.get(rollout, 0)
@@ -202,9 +255,16 @@ def test_unfinished_rollouts_go_on_from_their_last_journalled_token(killed: Live
 def test_responses_that_were_killed_amid_are_the_same_to_what_float32_rounds(cut: Cut) -> None:
     """What was written is prefilled, which adds up in another order than decoding did."""
     mine, theirs = cut.whole.responses(), cut.killed.responses()
-    assert {key: ids for key, (ids, _) in mine.items()} == {key: ids for key, (ids, _) in theirs.items()}
+    assert {key: ids for key, (ids, _) in mine.items()} == {
+        key: ids for key, (ids, _) in theirs.items()
+    }
     for key, (_, behaviour) in mine.items():
-        np.testing.assert_allclose(np.frombuffer(behaviour, np.float32), np.frombuffer(theirs[key][1], np.float32), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            np.frombuffer(behaviour, np.float32),
+            np.frombuffer(theirs[key][1], np.float32),
+            rtol=0,
+            atol=1e-5,
+        )
     assert_equal(cut.whole, cut.killed.run, within=1e-5)
 
 
@@ -212,10 +272,14 @@ def test_no_prompt_is_skipped_and_none_comes_twice(whole: Lived, killed: Lived) 
     assert killed.items() == whole.items() and len(set(killed.items())) == 2 * STEPS
 
 
-def test_at_lag_0_a_killed_and_resumed_run_equals_an_uninterrupted_one_weight_for_weight(whole: Lived, killed: Lived) -> None:
+def test_at_lag_0_a_killed_and_resumed_run_equals_an_uninterrupted_one_weight_for_weight(
+    whole: Lived, killed: Lived
+) -> None:
     assert_equal(whole, killed.run)
     mine, theirs = whole.responses(), killed.responses()
-    assert {key: ids for key, (ids, _) in mine.items()} == {key: ids for key, (ids, _) in theirs.items()}
+    assert {key: ids for key, (ids, _) in mine.items()} == {
+        key: ids for key, (ids, _) in theirs.items()
+    }
     assert mine == theirs
 
 
@@ -228,9 +292,13 @@ def assert_equal(whole: Lived, run: Path, within: float = 0.0) -> None:
     assert max(differ.values()) <= within and one.keys() == other.keys()
 
 
-def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_used(whole: Lived, killed: Lived) -> None:
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_used(
+    whole: Lived, killed: Lived
+) -> None:
     run = moved(killed, "damaged")
-    assert [checkpoint.version for checkpoint in complete(run)] == list(range(EVERY, killed.saving, EVERY))
+    assert [checkpoint.version for checkpoint in complete(run)] == list(
+        range(EVERY, killed.saving, EVERY)
+    )
     weights = complete(run)[-1].path / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
@@ -238,7 +306,10 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_used(whole: 
     done = train(resume(run))
     assert done.returncode == 0, done.stdout + done.stderr
     log = (run / "logs" / "coordinator-0.log").read_text()
-    assert f"step-{killed.saving - EVERY:06d} is damaged: model.safetensors is not what was written; it is put aside" in log
+    assert (
+        f"step-{killed.saving - EVERY:06d} is damaged: model.safetensors is not what was "
+        "written; it is put aside" in log
+    )
     assert summary.read(run / SUMMARY).steps == STEPS
     assert_equal(whole, run)
 
@@ -253,10 +324,16 @@ def moved(killed: Lived, name: str) -> Path:
 
 
 def test_resuming_a_finished_run_changes_nothing(whole: Lived) -> None:
-    before = (whole.run / MODEL / "model.safetensors").read_bytes(), journal.fold(whole.run / JOURNAL).ledger.rollouts.trained
+    before = (
+        (whole.run / MODEL / "model.safetensors").read_bytes(),
+        journal.fold(whole.run / JOURNAL).ledger.rollouts.trained,
+    )
     done = train(resume(whole.run))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert before == ((whole.run / MODEL / "model.safetensors").read_bytes(), journal.fold(whole.run / JOURNAL).ledger.rollouts.trained)
+    assert before == (
+        (whole.run / MODEL / "model.safetensors").read_bytes(),
+        journal.fold(whole.run / JOURNAL).ledger.rollouts.trained,
+    )
     assert summary.read(whole.run / SUMMARY).ok
 
 
@@ -273,11 +350,15 @@ def test_a_damaged_or_missing_journal_is_refused_before_anything_starts(killed: 
 
 def refused(run: Path, said: str) -> None:
     def files() -> list[Path]:
-        return sorted(path for path in run.rglob("*") if not path.name.startswith(f"{JOURNAL}-"))  # SQLite's own, of whoever reads
+        return sorted(
+            path for path in run.rglob("*") if not path.name.startswith(f"{JOURNAL}-")
+        )  # SQLite's own, of whoever reads
 
     before = files()
     done = train(resume(run))
-    assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert (
+        done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    ), done.stderr
     assert files() == before and processes(run) == {}
 
 
@@ -287,12 +368,20 @@ def test_a_journal_with_a_byte_changed_or_a_row_gone_is_refused(killed: Lived) -
     run = moved(killed, "changed")
     connection = sqlite3.connect(run / JOURNAL)
     with connection:
-        first, data = connection.execute("SELECT first, data FROM events ORDER BY first LIMIT 1").fetchone()
-        connection.execute("UPDATE events SET data = ? WHERE first = ?", (b"\xdd\x00\x00\x00\xff" + data[5:], first))
+        first, data = connection.execute(
+            "SELECT first, data FROM events ORDER BY first LIMIT 1"
+        ).fetchone()
+        connection.execute(
+            "UPDATE events SET data = ? WHERE first = ?",
+            (b"\xdd\x00\x00\x00\xff" + data[5:], first),
+        )
     refused(run, "holds what is no event of this asyncrl")
     with connection:
         connection.execute("UPDATE events SET data = ? WHERE first = ?", (data, first))
-        connection.execute("DELETE FROM events WHERE first = (SELECT first FROM events ORDER BY first LIMIT 1 OFFSET 3)")
+        connection.execute(
+            "DELETE FROM events WHERE first = (SELECT first FROM events ORDER BY first LIMIT 1 "
+            "OFFSET 3)"
+        )
     connection.close()
     refused(run, "has no events from")
 
@@ -301,7 +390,9 @@ def test_a_journal_with_a_byte_changed_or_a_row_gone_is_refused(killed: Lived) -
 def small_disk(path: Path) -> Iterator[Path]:
     """A file system of its own; skips where this machine lets nobody mount one."""
     path.mkdir()
-    mounted = shutil.which("mount") and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m", "none", str(path)], capture_output=True)
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128m", "none", str(path)], capture_output=True
+    )
     if not mounted or mounted.returncode:
         pytest.skip("no file system can be mounted here")
     try:
@@ -314,7 +405,11 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
     with small_disk(tmp_path / "disk") as disk:
         run, ballast = disk / "run", disk / "ballast"
         follower = followed(run)
-        settings = SETTINGS | {"train__steps": 100_000, "train__checkpoint_every": 0, "supervision__grace_s": 60.0}
+        settings = SETTINGS | {
+            "train__steps": 100_000,
+            "train__checkpoint_every": 0,
+            "supervision__grace_s": 60.0,
+        }
         with started(command(model, run, **settings)) as process:
             wait_for("step", lambda: follower.look() >= 200)
             with ballast.open("wb", buffering=0) as file:
@@ -338,12 +433,20 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
         assert code == 0, out + err
         follower.dead()
         assert summary.read(run / SUMMARY).balances() and follower.resumed == []
-        assert all(now.version == before.version + 1 for before, now in pairwise(x for x in follower.events if isinstance(x, e.Published)))
+        assert all(
+            now.version == before.version + 1
+            for before, now in pairwise(x for x in follower.events if isinstance(x, e.Published))
+        )
 
 
 def why(run: Path) -> str:
     """What `asyncrl why` says."""
-    return subprocess.run([sys.executable, "-m", "asyncrl.cli", "why", str(run)], capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        [sys.executable, "-m", "asyncrl.cli", "why", str(run)],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
 
 
 def test_a_kill_of_each_role_loses_nothing(model: Path, tmp_path: Path) -> None:
@@ -363,4 +466,7 @@ def test_a_kill_of_each_role_loses_nothing(model: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for line in ("lost   0", "twice  0", "hang   0"):
         assert line in done.stdout.splitlines()
-    assert all(f"{role} " in done.stdout for role in ("rollout", "reward", "trainer", "coordinator", "everything"))
+    assert all(
+        f"{role} " in done.stdout
+        for role in ("rollout", "reward", "trainer", "coordinator", "everything")
+    )

@@ -1,4 +1,5 @@
-"""`asyncrl train` with real processes: it ends as it should, whatever is killed, and leaves nothing behind."""
+"""`asyncrl train` with real processes: it ends as it should, whatever is killed, and leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -13,7 +14,18 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from train_support import (DEADLINE_S, command, end, kill, processes, started, steps_done, tiny_model, train, wait_for)
+from train_support import (
+    DEADLINE_S,
+    command,
+    end,
+    kill,
+    processes,
+    started,
+    steps_done,
+    tiny_model,
+    train,
+    wait_for,
+)
 
 from asyncrl import journal
 from asyncrl.observe import summary
@@ -40,8 +52,15 @@ def check(run: Path) -> summary.Summary:
         ledger.tokens.trained,
         ledger.tokens.live,
     )
-    assert found.tokens.discarded == ledger.tokens.discarded and found.rollouts.discarded == ledger.rollouts.discarded
-    trained = Counter(event.rollout for _, event in journal.read(run / "journal.sqlite") if isinstance(event, e.Trained))
+    assert (
+        found.tokens.discarded == ledger.tokens.discarded
+        and found.rollouts.discarded == ledger.rollouts.discarded
+    )
+    trained = Counter(
+        event.rollout
+        for _, event in journal.read(run / "journal.sqlite")
+        if isinstance(event, e.Trained)
+    )
     assert max(trained.values(), default=0) <= 1, "a rollout was trained twice"
     return found
 
@@ -49,14 +68,20 @@ def check(run: Path) -> summary.Summary:
 def scrape(port: int) -> dict[tuple[str, ...], float]:
     """What a run's metrics say now: (sample's name, label values …) → value."""
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
-    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    samples = (
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    )
     return {(sample.name, *sorted(sample.labels.values())): sample.value for sample in samples}
 
 
-def test_a_run_with_a_killed_rollout_actor_an_intruder_and_a_scrape(model: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_killed_rollout_actor_an_intruder_and_a_scrape(
+    model: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     port = free_port()
-    argv = command(model, run, train__steps=100, rollout__actors=2, metrics__port=port, train__eval_every=10)
+    argv = command(
+        model, run, train__steps=100, rollout__actors=2, metrics__port=port, train__eval_every=10
+    )
     with started(argv) as process:
         wait_for("step", lambda: steps_done(run) >= 3)
         with socket.socket(socket.AF_UNIX) as intruder:  # has no key
@@ -67,26 +92,46 @@ def test_a_run_with_a_killed_rollout_actor_an_intruder_and_a_scrape(model: Path,
                 while intruder.recv(4096):
                     pass
         kill(processes(run)["rollout-1"])
-        observed = wait_for("token in the metrics", lambda: (found := scrape(port)).get(("asyncrl_tokens_generated_total",)) and found)
+        observed = wait_for(
+            "token in the metrics",
+            lambda: (found := scrape(port)).get(("asyncrl_tokens_generated_total",)) and found,
+        )
         code, out, err = end(process)
     assert code == 0, out + err
     found = check(run)
     assert found.ok and found.steps == 100 and found.restarts == {"rollout": 1}
     assert found.accuracy.start is not None and found.accuracy.end is not None
-    assert found.publication.count >= 31 and 0 < found.publication.pause_seconds < found.publication.seconds
-    assert observed["asyncrl_version",] >= 0 and observed["asyncrl_refused_connections_total", "key"] == 1
-    assert {"asyncrl_idle_seconds_total", "asyncrl_lag_versions_count", "asyncrl_pause_seconds_count", "asyncrl_queue_bytes"} <= {
-        name for name, *_ in observed
-    }
+    assert (
+        found.publication.count >= 31
+        and 0 < found.publication.pause_seconds < found.publication.seconds
+    )
+    assert (
+        observed["asyncrl_version",] >= 0
+        and observed["asyncrl_refused_connections_total", "key"] == 1
+    )
+    assert {
+        "asyncrl_idle_seconds_total",
+        "asyncrl_lag_versions_count",
+        "asyncrl_pause_seconds_count",
+        "asyncrl_queue_bytes",
+    } <= {name for name, *_ in observed}
     assert processes(run) == {}
-    for name in ("run.toml", "journal.sqlite", "logs/trainer-0.log", "model/model.safetensors", "model/tokenizer.json"):
+    for name in (
+        "run.toml",
+        "journal.sqlite",
+        "logs/trainer-0.log",
+        "model/model.safetensors",
+        "model/tokenizer.json",
+    ):
         assert (run / name).exists(), name
     from asyncrl.training.models import load_model
 
     load_model(run / "model")
 
 
-def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(model: Path, tmp_path: Path) -> None:
+def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(
+    model: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     with started(command(model, run, train__steps=10_000)) as process:
         wait_for("step", lambda: steps_done(run) >= 2)
@@ -100,7 +145,9 @@ def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(model: Path, tmp
     assert processes(run) == {}
 
 
-def test_a_killed_coordinator_ends_the_run_and_the_journal_still_gives_a_summary(model: Path, tmp_path: Path) -> None:
+def test_a_killed_coordinator_ends_the_run_and_the_journal_still_gives_a_summary(
+    model: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     with started(command(model, run, train__steps=10_000)) as process:
         wait_for("step", lambda: steps_done(run) >= 2)
@@ -153,16 +200,23 @@ TASKS = {
 @pytest.mark.parametrize("name", TASKS)
 def test_other_reasoning_gym_tasks(name: str, model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = train(command(model, run, train__steps=2, task__name=name, task__eval_size=4, **TASKS[name]))
+    done = train(
+        command(model, run, train__steps=2, task__name=name, task__eval_size=4, **TASKS[name])
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert check(run).steps == 2
 
 
 def test_pain_25_a_file_of_prompts_is_trained_without_a_gpu(model: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
-    lines = [{"prompt": f"{n} + 1 =", "answer": str(n + 1), "verifier": "number" if n % 2 else "exact"} for n in range(40)]
+    lines = [
+        {"prompt": f"{n} + 1 =", "answer": str(n + 1), "verifier": "number" if n % 2 else "exact"}
+        for n in range(40)
+    ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    argv = command(model, run, train__steps=2, task__name="jsonl", task__path=str(file), task__eval_size=4)
+    argv = command(
+        model, run, train__steps=2, task__name="jsonl", task__path=str(file), task__eval_size=4
+    )
     done = train(argv, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stdout + done.stderr
     assert check(run).steps == 2
@@ -200,7 +254,9 @@ def test_a_verifier_of_several_rewards_trains_by_each_of_them(model: Path, tmp_p
     assert found.rollouts.discarded.keys() == {"evaluation", "k_min"}, (
         "groups of half the lines have no verdict, and no other group is lost"
     )
-    assert "has no verdict: other rewards: without ['brief']" in "".join(path.read_text() for path in (run / "logs").iterdir())
+    assert "has no verdict: other rewards: without ['brief']" in "".join(
+        path.read_text() for path in (run / "logs").iterdir()
+    )
 
 
 def test_bad_input_starts_nothing(model: Path, tmp_path: Path) -> None:
@@ -214,5 +270,9 @@ def test_bad_input_starts_nothing(model: Path, tmp_path: Path) -> None:
         ({"task__name": "jsonl", "task__path": str(file)}, {}, "prompts.jsonl, line 2"),
     ):
         done = train(command(model, run, **settings), **environment)
-        assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert (
+            done.returncode == 2
+            and said in done.stderr
+            and len(done.stderr.strip().splitlines()) == 1
+        ), done.stderr
         assert not run.exists()

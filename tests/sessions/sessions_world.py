@@ -17,27 +17,45 @@ def tokens(data: bytes) -> list[int]:
 
 
 class Samples:
-    """Makes samples of which each token can be told by its behaviour: the n-th sampled ever has -n."""
+    """Makes samples of which each token can be told by its behaviour: the n-th sampled ever has
+    -n."""
 
     def __init__(self) -> None:
         self.count = 0
         self.made: dict[float, tuple[list[int], int, int]] = {}
         """By behaviour: all that the model saw before, the token, its version."""
 
-    def __call__(self, context: list[int], sampled: list[int], version: int, change: int = 0, finish: str = "stop") -> Sampled:
+    def __call__(
+        self,
+        context: list[int],
+        sampled: list[int],
+        version: int,
+        change: int = 0,
+        finish: str = "stop",
+    ) -> Sampled:
         """`change` tokens of `version`, the rest of the next (0: all of `version`)."""
         behaviour = []
         for i, token in enumerate(sampled):
             self.count += 1
             behaviour.append(-float(self.count))
-            self.made[-float(self.count)] = [*context, *sampled[:i]], token, version + (0 < change <= i)
+            self.made[-float(self.count)] = (
+                [*context, *sampled[:i]],
+                token,
+                version + (0 < change <= i),
+            )
         cut = change if 0 < change < len(sampled) else len(sampled)
         spans = [Span(version, 0, cut), Span(version + 1, cut, len(sampled))]
-        return Sampled(ids(sampled), np.array(behaviour, np.float32).tobytes(), tuple(s for s in spans if s.start < s.end), finish)  # type: ignore[arg-type]
+        return Sampled(
+            ids(sampled),
+            np.array(behaviour, np.float32).tobytes(),
+            tuple(s for s in spans if s.start < s.end),
+            finish,
+        )  # type: ignore[arg-type]
 
 
 def check(leaves: list[Leaf], made: dict[float, tuple[list[int], int, int]]) -> None:
-    """Each sampled token is trained exactly once, after exactly what the model saw, at its version."""
+    """Each sampled token is trained exactly once, after exactly what the model saw, at its
+    version."""
     seen: list[float] = []
     for leaf in leaves:
         path, mask = tokens(leaf.ids), list(leaf.mask)

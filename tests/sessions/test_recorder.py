@@ -1,4 +1,5 @@
-"""Sessions: what is sampled leaves in exactly one finished session, in whatever way it ends; bounds are refusals by name."""
+"""Sessions: what is sampled leaves in exactly one finished session, in whatever way it ends; bounds
+are refusals by name."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sessions_world import Samples, check, ids, tokens
 
 from asyncrl.sessions.finished import FinishedSession, Sampled
-from asyncrl.sessions.recorder import Bounds, Call, Recorder, SessionEnded, SessionFull, TooManySessions, UnknownSession
+from asyncrl.sessions.recorder import (
+    Bounds,
+    Call,
+    Recorder,
+    SessionEnded,
+    SessionFull,
+    TooManySessions,
+    UnknownSession,
+)
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 NOTHING = Sampled(b"", b"", (), "interrupted")
@@ -30,7 +39,12 @@ class Sessions(RuleBasedStateMachine):
         self.running: list[tuple[str, Call, list[int]]] = []
         self.fetched: list[FinishedSession] = []
 
-    @rule(name=NAMES, new=st.lists(st.integers(0, 2), min_size=1, max_size=4), on=st.booleans(), cut=st.integers(0, 20))
+    @rule(
+        name=NAMES,
+        new=st.lists(st.integers(0, 2), min_size=1, max_size=4),
+        on=st.booleans(),
+        cut=st.integers(0, 20),
+    )
     def begin(self, name: str, new: list[int], on: bool, cut: int) -> None:
         context = [*(self.paths[name][-1][:cut] if on and self.paths.get(name) else []), *new]
         try:
@@ -70,9 +84,16 @@ class Sessions(RuleBasedStateMachine):
             made = self.samples.pop(finished.session).made
             check(list(finished.leaves), made)
             assert finished.sampled == len(made) == sum(leaf.trained for leaf in finished.leaves)
-            assert sum(finished.meetings.values()) == finished.calls == len(self.paths.pop(finished.session))
+            assert (
+                sum(finished.meetings.values())
+                == finished.calls
+                == len(self.paths.pop(finished.session))
+            )
             assert (finished.reward is not None) == (finished.end == "rewarded")
-            assert msgspec.msgpack.decode(msgspec.msgpack.encode(finished), type=FinishedSession) == finished
+            assert (
+                msgspec.msgpack.decode(msgspec.msgpack.encode(finished), type=FinishedSession)
+                == finished
+            )
 
     @invariant()
     def bounded(self) -> None:
@@ -91,8 +112,12 @@ TestSessions = Sessions.TestCase
 TestSessions.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 
 
-def once(recorder: Recorder, name: str, context: list[int], sampled: list[int], now: float = 0.0) -> None:
-    recorder.finish(recorder.begin(name, ids(context), len(sampled)), Samples()(context, sampled, 0), now)
+def once(
+    recorder: Recorder, name: str, context: list[int], sampled: list[int], now: float = 0.0
+) -> None:
+    recorder.finish(
+        recorder.begin(name, ids(context), len(sampled)), Samples()(context, sampled, 0), now
+    )
 
 
 def test_bounds_are_refusals_by_name() -> None:
@@ -134,7 +159,9 @@ def test_an_idle_session_expires_and_a_late_call_is_told() -> None:
     with pytest.raises(SessionEnded, match="idle for 10 s"):
         recorder.begin("a", ids([1]), 1)
     recorder.expire(1000.0)
-    assert [f.session for f in recorder.finished] == ["a", "b"], "one with a running call is not idle"
+    assert [f.session for f in recorder.finished] == ["a", "b"], (
+        "one with a running call is not idle"
+    )
     recorder.finish(running, NOTHING, 1000.0)
     assert recorder.due == 1010.0
 
@@ -152,7 +179,11 @@ def test_a_reward_waits_for_running_calls_and_is_given_once() -> None:
         recorder.begin("a", ids([1]), 2)
     recorder.finish(call, Samples()([1], [7, 8], 3), 0.0)
     (finished,) = recorder.finished
-    assert (finished.reward, finished.sampled, tokens(finished.leaves[0].ids)) == (0.5, 2, [1, 7, 8])
+    assert (finished.reward, finished.sampled, tokens(finished.leaves[0].ids)) == (
+        0.5,
+        2,
+        [1, 7, 8],
+    )
     with pytest.raises(SessionEnded):
         recorder.end("a", "given_up")
 

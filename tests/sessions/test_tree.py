@@ -16,7 +16,9 @@ from asyncrl.ipc.messages import Span
 from asyncrl.sessions.finished import Sampled
 from asyncrl.sessions.tree import Tree, _common
 
-TOKENS = st.lists(st.integers(0, 2), max_size=6)  # few different ones, so that contents meet by chance
+TOKENS = st.lists(
+    st.integers(0, 2), max_size=6
+)  # few different ones, so that contents meet by chance
 
 
 class Calls(RuleBasedStateMachine):
@@ -42,16 +44,32 @@ class Calls(RuleBasedStateMachine):
         self.whole.append(path)
         return path
 
-    @rule(target=ends, context=st.lists(st.integers(0, 2), min_size=1, max_size=6), sampled=TOKENS, version=st.integers(0, 3))
+    @rule(
+        target=ends,
+        context=st.lists(st.integers(0, 2), min_size=1, max_size=6),
+        sampled=TOKENS,
+        version=st.integers(0, 3),
+    )
     def opens(self, context: list[int], sampled: list[int], version: int) -> list[int]:
         return self.call(context, sampled, version, 0)
 
-    @rule(target=ends, path=consumes(ends), more=TOKENS, sampled=TOKENS, version=st.integers(0, 3), change=st.integers(0, 5))
-    def goes_on(self, path: list[int], more: list[int], sampled: list[int], version: int, change: int) -> list[int]:
+    @rule(
+        target=ends,
+        path=consumes(ends),
+        more=TOKENS,
+        sampled=TOKENS,
+        version=st.integers(0, 3),
+        change=st.integers(0, 5),
+    )
+    def goes_on(
+        self, path: list[int], more: list[int], sampled: list[int], version: int, change: int
+    ) -> list[int]:
         return self.call([*path, *more], sampled, version, change)
 
     @rule(target=ends, path=ends, cut=st.integers(1, 12), more=TOKENS, sampled=TOKENS)
-    def goes_on_from_the_middle(self, path: list[int], cut: int, more: list[int], sampled: list[int]) -> list[int]:
+    def goes_on_from_the_middle(
+        self, path: list[int], cut: int, more: list[int], sampled: list[int]
+    ) -> list[int]:
         return self.call([*path[:cut], *more], sampled, 0, 0)
 
     @rule(target=ends, data=st.data(), sampled=st.lists(TOKENS, min_size=1, max_size=3))
@@ -75,11 +93,21 @@ TestCalls.settings = settings(max_examples=150, stateful_step_count=25, deadline
 
 
 def _shared(one: list[int], other: list[int]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
-@given(calls=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=8), TOKENS), max_size=6), data=st.data())
-def test_the_order_of_calls_loses_nothing(calls: list[tuple[list[int], list[int]]], data: st.DataObject) -> None:
+@given(
+    calls=st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=8), TOKENS), max_size=6
+    ),
+    data=st.data(),
+)
+def test_the_order_of_calls_loses_nothing(
+    calls: list[tuple[list[int], list[int]]], data: st.DataObject
+) -> None:
     for order in (calls, data.draw(st.permutations(calls))):
         tree, samples = Tree(), Samples()
         for context, sampled in order:
@@ -91,7 +119,9 @@ def test_the_order_of_calls_loses_nothing(calls: list[tuple[list[int], list[int]
 def test_what_two_have_in_common(data: st.DataObject, a: int, b: int, same: int) -> None:
     some = st.lists(st.integers(0, 1), max_size=5)
     tail, other = data.draw(some), data.draw(some)
-    found = _common(bytearray(ids([7] * a + [5] * same + tail)), 4 * a, ids([8] * b + [5] * same + other), 4 * b)
+    found = _common(
+        bytearray(ids([7] * a + [5] * same + tail)), 4 * a, ids([8] * b + [5] * same + other), 4 * b
+    )
     assert found == 4 * (same + _shared(tail, other))
 
 
@@ -137,7 +167,8 @@ def test_a_reply_that_came_back_otherwise_stays_a_leaf_of_its_own() -> None:
 
 
 def test_what_is_sampled_again_hides_nothing() -> None:
-    """The second reply goes on beyond the first; the third call begins where the first ended, and samples what the second had there."""
+    """The second reply goes on beyond the first; the third call begins where the first ended, and
+    samples what the second had there."""
     tree, samples = Tree(), Samples()
     for context, sampled in (([1], [2]), ([1], [2, 3, 4]), ([1, 2], [3, 9])):
         tree.add(ids(context), samples(context, sampled, 0))
@@ -154,11 +185,17 @@ def test_what_is_sampled_again_hides_nothing() -> None:
         (ids([1]), Sampled(b"123", b"123", (), "stop"), "parallel"),
         (ids([1]), Sampled(ids([1]), ids([1]), (), "stop"), "tile"),
         (ids([1]), Sampled(ids([1, 2]), ids([1, 2]), (Span(0, 1, 2),), "stop"), "tile"),
-        (ids([1]), Sampled(ids([1, 2]), ids([1, 2]), (Span(0, 0, 1), Span(1, 0, 2)), "stop"), "tile"),
+        (
+            ids([1]),
+            Sampled(ids([1, 2]), ids([1, 2]), (Span(0, 0, 1), Span(1, 0, 2)), "stop"),
+            "tile",
+        ),
         (ids([1]), Sampled(ids([1]), ids([1]), (Span(-1, 0, 1),), "stop"), "tile"),
     ],
 )
-def test_a_call_that_cannot_be_changes_nothing(context: bytes, sampled: Sampled, message: str) -> None:
+def test_a_call_that_cannot_be_changes_nothing(
+    context: bytes, sampled: Sampled, message: str
+) -> None:
     tree = Tree()
     with pytest.raises(ValueError, match=message):
         tree.add(context, sampled)
@@ -167,7 +204,8 @@ def test_a_call_that_cannot_be_changes_nothing(context: bytes, sampled: Sampled,
 
 @pytest.fixture
 def without_gc() -> Iterator[None]:
-    """A collection looks at all that other tests have imported, which takes longer than what is timed."""
+    """A collection looks at all that other tests have imported, which takes longer than what is
+    timed."""
     gc.collect()
     gc.disable()
     yield
@@ -175,7 +213,8 @@ def without_gc() -> Iterator[None]:
 
 
 def test_a_long_conversation_costs_what_is_new(without_gc: None) -> None:
-    """Ten times as many calls: about ten times the time for what is new, and a memory comparison for what is not."""
+    """Ten times as many calls: about ten times the time for what is new, and a memory comparison
+    for what is not."""
     seconds = []
     for calls in (200, 2000):
         tree, samples, context = Tree(), Samples(), [1]

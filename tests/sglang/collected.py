@@ -23,7 +23,9 @@ class Collected:
         self._more = trio.Event()
 
     def chunks(self, rollout: int | None = None) -> list[Chunk]:
-        return [chunk for frame in self.frames for chunk in frame if rollout in (None, chunk.rollout)]
+        return [
+            chunk for frame in self.frames for chunk in frame if rollout in (None, chunk.rollout)
+        ]
 
     def finishes(self) -> dict[int, str]:
         ended = [chunk for chunk in self.chunks() if chunk.finish]

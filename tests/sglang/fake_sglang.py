@@ -1,5 +1,6 @@
-"""A server that decodes in virtual time, for what a real one does not do on demand. Response token i (prefix included) has the id
-`token(first id of the prompt, i)`, and as log-probability minus the version that sampled it, so each chunk can be checked."""
+"""A server that decodes in virtual time, for what a real one does not do on demand. Response token
+i (prefix included) has the id `token(first id of the prompt, i)`, and as log-probability minus the
+version that sampled it, so each chunk can be checked."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class _Running:
 
 
 class FakeServer(httpx2.AsyncBaseTransport):
-    """`faults` says by the first id of a prompt what becomes of it: (kind, after so many tokens). `asked` holds every call."""
+    """`faults` says by the first id of a prompt what becomes of it: (kind, after so many tokens).
+    `asked` holds every call."""
 
     def __init__(self, *, pace_s: float = 0.01) -> None:
         self.version, self.pace_s = "0", pace_s
@@ -135,11 +137,18 @@ class FakeServer(httpx2.AsyncBaseTransport):
         count = len(one.versions)
         ids = [self._token(one, i) for i in range(count)]
         entries: list[Any] = [[-float(v), i, None] for v, i in zip(one.versions, ids, strict=True)]
-        meta = {"id": one.rid, "finish_reason": one.ending, "completion_tokens": count, "weight_version": self.version}
+        meta = {
+            "id": one.rid,
+            "finish_reason": one.ending,
+            "completion_tokens": count,
+            "weight_version": self.version,
+        }
         if one.ending is not None:
             ends = [i for i in range(1, count) if one.versions[i] != one.versions[i - 1]]
             cuts = zip([0, *ends], [*ends, count], strict=True)
-            meta["weight_versions"] = [{"version": one.versions[a], "start": a, "end": b} for a, b in cuts if b > a]
+            meta["weight_versions"] = [
+                {"version": one.versions[a], "start": a, "end": b} for a, b in cuts if b > a
+            ]
         match kind:
             case "fewer":
                 entries.pop()
@@ -153,4 +162,10 @@ class FakeServer(httpx2.AsyncBaseTransport):
                 return b'data: {"error": {"message": "too long", "code": 400}}\n\n'
             case "garbage":
                 return b"data: <html>\n\n"
-        return b"data: " + json.dumps({"output_ids": ids, "meta_info": meta | {"output_token_logprobs": entries}}).encode() + b"\n\n"
+        return (
+            b"data: "
+            + json.dumps(
+                {"output_ids": ids, "meta_info": meta | {"output_token_logprobs": entries}}
+            ).encode()
+            + b"\n\n"
+        )

@@ -22,26 +22,46 @@ from asyncrl.training.bundled import model_config
 
 QWEN = "Qwen3ForCausalLM"
 MODEL = ModelInfo("/m", "default", architectures=[QWEN])
-SERVER = ServerInfo("0.5.23", dtype="float32", skip_tokenizer_init=True, context_length=104, max_running_requests=9)
+SERVER = ServerInfo(
+    "0.5.23", dtype="float32", skip_tokenizer_init=True, context_length=104, max_running_requests=9
+)
 
 
 def test_a_server_that_fits_is_taken() -> None:
     refuse_other_model(MODEL, SERVER, architecture=QWEN, dtype="float32")
-    refuse_other_model(ModelInfo("/m", "1"), replace(SERVER, dtype="auto"), architecture=QWEN, dtype="float32")
+    refuse_other_model(
+        ModelInfo("/m", "1"), replace(SERVER, dtype="auto"), architecture=QWEN, dtype="float32"
+    )
     refuse_other_start(SERVER, context_tokens=96, slots=8)
     for version in ("0.5.23.post1", "0.5.100", "0.6", "1.0.0rc1"):
-        refuse_other_start(replace(SERVER, version=version, context_length=None, max_running_requests=None), context_tokens=96, slots=8)
+        refuse_other_start(
+            replace(SERVER, version=version, context_length=None, max_running_requests=None),
+            context_tokens=96,
+            slots=8,
+        )
 
 
 @pytest.mark.parametrize(
     ("model", "architecture", "dtype", "said"),
     [
-        (MODEL, "GPT2LMHeadModel", "float32", r"it serves Qwen3ForCausalLM \(/m\), and the run's model is GPT2LMHeadModel"),
-        (MODEL, QWEN, "bfloat16", "computes in float32, and model.dtype is bfloat16: start it with --dtype bfloat16"),
+        (
+            MODEL,
+            "GPT2LMHeadModel",
+            "float32",
+            r"it serves Qwen3ForCausalLM \(/m\), and the run's model is GPT2LMHeadModel",
+        ),
+        (
+            MODEL,
+            QWEN,
+            "bfloat16",
+            "computes in float32, and model.dtype is bfloat16: start it with --dtype bfloat16",
+        ),
         (ModelInfo("/m", "1", is_generation=False), QWEN, "float32", "does not generate text"),
     ],
 )
-def test_another_model_is_refused(model: ModelInfo, architecture: str, dtype: str, said: str) -> None:
+def test_another_model_is_refused(
+    model: ModelInfo, architecture: str, dtype: str, said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         refuse_other_model(model, SERVER, architecture=architecture, dtype=dtype)
 
@@ -98,21 +118,47 @@ GOOD = {
 
 
 def check(url: str, *more: str) -> None:
-    sets = ["engine.kind=sglang", f'engine.sglang.urls=["{url}"]', "engine.context_tokens=96", "engine.slots=8", "task.train_size=20"]
-    preflight.check(preflight.resolved(load(None, [*sets, "task.eval_size=4", *more], {}), None, datetime(2026, 1, 2)), None, 2)
+    sets = [
+        "engine.kind=sglang",
+        f'engine.sglang.urls=["{url}"]',
+        "engine.context_tokens=96",
+        "engine.slots=8",
+        "task.train_size=20",
+    ]
+    preflight.check(
+        preflight.resolved(
+            load(None, [*sets, "task.eval_size=4", *more], {}), None, datetime(2026, 1, 2)
+        ),
+        None,
+        2,
+    )
 
 
-def test_a_run_looks_at_the_servers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_looks_at_the_servers_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with answering(GOOD) as url:
         check(url)
-        with pytest.raises(ConfigError, match=r"does not fit this run: it takes 9 requests .* start it with --max-running-requests 10"):
+        with pytest.raises(
+            ConfigError,
+            match=r"does not fit this run: it takes 9 requests .* start it with --max-running-requests 10",
+        ):
             check(url, "engine.slots=9")
     check(url)  # it is gone; one that is not there yet is waited for by its actor
-    other = GOOD | {"/model_info": {"model_path": "/m", "weight_version": "1", "architectures": ["GPT2LMHeadModel"]}}
+    other = GOOD | {
+        "/model_info": {
+            "model_path": "/m",
+            "weight_version": "1",
+            "architectures": ["GPT2LMHeadModel"],
+        }
+    }
     with answering(other) as url, pytest.raises(ConfigError, match="serves GPT2LMHeadModel"):
         check(url)
-    with answering({"/model_info": GOOD["/model_info"]}) as url, pytest.raises(ConfigError, match=r"cannot be used: .*404"):
+    with (
+        answering({"/model_info": GOOD["/model_info"]}) as url,
+        pytest.raises(ConfigError, match=r"cannot be used: .*404"),
+    ):
         check(url)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,5 @@
-"""Two servers behind a router are one engine: requests through the router, aborts to whoever has them."""
+"""Two servers behind a router are one engine: requests through the router, aborts to whoever has
+them."""
 
 from __future__ import annotations
 
@@ -48,7 +49,12 @@ class World:
 
     def tokens(self, rollout: int) -> list[tuple[int, int]]:
         """(version, id) of each."""
-        return [(chunk.version, id) for chunk in self.chunks if chunk.rollout == rollout for id in chunk.ids.tolist()]
+        return [
+            (chunk.version, id)
+            for chunk in self.chunks
+            if chunk.rollout == rollout
+            for id in chunk.ids.tolist()
+        ]
 
 
 @asynccontextmanager
@@ -67,7 +73,15 @@ async def world() -> AsyncIterator[World]:
             return 0.5
 
         routed = Routed(router, [a, b])
-        engine = SglangEngine(routed, load, slots=8, context_tokens=400, chunk_tokens=4, vocab_size=97, stop_ids=frozenset())
+        engine = SglangEngine(
+            routed,
+            load,
+            slots=8,
+            context_tokens=400,
+            chunk_tokens=4,
+            vocab_size=97,
+            stop_ids=frozenset(),
+        )
         found = World(engine, servers)
         nursery.start_soon(engine.run, found.emit)
         yield found
@@ -78,7 +92,9 @@ def ask(rollout: int, tokens: int = 40) -> Request:
     return Request(rollout, 0, rollout, np.array([rollout], np.int32), 0, tokens, 1.0, None)
 
 
-async def test_requests_are_shared_out_and_weights_reach_every_server(autojump_clock: MockClock) -> None:
+async def test_requests_are_shared_out_and_weights_reach_every_server(
+    autojump_clock: MockClock,
+) -> None:
     async with world() as w:
         await w.engine.load(0, {})
         w.engine.submit([ask(rollout) for rollout in range(8)])
@@ -94,7 +110,9 @@ async def test_requests_are_shared_out_and_weights_reach_every_server(autojump_c
             assert sorted(versions) == list(versions) and set(versions) == {0, 1}
 
 
-async def test_an_interrupt_reaches_the_server_that_has_the_request(autojump_clock: MockClock) -> None:
+async def test_an_interrupt_reaches_the_server_that_has_the_request(
+    autojump_clock: MockClock,
+) -> None:
     async with world() as w:
         await w.engine.load(0, {})
         w.engine.submit([ask(rollout, 300) for rollout in range(8)])
@@ -115,7 +133,9 @@ async def test_all_are_ready_or_it_is_not(autojump_clock: MockClock) -> None:
         assert not await w.engine._client.ready()
 
 
-async def test_the_first_error_of_calls_at_the_same_time_is_raised_alone(autojump_clock: MockClock) -> None:
+async def test_the_first_error_of_calls_at_the_same_time_is_raised_alone(
+    autojump_clock: MockClock,
+) -> None:
     ended: list[str] = []
 
     async def slow() -> None:

@@ -12,7 +12,9 @@ from asyncrl.training.bundled import new_model
 
 
 @given(st.integers(4, 5000), st.data())
-def test_the_text_is_the_same_every_time_and_of_ordinary_ids_alone(vocab_size: int, data: st.DataObject) -> None:
+def test_the_text_is_the_same_every_time_and_of_ordinary_ids_alone(
+    vocab_size: int, data: st.DataObject
+) -> None:
     special = data.draw(st.sets(st.integers(0, vocab_size - 1), max_size=vocab_size - 3))
     ids = text(vocab_size, special)
     assert ids.dtype == np.int32 and len(ids) == canary.TOKENS
@@ -41,7 +43,10 @@ def test_the_reference_is_that_of_the_weights_and_not_of_the_model_they_are_comp
 
 def test_compare() -> None:
     assert compare(7, [-1.0, -2.0], [-1.0, -2.25], 0.25) == 0.25
-    with pytest.raises(CanaryDied, match=r"version 7: .* differ by 0.5 .*\(token 2 of the canary: -2.5 for -2; 0.25 is rounding\)"):
+    with pytest.raises(
+        CanaryDied,
+        match=r"version 7: .* differ by 0.5 .*\(token 2 of the canary: -2.5 for -2; 0.25 is rounding\)",
+    ):
         compare(7, [-1.0, -2.0], [-1.0, -2.5], 0.25)
     for bad in (float("nan"), float("inf"), float("-inf")):
         with pytest.raises(CanaryDied, match=r"token 2 of the canary"):

@@ -1,4 +1,5 @@
-"""What is concluded from a server's checksums, over made-up servers that lay weights out as SGLang does, or in ways we do not know."""
+"""What is concluded from a server's checksums, over made-up servers that lay weights out as SGLang
+does, or in ways we do not know."""
 
 from __future__ import annotations
 
@@ -53,10 +54,18 @@ def held(weights: Weights, rank: int, ranks: int) -> Weights:
     vocabulary = torch.cat([weights["model.embed_tokens.weight"], torch.zeros(28, 8)])
     return {
         "model.embed_tokens.weight": vocabulary.chunk(ranks)[rank],
-        f"{LAYER}.self_attn.qkv_proj.weight": torch.cat([rows(f"{LAYER}.self_attn.{part}_proj.weight") for part in "qkv"]),
-        f"{LAYER}.self_attn.o_proj.weight": weights[f"{LAYER}.self_attn.o_proj.weight"].chunk(ranks, 1)[rank],
-        f"{LAYER}.mlp.gate_up_proj.weight": torch.cat([rows(f"{LAYER}.mlp.{part}_proj.weight") for part in ("gate", "up")]),
-        f"{LAYER}.mlp.down_proj.weight": weights[f"{LAYER}.mlp.down_proj.weight"].chunk(ranks, 1)[rank],
+        f"{LAYER}.self_attn.qkv_proj.weight": torch.cat(
+            [rows(f"{LAYER}.self_attn.{part}_proj.weight") for part in "qkv"]
+        ),
+        f"{LAYER}.self_attn.o_proj.weight": weights[f"{LAYER}.self_attn.o_proj.weight"].chunk(
+            ranks, 1
+        )[rank],
+        f"{LAYER}.mlp.gate_up_proj.weight": torch.cat(
+            [rows(f"{LAYER}.mlp.{part}_proj.weight") for part in ("gate", "up")]
+        ),
+        f"{LAYER}.mlp.down_proj.weight": weights[f"{LAYER}.mlp.down_proj.weight"].chunk(ranks, 1)[
+            rank
+        ],
         "model.norm.weight": weights["model.norm.weight"],
     }
 
@@ -66,10 +75,15 @@ def reports(server: Sequence[Weights], hashed: Hash = sha) -> list[dict[str, str
 
 
 def served(weights: Weights, ranks: int) -> list[Weights]:
-    return [{name: tensor.clone() for name, tensor in held(weights, rank, ranks).items()} for rank in range(ranks)]
+    return [
+        {name: tensor.clone() for name, tensor in held(weights, rank, ranks).items()}
+        for rank in range(ranks)
+    ]
 
 
-def publish(checks: Checks, weights: Weights, server: Sequence[Weights], hashed: Hash = sha) -> None:
+def publish(
+    checks: Checks, weights: Weights, server: Sequence[Weights], hashed: Hash = sha
+) -> None:
     checks.verify(checks.expect(weights), weights, reports(server, hashed))
 
 
@@ -90,7 +104,9 @@ def test_every_tensor_is_compared_byte_by_byte_once_its_layout_is_found(ranks: i
 
 def test_a_rank_that_missed_the_first_publication() -> None:
     checks = Checks(model(0), reports(served(model(9), 2)))
-    with pytest.raises(WrongWeights, match="is right on rank 0 and not on rank 1, and so on: 6 tensors are wrong"):
+    with pytest.raises(
+        WrongWeights, match="is right on rank 0 and not on rank 1, and so on: 6 tensors are wrong"
+    ):
         publish(checks, model(0), [served(model(0), 2)[0], served(model(9), 2)[1]])
 
 
@@ -118,6 +134,11 @@ def test_a_name_that_the_server_has_no_place_for() -> None:
     theirs = held(model(0), 0, 1).keys()
     parts = tuple(f"{LAYER}.self_attn.{part}_proj.weight" for part in "qkv")
     assert sources(model(0), theirs)[f"{LAYER}.self_attn.qkv_proj.weight"] == parts
-    for name in ("model.layers.1.mlp.up_proj.weight", f"{LAYER}.mlp.experts.0.gate_proj.weight", "lm_head.weight", "loose"):
+    for name in (
+        "model.layers.1.mlp.up_proj.weight",
+        f"{LAYER}.mlp.experts.0.gate_proj.weight",
+        "lm_head.weight",
+        "loose",
+    ):
         with pytest.raises(UnknownName, match=f"no parameter for {name}"):
             sources([*model(0), name], theirs)

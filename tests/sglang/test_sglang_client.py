@@ -1,5 +1,5 @@
-"""The client against servers that misbehave: every failure has a name, and every wait an end. (What a real server does is in
-`test_sglang_hazards`.)"""
+"""The client against servers that misbehave: every failure has a name, and every wait an end. (What
+a real server does is in `test_sglang_hazards`.)"""
 
 from __future__ import annotations
 
@@ -30,32 +30,54 @@ class Body(httpx2.AsyncByteStream):
         return self._parts()
 
 
-def answering(status: int, body: bytes | Callable[[], AsyncIterator[bytes]], asked: list[Any] | None = None) -> httpx2.MockTransport:
+def answering(
+    status: int, body: bytes | Callable[[], AsyncIterator[bytes]], asked: list[Any] | None = None
+) -> httpx2.MockTransport:
     async def handle(request: httpx2.Request) -> httpx2.Response:
         if asked is not None:
             asked.append((request.url.path, json.loads(await request.aread() or b"null")))
-        return httpx2.Response(status, stream=Body(body)) if callable(body) else httpx2.Response(status, content=body)
+        return (
+            httpx2.Response(status, stream=Body(body))
+            if callable(body)
+            else httpx2.Response(status, content=body)
+        )
 
     return httpx2.MockTransport(handle)
 
 
 def event(ids: list[int], done: int, *, finish: dict[str, Any] | None = None, **meta: Any) -> bytes:
     entries = [[-float(i), i, None] for i in ids]
-    head = {"id": RID, "finish_reason": finish, "completion_tokens": done, "weight_version": "3", "output_token_logprobs": entries}
+    head = {
+        "id": RID,
+        "finish_reason": finish,
+        "completion_tokens": done,
+        "weight_version": "3",
+        "output_token_logprobs": entries,
+    }
     return b"data: " + json.dumps({"output_ids": ids, "meta_info": head | meta}).encode() + b"\n\n"
 
 
 async def stream(transport: httpx2.AsyncBaseTransport, **settings: Any) -> list[StreamEvent]:
     async with Client.open(URL, transport=transport, **settings) as client:
-        return [e async for e in client.generate(RID, np.array([1, 2], np.int32), max_new_tokens=9, temperature=1.0)]
+        return [
+            e
+            async for e in client.generate(
+                RID, np.array([1, 2], np.int32), max_new_tokens=9, temperature=1.0
+            )
+        ]
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.data(), st.booleans())
-def test_a_stream_comes_out_as_increments_however_it_is_sent_and_cut(ids: list[int], data: st.DataObject, cumulative: bool) -> None:
+def test_a_stream_comes_out_as_increments_however_it_is_sent_and_cut(
+    ids: list[int], data: st.DataObject, cumulative: bool
+) -> None:
     ends = sorted({*data.draw(st.lists(st.integers(1, len(ids)), max_size=5)), len(ids)})
     starts = [0, *ends[:-1]]
     sent = (
-        b"".join(event(ids[0 if cumulative else a : b], b) for a, b in zip(starts, ends, strict=True)) + b": a remark\n\ndata: [DONE]\n\n"
+        b"".join(
+            event(ids[0 if cumulative else a : b], b) for a, b in zip(starts, ends, strict=True)
+        )
+        + b": a remark\n\ndata: [DONE]\n\n"
     )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=20)))
     events, increments, got = StreamEvents(), Increments(), []
@@ -70,9 +92,18 @@ def test_a_stream_comes_out_as_increments_however_it_is_sent_and_cut(ids: list[i
 def test_the_last_event_of_an_aborted_request_repeats_and_adds_nothing() -> None:
     increments = Increments()
     first = increments.read(event([5, 6], 2)[6:])
-    for repeated in ([5, 6], [6]):  # as a server says it that sends all each time, and one that sends news
-        last = increments.read(event(repeated, 2, finish={"type": "abort", "message": "Abort in waiting queue"})[6:])
-        assert isinstance(first, StreamEvent) and isinstance(last, StreamEvent) and last.ending is not None
+    for repeated in (
+        [5, 6],
+        [6],
+    ):  # as a server says it that sends all each time, and one that sends news
+        last = increments.read(
+            event(repeated, 2, finish={"type": "abort", "message": "Abort in waiting queue"})[6:]
+        )
+        assert (
+            isinstance(first, StreamEvent)
+            and isinstance(last, StreamEvent)
+            and last.ending is not None
+        )
         assert (last.start, len(last.ids), last.ending.type) == (2, 0, "abort")
 
 
@@ -85,7 +116,10 @@ def test_a_log_probability_that_is_no_number_stays_none() -> None:
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (event([5, 6], 2).replace(b"[-6.0, 6, null]", b"").replace(b"], ]", b"]]"), "1 log-probabilities where 2 are new"),
+        (
+            event([5, 6], 2).replace(b"[-6.0, 6, null]", b"").replace(b"], ]", b"]]"),
+            "1 log-probabilities where 2 are new",
+        ),
         (event([5, 6], 3), "2 ids where 3 are new"),
         (event([5], 1) + event([5], 0), "took back tokens: 0 after 1"),
         (event([5], 1).replace(b"-5.0, 5", b"-5.0, 4"), "log-probabilities of other tokens"),
@@ -120,7 +154,9 @@ async def test_a_stream_that_breaks_off_is_named_after_its_tokens() -> None:
     got = []
     with pytest.raises(ServerGone, match="broke off the stream of request 0000"):
         async with Client.open(URL, transport=answering(200, parts)) as client:
-            async for e in client.generate(RID, np.array([1], np.int32), max_new_tokens=9, temperature=1.0):
+            async for e in client.generate(
+                RID, np.array([1], np.int32), max_new_tokens=9, temperature=1.0
+            ):
                 got.append(e)
     assert [e.ids.tolist() for e in got] == [[5]]
 
@@ -153,15 +189,21 @@ async def test_a_refusal_inside_a_stream_is_one(sent: bytes, status: int) -> Non
     ],
 )
 @pytest.mark.parametrize("status", [400, 401, 422, 503])
-async def test_what_a_server_says_against_a_call_is_passed_on(body: bytes, said: str, status: int) -> None:
+async def test_what_a_server_says_against_a_call_is_passed_on(
+    body: bytes, said: str, status: int
+) -> None:
     async with Client.open(URL, transport=answering(status, body)) as client:
-        with pytest.raises(RequestRefused, match=f"{URL}/begin_weight_update was refused with {status}: .*{said}") as caught:
+        with pytest.raises(
+            RequestRefused, match=f"{URL}/begin_weight_update was refused with {status}: .*{said}"
+        ) as caught:
             await client.begin_update()
     assert caught.value.status == status
 
 
 async def test_a_failure_told_with_status_200_is_one() -> None:
-    async with Client.open(URL, transport=answering(200, b'{"success": false, "message": "shape"}')) as client:
+    async with Client.open(
+        URL, transport=answering(200, b'{"success": false, "message": "shape"}')
+    ) as client:
         with pytest.raises(RequestRefused, match="shape"):
             await client.update(["a"], ["float32"], [[1]], group="g", version=4, flush=True)
 
@@ -181,8 +223,14 @@ async def test_a_server_that_hangs_costs_a_bounded_time(autojump_clock: trio.abc
         await trio.sleep_forever()
         raise AssertionError
 
-    async with Client.open(URL, transport=httpx2.MockTransport(hang), deadline_s=7.0, silence_s=70.0) as client:
-        for call, seconds in ((client.model_info, 7.0), (client.end_update, 70.0), (lambda: client.pause("abort"), 70.0)):
+    async with Client.open(
+        URL, transport=httpx2.MockTransport(hang), deadline_s=7.0, silence_s=70.0
+    ) as client:
+        for call, seconds in (
+            (client.model_info, 7.0),
+            (client.end_update, 70.0),
+            (lambda: client.pause("abort"), 70.0),
+        ):
             begun = trio.current_time()
             with pytest.raises(ServerGone, match=f"did not answer within {seconds:g} s"):
                 await call()
@@ -194,13 +242,17 @@ async def test_a_server_that_hangs_costs_a_bounded_time(autojump_clock: trio.abc
         assert trio.current_time() - begun == pytest.approx(100.0)
 
 
-async def test_a_server_that_was_left_paused_is_there_and_not_ready(autojump_clock: trio.abc.Clock) -> None:
+async def test_a_server_that_was_left_paused_is_there_and_not_ready(
+    autojump_clock: trio.abc.Clock,
+) -> None:
     """Or refuses to say what it is, while it starts."""
     paused, starting = {"/ready": 503, "/model_info": 200}, {"/ready": 503, "/model_info": 503}
 
     def serve(status: dict[str, int]) -> httpx2.MockTransport:
         body = b'{"model_path": "/m", "weight_version": "3"}'
-        return httpx2.MockTransport(lambda request: httpx2.Response(status[request.url.path], content=body))
+        return httpx2.MockTransport(
+            lambda request: httpx2.Response(status[request.url.path], content=body)
+        )
 
     async with Client.open("http://s:1", transport=serve(paused)) as client:
         assert not await client.ready() and await client.answers()
@@ -214,10 +266,14 @@ async def test_a_server_that_was_left_paused_is_there_and_not_ready(autojump_clo
 
 
 async def test_a_server_that_is_not_there_or_stops_speaking_is_gone() -> None:
-    """Over real sockets: nobody listens; one accepts and says nothing; one breaks off in the middle of an event."""
+    """Over real sockets: nobody listens; one accepts and says nothing; one breaks off in the middle
+    of an event."""
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listeners[0].socket.getsockname()[1]
-    mute, answers = trio.Event(), iter([None, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\ndata:\r\n"])
+    mute, answers = (
+        trio.Event(),
+        iter([None, b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\ndata:\r\n"]),
+    )
 
     async def serve(connection: trio.SocketStream) -> None:
         async with connection:
@@ -246,13 +302,20 @@ async def test_a_server_that_is_not_there_or_stops_speaking_is_gone() -> None:
 
 async def test_requests_say_what_was_asked() -> None:
     asked: list[Any] = []
-    transport = answering(200, b'{"success": true, "message": "", "ranks": [{"checksums": {"w": "ab"}, "per_gpu_checksum": "cd"}]}', asked)
+    transport = answering(
+        200,
+        b'{"success": true, "message": "", "ranks": [{"checksums": {"w": "ab"}, '
+        b'"per_gpu_checksum": "cd"}]}',
+        asked,
+    )
     async with Client.open(URL, transport=transport) as client:
         await client.abort(RID)
         await client.abort_all()
         await client.pause("in_place")
         await client.init_group("10.0.0.1", 5000, 3, "g", "gloo")
-        await client.update(["a", "b"], ["float32"] * 2, [(2, 3), ()], group="g", version=12, flush=False)
+        await client.update(
+            ["a", "b"], ["float32"] * 2, [(2, 3), ()], group="g", version=12, flush=False
+        )
         await client.update_from_disk("/m", 4, flush=True)
         assert [rank.checksums for rank in await client.checksums()] == [{"w": "ab"}]
     assert asked == [
@@ -282,7 +345,10 @@ async def test_requests_say_what_was_asked() -> None:
                 "load_format": "flattened_bucket",
             },
         ),
-        ("/update_weights_from_disk", {"model_path": "/m", "weight_version": "4", "flush_cache": True}),
+        (
+            "/update_weights_from_disk",
+            {"model_path": "/m", "weight_version": "4", "flush_cache": True},
+        ),
         ("/weights_checker", {"action": "checksum"}),
     ]
 

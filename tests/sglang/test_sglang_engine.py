@@ -1,5 +1,5 @@
-"""The engine over a server that decodes in virtual time: what it promises whatever the server does. (Over a real server:
-`test_sglang_hazards`.)"""
+"""The engine over a server that decodes in virtual time: what it promises whatever the server does.
+(Over a real server: `test_sglang_hazards`.)"""
 
 from __future__ import annotations
 
@@ -27,25 +27,38 @@ WEIGHTS: dict[str, Any] = {}
 class World(Collected):
     """An engine over a fake server, and everything that it emitted."""
 
-    def __init__(self, server: FakeServer, engine: SglangEngine, idle: list[tuple[str, float]]) -> None:
+    def __init__(
+        self, server: FakeServer, engine: SglangEngine, idle: list[tuple[str, float]]
+    ) -> None:
         super().__init__()
         self.server, self.engine, self.idle = server, engine, idle
 
     def truth(self, request: Request) -> list[tuple[int, int, float]]:
-        """(version, id, log-probability) of the response from the prefix on, after looking at each chunk."""
+        """(version, id, log-probability) of the response from the prefix on, after looking at each
+        chunk."""
         found: list[tuple[int, int, float]] = []
         for chunk in self.chunks(request.rollout):
             assert chunk.start == request.prefix_tokens + len(found)
             assert len(chunk.ids) == len(chunk.behaviour) and chunk.attempt == request.attempt
             assert chunk.ids.dtype == np.int32 and chunk.behaviour.dtype == np.float32
-            found += [(chunk.version, i, b) for i, b in zip(chunk.ids.tolist(), chunk.behaviour.tolist(), strict=True)]
+            found += [
+                (chunk.version, i, b)
+                for i, b in zip(chunk.ids.tolist(), chunk.behaviour.tolist(), strict=True)
+            ]
         for index, (version, sampled, behaviour) in enumerate(found, request.prefix_tokens):
             assert (sampled, behaviour) == (token(int(request.ids[0]), index), -version)
         return found
 
 
 @asynccontextmanager
-async def world(*, mode: str = "retract", load_s: float = 0.5, slots: int = 4, running: bool = True, **server: Any) -> AsyncIterator[World]:
+async def world(
+    *,
+    mode: str = "retract",
+    load_s: float = 0.5,
+    slots: int = 4,
+    running: bool = True,
+    **server: Any,
+) -> AsyncIterator[World]:
     fake = FakeServer(**server)
     idle: list[tuple[str, float]] = []
     async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
@@ -79,7 +92,15 @@ def cached(server: FakeServer) -> list[str]:
     return [version for _, version in keys]
 
 
-def ask(rollout: int, *, prompt: int = 1, prefix: int = 0, budget: int = 20, version: int | None = None, attempt: int = 0) -> Request:
+def ask(
+    rollout: int,
+    *,
+    prompt: int = 1,
+    prefix: int = 0,
+    budget: int = 20,
+    version: int | None = None,
+    attempt: int = 0,
+) -> Request:
     """`prompt` is the only id of the prompt, and of the response `prefix` tokens are known."""
     ids = [prompt, *(token(prompt, i) for i in range(prefix))]
     return Request(rollout, attempt, rollout, np.array(ids, np.int32), prefix, budget, 1.0, version)
@@ -90,7 +111,9 @@ def test_it_is_an_engine() -> None:
     assert engine
 
 
-async def test_it_goes_on_while_a_load_is_prepared_and_stops_when_weights_change(autojump_clock: MockClock) -> None:
+async def test_it_goes_on_while_a_load_is_prepared_and_stops_when_weights_change(
+    autojump_clock: MockClock,
+) -> None:
     """Of several servers behind one engine each says when it stops."""
     async with world() as w:
         await w.engine.load(0, WEIGHTS)
@@ -114,7 +137,9 @@ async def test_it_goes_on_while_a_load_is_prepared_and_stops_when_weights_change
         assert {version for version, *_ in w.truth(ask(0, budget=300))} == {0, 1}
 
 
-async def test_requests_wait_for_the_first_load_and_then_for_a_slot(autojump_clock: MockClock) -> None:
+async def test_requests_wait_for_the_first_load_and_then_for_a_slot(
+    autojump_clock: MockClock,
+) -> None:
     async with world(slots=3) as w:
         requests = [ask(i, prompt=i) for i in range(8)]
         w.engine.submit(requests)
@@ -124,7 +149,11 @@ async def test_requests_wait_for_the_first_load_and_then_for_a_slot(autojump_clo
         await w.ended(*range(8))
         assert w.server.most == 3
         sent = [body["input_ids"][0] for body in w.server.paths("/generate")]
-        assert [sorted(sent[a : a + 3]) for a in (0, 3, 6)] == [[0, 1, 2], [3, 4, 5], [6, 7]]  # first come, first served
+        assert [sorted(sent[a : a + 3]) for a in (0, 3, 6)] == [
+            [0, 1, 2],
+            [3, 4, 5],
+            [6, 7],
+        ]  # first come, first served
         assert set(w.finishes().values()) == {"length"}
         assert all(len(w.truth(request)) == 20 for request in requests)
         assert len({body["rid"] for body in w.server.paths("/generate")}) == 8
@@ -138,10 +167,23 @@ async def test_what_is_sent_says_what_was_asked(autojump_clock: MockClock) -> No
         w.engine.submit([ask(1, prompt=5, prefix=3, budget=10)])
         await w.ended(1)
         (body,) = w.server.paths("/generate")
-        assert body["input_ids"] == [5, 5, 6, 7] and body["return_logprob"] and body["stream"] and cached(w.server) == ["7"]
+        assert (
+            body["input_ids"] == [5, 5, 6, 7]
+            and body["return_logprob"]
+            and body["stream"]
+            and cached(w.server) == ["7"]
+        )
         sampling = body["sampling_params"]
-        assert sampling["max_new_tokens"] == 10 and sampling["temperature"] == 1.0 and sampling["stop_token_ids"] == [96]
-        assert sampling["stream_interval"] == 8 and (sampling["top_p"], sampling["top_k"], sampling["min_p"]) == (1.0, -1, 0.0)
+        assert (
+            sampling["max_new_tokens"] == 10
+            and sampling["temperature"] == 1.0
+            and sampling["stop_token_ids"] == [96]
+        )
+        assert sampling["stream_interval"] == 8 and (
+            sampling["top_p"],
+            sampling["top_k"],
+            sampling["min_p"],
+        ) == (1.0, -1, 0.0)
 
 
 async def test_the_stop_id_is_part_of_the_tokens(autojump_clock: MockClock) -> None:
@@ -163,7 +205,9 @@ async def test_many_streams_leave_in_few_frames(autojump_clock: MockClock) -> No
 
 
 @pytest.mark.parametrize("mode", ["retract", "abort"])
-async def test_loads_amid_decoding_leave_every_token_under_its_version(mode: str, autojump_clock: MockClock) -> None:
+async def test_loads_amid_decoding_leave_every_token_under_its_version(
+    mode: str, autojump_clock: MockClock
+) -> None:
     async with world(mode=mode) as w:
         await w.engine.load(0, WEIGHTS)
         requests = [ask(i, prompt=i * 3, budget=60) for i in range(6)]
@@ -180,7 +224,9 @@ async def test_loads_amid_decoding_leave_every_token_under_its_version(mode: str
         assert set(cached(w.server)) == ({"0", "1", "2"} if mode == "abort" else {"0", "2"})
 
 
-async def test_what_is_held_back_for_long_is_told_by_a_cut(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_held_back_for_long_is_told_by_a_cut(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("asyncrl.engines.sglang.engine.HELD", 30)
     async with world() as w:
         await w.engine.load(0, WEIGHTS)
@@ -197,7 +243,9 @@ async def test_what_is_held_back_for_long_is_told_by_a_cut(autojump_clock: MockC
         assert cached(w.server) == ["0", "0", "1"]
 
 
-async def test_nothing_leaves_and_nothing_is_sent_while_a_load_is_under_way(autojump_clock: MockClock) -> None:
+async def test_nothing_leaves_and_nothing_is_sent_while_a_load_is_under_way(
+    autojump_clock: MockClock,
+) -> None:
     async with world(load_s=10.0, slots=4) as w:
         await w.engine.load(0, WEIGHTS)
         w.engine.submit([ask(1, budget=50), ask(2, budget=50)])
@@ -225,7 +273,9 @@ async def test_what_a_failed_load_may_have_decoded_never_leaves(autojump_clock: 
         stop()
         await fake.load(version, 0.5)
         if version:
-            await trio.sleep(1.0)  # it decodes again, and only then it turns out that the weights are wrong
+            await trio.sleep(
+                1.0
+            )  # it decodes again, and only then it turns out that the weights are wrong
             raise Unverified
         return 0.5
 
@@ -233,7 +283,15 @@ async def test_what_a_failed_load_may_have_decoded_never_leaves(autojump_clock: 
         frames.append(chunks)
 
     async with Client.open(URL, transport=fake) as client, trio.open_nursery() as nursery:
-        engine = SglangEngine(client, load, slots=4, context_tokens=400, chunk_tokens=8, vocab_size=97, stop_ids=frozenset())
+        engine = SglangEngine(
+            client,
+            load,
+            slots=4,
+            context_tokens=400,
+            chunk_tokens=8,
+            vocab_size=97,
+            stop_ids=frozenset(),
+        )
         nursery.start_soon(engine.run, emit)
         await engine.load(0, WEIGHTS)
         engine.submit([ask(1, budget=300)])
@@ -245,7 +303,9 @@ async def test_what_a_failed_load_may_have_decoded_never_leaves(autojump_clock: 
         nursery.cancel_scope.cancel()
 
 
-async def test_an_interrupt_ends_with_what_was_sampled_and_is_confirmed(autojump_clock: MockClock) -> None:
+async def test_an_interrupt_ends_with_what_was_sampled_and_is_confirmed(
+    autojump_clock: MockClock,
+) -> None:
     async with world(slots=2) as w:
         await w.engine.load(0, WEIGHTS)
         requests = [ask(i, prompt=i, budget=300) for i in range(4)]
@@ -280,7 +340,9 @@ async def test_an_abort_that_is_not_heeded_is_said_again_and_then_the_connection
         assert w.finishes() == {1: "interrupted"} and "its connection is closed" in caplog.text
 
 
-async def test_a_request_that_was_not_heard_of_is_closed_rather_than_aborted(autojump_clock: MockClock) -> None:
+async def test_a_request_that_was_not_heard_of_is_closed_rather_than_aborted(
+    autojump_clock: MockClock,
+) -> None:
     async with world() as w:
         w.server.faults[1] = ("hang", 0)
         await w.engine.load(0, WEIGHTS)
@@ -288,7 +350,11 @@ async def test_a_request_that_was_not_heard_of_is_closed_rather_than_aborted(aut
         await trio.sleep(1)
         w.engine.interrupt([1])
         await w.ended(1)
-        assert not w.server.paths("/abort_request") and not w.server.running and w.finishes() == {1: "interrupted"}
+        assert (
+            not w.server.paths("/abort_request")
+            and not w.server.running
+            and w.finishes() == {1: "interrupted"}
+        )
 
 
 async def test_what_the_server_ended_unasked_goes_on(autojump_clock: MockClock) -> None:
@@ -304,7 +370,10 @@ async def test_what_the_server_ended_unasked_goes_on(autojump_clock: MockClock) 
         assert w.finishes() == {1: "length"} and len(w.truth(request)) == 50
         sent = w.server.paths("/generate")
         assert len(sent) == 4
-        assert all(len(body["input_ids"]) + body["sampling_params"]["max_new_tokens"] == 55 for body in sent)
+        assert all(
+            len(body["input_ids"]) + body["sampling_params"]["max_new_tokens"] == 55
+            for body in sent
+        )
 
 
 async def test_a_request_that_gets_nowhere_is_given_back(autojump_clock: MockClock) -> None:
@@ -319,16 +388,22 @@ async def test_a_request_that_gets_nowhere_is_given_back(autojump_clock: MockClo
         assert w.finishes() == {1: "interrupted"} and len(w.server.paths("/generate")) == 3
 
 
-async def test_a_pinned_request_is_served_under_its_version_or_not_at_all(autojump_clock: MockClock) -> None:
+async def test_a_pinned_request_is_served_under_its_version_or_not_at_all(
+    autojump_clock: MockClock,
+) -> None:
     async with world() as w:
         await w.engine.load(3, WEIGHTS, pin=True)
         pinned = ask(1, budget=100, version=3)
-        w.engine.submit([pinned, ask(2, version=2), ask(4, budget=90, version=3), ask(5, budget=300, version=3)])
+        w.engine.submit(
+            [pinned, ask(2, version=2), ask(4, budget=90, version=3), ask(5, budget=300, version=3)]
+        )
         await w.ended(2, 4)
         assert w.finishes() == {2: "interrupted", 4: "length"}
         await w.engine.load(4, WEIGHTS)
         await w.ended(5)
-        assert {version for version, _, _ in w.truth(pinned)} == {3} and {chunk.version for chunk in w.chunks(5)} == {3}
+        assert {version for version, _, _ in w.truth(pinned)} == {3} and {
+            chunk.version for chunk in w.chunks(5)
+        } == {3}
         w.engine.submit([ask(6, version=3), ask(7, version=4, budget=300)])
         await w.ended(6)
         await trio.sleep(0.5)
@@ -347,7 +422,11 @@ async def test_a_pinned_request_is_served_under_its_version_or_not_at_all(autoju
     ],
 )
 async def test_a_stream_that_cannot_be_told_is_given_back_with_what_was_certain(
-    fault: tuple[str, int], said: str, told: int, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    fault: tuple[str, int],
+    said: str,
+    told: int,
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with world() as w:
         w.server.faults[1] = fault
@@ -362,7 +441,9 @@ async def test_a_stream_that_cannot_be_told_is_given_back_with_what_was_certain(
 
 
 @pytest.mark.parametrize("fault", ["nan", "foreign"])
-async def test_what_no_engine_can_have_sampled_is_passed_on_for_the_coordinator_to_name(fault: str, autojump_clock: MockClock) -> None:
+async def test_what_no_engine_can_have_sampled_is_passed_on_for_the_coordinator_to_name(
+    fault: str, autojump_clock: MockClock
+) -> None:
     async with world() as w:
         w.server.faults[1] = (fault, 19)
         await w.engine.load(0, WEIGHTS)
@@ -396,7 +477,10 @@ async def test_requests_that_the_server_refuses_are_given_back_and_say_nothing_o
         await w.engine.load(0, WEIGHTS)
         w.engine.submit([ask(i, prompt=i) for i in range(9)])
         await w.ended(*range(9))
-        assert w.finishes() == dict.fromkeys(range(8), "interrupted") | {8: "length"} and "too long" in caplog.text
+        assert (
+            w.finishes() == dict.fromkeys(range(8), "interrupted") | {8: "length"}
+            and "too long" in caplog.text
+        )
 
 
 async def test_a_server_that_died_ends_the_engine(autojump_clock: MockClock) -> None:
@@ -409,11 +493,17 @@ async def test_a_server_that_died_ends_the_engine(autojump_clock: MockClock) -> 
             w.server.die()
 
         nursery.start_soon(kill)
-        with pytest.RaisesGroup(pytest.RaisesExc(ServerGone, match="not there or died"), allow_unwrapped=False, flatten_subgroups=True):
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(ServerGone, match="not there or died"),
+            allow_unwrapped=False,
+            flatten_subgroups=True,
+        ):
             await w.engine.run(w.emit)
 
 
-async def test_a_server_that_somebody_else_paused_is_no_endless_wait(autojump_clock: MockClock) -> None:
+async def test_a_server_that_somebody_else_paused_is_no_endless_wait(
+    autojump_clock: MockClock,
+) -> None:
     async with world(running=False) as w, trio.open_nursery() as nursery:
 
         async def pause() -> None:
@@ -428,7 +518,9 @@ async def test_a_server_that_somebody_else_paused_is_no_endless_wait(autojump_cl
         assert trio.current_time() - begun < 2 * PATIENCE_S
 
 
-async def test_a_long_load_or_a_long_rest_is_not_taken_for_a_pause_by_somebody_else(autojump_clock: MockClock) -> None:
+async def test_a_long_load_or_a_long_rest_is_not_taken_for_a_pause_by_somebody_else(
+    autojump_clock: MockClock,
+) -> None:
     async with world(load_s=500.0) as w:
         await w.engine.load(0, WEIGHTS)
         w.engine.submit([ask(1, budget=100)])
@@ -443,9 +535,17 @@ async def test_a_long_load_or_a_long_rest_is_not_taken_for_a_pause_by_somebody_e
 
 
 @pytest.mark.parametrize(
-    "request_", [ask(1, prompt=97), ask(1, prompt=-1), ask(1, budget=400), Request(1, 0, 0, np.zeros(0, np.int32), 0, 1, 1.0)]
+    "request_",
+    [
+        ask(1, prompt=97),
+        ask(1, prompt=-1),
+        ask(1, budget=400),
+        Request(1, 0, 0, np.zeros(0, np.int32), 0, 1, 1.0),
+    ],
 )
-async def test_what_the_server_could_not_take_never_reaches_it(request_: Request, autojump_clock: MockClock) -> None:
+async def test_what_the_server_could_not_take_never_reaches_it(
+    request_: Request, autojump_clock: MockClock
+) -> None:
     async with world() as w:
         await w.engine.load(0, WEIGHTS)
         with pytest.raises(ValueError, match="rollout 1"):
@@ -463,7 +563,9 @@ async def test_a_load_without_weights_is_refused() -> None:
 @st.composite
 def lives(draw: st.DrawFn) -> list[tuple[float, str, int]]:
     """What happens to an engine, when: requests, interrupts, loads, and aborts by others."""
-    kinds = st.sampled_from(["submit", "submit", "submit", "interrupt", "load", "abort_all", "break"])
+    kinds = st.sampled_from(
+        ["submit", "submit", "submit", "interrupt", "load", "abort_all", "break"]
+    )
     times = st.floats(0.0, 3.0).map(lambda at: round(at, 3))
     return sorted(draw(st.lists(st.tuples(times, kinds, st.integers(0, 9)), max_size=25)))
 
@@ -474,7 +576,10 @@ def test_whatever_happens_every_request_ends_once_and_every_token_is_the_truth(
     events: list[tuple[float, str, int]], mode: str, slots: int
 ) -> None:
     async def live() -> None:
-        async with world(mode=mode, slots=slots, load_s=0.2) as w, Client.open(URL, transport=w.server) as somebody:
+        async with (
+            world(mode=mode, slots=slots, load_s=0.2) as w,
+            Client.open(URL, transport=w.server) as somebody,
+        ):
             await w.engine.load(0, WEIGHTS)
             requests: list[Request] = []
             version, begun = 0, trio.current_time()
@@ -482,7 +587,14 @@ def test_whatever_happens_every_request_ends_once_and_every_token_is_the_truth(
                 await trio.sleep_until(begun + at)
                 match kind:
                     case "submit":
-                        requests.append(ask(len(requests), prompt=choice, prefix=choice % 3, budget=10 * choice + 1))
+                        requests.append(
+                            ask(
+                                len(requests),
+                                prompt=choice,
+                                prefix=choice % 3,
+                                budget=10 * choice + 1,
+                            )
+                        )
                         w.engine.submit([requests[-1]])
                     case "interrupt":
                         w.engine.interrupt([choice])
@@ -499,7 +611,9 @@ def test_whatever_happens_every_request_ends_once_and_every_token_is_the_truth(
                 assert versions == sorted(versions)
                 finish = w.finishes()[request.rollout]
                 assert finish in ("length", "stop", "interrupted")
-                assert (len(found) == request.max_new_tokens) == (finish == "length") or finish == "interrupted"
+                assert (len(found) == request.max_new_tokens) == (
+                    finish == "length"
+                ) or finish == "interrupted"
             assert w.server.most <= slots and not w.server.running
 
     trio.run(live, clock=MockClock(autojump_threshold=0))

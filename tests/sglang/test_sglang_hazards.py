@@ -1,7 +1,8 @@
-"""What is known of the real server, and what of it is dangerous: each hazard is provoked, and the engine shown to be safe from it.
+"""What is known of the real server, and what of it is dangerous: each hazard is provoked, and the
+engine shown to be safe from it.
 
-Numbers are those of issue 5's list. Hazards 4 to 7, 12 and 14 concern weights and processes: `test_sglang_publication` and
-`test_sglang_servers`.
+Numbers are those of issue 5's list. Hazards 4 to 7, 12 and 14 concern weights and processes:
+`test_sglang_publication` and `test_sglang_servers`.
 """
 
 from __future__ import annotations
@@ -65,13 +66,22 @@ async def holds(client: Client, running: int, queued: int = 0) -> None:
 
 
 async def slow(client: Client, seconds: float | None) -> None:
-    """Have each forward pass take so much longer, so that there is time to do something beside it."""
+    """Have each forward pass take so much longer, so that there is time to do something beside
+    it."""
     async with httpx2.AsyncClient(trust_env=False) as http:
-        assert (await http.post(f"{client.url}/slow_down", json={"forward_sleep_time": seconds}, timeout=60)).status_code == 200
+        assert (
+            await http.post(
+                f"{client.url}/slow_down", json={"forward_sleep_time": seconds}, timeout=60
+            )
+        ).status_code == 200
 
 
-def stream(client: Client, rid: str, *, budget: int = 24, temperature: float = 0.0, **more: Any) -> aclosing[Any]:
-    return aclosing(client.generate(rid, PROMPT, max_new_tokens=budget, temperature=temperature, **more))
+def stream(
+    client: Client, rid: str, *, budget: int = 24, temperature: float = 0.0, **more: Any
+) -> aclosing[Any]:
+    return aclosing(
+        client.generate(rid, PROMPT, max_new_tokens=budget, temperature=temperature, **more)
+    )
 
 
 async def read(client: Client, rid: str, **more: Any) -> list[StreamEvent]:
@@ -91,16 +101,27 @@ class Response(NamedTuple):
 def whole(parts: Sequence[StreamEvent] | Sequence[Chunk]) -> Response:
     """All tokens, which must follow one another."""
     counts = [len(part.ids) for part in parts]
-    assert [part.start - parts[0].start for part in parts] == [sum(counts[:place]) for place in range(len(parts))]
-    return Response(np.concatenate([part.ids for part in parts]), np.concatenate([part.behaviour for part in parts]))
+    assert [part.start - parts[0].start for part in parts] == [
+        sum(counts[:place]) for place in range(len(parts))
+    ]
+    return Response(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.behaviour for part in parts]),
+    )
 
 
-def computed(version: int, known: NDArray[np.int32], ids: NDArray[np.int32], temperature: float = 1.0) -> NDArray[np.float32]:
+def computed(
+    version: int, known: NDArray[np.int32], ids: NDArray[np.int32], temperature: float = 1.0
+) -> NDArray[np.float32]:
     """The log-probability of each of `ids` after `known`, as transformers has it."""
     both = torch.from_numpy(np.concatenate([known, ids]).astype(np.int64))
     with torch.no_grad():
         logits = new_model(SEED + version)(both[None]).logits[0, len(known) - 1 : -1]
-    return torch.log_softmax(logits / temperature, -1).gather(1, both[len(known) :, None])[:, 0].numpy()
+    return (
+        torch.log_softmax(logits / temperature, -1)
+        .gather(1, both[len(known) :, None])[:, 0]
+        .numpy()
+    )
 
 
 class Serving(Collected):
@@ -126,7 +147,9 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Loads are by disk; the engine asks `served`, which is the client unless given."""
 
-    async def load(version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]) -> float:
+    async def load(
+        version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]
+    ) -> float:
         stop()
         await client.pause(mode)
         await client.update_from_disk(str(policies[version]), version, flush=flush)
@@ -136,7 +159,13 @@ async def serving(
     async with trio.open_nursery() as nursery:
         stops = frozenset({END_ID})
         engine = SglangEngine(
-            served or client, load, slots=slots, context_tokens=2040, chunk_tokens=8, vocab_size=VOCABULARY, stop_ids=stops
+            served or client,
+            load,
+            slots=slots,
+            context_tokens=2040,
+            chunk_tokens=8,
+            vocab_size=VOCABULARY,
+            stop_ids=stops,
         )
         found = Serving(engine)
         nursery.start_soon(engine.run, found.emit)
@@ -146,35 +175,54 @@ async def serving(
         nursery.cancel_scope.cancel()
 
 
-def ask(rollout: int, *, ids: NDArray[np.int32] = PROMPT, prefix: int = 0, budget: int = 24, temperature: float = 0.0) -> Request:
+def ask(
+    rollout: int,
+    *,
+    ids: NDArray[np.int32] = PROMPT,
+    prefix: int = 0,
+    budget: int = 24,
+    temperature: float = 0.0,
+) -> Request:
     return Request(rollout, 0, rollout, ids, prefix, budget, temperature)
 
 
-# ---------------------------------------------------------------------------------------------------------------- the protocol
+# ------------------------------------------------------------------------------------ the protocol
 
 
 async def test_what_a_server_is_can_be_asked(client: Client) -> None:
     assert await client.ready()
     info = await client.server_info()
-    assert info.skip_tokenizer_init and info.tp_size == 1 and info.dtype == "float32" and info.version.startswith("0.")
+    assert (
+        info.skip_tokenizer_init
+        and info.tp_size == 1
+        and info.dtype == "float32"
+        and info.version.startswith("0.")
+    )
     served = await client.model_info()
     assert (served.weight_version, served.architectures) == ("0", ["Qwen3ForCausalLM"])
 
 
-async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(client: Client) -> None:
-    """Side by side, so that the server has greedy and sampled requests in one batch; greedy ones are given unscaled."""
+async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_from(
+    client: Client,
+) -> None:
+    """Side by side, so that the server has greedy and sampled requests in one batch; greedy ones
+    are given unscaled."""
     found: dict[int, Response] = {}
     temperatures = [0.0, 0.5, 1.0, 2.0, 0.0]
 
     async def one(place: int) -> None:
-        found[place] = whole(await read(client, name(place), temperature=temperatures[place], stop_ids=[END_ID]))
+        found[place] = whole(
+            await read(client, name(place), temperature=temperatures[place], stop_ids=[END_ID])
+        )
 
     async with trio.open_nursery() as nursery:
         for place in range(len(temperatures)):
             nursery.start_soon(one, place)
     for place, temperature in enumerate(temperatures):
         ids, behaviour = found[place]
-        np.testing.assert_allclose(behaviour, computed(0, PROMPT, ids, temperature or 1.0), atol=ROUNDING)
+        np.testing.assert_allclose(
+            behaviour, computed(0, PROMPT, ids, temperature or 1.0), atol=ROUNDING
+        )
     np.testing.assert_array_equal(found[0].ids, found[4].ids)
 
 
@@ -188,7 +236,9 @@ async def test_events_come_at_the_first_token_and_then_at_the_interval(client: C
     events = await read(client, name(1), budget=24, stream_interval=8)
     assert [len(event.ids) for event in events] == [1, 8, 8, 7]
     assert [event.ending and event.ending.type for event in events] == [None, None, None, "length"]
-    assert events[-1].spans is not None and [(s.version, s.start, s.end) for s in events[-1].spans] == [("0", 0, 24)]
+    assert events[-1].spans is not None and [
+        (s.version, s.start, s.end) for s in events[-1].spans
+    ] == [("0", 0, 24)]
 
 
 async def test_a_stop_id_is_the_last_token(client: Client) -> None:
@@ -199,15 +249,20 @@ async def test_a_stop_id_is_the_last_token(client: Client) -> None:
     np.testing.assert_array_equal(whole(events).ids, ids[: ids.tolist().index(stop) + 1])
 
 
-@pytest.mark.parametrize(("more", "said"), [({"budget": 5000}, "context length"), ({"temperature": -1.0}, "temperature")])
-async def test_what_the_server_does_not_take_is_named(client: Client, more: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("more", "said"), [({"budget": 5000}, "context length"), ({"temperature": -1.0}, "temperature")]
+)
+async def test_what_the_server_does_not_take_is_named(
+    client: Client, more: dict[str, Any], said: str
+) -> None:
     with pytest.raises(RequestRefused, match=said) as caught:
         await read(client, name(1), **more)
     assert caught.value.status == 400
 
 
 async def test_an_id_that_is_in_use_is_refused(client: Client) -> None:
-    """And the server aborts the request that has it, two seconds later: the engine never uses an id twice."""
+    """And the server aborts the request that has it, two seconds later: the engine never uses an id
+    twice."""
     await slow(client, 0.05)
     async with stream(client, name(1), budget=1000) as events:
         await anext(events)
@@ -217,16 +272,20 @@ async def test_an_id_that_is_in_use_is_refused(client: Client) -> None:
     assert endings[-1] is not None and endings[-1].type == "abort"
 
 
-async def test_a_request_without_a_token_is_an_error_before_it_is_sent(client: Client, policies: list[Path]) -> None:
+async def test_a_request_without_a_token_is_an_error_before_it_is_sent(
+    client: Client, policies: list[Path]
+) -> None:
     async with serving(client, policies) as s:
         with pytest.raises(ValueError, match="no prompt"):
             s.engine.submit([ask(1, ids=np.zeros(0, np.int32))])
 
 
-# ------------------------------------------------------------------------------------------------------------------ hazards
+# ----------------------------------------------------------------------------------------- hazards
 
 
-async def test_hazard_1_an_id_outside_the_vocabulary_does_not_reach_the_server(client: Client, policies: list[Path]) -> None:
+async def test_hazard_1_an_id_outside_the_vocabulary_does_not_reach_the_server(
+    client: Client, policies: list[Path]
+) -> None:
     async with serving(client, policies) as s:
         for bad in (VOCABULARY, -1, 2**31 - 1):
             with pytest.raises(ValueError, match="outside the vocabulary"):
@@ -249,15 +308,25 @@ async def test_hazard_1_because_it_kills_the_server(sglang_start: Callable[..., 
             got = [await anext(stopped), await anext(stopped)]
             await client.abort(name(2))
             got += [event async for event in stopped]
-        assert got[-1].ending is not None and got[-1].ending.type == "abort" and len(whole(got).ids) < 1000
+        assert (
+            got[-1].ending is not None
+            and got[-1].ending.type == "abort"
+            and len(whole(got).ids) < 1000
+        )
         with pytest.raises(ServerGone):
-            async with aclosing(client.generate(name(3), np.array([10**6], np.int32), max_new_tokens=4, temperature=1.0)) as fatal:
+            async with aclosing(
+                client.generate(
+                    name(3), np.array([10**6], np.int32), max_new_tokens=4, temperature=1.0
+                )
+            ) as fatal:
                 async for _ in fatal:
                     pass
         assert not await client.ready()
 
 
-async def test_hazard_2_an_abort_matches_beginnings_and_ours_are_all_of_one_length(client: Client, policies: list[Path]) -> None:
+async def test_hazard_2_an_abort_matches_beginnings_and_ours_are_all_of_one_length(
+    client: Client, policies: list[Path]
+) -> None:
     await slow(client, 0.03)
     async with stream(client, "p1", budget=500) as short, stream(client, "p10", budget=500) as long:
         await anext(short), await anext(long)
@@ -269,7 +338,9 @@ async def test_hazard_2_an_abort_matches_beginnings_and_ours_are_all_of_one_leng
         await s.until(lambda: len(s.chunks()) > 20)
         s.engine.interrupt([1])
         await s.ended(*range(1, 12))
-        assert [rollout for rollout, finish in s.finishes().items() if finish == "interrupted"] == [1]
+        assert [rollout for rollout, finish in s.finishes().items() if finish == "interrupted"] == [
+            1
+        ]
 
 
 async def test_hazard_3_an_abort_during_a_pause_is_lost(client: Client) -> None:
@@ -295,7 +366,9 @@ async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_ha
 ) -> None:
     paused, go = trio.Event(), trio.Event()
 
-    async def load(version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]) -> float:
+    async def load(
+        version: int, weights: Mapping[str, torch.Tensor], stop: Callable[[], None]
+    ) -> float:
         stop()
         await client.pause("retract")
         if version:
@@ -307,7 +380,15 @@ async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_ha
 
     await slow(client, 0.03)
     async with trio.open_nursery() as nursery:
-        engine = SglangEngine(client, load, slots=8, context_tokens=2040, chunk_tokens=8, vocab_size=VOCABULARY, stop_ids=frozenset())
+        engine = SglangEngine(
+            client,
+            load,
+            slots=8,
+            context_tokens=2040,
+            chunk_tokens=8,
+            vocab_size=VOCABULARY,
+            stop_ids=frozenset(),
+        )
         s = Serving(engine)
         nursery.start_soon(engine.run, s.emit)
         await engine.load(0, {})
@@ -324,13 +405,18 @@ async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_ha
         with trio.fail_after(30):
             await s.ended(1, 2, 3, 4)
         assert s.finishes() == {1: "interrupted", 2: "length", 3: "interrupted", 4: "length"}
-        assert len(s.response(1).ids) < 1000 and not len(s.response(3).ids) and {chunk.version for chunk in s.chunks(4)} == {1}
+        assert (
+            len(s.response(1).ids) < 1000
+            and not len(s.response(3).ids)
+            and {chunk.version for chunk in s.chunks(4)} == {1}
+        )
         await holds(client, 0)
         nursery.cancel_scope.cancel()
 
 
 class Heard(Routed):
-    """The server, and how many tokens it has sent: an engine holds back those of which it does not know yet whose they are."""
+    """The server, and how many tokens it has sent: an engine holds back those of which it does not
+    know yet whose they are."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client, [client])
@@ -338,7 +424,9 @@ class Heard(Routed):
         self._more = Pulse()
         self.generate = self._counted
 
-    async def _counted(self, rid: str, ids: NDArray[np.int32], **more: Any) -> AsyncGenerator[StreamEvent, None]:
+    async def _counted(
+        self, rid: str, ids: NDArray[np.int32], **more: Any
+    ) -> AsyncGenerator[StreamEvent, None]:
         async with aclosing(self._router.generate(rid, ids, **more)) as events:
             async for event in events:
                 self.tokens += len(event.ids)
@@ -352,25 +440,36 @@ class Heard(Routed):
             await self._more.wait()
 
 
-async def decoded_across_loads(client: Client, policies: list[Path], mode: Mode, *, flush: bool) -> tuple[set[int], float]:
-    """The versions that sampled six responses, during which weights changed twice, and by how much (nats) the log-probabilities that came
-    after a change differ from what those weights give to the whole text."""
+async def decoded_across_loads(
+    client: Client, policies: list[Path], mode: Mode, *, flush: bool
+) -> tuple[set[int], float]:
+    """The versions that sampled six responses, during which weights changed twice, and by how much
+    (nats) the log-probabilities that came after a change differ from what those weights give to the
+    whole text."""
     heard = Heard(client)
     await slow(client, 0.02)
     async with serving(client, policies, mode, flush=flush, served=heard) as s:
         s.engine.submit([ask(rollout, budget=150, temperature=1.0) for rollout in range(6)])
         for version in (1, 2):
-            await heard.more(6 * 12)  # more than what old weights sampled and is on its way, and few enough that no six responses end in it
+            await heard.more(
+                6 * 12
+                # more than what old weights sampled and is on its way, and few enough that no six
+                # responses end in it
+            )
             await s.engine.load(version, {})
         await s.ended(*range(6))
         gap, versions = 0.0, set()
         for rollout in range(6):
             ids, behaviour = s.response(rollout)
-            assert len(ids) == len(behaviour) and s.finishes()[rollout] == ("stop" if ids[-1] == END_ID else "length")
+            assert len(ids) == len(behaviour) and s.finishes()[rollout] == (
+                "stop" if ids[-1] == END_ID else "length"
+            )
             assert len(ids) == 150 or ids[-1] == END_ID
             for chunk in s.chunks(rollout):
                 versions.add(chunk.version)
-                found = computed(chunk.version, np.concatenate([PROMPT, ids[: chunk.start]]), chunk.ids)
+                found = computed(
+                    chunk.version, np.concatenate([PROMPT, ids[: chunk.start]]), chunk.ids
+                )
                 if chunk.version:
                     gap = max(gap, float(np.abs(chunk.behaviour - found).max(initial=0.0)))
                 else:
@@ -388,7 +487,9 @@ async def test_hazard_9_after_a_load_each_token_has_its_log_probability_under_it
     assert versions == {0, 1, 2} and gap < ROUNDING
 
 
-async def test_a_load_in_place_keeps_what_old_weights_wrote(client: Client, policies: list[Path]) -> None:
+async def test_a_load_in_place_keeps_what_old_weights_wrote(
+    client: Client, policies: list[Path]
+) -> None:
     versions, gap = await decoded_across_loads(client, policies, "in_place", flush=False)
     assert versions == {0, 1, 2} and gap > 100 * ROUNDING
 
@@ -401,7 +502,9 @@ async def test_hazard_8_a_retracted_request_finds_its_own_old_keys_and_values_wh
     assert gap > 100 * ROUNDING
 
 
-async def test_hazard_8_a_prompt_shared_across_versions_never_sees_old_keys_and_values(client: Client, policies: list[Path]) -> None:
+async def test_hazard_8_a_prompt_shared_across_versions_never_sees_old_keys_and_values(
+    client: Client, policies: list[Path]
+) -> None:
     long = np.resize(PROMPT, 200)
     async with serving(client, policies) as s:
         for version in (0, 1, 0, 2):
@@ -416,8 +519,11 @@ async def test_hazard_8_a_prompt_shared_across_versions_never_sees_old_keys_and_
             np.testing.assert_allclose(behaviour, computed(served, long, ids), atol=ROUNDING)
 
 
-async def test_hazard_8_which_a_server_left_alone_shows(client: Client, policies: list[Path]) -> None:
-    """Without a key by version and without a flush, new weights read the prompt that old ones wrote."""
+async def test_hazard_8_which_a_server_left_alone_shows(
+    client: Client, policies: list[Path]
+) -> None:
+    """Without a key by version and without a flush, new weights read the prompt that old ones
+    wrote."""
     await read(client, name(1))
     await client.update_from_disk(str(policies[1]), 1, flush=False)
     ids, behaviour = whole(await read(client, name(2)))
@@ -426,21 +532,30 @@ async def test_hazard_8_which_a_server_left_alone_shows(client: Client, policies
     np.testing.assert_allclose(behaviour, computed(1, PROMPT, keyed), atol=ROUNDING)
 
 
-async def test_hazard_10_everything_interrupted_ends_and_the_server_is_idle(client: Client, policies: list[Path]) -> None:
+async def test_hazard_10_everything_interrupted_ends_and_the_server_is_idle(
+    client: Client, policies: list[Path]
+) -> None:
     await slow(client, 0.03)
     async with serving(client, policies, slots=24) as s:
         for rollout in range(40):
             s.engine.submit([ask(rollout, budget=1500)])
             if rollout % 10 == 9:
-                await trio.sleep(0.05)  # some are decoding, some prefilled, some queued on the server, some in the engine
+                await trio.sleep(
+                    0.05
+                    # some are decoding, some prefilled, some queued on the server, some in the
+                    # engine
+                )
         s.engine.interrupt(range(40))
         await s.ended(*range(40))
         assert set(s.finishes().values()) == {"interrupted"}
         await holds(client, 0)
 
 
-async def test_hazard_11_a_continuation_keeps_what_was_sampled_and_goes_on_from_it(client: Client, policies: list[Path]) -> None:
-    """Greedy, so that there is an uncut run to compare with: ids are equal, and log-probabilities as far as rounding lets them."""
+async def test_hazard_11_a_continuation_keeps_what_was_sampled_and_goes_on_from_it(
+    client: Client, policies: list[Path]
+) -> None:
+    """Greedy, so that there is an uncut run to compare with: ids are equal, and log-probabilities
+    as far as rounding lets them."""
     await slow(client, 0.03)
     async with serving(client, policies) as s:
         s.engine.submit([ask(1, budget=120)])
@@ -453,7 +568,9 @@ async def test_hazard_11_a_continuation_keeps_what_was_sampled_and_goes_on_from_
         cut = s.response(2)
         done = len(cut.ids)
         assert 8 < done < 120 and s.finishes()[2] == "interrupted"
-        s.engine.submit([ask(3, ids=np.concatenate([PROMPT, cut.ids]), prefix=done, budget=120 - done)])
+        s.engine.submit(
+            [ask(3, ids=np.concatenate([PROMPT, cut.ids]), prefix=done, budget=120 - done)]
+        )
         await s.ended(3)
         assert s.chunks(3)[0].start == done
         both = whole([*s.chunks(2), *s.chunks(3)])

@@ -1,5 +1,6 @@
-"""Weights into a real server: what it serves afterwards, to the bit; what becomes of requests that decode meanwhile; and every way in which
-a load can fail. Of the hazards of the protocol 4, 5, 6, 7, 8 and 12 are here."""
+"""Weights into a real server: what it serves afterwards, to the bit; what becomes of requests that
+decode meanwhile; and every way in which a load can fail. Of the hazards of the protocol 4, 5, 6, 7,
+8 and 12 are here."""
 
 from __future__ import annotations
 
@@ -67,9 +68,12 @@ async def server(sglang_server: Server) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def slowed(server: Server) -> AsyncIterator[None]:
-    """Each forward pass takes 20 ms more, so that there is time for a publication amid a response; the fixture takes it back."""
+    """Each forward pass takes 20 ms more, so that there is time for a publication amid a response;
+    the fixture takes it back."""
     async with httpx2.AsyncClient(trust_env=False, timeout=60) as http:
-        (await http.post(f"{server.url}/slow_down", json={"forward_sleep_time": 0.02})).raise_for_status()
+        (
+            await http.post(f"{server.url}/slow_down", json={"forward_sleep_time": 0.02})
+        ).raise_for_status()
     yield
 
 
@@ -84,14 +88,30 @@ def scores(seed: int, ids: Sequence[int]) -> NDArray[np.float64]:
 
 @asynccontextmanager
 async def connected(server: Server, ranks: int = 1) -> AsyncIterator[tuple[Client, ServerGroup]]:
-    async with Client.open(server.url) as client, ServerGroup.open(HOST, ranks, bucket_bytes=300_000) as group:
+    async with (
+        Client.open(server.url) as client,
+        ServerGroup.open(HOST, ranks, bucket_bytes=300_000) as group,
+    ):
         yield client, group
 
 
 def publisher(
-    client: Client, way: WeightTransfer, *, mode: Mode = "retract", tolerance: float = 1e-3, model: torch.nn.Module | None = None
+    client: Client,
+    way: WeightTransfer,
+    *,
+    mode: Mode = "retract",
+    tolerance: float = 1e-3,
+    model: torch.nn.Module | None = None,
 ) -> WeightLoader:
-    return WeightLoader(client, way, model or new_model(0), TEXT, mode=mode, tolerance=tolerance, deadline_s=DEADLINE_S)
+    return WeightLoader(
+        client,
+        way,
+        model or new_model(0),
+        TEXT,
+        mode=mode,
+        tolerance=tolerance,
+        deadline_s=DEADLINE_S,
+    )
 
 
 def by_broadcast(group: ServerGroup) -> BroadcastTransfer:
@@ -101,7 +121,9 @@ def by_broadcast(group: ServerGroup) -> BroadcastTransfer:
 class Decoding:
     """One request, and what has come of it so far."""
 
-    def __init__(self, prompt: NDArray[np.int32] = PROMPT, tokens: int = 400, key: str = "") -> None:
+    def __init__(
+        self, prompt: NDArray[np.int32] = PROMPT, tokens: int = 400, key: str = ""
+    ) -> None:
         self.rid, self.prompt, self.tokens, self.key = uuid.uuid4().hex, prompt, tokens, key
         self.events: list[StreamEvent] = []
         self.news = trio.Event()
@@ -115,7 +137,9 @@ class Decoding:
         return np.concatenate([event.behaviour for event in self.events])
 
     async def run(self, client: Client) -> None:
-        asked = client.generate(self.rid, self.prompt, max_new_tokens=self.tokens, temperature=1.0, extra_key=self.key)
+        asked = client.generate(
+            self.rid, self.prompt, max_new_tokens=self.tokens, temperature=1.0, extra_key=self.key
+        )
         async with aclosing(asked) as events:
             async for event in events:
                 self.events.append(event)
@@ -129,21 +153,28 @@ class Decoding:
 
 
 def assert_sampled_under(decoding: Decoding, seeds: Mapping[str, int]) -> None:
-    """Each token's log-probability is that of the weights whose version its span names, and the spans say it of all of them."""
+    """Each token's log-probability is that of the weights whose version its span names, and the
+    spans say it of all of them."""
     spans = decoding.events[-1].spans
     assert spans is not None
-    assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])] and spans[-1].end == len(decoding.ids)
+    assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])] and spans[
+        -1
+    ].end == len(decoding.ids)
     whole = [*decoding.prompt.tolist(), *decoding.ids]
     for span in spans:
-        expected = scores(seeds[span.version], whole)[len(decoding.prompt) - 1 :][span.start : span.end]
+        expected = scores(seeds[span.version], whole)[len(decoding.prompt) - 1 :][
+            span.start : span.end
+        ]
         assert np.abs(decoding.behaviour[span.start : span.end] - expected).max() <= EXACT, span
 
 
-# -------------------------------------------------------------------------------------------------------------- what is served
+# ---------------------------------------------------------------------------------- what is served
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "disk"])
-async def test_version_after_version_is_served_to_the_bit(server: Server, tmp_path: Path, kind: str) -> None:
+async def test_version_after_version_is_served_to_the_bit(
+    server: Server, tmp_path: Path, kind: str
+) -> None:
     async with connected(server) as (client, group):
         way = by_broadcast(group) if kind == "broadcast" else DiskTransfer(tmp_path / "weights")
         publish = publisher(client, way)
@@ -157,7 +188,9 @@ async def test_version_after_version_is_served_to_the_bit(server: Server, tmp_pa
         assert kind == "broadcast" or list((tmp_path / "weights").iterdir()) == []
 
 
-async def test_tokens_of_a_version_change_in_mid_stream_are_each_under_their_own_weights(server: Server) -> None:
+async def test_tokens_of_a_version_change_in_mid_stream_are_each_under_their_own_weights(
+    server: Server,
+) -> None:
     async with connected(server) as (client, group), slowed(server):
         publish = publisher(client, by_broadcast(group))
         await publish.load(1, weights(1))
@@ -175,8 +208,11 @@ async def test_tokens_of_a_version_change_in_mid_stream_are_each_under_their_own
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_hazard_8_a_shared_prompt_over_two_versions_never_sees_old_keys_and_values(server: Server, mode: Mode) -> None:
-    """The engine keys the prefix cache by version; with `retract` it is emptied, too, so that a request without a key is right as well."""
+async def test_hazard_8_a_shared_prompt_over_two_versions_never_sees_old_keys_and_values(
+    server: Server, mode: Mode
+) -> None:
+    """The engine keys the prefix cache by version; with `retract` it is emptied, too, so that a
+    request without a key is right as well."""
     async with connected(server) as (client, group):
         publish = publisher(client, by_broadcast(group), mode=mode)
         for version in (5, 6):
@@ -185,14 +221,18 @@ async def test_hazard_8_a_shared_prompt_over_two_versions_never_sees_old_keys_an
                 for repeat in range(2):
                     stream = Decoding(tokens=8, key=key)
                     await stream.run(client)
-                    assert (stream.events[-1].cached_tokens > 0) == (repeat > 0), "the prompt is not shared, so this tests nothing"
+                    assert (stream.events[-1].cached_tokens > 0) == (repeat > 0), (
+                        "the prompt is not shared, so this tests nothing"
+                    )
                     assert_sampled_under(stream, {str(version): version})
 
 
-# -------------------------------------------------------------------------------------------------------------- the server's traps
+# ------------------------------------------------------------------------------ the server's traps
 
 
-async def test_hazard_4_a_flush_refused_for_frozen_requests_comes_when_the_weights_have_changed(server: Server) -> None:
+async def test_hazard_4_a_flush_refused_for_frozen_requests_comes_when_the_weights_have_changed(
+    server: Server,
+) -> None:
     async with connected(server) as (client, group):
         publish = publisher(client, by_broadcast(group), mode="in_place")
         await publish.load(1, weights(1))
@@ -209,7 +249,14 @@ async def test_hazard_4_a_flush_refused_for_frozen_requests_comes_when_the_weigh
 
             async def update() -> None:
                 try:
-                    await client.update(bucket.names, bucket.dtypes, bucket.shapes, group=group.name, version=2, flush=True)
+                    await client.update(
+                        bucket.names,
+                        bucket.dtypes,
+                        bucket.shapes,
+                        group=group.name,
+                        version=2,
+                        flush=True,
+                    )
                 except RequestRefused as refusal:
                     refusals.append(refusal)
 
@@ -218,12 +265,17 @@ async def test_hazard_4_a_flush_refused_for_frozen_requests_comes_when_the_weigh
                 both.start_soon(sending.send, DEADLINE_S)
             await client.end_update()
             await client.resume()
-            assert [refusal.status for refusal in refusals] == [400] and "cache was not flushed" in str(refusals[0])
+            assert [refusal.status for refusal in refusals] == [
+                400
+            ] and "cache was not flushed" in str(refusals[0])
             assert (await client.checksums())[0].per_gpu_checksum != before
             await stream.has(len(stream.ids) + 50)
-            # Events and the model's information name the newest version without a refusal, and only the spans at the end the true one.
+            # Events and the model's information name the newest version without a refusal, and only
+            # the spans at the end the true one.
             assert stream.events[-1].version == (await client.model_info()).weight_version == "1"
-            loaded = await publish.load(3, weights(3))  # which asks for no flush in this mode, and so gets an answer that means something
+            loaded = await publish.load(
+                3, weights(3)
+            )  # which asks for no flush in this mode, and so gets an answer that means something
             assert loaded.difference <= EXACT
             await stream.has(len(stream.ids) + 50)
             assert stream.events[-1].version == "3"
@@ -231,7 +283,9 @@ async def test_hazard_4_a_flush_refused_for_frozen_requests_comes_when_the_weigh
         assert [span.version for span in stream.events[-1].spans or ()] == ["1", "2", "3"]
 
 
-async def test_hazard_5_an_unknown_name_is_taken_by_the_server_and_refused_by_us(server: Server) -> None:
+async def test_hazard_5_an_unknown_name_is_taken_by_the_server_and_refused_by_us(
+    server: Server,
+) -> None:
     async with connected(server) as (client, group):
         publish = publisher(client, by_broadcast(group))
         await publish.load(1, weights(1))
@@ -241,28 +295,47 @@ async def test_hazard_5_an_unknown_name_is_taken_by_the_server_and_refused_by_us
         await client.begin_update()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sending.send, DEADLINE_S)
-            await client.update(bucket.names, bucket.dtypes, bucket.shapes, group=group.name, version=2, flush=True)
+            await client.update(
+                bucket.names, bucket.dtypes, bucket.shapes, group=group.name, version=2, flush=True
+            )
         await client.end_update()
-        assert (await client.model_info()).weight_version == "2", "the server has learned to refuse: this guard may go"
+        assert (await client.model_info()).weight_version == "2", (
+            "the server has learned to refuse: this guard may go"
+        )
         assert (await client.checksums())[0].per_gpu_checksum == before
 
         unknown = weights(3) | {"model.norm.weigth": torch.zeros(128)}
-        with pytest.raises(NotLoaded, match=r"goes on with what it had: the model has no parameter model\.norm\.weigth"):
+        with pytest.raises(
+            NotLoaded,
+            match=r"goes on with what it had: the model has no parameter model\.norm\.weigth",
+        ):
             await publish.load(3, unknown)
         deeper = Qwen3ForCausalLM(_config(num_hidden_layers=3))
         with pytest.raises(NotLoaded, match=r"its model has no parameter for model\.layers\.2\."):
-            await publisher(client, by_broadcast(group), model=deeper).load(3, dict(deeper.named_parameters()))
+            await publisher(client, by_broadcast(group), model=deeper).load(
+                3, dict(deeper.named_parameters())
+            )
         assert await client.ready() and (await client.model_info()).weight_version == "2"
 
 
-def test_hazards_6_and_7_what_crashes_a_server_or_ends_all_its_requests_is_never_asked_for() -> None:
+def test_hazards_6_and_7_what_crashes_a_server_or_ends_all_its_requests_is_never_asked_for() -> (
+    None
+):
     source = "".join(path.read_text() for path in Path(canary.__file__).parent.glob("*.py"))
-    for endpoint in ("update_weights_from_tensor", "update_weight_version", "update_weights_from_ipc"):
+    for endpoint in (
+        "update_weights_from_tensor",
+        "update_weight_version",
+        "update_weights_from_ipc",
+    ):
         assert endpoint not in source
 
 
 async def test_hazard_7_naming_a_version_by_itself_would_end_all_requests(server: Server) -> None:
-    async with Client.open(server.url) as client, httpx2.AsyncClient(trust_env=False) as http, trio.open_nursery() as nursery:
+    async with (
+        Client.open(server.url) as client,
+        httpx2.AsyncClient(trust_env=False) as http,
+        trio.open_nursery() as nursery,
+    ):
         stream = Decoding(tokens=2000)
         nursery.start_soon(stream.run, client)
         await stream.has(5)
@@ -277,7 +350,7 @@ def test_hazard_12_requests_are_retracted_unless_somebody_asks_for_something_els
     assert Config().engine.sglang.interrupt == "retract"
 
 
-# ----------------------------------------------------------------------------------------------------------------- failures
+# ---------------------------------------------------------------------------------------- failures
 
 
 class Meddler:
@@ -294,7 +367,9 @@ class Meddler:
 
 
 class _Meddling:
-    def __init__(self, transfer: ServerTransfer, at: int, before: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, transfer: ServerTransfer, at: int, before: Callable[[], Awaitable[None]]
+    ) -> None:
         self.buckets = transfer.buckets
         self._transfer, self._left, self._before = transfer, at, before
 
@@ -305,34 +380,50 @@ class _Meddling:
         await self._transfer.send(deadline_s)
 
 
-async def test_a_load_that_fails_half_way_is_named_leaves_the_server_paused_and_is_mended_by_a_whole_one(server: Server) -> None:
+async def test_a_load_that_fails_half_way_is_named_leaves_the_server_paused_and_is_mended_by_a_whole_one(
+    server: Server,
+) -> None:
     narrower = Qwen3ForCausalLM(_config(head_dim=16))
     async with connected(server) as (client, group):
         await publisher(client, by_broadcast(group)).load(1, weights(1))
-        with pytest.raises(HalfLoaded, match=r"not known that they are version 2: .*partially updated"):
-            await publisher(client, by_broadcast(group), model=narrower).load(2, dict(narrower.named_parameters()))
+        with pytest.raises(
+            HalfLoaded, match=r"not known that they are version 2: .*partially updated"
+        ):
+            await publisher(client, by_broadcast(group), model=narrower).load(
+                2, dict(narrower.named_parameters())
+            )
         assert not await client.ready()
         assert (await client.model_info()).weight_version == "1"
-    async with connected(server) as (client, group):  # who comes next finds it paused, in an open session
+    async with connected(server) as (
+        client,
+        group,
+    ):  # who comes next finds it paused, in an open session
         loaded = await publisher(client, by_broadcast(group)).load(3, weights(3))
         assert loaded.difference <= EXACT and await client.ready()
         assert await client.score(PROMPT) == pytest.approx(scores(3, PROMPT), abs=EXACT)
 
 
-async def test_our_side_failing_in_mid_transfer_is_told_to_the_server_at_once(server: Server) -> None:
+async def test_our_side_failing_in_mid_transfer_is_told_to_the_server_at_once(
+    server: Server,
+) -> None:
     async def fail() -> None:
         raise OSError("the network is down")
 
     async with connected(server) as (client, group):
         publish = publisher(client, BroadcastTransfer(Meddler(group, 2, fail), DEADLINE_S))
-        with trio.fail_after(DEADLINE_S / 2), pytest.raises(HalfLoaded, match="the network is down"):
+        with (
+            trio.fail_after(DEADLINE_S / 2),
+            pytest.raises(HalfLoaded, match="the network is down"),
+        ):
             await publish.load(2, weights(2))
     async with connected(server) as (client, group):
         with trio.fail_after(DEADLINE_S / 2):
             await publisher(client, by_broadcast(group)).load(3, weights(3))
 
 
-async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(server: Server, tmp_path: Path) -> None:
+async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(
+    server: Server, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     async with connected(server) as (client, group):
         await publisher(client, by_broadcast(group)).load(1, weights(1))
@@ -341,7 +432,9 @@ async def test_what_fails_before_the_first_byte_leaves_the_old_version_decoding(
             nursery.start_soon(stream.run, client)
             await stream.has(5)
             with pytest.raises(NotLoaded, match=r"goes on with what it had: .*Not a directory"):
-                await publisher(client, DiskTransfer(tmp_path / "file" / "weights")).load(2, weights(2))
+                await publisher(client, DiskTransfer(tmp_path / "file" / "weights")).load(
+                    2, weights(2)
+                )
 
             async def never() -> None:
                 raise RequestRefused("no session today", 400)
@@ -374,19 +467,25 @@ async def test_a_load_cancelled_before_the_first_byte_leaves_nothing_behind(serv
         assert await client.score(PROMPT) == pytest.approx(scores(3, PROMPT), abs=EXACT)
 
 
-async def test_one_changed_bit_is_found_by_the_checksums_though_no_canary_would_notice(server: Server) -> None:
+async def test_one_changed_bit_is_found_by_the_checksums_though_no_canary_would_notice(
+    server: Server,
+) -> None:
     """The bit is changed on the way: in what is sent, not in what was to be sent."""
     async with connected(server) as (client, group):
         publish = publisher(client, by_broadcast(group))
         await publish.load(1, weights(1))
         for name in ("model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"):
             with pytest.raises(HalfLoaded, match="holds other bytes than were sent"):
-                await publisher_sending(publish, group, _flipped(weights(2), name)).load(2, weights(2))
+                await publisher_sending(publish, group, _flipped(weights(2), name)).load(
+                    2, weights(2)
+                )
             await client.resume()
             await publish.load(3, weights(3))
 
 
-async def test_pain_19_a_wrong_weight_that_nothing_else_notices_is_found_by_the_canary(server: Server) -> None:
+async def test_pain_19_a_wrong_weight_that_nothing_else_notices_is_found_by_the_canary(
+    server: Server,
+) -> None:
     """A server without checksums takes a weight that is not the trainer's."""
 
     async def none_offered() -> Any:
@@ -397,8 +496,13 @@ async def test_pain_19_a_wrong_weight_that_nothing_else_notices_is_found_by_the_
         publish = publisher(client, by_broadcast(group))
         assert (await publish.load(1, weights(1))).exact == 0
         wrong = weights(2)
-        wrong["model.layers.0.mlp.down_proj.weight"] = wrong["model.layers.0.mlp.down_proj.weight"] * 1.5
-        with pytest.raises(HalfLoaded, match=r"version 2: the server's log-probabilities differ by 0\.\d+ from those of the weights"):
+        wrong["model.layers.0.mlp.down_proj.weight"] = (
+            wrong["model.layers.0.mlp.down_proj.weight"] * 1.5
+        )
+        with pytest.raises(
+            HalfLoaded,
+            match=r"version 2: the server's log-probabilities differ by 0\.\d+ from those of the weights",
+        ):
             await publisher_sending(publish, group, wrong).load(2, weights(2))
         await publish.load(3, weights(3))
 
@@ -432,11 +536,13 @@ def _config(**changes: Any) -> Any:
     return config
 
 
-# ----------------------------------------------------------------------------------------------------- servers of one's own
+# ---------------------------------------------------------------------------- servers of one's own
 
 
 @pytest.mark.slow
-async def test_a_server_that_dies_during_a_load_is_named_at_once(sglang_start: Callable[..., Server]) -> None:
+async def test_a_server_that_dies_during_a_load_is_named_at_once(
+    sglang_start: Callable[..., Server],
+) -> None:
     import os
     import signal
 
@@ -447,21 +553,30 @@ async def test_a_server_that_dies_during_a_load_is_named_at_once(sglang_start: C
 
     async with connected(server) as (client, group):
         with trio.fail_after(DEADLINE_S / 2), pytest.raises(HalfLoaded) as failure:
-            await publisher(client, BroadcastTransfer(Meddler(group, 1, kill), DEADLINE_S)).load(1, weights(1))
+            await publisher(client, BroadcastTransfer(Meddler(group, 1, kill), DEADLINE_S)).load(
+                1, weights(1)
+            )
         with pytest.raises((NotLoaded, ServerGone)):
             await publisher(client, by_broadcast(group)).load(2, weights(2))
     assert "version 1" in str(failure.value)
 
 
-async def test_a_group_for_another_number_of_ranks_is_refused_before_the_server_waits_for_it(server: Server) -> None:
+async def test_a_group_for_another_number_of_ranks_is_refused_before_the_server_waits_for_it(
+    server: Server,
+) -> None:
     async with connected(server, ranks=2) as (client, group):
-        with pytest.raises(NotLoaded, match=r"it has 1 tensor-parallel and 1 data-parallel ranks, and engine.sglang.tensor_parallel is 2"):
+        with pytest.raises(
+            NotLoaded,
+            match=r"it has 1 tensor-parallel and 1 data-parallel ranks, and engine.sglang.tensor_parallel is 2",
+        ):
             await publisher(client, by_broadcast(group)).load(1, weights(1))
         assert await client.ready()
 
 
 @pytest.mark.slow
-async def test_two_tensor_parallel_ranks_get_the_same_weights(sglang_start: Callable[..., Server]) -> None:
+async def test_two_tensor_parallel_ranks_get_the_same_weights(
+    sglang_start: Callable[..., Server],
+) -> None:
     server = await trio.to_thread.run_sync(sglang_start, "--tp-size", "2")
     async with connected(server, ranks=2) as (client, group):
         publish = publisher(client, by_broadcast(group))

@@ -1,5 +1,6 @@
-"""A server as a child: its command, its start, and that nothing of it is left, however it or who started it ends. Most of it with programs
-that stand in for a server, the ends with the real one. Of the hazards of the protocol 14 is here."""
+"""A server as a child: its command, its start, and that nothing of it is left, however it or who
+started it ends. Most of it with programs that stand in for a server, the ends with the real one. Of
+the hazards of the protocol 14 is here."""
 
 from __future__ import annotations
 
@@ -39,37 +40,76 @@ def script(code: str) -> tuple[str, ...]:
     return sys.executable, "-c", "import os, signal, subprocess, sys, time\n" + code
 
 
-# ------------------------------------------------------------------------------------------------------------ the command line
+# -------------------------------------------------------------------------------- the command line
 
 
 def test_the_command_of_a_server() -> None:
     python = "docker", "run", "--rm", "image", "python3"
-    cuda = Launch(python, "/m", "bfloat16", "cuda", 128, 4096, tensor_parallel=4, seed=7, arguments=("--mem-fraction-static", "0.8"))
+    cuda = Launch(
+        python,
+        "/m",
+        "bfloat16",
+        "cuda",
+        128,
+        4096,
+        tensor_parallel=4,
+        seed=7,
+        arguments=("--mem-fraction-static", "0.8"),
+    )
     words = command(cuda, 1234)
     assert words[:7] == [*python, "-m", "sglang.launch_server"]
     pairs = dict(pairwise(words))
-    expected = {"model-path": "/m", "host": "127.0.0.1", "port": "1234", "device": "cuda", "dtype": "bfloat16", "tp-size": "4"}
+    expected = {
+        "model-path": "/m",
+        "host": "127.0.0.1",
+        "port": "1234",
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "tp-size": "4",
+    }
     expected |= {"max-running-requests": "129", "context-length": "4104", "random-seed": "7"}
     assert all(pairs[f"--{name}"] == value for name, value in expected.items())
     assert "--skip-tokenizer-init" in words and "--attention-backend" not in words
-    assert words[-2:] == ["--mem-fraction-static", "0.8"], "what the user adds comes last, where it wins"
-    assert not {"SGLANG_PLATFORM", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND"} & environment(cuda, [0]).keys()
+    assert words[-2:] == ["--mem-fraction-static", "0.8"], (
+        "what the user adds comes last, where it wins"
+    )
+    assert (
+        not {"SGLANG_PLATFORM", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND"}
+        & environment(cuda, [0]).keys()
+    )
 
     cpu = launch("/python")
     pairs = dict(pairwise(command(cpu, 1)))
-    assert pairs["--attention-backend"] == "torch_native" and int(pairs["--max-total-tokens"]) >= 9 * 136
+    assert (
+        pairs["--attention-backend"] == "torch_native"
+        and int(pairs["--max-total-tokens"]) >= 9 * 136
+    )
     found = environment(cpu, [3, 5])
-    assert (found["SGLANG_PLATFORM"], found["OMP_NUM_THREADS"], found["SGLANG_CPU_OMP_THREADS_BIND"]) == ("cpu_native", "1", "3")
-    assert environment(msgspec.structs.replace(cpu, tensor_parallel=3), [3, 5])["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5|3"
+    assert (
+        found["SGLANG_PLATFORM"],
+        found["OMP_NUM_THREADS"],
+        found["SGLANG_CPU_OMP_THREADS_BIND"],
+    ) == ("cpu_native", "1", "3")
+    assert (
+        environment(msgspec.structs.replace(cpu, tensor_parallel=3), [3, 5])[
+            "SGLANG_CPU_OMP_THREADS_BIND"
+        ]
+        == "3|5|3"
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- what is not a server
+# ---------------------------------------------------------------------------- what is not a server
 
 
 @pytest.mark.processes
 async def test_a_server_that_ends_at_once_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
-    with trio.fail_after(90), pytest.raises(ServerGone, match=r"(?s)ended with status 3; .*log:\nno such model"):
-        async with managed(launch(*script("print('no such model'); sys.exit(3)")), log=tmp_path / "log"):
+    with (
+        trio.fail_after(90),
+        pytest.raises(ServerGone, match=r"(?s)ended with status 3; .*log:\nno such model"),
+    ):
+        async with managed(
+            launch(*script("print('no such model'); sys.exit(3)")), log=tmp_path / "log"
+        ):
             raise AssertionError("it is not ready")
 
 
@@ -77,7 +117,9 @@ async def test_a_server_that_ends_at_once_is_told_with_the_end_of_its_log(tmp_pa
 async def test_a_command_that_is_none(tmp_path: Path) -> None:
     with (
         trio.fail_after(90),
-        pytest.raises(ServerGone, match=r"(?s)status 1; .*/nowhere/python cannot be started: No such file"),
+        pytest.raises(
+            ServerGone, match=r"(?s)status 1; .*/nowhere/python cannot be started: No such file"
+        ),
     ):
         async with managed(launch("/nowhere/python"), log=tmp_path / "log"):
             raise AssertionError("it is not ready")
@@ -85,8 +127,14 @@ async def test_a_command_that_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 async def test_a_server_that_is_never_ready_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    code = "p = subprocess.Popen(['sleep', '1000'], start_new_session=False); print(p.pid, flush=True); signal.pause()"
-    with trio.fail_after(90), pytest.raises(ServerGone, match=r"(?s)not ready within 15 s.*log\n\d+"):
+    code = (
+        "p = subprocess.Popen(['sleep', '1000'], start_new_session=False); print(p.pid, "
+        "flush=True); signal.pause()"
+    )
+    with (
+        trio.fail_after(90),
+        pytest.raises(ServerGone, match=r"(?s)not ready within 15 s.*log\n\d+"),
+    ):
         async with managed(launch(*script(code)), log=tmp_path / "log", ready_s=15):
             raise AssertionError("it is not ready")
     assert not lives(int((tmp_path / "log").read_text()))
@@ -99,11 +147,15 @@ async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
 
             async def start() -> None:
-                async with managed(launch(*script("print(os.getpid(), flush=True); signal.pause()")), log=log):
+                async with managed(
+                    launch(*script("print(os.getpid(), flush=True); signal.pause()")), log=log
+                ):
                     raise AssertionError("it is not ready")
 
             nursery.start_soon(start)
-            while not log.exists() or not log.read_text().strip():  # bounded by real time, because a real process writes it
+            while (
+                not log.exists() or not log.read_text().strip()
+            ):  # bounded by real time, because a real process writes it
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
     assert not lives(int(log.read_text()))
@@ -112,7 +164,10 @@ async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.processes
 async def test_a_server_that_a_signal_ends_is_told_by_its_name(tmp_path: Path) -> None:
     with trio.fail_after(90), pytest.raises(ServerGone, match=r"(?s)was ended by SIGUSR1; "):
-        async with managed(launch(*script("os.kill(os.getpid(), signal.SIGUSR1); time.sleep(100)")), log=tmp_path / "log"):
+        async with managed(
+            launch(*script("os.kill(os.getpid(), signal.SIGUSR1); time.sleep(100)")),
+            log=tmp_path / "log",
+        ):
             raise AssertionError("it is not ready")
 
 
@@ -132,8 +187,11 @@ time.sleep(1000)
 @pytest.mark.processes
 @pytest.mark.parametrize("deaf", [False, True])
 @pytest.mark.timeout(180)
-def test_an_actor_that_is_killed_as_its_server_starts_leaves_nothing(tmp_path: Path, deaf: bool) -> None:
-    """What the server started has not asked for a signal yet. The server is asked to end, and where it does not it is killed."""
+def test_an_actor_that_is_killed_as_its_server_starts_leaves_nothing(
+    tmp_path: Path, deaf: bool
+) -> None:
+    """What the server started has not asked for a signal yet. The server is asked to end, and where
+    it does not it is killed."""
     log, code = tmp_path / "log", STARTING.replace("sys.exit()", "pass") if deaf else STARTING
     wanted = msgspec.json.encode(launch(*script(code))).decode()
     with subprocess.Popen([sys.executable, "-c", ACTOR, wanted, log, "60"]) as actor:
@@ -154,7 +212,7 @@ def test_an_actor_that_is_killed_as_its_server_starts_leaves_nothing(tmp_path: P
         time.sleep(0.05)
 
 
-# ------------------------------------------------------------------------------------------------------------- a real server
+# ----------------------------------------------------------------------------------- a real server
 
 
 def lives(pid: int) -> bool:
@@ -188,7 +246,9 @@ def command_of(leader: int) -> int:
 @pytest.fixture
 def real(sglang_model: Path) -> Callable[..., Launch]:
     if not PYTHON.exists():
-        pytest.skip("there is no environment for SGLang here; `make sglang-cpu` builds .venv-sglang")
+        pytest.skip(
+            "there is no environment for SGLang here; `make sglang-cpu` builds .venv-sglang"
+        )
     return lambda: launch(str(PYTHON), model=str(sglang_model))
 
 
@@ -200,16 +260,27 @@ async def test_a_server_has_its_whole_context_and_is_noticed_when_it_is_killed_a
 ) -> None:
     monkeypatch.setitem(client_module.WHOLE_DISTRIBUTION, "ignore_eos", True)
     log = tmp_path / "server.log"
-    async with managed(real(), log=log, ready_s=START_S) as server, Client.open(server.url) as client:
+    async with (
+        managed(real(), log=log, ready_s=START_S) as server,
+        Client.open(server.url) as client,
+    ):
         assert await client.ready()
         assert (await client.server_info()).max_running_requests == 9
         for known in (1, 64, 127):  # of 128
-            asked = client.generate(uuid4().hex, np.full(known, 65, np.int32), max_new_tokens=128 - known, temperature=1.0)
+            asked = client.generate(
+                uuid4().hex,
+                np.full(known, 65, np.int32),
+                max_new_tokens=128 - known,
+                temperature=1.0,
+            )
             assert sum([len(event.ids) async for event in asked]) == 128 - known
         mine = session(server.process.pid)
         assert len(mine) >= 3, "the server has a scheduler and a detokenizer of its own"
         os.kill(command_of(server.process.pid), signal.SIGKILL)
-        with trio.fail_after(90), pytest.raises(ServerGone, match=r"was ended by SIGKILL; the end of its log"):
+        with (
+            trio.fail_after(90),
+            pytest.raises(ServerGone, match=r"was ended by SIGKILL; the end of its log"),
+        ):
             await server.watch()
         assert not any(lives(pid) for pid in mine)
     assert "server is fired up" in log.read_text()
@@ -235,7 +306,11 @@ trio.run(main)
 def actor(real: Callable[..., Launch], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that starts a server, says so, and watches it."""
     wanted = msgspec.json.encode(real()).decode()
-    process = subprocess.Popen([sys.executable, "-c", ACTOR, wanted, tmp_path / "log", str(START_S)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", ACTOR, wanted, tmp_path / "log", str(START_S)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     yield process
     process.kill()
     process.wait()
@@ -244,8 +319,11 @@ def actor(real: Callable[..., Launch], tmp_path: Path) -> Iterator[subprocess.Po
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(START_S + 120)
-async def test_an_actor_that_is_killed_takes_its_server_with_it(actor: subprocess.Popen[str]) -> None:
-    """Hazard 14, too: nothing of the server holds the actor's own output open, so reading it to its end does end."""
+async def test_an_actor_that_is_killed_takes_its_server_with_it(
+    actor: subprocess.Popen[str],
+) -> None:
+    """Hazard 14, too: nothing of the server holds the actor's own output open, so reading it to its
+    end does end."""
     assert actor.stdout is not None
     started = json.loads(await trio.to_thread.run_sync(actor.stdout.readline))
     mine = session(started["pid"])

@@ -1,5 +1,6 @@
-"""Everything is killed at one event of a run, at another each time, from the first to the last: what is durable is then any earlier event,
-by when the journal had committed. Each time the resumed run finishes with every invariant, and at lag 0 with the same weights."""
+"""Everything is killed at one event of a run, at another each time, from the first to the last:
+what is durable is then any earlier event, by when the journal had committed. Each time the resumed
+run finishes with every invariant, and at lag 0 with the same weights."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def config(share: int) -> Config:
 
 
 def killed_at(number: int, config: Config, monkeypatch: pytest.MonkeyPatch) -> SeedReport:
-    """The run of which everything is killed when that event has been appended, for the first time."""
+    """The run of which everything is killed when that event has been appended, for the first
+    time."""
     injectors: list[Injector] = []
     began, appended = Injector.__init__, checker.Checker.on_event
 
@@ -46,7 +48,9 @@ def killed_at(number: int, config: Config, monkeypatch: pytest.MonkeyPatch) -> S
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(SHARES))
-def test_a_run_killed_at_any_event_goes_on_and_finishes(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_at_any_event_goes_on_and_finishes(
+    share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape = config(share)
     whole = simulate(5, config=shape, faults=[])
     assert whole.ok and len(whole.lives) == 1

@@ -20,26 +20,43 @@ def test_garbage_from_an_engine_costs_the_engine_and_never_enters(what: str) -> 
 def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_by_that_name(every: int) -> None:
     config = plain(2, train={"steps": 2, "checkpoint_every": every})
     report = simulate(2, config=config, faults=[Fault(0.1, "checkpoint_fails", 1)])
-    assert report.ok and "the last checkpoint was not written: the plan" in report.lives[0].reason and report.virtual_s < 30
+    assert (
+        report.ok
+        and "the last checkpoint was not written: the plan" in report.lives[0].reason
+        and report.virtual_s < 30
+    )
 
 
 def test_a_starved_runs_checkpoint_that_cannot_be_written_ends_the_run_by_that_name() -> None:
-    config = plain(2, task={"train_size": 3, "epochs": 1}, train={"steps": 50, "checkpoint_every": 0})
+    config = plain(
+        2, task={"train_size": 3, "epochs": 1}, train={"steps": 50, "checkpoint_every": 0}
+    )
     report = simulate(2, config=config, faults=[Fault(0.1, "checkpoint_fails", 1)])
-    assert report.ok and "the last checkpoint was not written: the plan" in report.lives[0].reason and report.virtual_s < 30
+    assert (
+        report.ok
+        and "the last checkpoint was not written: the plan" in report.lives[0].reason
+        and report.virtual_s < 30
+    )
     assert "used up" in report.lives[-1].reason
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_damaged_first_checkpoint_of_a_resumed_run_costs_its_steps_and_not_the_run(seed: int) -> None:
+def test_a_damaged_first_checkpoint_of_a_resumed_run_costs_its_steps_and_not_the_run(
+    seed: int,
+) -> None:
     faults = [Fault(0.8, "kill_everything", seed), Fault(0.9, "checkpoint_damaged", seed)]
     report = simulate(seed, config=plain(seed), faults=faults)
     assert report.ok, report.violation
 
 
-@pytest.mark.parametrize("kind", ["kill_everything", "kill_coordinator", "kill_trainer", "checkpoint_cut", "restart_everything"])
+@pytest.mark.parametrize(
+    "kind",
+    ["kill_everything", "kill_coordinator", "kill_trainer", "checkpoint_cut", "restart_everything"],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_at_lag_0_a_killed_and_resumed_run_equals_an_uninterrupted_one_weight_for_weight(kind: str, seed: int) -> None:
+def test_at_lag_0_a_killed_and_resumed_run_equals_an_uninterrupted_one_weight_for_weight(
+    kind: str, seed: int
+) -> None:
     config = plain(seed, staleness={"max_lag": 0, "depth": 0})
     whole = simulate(seed, config=config, faults=[])
     killed = simulate(seed, config=config, faults=[Fault(0.4 + 0.7 * seed, kind, seed)])
@@ -51,7 +68,11 @@ def test_at_lag_0_a_killed_and_resumed_run_equals_an_uninterrupted_one_weight_fo
 
 @pytest.mark.parametrize("at", [0.3 + 0.13 * n for n in range(20)])
 def test_a_run_killed_whole_at_any_moment_goes_on(at: float) -> None:
-    report = simulate(5, config=plain(5), faults=[Fault(at, "kill_everything", 1), Fault(at + 1.7, "kill_everything", 1)])
+    report = simulate(
+        5,
+        config=plain(5),
+        faults=[Fault(at, "kill_everything", 1), Fault(at + 1.7, "kill_everything", 1)],
+    )
     assert report.ok, report.violation
     assert len(report.lives) >= 2 and report.lives[-1].ok
 
@@ -60,7 +81,9 @@ ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rollouts_trained_alone_are_scored_before_their_version_ends_though_their_siblings_are_not_judged(seed: int) -> None:
+def test_rollouts_trained_alone_are_scored_before_their_version_ends_though_their_siblings_are_not_judged(
+    seed: int,
+) -> None:
     config = plain(seed, train=ALONE, staleness={"max_lag": 2, "proximal": "boundary"})
     report = simulate(seed, config=config, faults=[])
     assert report.ok, report.violation
@@ -68,8 +91,14 @@ def test_rollouts_trained_alone_are_scored_before_their_version_ends_though_thei
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_what_keeps_a_group_out_of_the_window_is_chosen_with_it_where_a_whole_step_is_chosen_at_once(window: int) -> None:
-    config = plain(1, train={"batch_groups": 3, "advantage": "reinforce_pp"}, staleness={"window": window, "max_lag": 2})
+def test_what_keeps_a_group_out_of_the_window_is_chosen_with_it_where_a_whole_step_is_chosen_at_once(
+    window: int,
+) -> None:
+    config = plain(
+        1,
+        train={"batch_groups": 3, "advantage": "reinforce_pp"},
+        staleness={"window": window, "max_lag": 2},
+    )
     report = simulate(1, config=config, faults=[])
     assert report.ok, report.violation
     assert report.checks["window"] and len(report.lives) == 1
@@ -77,18 +106,28 @@ def test_what_keeps_a_group_out_of_the_window_is_chosen_with_it_where_a_whole_st
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("tokens", [0, 1000])
-def test_a_step_of_which_rollouts_were_left_out_is_closed_with_what_there_is_and_made_again_so(lag: int, tokens: int) -> None:
-    settings = {"train": ALONE | {"step_tokens": tokens}, "rollout": {"filter": "zero_variance"}, "staleness": {"max_lag": lag, "depth": 0}}
+def test_a_step_of_which_rollouts_were_left_out_is_closed_with_what_there_is_and_made_again_so(
+    lag: int, tokens: int
+) -> None:
+    settings = {
+        "train": ALONE | {"step_tokens": tokens},
+        "rollout": {"filter": "zero_variance"},
+        "staleness": {"max_lag": lag, "depth": 0},
+    }
     for seed in range(6):
         config = plain(seed, **settings)
         whole = simulate(seed, config=config, faults=[])
         assert whole.ok and len(whole.lives) == 1, f"seed {seed}: {whole.violation}"
-        killed = simulate(seed, config=config, faults=[Fault(0.5 + 0.3 * seed, "kill_everything", seed)])
+        killed = simulate(
+            seed, config=config, faults=[Fault(0.5 + 0.3 * seed, "kill_everything", seed)]
+        )
         assert killed.ok and killed.lives[-1].ok, f"seed {seed}: {killed.violation}"
 
 
 @pytest.mark.parametrize(("seed", "at"), [(5, 2.0), (7, 1.4)])
-def test_a_published_step_that_was_closed_short_takes_nothing_more_when_a_crash_has_it_made_again(seed: int, at: float) -> None:
+def test_a_published_step_that_was_closed_short_takes_nothing_more_when_a_crash_has_it_made_again(
+    seed: int, at: float
+) -> None:
     short = {"step_tokens": 1000, "batch_groups": 1}
     config = plain(
         seed,

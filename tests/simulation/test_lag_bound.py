@@ -1,5 +1,6 @@
-"""No token over `max_lag` is in any loss: with heavy tails, answers without a verdict, filters, crashes of actors, resumes, and whatever is
-done about what is stale. What the learner was given is looked at itself, mask by mask.
+"""No token over `max_lag` is in any loss: with heavy tails, answers without a verdict, filters,
+crashes of actors, resumes, and whatever is done about what is stale. What the learner was given is
+looked at itself, mask by mask.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ def lags(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     found = Counter[int]()
     looked = checker.Checker.on_batch
 
-    def on_batch(self: checker.Checker, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview) -> None:
+    def on_batch(
+        self: checker.Checker,
+        batch: MicroBatch,
+        ids: memoryview,
+        behaviour: memoryview,
+        mask: memoryview,
+    ) -> None:
         at = 0
         for sample in batch.samples:
             for span in sample.spans:
@@ -43,18 +50,32 @@ def lags(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 
 def run(on_stale: str, unit: str, name: str, found: Counter[int]) -> Counter[str]:
-    """Runs in which long responses are overtaken many times; tokens that were left out, by reason."""
+    """Runs in which long responses are overtaken many times; tokens that were left out, by
+    reason."""
     left_out = Counter[str]()
     for seed in SEEDS:
         config = plain(
             seed,
             task={"eval_size": 0},
             engine={"slots": 2, "chunk_tokens": 2},
-            rollout={"actors": 3, "k_min": 1, "max_new_tokens": 40, "filter": ("none", "zero_variance")[seed % 2]},
-            train={"steps": 8, "batch_groups": 1, "unit": unit, "advantage": "first_k" if unit == "rollout" else "grpo"},
+            rollout={
+                "actors": 3,
+                "k_min": 1,
+                "max_new_tokens": 40,
+                "filter": ("none", "zero_variance")[seed % 2],
+            },
+            train={
+                "steps": 8,
+                "batch_groups": 1,
+                "unit": unit,
+                "advantage": "first_k" if unit == "rollout" else "grpo",
+            },
             staleness={"max_lag": 1, "depth": 1, "on_stale": on_stale},
         )
-        faults = [Fault(0.3 + 0.4 * seed + 0.2 * place, kind, seed) for place, kind in enumerate(PLANS[name])]
+        faults = [
+            Fault(0.3 + 0.4 * seed + 0.2 * place, kind, seed)
+            for place, kind in enumerate(PLANS[name])
+        ]
         report = simulate(seed, config=config, faults=faults)
         assert report.ok, f"seed {seed}: {report.violation}"
         assert report.checks["lag"]
@@ -65,15 +86,26 @@ def run(on_stale: str, unit: str, name: str, found: Counter[int]) -> Counter[str
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize(
-    ("on_stale", "unit"), [("mask", "group"), ("restart", "group"), ("drop", "group"), ("mask", "rollout"), ("drop", "rollout")]
+    ("on_stale", "unit"),
+    [
+        ("mask", "group"),
+        ("restart", "group"),
+        ("drop", "group"),
+        ("mask", "rollout"),
+        ("drop", "rollout"),
+    ],
 )
-def test_no_token_over_max_lag_is_in_any_loss(on_stale: str, unit: str, name: str, lags: Counter[int]) -> None:
+def test_no_token_over_max_lag_is_in_any_loss(
+    on_stale: str, unit: str, name: str, lags: Counter[int]
+) -> None:
     left_out = run(on_stale, unit, name, lags)
     assert max(+lags) == 1, lags
     assert left_out["stale"] > 0, "nothing was ever too old: these runs show nothing"
 
 
 @pytest.mark.parametrize("unit", ["group", "rollout"])
-def test_where_stale_tokens_are_to_be_trained_the_same_runs_do_go_over_max_lag(unit: str, lags: Counter[int]) -> None:
+def test_where_stale_tokens_are_to_be_trained_the_same_runs_do_go_over_max_lag(
+    unit: str, lags: Counter[int]
+) -> None:
     left_out = run("train", unit, "nothing", lags)
     assert max(+lags) > 1 and not left_out["stale"], lags

@@ -1,5 +1,5 @@
-"""Modelled clusters: the engine that decodes in step has exact times and loses no token, and what is measured is what can be worked out by
-hand where lengths are equal."""
+"""Modelled clusters: the engine that decodes in step has exact times and loses no token, and what
+is measured is what can be worked out by hand where lengths are equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from trio.testing import MockClock
 
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.simulation.lockstep import LockstepEngine
-from asyncrl.simulation.modelled import GROUPS, MEMBERS, Measured, configured, lognormal, measure, roofline
+from asyncrl.simulation.modelled import (
+    GROUPS,
+    MEMBERS,
+    Measured,
+    configured,
+    lognormal,
+    measure,
+    roofline,
+)
 from asyncrl.simulation.world import Speeds
 
 STEP = GROUPS * MEMBERS
@@ -26,7 +34,13 @@ def request(rollout: int, *, prefix: int = 0, attempt: int = 1) -> Request:
     return Request(rollout, attempt, rollout, np.ones(3 + prefix, np.int32), prefix, 50, 1.0)
 
 
-def engine_of(length: Callable[[int], int], decode_s: Callable[[int], float], *, slots: int = 4, chunk: int = 100) -> LockstepEngine:
+def engine_of(
+    length: Callable[[int], int],
+    decode_s: Callable[[int], float],
+    *,
+    slots: int = 4,
+    chunk: int = 100,
+) -> LockstepEngine:
     sizes = {"slots": slots, "context_tokens": 128, "chunk_tokens": chunk}
     return LockstepEngine(length, decode_s, vocab_size=8, idle=lambda cause, seconds: None, **sizes)
 
@@ -48,17 +62,24 @@ class Seen:
         return [(at, c.rollout, c.version, c.start, len(c.ids), c.finish) for at, c in self.chunks]
 
 
-# ------------------------------------------------------------------------------------------------------------------ engine
+# ------------------------------------------------------------------------------------------ engine
 
 
-async def test_a_decode_step_lasts_as_long_as_its_busy_slots_make_it(autojump_clock: MockClock) -> None:
+async def test_a_decode_step_lasts_as_long_as_its_busy_slots_make_it(
+    autojump_clock: MockClock,
+) -> None:
     engine, seen = engine_of(lambda key: (2, 5, 9)[key], roofline(1.0, 0.5)), Seen()
     await engine.load(7, None)
     engine.submit([request(rollout) for rollout in range(3)])
     with trio.move_on_after(100):
         await engine.run(seen)
-    # three are busy for 2 steps of 1.5 s, two for 3 steps of 1 s, and one alone is no faster than the weights are read
-    assert seen.short == [(3.0, 0, 7, 0, 2, "stop"), (6.0, 1, 7, 0, 5, "stop"), (10.0, 2, 7, 0, 9, "stop")]
+    # three are busy for 2 steps of 1.5 s, two for 3 steps of 1 s, and one alone is no faster than
+    # the weights are read
+    assert seen.short == [
+        (3.0, 0, 7, 0, 2, "stop"),
+        (6.0, 1, 7, 0, 5, "stop"),
+        (10.0, 2, 7, 0, 9, "stop"),
+    ]
 
 
 async def test_slots_are_refilled_and_budgets_kept(autojump_clock: MockClock) -> None:
@@ -81,7 +102,11 @@ async def test_what_is_submitted_late_begins_late(autojump_clock: MockClock) -> 
             await trio.sleep(4.0)
             engine.submit([request(1)])
             await engine.load(1, None)
-    assert seen.short == [(5.0, 0, 0, 0, 4, ""), (11.0, 0, 1, 4, 6, "stop"), (15.0, 1, 1, 0, 10, "stop")]
+    assert seen.short == [
+        (5.0, 0, 0, 0, 4, ""),
+        (11.0, 0, 1, 4, 6, "stop"),
+        (15.0, 1, 1, 0, 10, "stop"),
+    ]
 
 
 async def test_chunks_at_every_so_many_steps_and_an_interruption(autojump_clock: MockClock) -> None:
@@ -93,23 +118,38 @@ async def test_chunks_at_every_so_many_steps_and_an_interruption(autojump_clock:
             nursery.start_soon(engine.run, seen)
             await trio.sleep(6.5)
             engine.interrupt([0, 1, 99])
-    assert seen.short == [(4.0, 0, 3, 0, 4, ""), (6.5, 0, 3, 4, 2, "interrupted"), (6.5, 1, 3, 0, 0, "interrupted")]
+    assert seen.short == [
+        (4.0, 0, 3, 0, 4, ""),
+        (6.5, 0, 3, 4, 2, "interrupted"),
+        (6.5, 1, 3, 0, 0, "interrupted"),
+    ]
 
 
-ACTIONS = st.lists(st.tuples(st.sampled_from(["submit", "interrupt", "load"]), st.integers(0, 3), st.floats(0.0, 6.0)), max_size=20)
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "interrupt", "load"]), st.integers(0, 3), st.floats(0.0, 6.0)
+    ),
+    max_size=20,
+)
 
 
 @settings(max_examples=60)
 @given(ACTIONS, st.integers(1, 3), st.integers(1, 7))
-def test_no_token_is_lost_or_made_twice(actions: list[tuple[str, int, float]], slots: int, chunk: int) -> None:
-    """Whatever comes when: a rollout's chunks follow one another, versions never fall, and each leased one ends once, with all its tokens
-    where it stops."""
+def test_no_token_is_lost_or_made_twice(
+    actions: list[tuple[str, int, float]], slots: int, chunk: int
+) -> None:
+    """Whatever comes when: a rollout's chunks follow one another, versions never fall, and each
+    leased one ends once, with all its tokens where it stops."""
 
     def length(key: int) -> int:
         return 3 + key % 5
 
     async def main() -> tuple[Seen, list[Request]]:
-        engine, seen, leased = engine_of(length, roofline(0.7, 0.3), slots=slots, chunk=chunk), Seen(), list[Request]()
+        engine, seen, leased = (
+            engine_of(length, roofline(0.7, 0.3), slots=slots, chunk=chunk),
+            Seen(),
+            list[Request](),
+        )
         attempts, version, numbers = dict[int, int](), 0, itertools.count()
         await engine.load(0, None)
         async with trio.open_nursery() as nursery:
@@ -117,14 +157,21 @@ def test_no_token_is_lost_or_made_twice(actions: list[tuple[str, int, float]], s
             for action, which, after in actions:
                 await trio.sleep(after)
                 ended = {c.rollout: c for _, c in seen.chunks if c.finish}
-                again = [c for c in ended.values() if c.finish == "interrupted" and attempts[c.rollout] == c.attempt]
+                again = [
+                    c
+                    for c in ended.values()
+                    if c.finish == "interrupted" and attempts[c.rollout] == c.attempt
+                ]
                 if action == "load":
                     version += 1
                     await engine.load(version, None)
                 elif action == "interrupt":
                     engine.interrupt([r for r in attempts if r % 4 == which])
                 else:
-                    chosen = [request(c.rollout, prefix=c.start + len(c.ids), attempt=c.attempt + 1) for c in again]
+                    chosen = [
+                        request(c.rollout, prefix=c.start + len(c.ids), attempt=c.attempt + 1)
+                        for c in again
+                    ]
                     chosen += [request(next(numbers)) for _ in range(which)]
                     attempts.update({r.rollout: r.attempt for r in chosen})
                     leased += chosen
@@ -137,15 +184,21 @@ def test_no_token_is_lost_or_made_twice(actions: list[tuple[str, int, float]], s
     versions = [c.version for _, c in seen.chunks if len(c.ids)]
     assert versions == sorted(versions)
     for lease in leased:
-        mine = [c for _, c in seen.chunks if (c.rollout, c.attempt) == (lease.rollout, lease.attempt)]
+        mine = [
+            c for _, c in seen.chunks if (c.rollout, c.attempt) == (lease.rollout, lease.attempt)
+        ]
         starts = [c.start for c in mine]
-        assert starts == [lease.prefix_tokens + sum(len(c.ids) for c in mine[:i]) for i in range(len(mine))]
+        assert starts == [
+            lease.prefix_tokens + sum(len(c.ids) for c in mine[:i]) for i in range(len(mine))
+        ]
         assert [bool(c.finish) for c in mine] == [False] * (len(mine) - 1) + [True]
         total = lease.prefix_tokens + sum(len(c.ids) for c in mine)
-        assert total == length(lease.key) if mine[-1].finish == "stop" else total < length(lease.key)
+        assert (
+            total == length(lease.key) if mine[-1].finish == "stop" else total < length(lease.key)
+        )
 
 
-# ----------------------------------------------------------------------------------------------------------------- lengths
+# ----------------------------------------------------------------------------------------- lengths
 
 
 def test_lengths_are_lognormal_and_cut() -> None:
@@ -157,13 +210,24 @@ def test_lengths_are_lognormal_and_cut() -> None:
     assert drawn.mean() == pytest.approx(reference.mean(), rel=0.02)
     for share in (0.1, 0.5, 0.9):
         assert np.quantile(drawn, share) == pytest.approx(np.quantile(reference, share), rel=0.03)
-    assert [lognormal(3, mean, most)(key) for key in (5, 6)] != [lognormal(4, mean, most)(key) for key in (5, 6)]
+    assert [lognormal(3, mean, most)(key) for key in (5, 6)] != [
+        lognormal(4, mean, most)(key) for key in (5, 6)
+    ]
 
 
-# ---------------------------------------------------------------------------------------------------------------- clusters
+# ---------------------------------------------------------------------------------------- clusters
 
 
-def run(tokens: int, trainer_s: float, *, depth: int, max_lag: int, slots: int = STEP * 4, first: int = 3, last: int = 7) -> Measured:
+def run(
+    tokens: int,
+    trainer_s: float,
+    *,
+    depth: int,
+    max_lag: int,
+    slots: int = STEP * 4,
+    first: int = 3,
+    last: int = 7,
+) -> Measured:
     config = configured(1, slots, tokens, staleness={"depth": depth, "max_lag": max_lag})
     speeds = Speeds(verdict_s=0.5, step_s=trainer_s, trained_token_s=0.0)
     return measure(config, lambda key: tokens, lambda busy: 1.0, speeds, first=first, last=last)
@@ -179,13 +243,17 @@ def test_a_trainer_that_limits_is_never_idle_and_lag_is_the_depth() -> None:
 
 def test_without_running_ahead_generation_and_training_take_turns() -> None:
     came = run(20, 30.0, depth=0, max_lag=0)
-    assert came.step_s == pytest.approx(20 + 0.5 + 30, abs=0.2) and came.idle == pytest.approx(20.5 / 50.5, abs=0.01)
+    assert came.step_s == pytest.approx(20 + 0.5 + 30, abs=0.2) and came.idle == pytest.approx(
+        20.5 / 50.5, abs=0.01
+    )
     assert came.heads == {0: 4 * STEP} and not came.discarded
 
 
 def test_engines_that_limit_leave_the_trainer_idle() -> None:
     came = run(20, 5.0, depth=1, max_lag=4, slots=STEP)
-    assert came.step_s == pytest.approx(20.0, abs=1.0) and came.idle == pytest.approx(0.75, abs=0.03)
+    assert came.step_s == pytest.approx(20.0, abs=1.0) and came.idle == pytest.approx(
+        0.75, abs=0.03
+    )
 
 
 def test_where_lengths_have_a_tail_what_is_too_old_is_not_trained() -> None:
@@ -201,6 +269,11 @@ def test_where_lengths_have_a_tail_what_is_too_old_is_not_trained() -> None:
 
 
 def test_a_run_that_ends_before_is_no_measurement() -> None:
-    config = configured(1, STEP, 5, train={"steps": 2, "batch_groups": GROUPS, "eval_every": 0, "checkpoint_every": 0})
+    config = configured(
+        1,
+        STEP,
+        5,
+        train={"steps": 2, "batch_groups": GROUPS, "eval_every": 0, "checkpoint_every": 0},
+    )
     with pytest.raises(RuntimeError, match="all 2 steps are done"):
         measure(config, lambda key: 5, lambda busy: 1.0, Speeds(), first=1, last=3)

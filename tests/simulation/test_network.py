@@ -1,4 +1,5 @@
-"""Pipes in memory: what arrives is a prefix of what was sent, in order, whatever happens to the wire."""
+"""Pipes in memory: what arrives is a prefix of what was sent, in order, whatever happens to the
+wire."""
 
 from __future__ import annotations
 
@@ -22,8 +23,13 @@ async def read(pipe: MemoryPipe, size: int = 64) -> bytes:
 FAULTS = ("none", "delay", "hold", "freeze", "cut", "die")
 
 
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.sampled_from(FAULTS)), max_size=12), st.integers(1, 50))
-def test_what_arrives_is_a_prefix_of_what_was_sent(frames: list[tuple[bytes, str]], size: int) -> None:
+@given(
+    st.lists(st.tuples(st.binary(min_size=1, max_size=40), st.sampled_from(FAULTS)), max_size=12),
+    st.integers(1, 50),
+)
+def test_what_arrives_is_a_prefix_of_what_was_sent(
+    frames: list[tuple[bytes, str]], size: int
+) -> None:
     sent, got = bytearray(), bytearray()
 
     async def scenario() -> None:
@@ -68,7 +74,9 @@ def test_what_arrives_is_a_prefix_of_what_was_sent(frames: list[tuple[bytes, str
     trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-async def test_a_delayed_wire_delivers_in_order_and_in_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_delayed_wire_delivers_in_order_and_in_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     ours, theirs = pipes()
     ours.out.delay_s = 2.0
     began = trio.current_time()
@@ -79,7 +87,9 @@ async def test_a_delayed_wire_delivers_in_order_and_in_time(autojump_clock: trio
     assert await read(theirs) == b"second" and trio.current_time() == began + 2.0
 
 
-async def test_a_half_open_connection_goes_on_in_the_other_direction(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_half_open_connection_goes_on_in_the_other_direction(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     ours, theirs = pipes()
     ours.out.hold(True)
     await ours.send([b"unheard"])
@@ -92,7 +102,9 @@ async def test_a_half_open_connection_goes_on_in_the_other_direction(autojump_cl
     assert await read(theirs) == b"unheard"
 
 
-async def test_who_dies_is_heard_to_the_end_and_hears_nothing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_who_dies_is_heard_to_the_end_and_hears_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     ours, theirs = links()
     await ours.send(Interrupt([1]))
     await ours.aclose()
@@ -105,17 +117,26 @@ async def test_who_dies_is_heard_to_the_end_and_hears_nothing(autojump_clock: tr
         await ours.receive()
 
 
-async def test_a_cut_connection_loses_what_was_under_way_at_both_ends(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_cut_connection_loses_what_was_under_way_at_both_ends(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     ours, theirs = pipes()
     await ours.send([b"lost"])
     ours.cut()
-    for waits in (lambda: read(ours), lambda: read(theirs), lambda: ours.send([b"x"]), lambda: theirs.send([b"x"])):
+    for waits in (
+        lambda: read(ours),
+        lambda: read(theirs),
+        lambda: ours.send([b"x"]),
+        lambda: theirs.send([b"x"]),
+    ):
         call: Callable[[], Awaitable[object]] = waits
         with pytest.raises(trio.BrokenResourceError):
             await call()
 
 
-async def test_a_stopped_process_neither_hears_nor_speaks_until_it_goes_on(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_stopped_process_neither_hears_nor_speaks_until_it_goes_on(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     ours, theirs = pipes()
     ours.freeze(True)
     await theirs.send([b"to the stopped"])
@@ -140,7 +161,9 @@ async def test_a_stopped_process_neither_hears_nor_speaks_until_it_goes_on(autoj
     assert {at for at, _ in heard} == {began + 5}
 
 
-async def test_a_sender_waits_for_a_reader_that_does_not_read(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_sender_waits_for_a_reader_that_does_not_read(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     ours, theirs = pipes()
     await ours.send([bytes(CAPACITY)])
     with trio.move_on_after(1) as waited:

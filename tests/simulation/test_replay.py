@@ -1,4 +1,5 @@
-"""A seed decides everything: the same one gives the same run, also in another process, and another one gives another."""
+"""A seed decides everything: the same one gives the same run, also in another process, and another
+one gives another."""
 
 from __future__ import annotations
 
@@ -50,9 +51,20 @@ def test_other_seeds_are_other_runs() -> None:
 
 
 def test_a_seed_is_the_same_in_any_process() -> None:
-    program = f"from asyncrl.simulation.run import simulate\nfor seed in {SEEDS}: print(simulate(seed).digest)"
+    program = (
+        f"from asyncrl.simulation.run import simulate\nfor seed in {SEEDS}: "
+        "print(simulate(seed).digest)"
+    )
     said = set()
     for hash_seed in ("0", "1", "4711"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        said.add(subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True).stdout)
+        said.add(
+            subprocess.run(
+                [sys.executable, "-c", program],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
     assert said == {"".join(f"{simulate(seed).digest}\n" for seed in SEEDS)}

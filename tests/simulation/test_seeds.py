@@ -1,4 +1,5 @@
-"""The share of seeds that every change has to pass: 200 runs with faults, each kind of which at least ten of them meet."""
+"""The share of seeds that every change has to pass: 200 runs with faults, each kind of which at
+least ten of them meet."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ tallied = cache(tally)
 @pytest.mark.parametrize("seeds", SHARES, ids=lambda seeds: f"{seeds.start}:{seeds.stop}")
 def test_every_invariant_holds_after_every_event(seeds: range) -> None:
     found = tallied(seeds)
-    assert not found.failures, "\n".join(f"asyncrl simulate --seed {failure.seed}: {failure.violation}" for failure in found.failures)
+    assert not found.failures, "\n".join(
+        f"asyncrl simulate --seed {failure.seed}: {failure.violation}" for failure in found.failures
+    )
     assert found.seeds == len(seeds) and min(found.checks.values()) > 0
 
 
@@ -26,7 +29,9 @@ def test_each_kind_of_fault_is_met_by_at_least_ten_of_the_seeds() -> None:
     whole = Tally()
     for seeds in SHARES:
         whole.add(tallied(seeds))
-    rare = {kind: whole.seeds_with.get(kind, 0) for kind in KINDS if whole.seeds_with.get(kind, 0) < 10}
+    rare = {
+        kind: whole.seeds_with.get(kind, 0) for kind in KINDS if whole.seeds_with.get(kind, 0) < 10
+    }
     assert not rare and whole.seeds_with.keys() == KINDS.keys()
     assert whole.lost_tail > 100 and whole.checks["synchronous"] > 20 and whole.checks["redo"] > 500
 

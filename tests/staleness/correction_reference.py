@@ -1,7 +1,8 @@
-"""Every correction once more, from its formula: float64, one rollout after the other, nothing shared with what is tested.
+"""Every correction once more, from its formula: float64, one rollout after the other, nothing
+shared with what is tested.
 
-A reference gives (weight, kept) of each token. What a comparison with a bound says within rounding of it is nobody's business:
-`apart_from_rounding` leaves such inputs out.
+A reference gives (weight, kept) of each token. What a comparison with a bound says within rounding
+of it is nobody's business: `apart_from_rounding` leaves such inputs out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class World(NamedTuple):
     lag: list[int]
 
     def tokens(self) -> Tokens:
-        numbers = [torch.tensor(v, dtype=torch.float32) for v in (self.log_ratio, self.advantage, self.behaviour, self.current)]
+        numbers = [
+            torch.tensor(v, dtype=torch.float32)
+            for v in (self.log_ratio, self.advantage, self.behaviour, self.current)
+        ]
         return Tokens(
             numbers[0],
             torch.tensor(self.mask, dtype=torch.bool),
@@ -49,7 +53,10 @@ class World(NamedTuple):
 
     def rollouts(self) -> list[list[int]]:
         """Places of the tokens in the mask, one list for each rollout that has any."""
-        found = [[t for t, o in enumerate(self.owner) if o == owner and self.mask[t]] for owner in sorted(set(self.owner))]
+        found = [
+            [t for t, o in enumerate(self.owner) if o == owner and self.mask[t]]
+            for owner in sorted(set(self.owner))
+        ]
         return [places for places in found if places]
 
     def only(self, places: Sequence[int]) -> World:
@@ -63,24 +70,38 @@ def _single(low: float, high: float) -> st.SearchStrategy[float]:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Rollouts of 1 to 6 tokens, uneven, in any order among each other, with numbers that have gaps. `log_ratio` is of a proximal policy of
-    its own, so what should be of it and what should be of `current - behaviour` cannot be taken for each other."""
+    """Rollouts of 1 to 6 tokens, uneven, in any order among each other, with numbers that have
+    gaps. `log_ratio` is of a proximal policy of its own, so what should be of it and what should be
+    of `current - behaviour` cannot be taken for each other."""
     rows = []
     numbers = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True))
     for number in numbers:
         advantage = draw(st.sampled_from([-1.5, -0.25, 0.0, 0.5, 2.0]))
         for _ in range(draw(st.integers(1, 6))):
-            behaviour, drift, mismatch = draw(_single(-5, -0.015625)), draw(_single(-1.5, 1.5)), draw(_single(-1.5, 1.5))
+            behaviour, drift, mismatch = (
+                draw(_single(-5, -0.015625)),
+                draw(_single(-1.5, 1.5)),
+                draw(_single(-1.5, 1.5)),
+            )
             current = float(np.float32(min(behaviour + drift, -0.0078125)))
             rows.append(
-                (mismatch, draw(st.booleans()) or draw(st.booleans()), number, advantage, behaviour, current, draw(st.integers(0, 9)))
+                (
+                    mismatch,
+                    draw(st.booleans()) or draw(st.booleans()),
+                    number,
+                    advantage,
+                    behaviour,
+                    current,
+                    draw(st.integers(0, 9)),
+                )
             )
     rows = draw(st.permutations(rows))
     return World(*map(list, zip(*rows, strict=True)))
 
 
 def apart_from_rounding(reference: Reference, world: World, **bounds: float) -> Verdict:
-    """The reference's verdict, where bounds a little wider and a little narrower agree on what is kept."""
+    """The reference's verdict, where bounds a little wider and a little narrower agree on what is
+    kept."""
     verdict = reference(world, **bounds)
     for nudge in (1 - 1e-5, 1 + 1e-5):
         for name in bounds:
@@ -96,7 +117,11 @@ def _weigh(world: World, weight: Callable[[list[int]], list[float]]) -> Verdict:
     return weights, list(world.mask)
 
 
-def _reject(world: World, keep: Callable[[list[int]], list[bool]], weight: Callable[[list[int]], list[float]] | None = None) -> Verdict:
+def _reject(
+    world: World,
+    keep: Callable[[list[int]], list[bool]],
+    weight: Callable[[list[int]], list[float]] | None = None,
+) -> Verdict:
     weights, kept = [0.0] * len(world.mask), [False] * len(world.mask)
     for places in world.rollouts():
         values = weight(places) if weight else [1.0] * len(places)
@@ -123,7 +148,12 @@ def sequence_tis(world: World, *, hi: float) -> Verdict:
 
 
 def geometric_tis(world: World, *, lo: float, hi: float) -> Verdict:
-    return _weigh(world, lambda places: [min(max(_product(world, places) ** (1 / len(places)), lo), hi)] * len(places))
+    return _weigh(
+        world,
+        lambda places: (
+            [min(max(_product(world, places) ** (1 / len(places)), lo), hi)] * len(places)
+        ),
+    )
 
 
 def age_decay(world: World, *, gamma: float) -> Verdict:
@@ -131,7 +161,11 @@ def age_decay(world: World, *, gamma: float) -> Verdict:
 
 
 def icepop(world: World, *, lo: float, hi: float) -> Verdict:
-    return _reject(world, lambda places: [lo <= r <= hi for r in _ratios(world, places)], lambda places: _ratios(world, places))
+    return _reject(
+        world,
+        lambda places: [lo <= r <= hi for r in _ratios(world, places)],
+        lambda places: _ratios(world, places),
+    )
 
 
 def kpop(world: World, *, hi: float) -> Verdict:
@@ -143,7 +177,9 @@ def kpop(world: World, *, hi: float) -> Verdict:
         p = min(math.exp(world.behaviour[t] + world.log_ratio[t]), 1 - 1e-6)
         return max(divergence(p, q), divergence(q, p)) <= hi
 
-    return _reject(world, lambda places: [keep(t) for t in places], lambda places: _ratios(world, places))
+    return _reject(
+        world, lambda places: [keep(t) for t in places], lambda places: _ratios(world, places)
+    )
 
 
 def mis(world: World, *, lo: float, hi: float) -> Verdict:
@@ -155,12 +191,17 @@ def mis(world: World, *, lo: float, hi: float) -> Verdict:
 
 
 def geometric_mask(world: World, *, lo: float, hi: float) -> Verdict:
-    return _reject(world, lambda places: [lo <= _product(world, places) ** (1 / len(places)) <= hi] * len(places))
+    return _reject(
+        world,
+        lambda places: [lo <= _product(world, places) ** (1 / len(places)) <= hi] * len(places),
+    )
 
 
 def k3(world: World, *, hi: float) -> Verdict:
     def mean(places: list[int]) -> float:
-        return float(np.mean([math.exp(world.log_ratio[t]) - world.log_ratio[t] - 1 for t in places]))
+        return float(
+            np.mean([math.exp(world.log_ratio[t]) - world.log_ratio[t] - 1 for t in places])
+        )
 
     return _reject(world, lambda places: [mean(places) <= hi] * len(places))
 
@@ -188,7 +229,11 @@ def m2po(world: World, *, hi: float) -> Verdict:
     drift = [c - b for c, b in zip(world.current, world.behaviour, strict=True)]
     kept = list(world.mask)
     for places in world.rollouts():
-        region = [t for t in places if world.advantage[t] > 0 < drift[t] or world.advantage[t] < 0 > drift[t]]
+        region = [
+            t
+            for t in places
+            if world.advantage[t] > 0 < drift[t] or world.advantage[t] < 0 > drift[t]
+        ]
         while region and sum(drift[t] ** 2 for t in region) / len(region) > hi:
             largest = max(region, key=lambda t: drift[t] ** 2)
             region.remove(largest)

@@ -1,4 +1,5 @@
-"""Each cause is planted and must be named, it alone, with the setting or the suspect to look at; and where all is well nothing is said."""
+"""Each cause is planted and must be named, it alone, with the setting or the suspect to look at;
+and where all is well nothing is said."""
 
 import subprocess
 import sys
@@ -17,9 +18,13 @@ THRESHOLDS = StalenessConfig(alarm_k3=0.1, alarm_masked=0.5, alarm_ess=0.1)
 WELL = {"k3": 0.01, "ess": 0.9}
 
 
-def lags(name: str, values: dict[int, float], unit: str = "tokens", count: float = 1000) -> dict[str, float]:
+def lags(
+    name: str, values: dict[int, float], unit: str = "tokens", count: float = 1000
+) -> dict[str, float]:
     """A metric by lag, with as many tokens or rollouts in each bin, and the mean over all."""
-    of_bins = {at_lag(name, lag): value for lag, value in values.items()} | {at_lag(unit, lag): count for lag in values}
+    of_bins = {at_lag(name, lag): value for lag, value in values.items()} | {
+        at_lag(unit, lag): count for lag in values
+    }
     return of_bins | {name: sum(values.values()) / len(values)}
 
 
@@ -27,7 +32,11 @@ def say(metrics: dict[str, float], trained: int = 1000, **discarded: int) -> dic
     found = alarms(WELL | metrics, trained, discarded, THRESHOLDS)
     assert len({alarm.name for alarm in found}) == len(found)
     for alarm in found:
-        assert alarm.sentence[0].isalnum() and alarm.sentence.endswith(".") and ". " not in alarm.sentence
+        assert (
+            alarm.sentence[0].isalnum()
+            and alarm.sentence.endswith(".")
+            and ". " not in alarm.sentence
+        )
     return {alarm.name: alarm.sentence for alarm in found}
 
 
@@ -38,7 +47,8 @@ class TestDivergence:
         assert "0.3 at lag 0" in sentence and "kernels, dtype and temperature" in sentence
 
     def test_a_mismatch_is_seen_where_old_tokens_are_few(self) -> None:
-        """The mean is in its band and the fresh tokens are not: nothing but a mismatch can do that."""
+        """The mean is in its band and the fresh tokens are not: nothing but a mismatch can do
+        that."""
         assert list(say(lags("k3", {0: 0.3}) | {"k3": 0.05})) == ["mismatch"]
 
     def test_staleness_grows_with_lag(self) -> None:
@@ -67,27 +77,50 @@ class TestDivergence:
 
     def test_the_weights_are_the_tokens(self) -> None:
         """One far bin of few tokens among many near ones is not growth."""
-        many = {at_lag("tokens", lag): 1e6 for lag in (0, 1)} | {at_lag("k3", lag): 0.09 for lag in (0, 1)}
-        assert list(say(many | {at_lag("tokens", 9): 100, at_lag("k3", 9): 900.0} | {"k3": 0.15})) == ["mismatch"]
+        many = {at_lag("tokens", lag): 1e6 for lag in (0, 1)} | {
+            at_lag("k3", lag): 0.09 for lag in (0, 1)
+        }
+        assert list(
+            say(many | {at_lag("tokens", 9): 100, at_lag("k3", 9): 900.0} | {"k3": 0.15})
+        ) == ["mismatch"]
 
 
 class TestMasked:
     def test_stale_tokens_are_a_matter_of_depth(self) -> None:
         (name, sentence), *others = say({}, trained=40, stale=55, icepop=5).items()
         assert name == "masked_stale" and not others
-        assert sentence.startswith("60% of the step's tokens") and "(92%) as stale" in sentence and "staleness.depth" in sentence
+        assert (
+            sentence.startswith("60% of the step's tokens")
+            and "(92%) as stale" in sentence
+            and "staleness.depth" in sentence
+        )
 
     def test_rejected_by_age(self) -> None:
-        (name, sentence), *others = say(lags("kept_fraction", {0: 0.99, 3: 0.3}), trained=30, icepop=70).items()
+        (name, sentence), *others = say(
+            lags("kept_fraction", {0: 0.99, 3: 0.3}), trained=30, icepop=70
+        ).items()
         assert name == "masked_icepop" and not others
-        assert "1% are rejected at lag 0 and 70% above" in sentence and "it is their age" in sentence and "staleness.max_lag" in sentence
+        assert (
+            "1% are rejected at lag 0 and 70% above" in sentence
+            and "it is their age" in sentence
+            and "staleness.max_lag" in sentence
+        )
 
     def test_rejected_whatever_the_age(self) -> None:
-        (name, sentence), *_ = say(lags("kept_fraction", {0: 0.4, 3: 0.3}), trained=35, mis=65).items()
-        assert name == "masked_mis" and "it is not their age" in sentence and "kernels, dtype and temperature" in sentence
+        (name, sentence), *_ = say(
+            lags("kept_fraction", {0: 0.4, 3: 0.3}), trained=35, mis=65
+        ).items()
+        assert (
+            name == "masked_mis"
+            and "it is not their age" in sentence
+            and "kernels, dtype and temperature" in sentence
+        )
 
     def test_rejected_at_one_lag_alone(self) -> None:
-        assert "leaves its bounds at lag 2" in say(lags("kept_fraction", {2: 0.3}), trained=30, k3=70)["masked_k3"]
+        assert (
+            "leaves its bounds at lag 2"
+            in say(lags("kept_fraction", {2: 0.3}), trained=30, k3=70)["masked_k3"]
+        )
         assert "in few tokens" in say({}, trained=30, k3=70)["masked_k3"]
 
     def test_the_median_is_no_correction(self) -> None:
@@ -103,14 +136,18 @@ class TestSampleSize:
         assert name == "ess_mismatch" and not others and "0.05 at lag 0 already" in sentence
 
     def test_uneven_with_age_is_staleness(self) -> None:
-        (name, sentence), *others = say(lags("ess", {0: 0.9, 4: 0.02, 8: 0.01}, "rollouts", 32) | {"ess": 0.03}).items()
+        (name, sentence), *others = say(
+            lags("ess", {0: 0.9, 4: 0.02, 8: 0.01}, "rollouts", 32) | {"ess": 0.03}
+        ).items()
         assert name == "ess_staleness" and not others
         assert "0.9 at lag 0 and less above" in sentence and "train.ess_base" in sentence
 
     def test_uneven_everywhere_is_left_open(self) -> None:
         assert list(say(lags("ess", {2: 0.05, 4: 0.04}, "rollouts", 32))) == ["ess"]
         assert list(say(lags("ess", {0: 0.11, 4: 0.08}, "rollouts", 32))) == ["ess"]
-        assert list(say(lags("ess", {0: 0.9, 4: 0.01}, "rollouts", FEW["rollouts"] - 1) | {"ess": 0.05})) == ["ess"]
+        assert list(
+            say(lags("ess", {0: 0.9, 4: 0.01}, "rollouts", FEW["rollouts"] - 1) | {"ess": 0.05})
+        ) == ["ess"]
 
 
 def test_a_log_probability_that_is_no_number_is_always_said() -> None:
@@ -120,11 +157,17 @@ def test_a_log_probability_that_is_no_number_is_always_said() -> None:
 
 
 @given(
-    st.dictionaries(st.integers(0, 99), st.tuples(st.floats(0, 0.1), st.floats(0.1, 1), st.floats(0, 1), st.floats(0, 1e6)), max_size=6),
+    st.dictionaries(
+        st.integers(0, 99),
+        st.tuples(st.floats(0, 0.1), st.floats(0.1, 1), st.floats(0, 1), st.floats(0, 1e6)),
+        max_size=6,
+    ),
     st.integers(0, 100),
     st.integers(0, 100),
 )
-def test_all_is_well_within_the_bands_and_on_them(bins: dict[int, tuple[float, float, float, float]], trained: int, more: int) -> None:
+def test_all_is_well_within_the_bands_and_on_them(
+    bins: dict[int, tuple[float, float, float, float]], trained: int, more: int
+) -> None:
     metrics = {"k3": 0.1, "ess": 0.1}
     for lag, (k3, ess, kept, count) in bins.items():
         values = {"k3": k3, "ess": ess, "kept_fraction": kept, "tokens": count, "rollouts": count}
@@ -137,8 +180,15 @@ def test_what_was_not_measured_is_well() -> None:
 
 
 @given(st.floats(0.11, 5), st.floats(0.51, 1), st.floats(0.001, 0.099))
-def test_out_of_its_band_each_is_said_whatever_is_known_by_lag(k3: float, masked: float, ess: float) -> None:
-    found = alarms({"k3": k3, "ess": ess}, 10_000 - int(masked * 10_000), {"m2po": int(masked * 10_000)}, THRESHOLDS)
+def test_out_of_its_band_each_is_said_whatever_is_known_by_lag(
+    k3: float, masked: float, ess: float
+) -> None:
+    found = alarms(
+        {"k3": k3, "ess": ess},
+        10_000 - int(masked * 10_000),
+        {"m2po": int(masked * 10_000)},
+        THRESHOLDS,
+    )
     assert [alarm.name for alarm in found] == ["divergence", "masked_m2po", "ess"]
 
 
@@ -146,8 +196,11 @@ def test_out_of_its_band_each_is_said_whatever_is_known_by_lag(k3: float, masked
     ("offset", "drift", "named"),
     [(0.0, 0.0, []), (1.5, 0.0, ["mismatch"]), (0.0, 0.5, ["staleness"])],
 )
-def test_pain_15_a_mismatch_of_engine_and_trainer_is_named(offset: float, drift: float, named: list[str]) -> None:
-    """Log-ratios of 64 rollouts, each of one lag: an engine that is off by the same amount at every lag, and a policy that drifts."""
+def test_pain_15_a_mismatch_of_engine_and_trainer_is_named(
+    offset: float, drift: float, named: list[str]
+) -> None:
+    """Log-ratios of 64 rollouts, each of one lag: an engine that is off by the same amount at every
+    lag, and a policy that drifts."""
     generator = torch.Generator().manual_seed(0)
     owner = torch.arange(64).repeat_interleave(20)
     lag = owner % 8
@@ -159,5 +212,8 @@ def test_pain_15_a_mismatch_of_engine_and_trainer_is_named(offset: float, drift:
 
 
 def test_the_coordinator_gets_no_torch_from_these() -> None:
-    code = "import sys, staleness.alarms, staleness.baseline, staleness.bins; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, staleness.alarms, staleness.baseline, staleness.bins; sys.exit('torch' "
+        "in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,5 @@
-"""Each correction against its formula in float64, and what holds for all of them: masks, order, gradients, the ends of the range."""
+"""Each correction against its formula in float64, and what holds for all of them: masks, order,
+gradients, the ends of the range."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from staleness.tokens import Correction, Tokens
 
 
 class Case(NamedTuple):
-    """A correction, its reference, and bounds to draw from: asymmetric, so that one cannot stand for the other or for its inverse."""
+    """A correction, its reference, and bounds to draw from: asymmetric, so that one cannot stand
+    for the other or for its inverse."""
 
     function: Any
     reference: Reference
@@ -27,23 +29,33 @@ class Case(NamedTuple):
 CASES = {
     "token_tis": Case(weights.token_tis, reference.token_tis, {"hi": (1, 3)}),
     "sequence_tis": Case(weights.sequence_tis, reference.sequence_tis, {"hi": (1, 8)}),
-    "geometric_tis": Case(weights.geometric_tis, reference.geometric_tis, {"lo": (0.4, 0.95), "hi": (1.05, 3)}),
+    "geometric_tis": Case(
+        weights.geometric_tis, reference.geometric_tis, {"lo": (0.4, 0.95), "hi": (1.05, 3)}
+    ),
     "age_decay": Case(weights.age_decay, reference.age_decay, {"gamma": (0.1, 1)}),
     "icepop": Case(rejection.icepop, reference.icepop, {"lo": (0.3, 0.95), "hi": (1.05, 4)}),
     "kpop": Case(rejection.kpop, reference.kpop, {"hi": (0.01, 0.3)}),
     "mis": Case(rejection.mis, reference.mis, {"lo": (0.1, 0.95), "hi": (1.05, 8)}),
-    "geometric_mask": Case(rejection.geometric_mask, reference.geometric_mask, {"lo": (0.4, 0.95), "hi": (1.05, 3)}),
+    "geometric_mask": Case(
+        rejection.geometric_mask, reference.geometric_mask, {"lo": (0.4, 0.95), "hi": (1.05, 3)}
+    ),
     "k3": Case(rejection.k3, reference.k3, {"hi": (0.01, 0.5)}),
     "dppo": Case(rejection.dppo, reference.dppo, {"lo": (0.02, 0.2), "hi": (0.1, 0.5)}),
     "opsm": Case(rejection.opsm, reference.opsm, {"hi": (0.01, 0.8)}),
     "m2po": Case(rejection.m2po, reference.m2po, {"hi": (0.01, 0.8)}),
 }
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-rejecting = {name: CASES[name] for name in ("icepop", "kpop", "mis", "geometric_mask", "k3", "dppo", "opsm", "m2po")}
+rejecting = {
+    name: CASES[name]
+    for name in ("icepop", "kpop", "mis", "geometric_mask", "k3", "dppo", "opsm", "m2po")
+}
 
 
 def drawn(data: st.DataObject, case: Case) -> dict[str, float]:
-    return {name: data.draw(st.floats(low, high), label=name) for name, (low, high) in case.bounds.items()}
+    return {
+        name: data.draw(st.floats(low, high), label=name)
+        for name, (low, high) in case.bounds.items()
+    }
 
 
 def run(case: Case, world: World, bounds: dict[str, float]) -> Correction:
@@ -72,18 +84,26 @@ class TestEvery:
 
     @settings(max_examples=30)
     @given(worlds(), st.data())
-    def test_weighs_what_it_keeps_and_nothing_else_in_float32_without_gradient(self, case: Case, world: World, data: st.DataObject) -> None:
+    def test_weighs_what_it_keeps_and_nothing_else_in_float32_without_gradient(
+        self, case: Case, world: World, data: st.DataObject
+    ) -> None:
         tokens = world.tokens()
-        tokens = tokens._replace(log_ratio=tokens.log_ratio.requires_grad_(), current=tokens.current.requires_grad_())
+        tokens = tokens._replace(
+            log_ratio=tokens.log_ratio.requires_grad_(), current=tokens.current.requires_grad_()
+        )
         weight, kept, diagnostics = case.function(tokens, tokens.mask, **drawn(data, case))
         assert weight.dtype == torch.float32 and kept.dtype == torch.bool
-        assert not weight.requires_grad and not any(value.requires_grad for value in diagnostics.values())
+        assert not weight.requires_grad and not any(
+            value.requires_grad for value in diagnostics.values()
+        )
         assert not (kept & ~tokens.mask).any()
         assert torch.equal(weight != 0, kept)
 
     @settings(max_examples=30)
     @given(worlds(), st.data())
-    def test_what_is_outside_of_the_mask_does_not_matter(self, case: Case, world: World, data: st.DataObject) -> None:
+    def test_what_is_outside_of_the_mask_does_not_matter(
+        self, case: Case, world: World, data: st.DataObject
+    ) -> None:
         """Trap 4: also not for the other tokens of its rollout."""
         bounds, clean = drawn(data, case), world.tokens()
         outside = ~clean.mask
@@ -93,15 +113,20 @@ class TestEvery:
             current=torch.where(outside, -math.inf, clean.current),
             advantage=torch.where(outside, -9.0, clean.advantage),
         )
-        expected, got = case.function(clean, clean.mask, **bounds), case.function(dirty, clean.mask, **bounds)
-        assert torch.equal(expected.kept, got.kept) and torch.equal(expected.weight, got.weight)
-        assert {name: float(value) for name, value in expected.diagnostics.items()} == pytest.approx(
-            {name: float(value) for name, value in got.diagnostics.items()}
+        expected, got = (
+            case.function(clean, clean.mask, **bounds),
+            case.function(dirty, clean.mask, **bounds),
         )
+        assert torch.equal(expected.kept, got.kept) and torch.equal(expected.weight, got.weight)
+        assert {
+            name: float(value) for name, value in expected.diagnostics.items()
+        } == pytest.approx({name: float(value) for name, value in got.diagnostics.items()})
 
     @settings(max_examples=30)
     @given(worlds(), st.data())
-    def test_knows_a_rollout_by_its_number_and_not_by_its_place(self, case: Case, world: World, data: st.DataObject) -> None:
+    def test_knows_a_rollout_by_its_number_and_not_by_its_place(
+        self, case: Case, world: World, data: st.DataObject
+    ) -> None:
         """Trap 5: uneven rollouts, mixed with each other."""
         if case.function is rejection.m2po:
             assume(not tied(world))
@@ -118,7 +143,9 @@ class TestEvery:
     @pytest.mark.parametrize("log", [1e4, -1e4])
     def test_a_huge_ratio_is_not_nan(self, case: Case, log: float) -> None:
         """Trap 2: what is rejected is replaced before `exp`, and what is not is clamped."""
-        world = World([log] * 3, [True] * 3, [0, 0, 1], [1.0, 1.0, -1.0], [-1.0] * 3, [-1.0] * 3, [5000] * 3)
+        world = World(
+            [log] * 3, [True] * 3, [0, 0, 1], [1.0, 1.0, -1.0], [-1.0] * 3, [-1.0] * 3, [5000] * 3
+        )
         weight, _, _ = run(case, world, {name: high for name, (_, high) in case.bounds.items()})
         assert torch.isfinite(weight).all()
 
@@ -129,7 +156,9 @@ class TestEvery:
 
     def test_of_a_mask_without_a_token_nothing_is_kept(self, case: Case) -> None:
         world = World([0.1, 0.2], [False] * 2, [0, 3], [1.0, 1.0], [-1.0] * 2, [-0.9] * 2, [1, 2])
-        weight, kept, diagnostics = run(case, world, {name: high for name, (_, high) in case.bounds.items()})
+        weight, kept, diagnostics = run(
+            case, world, {name: high for name, (_, high) in case.bounds.items()}
+        )
         assert not kept.any() and not weight.any()
         assert not any(value.any() for value in diagnostics.values())
 
@@ -137,7 +166,9 @@ class TestEvery:
 @every
 @settings(max_examples=30)
 @given(worlds(), st.data())
-def test_is_the_same_however_rollouts_are_split_into_calls(case: Case, world: World, data: st.DataObject) -> None:
+def test_is_the_same_however_rollouts_are_split_into_calls(
+    case: Case, world: World, data: st.DataObject
+) -> None:
     if case.function is rejection.m2po:
         assume(not tied(world))
     bounds = drawn(data, case)
@@ -150,7 +181,9 @@ def test_is_the_same_however_rollouts_are_split_into_calls(case: Case, world: Wo
         assert part.kept.tolist() == whole.kept[places].tolist()
         assert part.weight.tolist() == pytest.approx(whole.weight[places].tolist(), rel=1e-6)
         totals = {name: total + float(part.diagnostics[name]) for name, total in totals.items()}
-    assert totals == pytest.approx({name: float(value) for name, value in whole.diagnostics.items()})
+    assert totals == pytest.approx(
+        {name: float(value) for name, value in whole.diagnostics.items()}
+    )
 
 
 @pytest.mark.parametrize("case", rejecting.values(), ids=rejecting)
@@ -168,7 +201,13 @@ def line(*ratios: float, owner: list[int] | None = None) -> Tokens:
     behaviour = [-3.0] * n
     logs = [math.log(r) for r in ratios]
     return World(
-        logs, [True] * n, owner or list(range(n)), [1.0] * n, behaviour, [b + log for b, log in zip(behaviour, logs, strict=True)], [0] * n
+        logs,
+        [True] * n,
+        owner or list(range(n)),
+        [1.0] * n,
+        behaviour,
+        [b + log for b, log in zip(behaviour, logs, strict=True)],
+        [0] * n,
     ).tokens()
 
 
@@ -192,17 +231,29 @@ class TestBounds:
 
     def test_geometric(self) -> None:
         tokens = line(*self.ratios)
-        assert rejection.geometric_mask(tokens, tokens.mask, lo=0.5, hi=5.0).kept.tolist() == self.inside
+        assert (
+            rejection.geometric_mask(tokens, tokens.mask, lo=0.5, hi=5.0).kept.tolist()
+            == self.inside
+        )
         expected = [0.5, 0.5, 0.51, 1.0, 3.0, 4.9, 5.0]
-        assert weights.geometric_tis(tokens, tokens.mask, lo=0.5, hi=5.0).weight.tolist() == pytest.approx(expected)
+        assert weights.geometric_tis(
+            tokens, tokens.mask, lo=0.5, hi=5.0
+        ).weight.tolist() == pytest.approx(expected)
 
     def test_dppo(self) -> None:
-        """`lo` is of what falls, `hi` of what rises, and each of the advantage that pushes there."""
+        """`lo` is of what falls, `hi` of what rises, and each of the advantage that pushes
+        there."""
         before = [0.5] * 6
         after = [0.72, 0.68, 0.35, 0.45, 0.05, 0.95]
         advantage = [1.0, 1.0, -1.0, -1.0, 1.0, -1.0]
         tokens = World(
-            [0.0] * 6, [True] * 6, [0] * 6, advantage, [math.log(p) for p in before], [math.log(p) for p in after], [0] * 6
+            [0.0] * 6,
+            [True] * 6,
+            [0] * 6,
+            advantage,
+            [math.log(p) for p in before],
+            [math.log(p) for p in after],
+            [0] * 6,
         ).tokens()
         result = rejection.dppo(tokens, tokens.mask, lo=0.1, hi=0.2)
         assert result.kept.tolist() == [False, True, False, True, True, True]
@@ -221,9 +272,13 @@ class TestRollouts:
         tokens = line(1.5, 2.0, 2.0, 1.1, 0.9, 1.2, owner=[7, 2, 4, 4, 4, 2])
         product = [1.5, 2.4, 2.0 * 1.1 * 0.9, 2.0 * 1.1 * 0.9, 2.0 * 1.1 * 0.9, 2.4]
         lengths = [1, 2, 3, 3, 3, 2]
-        assert weights.sequence_tis(tokens, tokens.mask, hi=8.0).weight.tolist() == pytest.approx(product)
+        assert weights.sequence_tis(tokens, tokens.mask, hi=8.0).weight.tolist() == pytest.approx(
+            product
+        )
         means = [p ** (1 / n) for p, n in zip(product, lengths, strict=True)]
-        assert weights.geometric_tis(tokens, tokens.mask, lo=0.1, hi=8.0).weight.tolist() == pytest.approx(means)
+        assert weights.geometric_tis(
+            tokens, tokens.mask, lo=0.1, hi=8.0
+        ).weight.tolist() == pytest.approx(means)
         kept = rejection.mis(tokens, tokens.mask, lo=0.5, hi=2.0).kept
         assert kept.tolist() == [True, False, True, True, True, False]
 
@@ -235,7 +290,15 @@ class TestRollouts:
         assert weight.tolist() == pytest.approx([0, mean, mean, 0])
 
     def test_opsm_spares_rollouts_that_did_well(self) -> None:
-        world = World([0.0] * 4, [True] * 4, [0, 0, 1, 1], [-1.0, -1.0, 1.0, 1.0], [-1.0] * 4, [-1.5] * 4, [0] * 4)
+        world = World(
+            [0.0] * 4,
+            [True] * 4,
+            [0, 0, 1, 1],
+            [-1.0, -1.0, 1.0, 1.0],
+            [-1.0] * 4,
+            [-1.5] * 4,
+            [0] * 4,
+        )
         tokens = world.tokens()
         result = rejection.opsm(tokens, tokens.mask, hi=1e-4)
         assert result.kept.tolist() == [False, False, True, True]
@@ -244,20 +307,28 @@ class TestRollouts:
 
 class TestKPop:
     def test_is_wider_in_ratio_for_rare_tokens_both_ways(self) -> None:
-        rare = World([math.log(3)] * 2, [True] * 2, [0, 1], [1.0] * 2, [-9.0, -1.5], [0.0] * 2, [0] * 2).tokens()
+        rare = World(
+            [math.log(3)] * 2, [True] * 2, [0, 1], [1.0] * 2, [-9.0, -1.5], [0.0] * 2, [0] * 2
+        ).tokens()
         assert rejection.kpop(rare, rare.mask, hi=0.1).kept.tolist() == [True, False]
 
     @pytest.mark.parametrize("hi, kept", [(0.1, False), (0.13, False), (0.16, True)])
     @pytest.mark.parametrize("before, after", [(0.1, 0.3), (0.3, 0.1)])
-    def test_is_of_the_larger_divergence(self, before: float, after: float, hi: float, kept: bool) -> None:
+    def test_is_of_the_larger_divergence(
+        self, before: float, after: float, hi: float, kept: bool
+    ) -> None:
         """From 0.1 to 0.3 and back: 0.154 one way and 0.116 the other."""
-        tokens = World([math.log(after / before)], [True], [0], [1.0], [math.log(before)], [0.0], [0]).tokens()
+        tokens = World(
+            [math.log(after / before)], [True], [0], [1.0], [math.log(before)], [0.0], [0]
+        ).tokens()
         assert rejection.kpop(tokens, tokens.mask, hi=hi).kept.item() is kept
 
     def test_a_token_that_is_all_but_certain_is_kept(self) -> None:
-        """Rounding takes the probability of such a token to 1, from where every divergence is infinite, and past 1 where it is a number no
-        more."""
-        sure = World([0.0, -1e-7, 1e-7], [True] * 3, [0] * 3, [1.0] * 3, [0.0, 0.0, 1e-7], [0.0] * 3, [0] * 3).tokens()
+        """Rounding takes the probability of such a token to 1, from where every divergence is
+        infinite, and past 1 where it is a number no more."""
+        sure = World(
+            [0.0, -1e-7, 1e-7], [True] * 3, [0] * 3, [1.0] * 3, [0.0, 0.0, 1e-7], [0.0] * 3, [0] * 3
+        ).tokens()
         assert rejection.kpop(sure, sure.mask, hi=0.01).kept.all()
 
     def test_a_certain_token_that_became_unlikely_is_not(self) -> None:
@@ -267,16 +338,27 @@ class TestKPop:
 
 class TestM2po:
     def test_rejects_the_furthest_first_and_only_where_the_advantage_pushes_on(self) -> None:
-        """Squares 0.09, 0.04, 0.01 in the region: without the first the mean is 0.025. The last two have drifted further, back."""
+        """Squares 0.09, 0.04, 0.01 in the region: without the first the mean is 0.025. The last two
+        have drifted further, back."""
         drift, advantage = [0.3, -0.2, 0.1, -0.9, 0.9], [1.0, -1.0, 1.0, 1.0, -1.0]
-        tokens = World([0.0] * 5, [True] * 5, [3] * 5, advantage, [-2.0] * 5, [-2.0 + d for d in drift], [0] * 5).tokens()
+        tokens = World(
+            [0.0] * 5,
+            [True] * 5,
+            [3] * 5,
+            advantage,
+            [-2.0] * 5,
+            [-2.0 + d for d in drift],
+            [0] * 5,
+        ).tokens()
         result = rejection.m2po(tokens, tokens.mask, hi=0.026)
         assert result.kept.tolist() == [False, True, True, True, True]
         assert int(result.diagnostics["region"]) == 3
         assert float(result.diagnostics["squares"]) == pytest.approx(0.05, rel=1e-5)
 
     @given(worlds(), st.floats(0.01, 0.8))
-    def test_the_bound_of_each_rollout_is_the_bound_of_the_step(self, world: World, hi: float) -> None:
+    def test_the_bound_of_each_rollout_is_the_bound_of_the_step(
+        self, world: World, hi: float
+    ) -> None:
         tokens = world.tokens()
         _, _, diagnostics = rejection.m2po(tokens, tokens.mask, hi=hi)
         kept = [t for t, k in enumerate(reference.m2po(world, hi=hi)[1]) if k]

@@ -1,4 +1,5 @@
-"""The list of corrections: what each rejects of what is left, how weights multiply, and a loss that no bad number reaches."""
+"""The list of corrections: what each rejects of what is left, how weights multiply, and a loss that
+no bad number reaches."""
 
 from __future__ import annotations
 
@@ -59,15 +60,22 @@ def bounds(estimator: Estimator) -> dict[str, float]:
 
 @settings(max_examples=200)
 @given(worlds(), lists, st.booleans())
-def test_each_sees_what_is_left_and_weights_multiply(world: World, estimators: list[Estimator], weighted: bool) -> None:
+def test_each_sees_what_is_left_and_weights_multiply(
+    world: World, estimators: list[Estimator], weighted: bool
+) -> None:
     drift = [round(abs(c - b), 5) for c, b in zip(world.current, world.behaviour, strict=True)]
     assume(len(set(drift)) == len(drift) or not any(e.kind == "m2po" for e in estimators))
     if not weighted:
         estimators = [e for e in estimators if e.kind in MASKS | {"age_decay"}]
     left, weight, by = world, [float(m) for m in world.mask], [-1] * len(world.mask)
     for place, estimator in enumerate(estimators):
-        own, kept = apart_from_rounding(getattr(reference, estimator.kind), left, **bounds(estimator))
-        by = [place if was and not is_now else b for was, is_now, b in zip(left.mask, kept, by, strict=True)]
+        own, kept = apart_from_rounding(
+            getattr(reference, estimator.kind), left, **bounds(estimator)
+        )
+        by = [
+            place if was and not is_now else b
+            for was, is_now, b in zip(left.mask, kept, by, strict=True)
+        ]
         if not weighted and estimator.kind in RATIOS:
             own = [float(k) for k in kept]
         weight = [w * o for w, o in zip(weight, own, strict=True)]
@@ -83,12 +91,23 @@ def test_each_sees_what_is_left_and_weights_multiply(world: World, estimators: l
 
 def plain(*logs: float, lag: int = 0) -> Tokens:
     n = len(logs)
-    return World(list(logs), [True] * n, list(range(n)), [1.0] * n, [-2.0] * n, [-2.0 + log for log in logs], [lag] * n).tokens()
+    return World(
+        list(logs),
+        [True] * n,
+        list(range(n)),
+        [1.0] * n,
+        [-2.0] * n,
+        [-2.0 + log for log in logs],
+        [lag] * n,
+    ).tokens()
 
 
 def test_order_decides_who_rejects_and_what_a_rollout_is() -> None:
-    """The token of ratio 3 is icepop's, and without it the rollout is inside of the band of its product."""
-    tokens = World([math.log(3), 0.0], [True] * 2, [0, 0], [1.0] * 2, [-2.0] * 2, [-2.0] * 2, [0] * 2).tokens()
+    """The token of ratio 3 is icepop's, and without it the rollout is inside of the band of its
+    product."""
+    tokens = World(
+        [math.log(3), 0.0], [True] * 2, [0, 0], [1.0] * 2, [-2.0] * 2, [-2.0] * 2, [0] * 2
+    ).tokens()
     token, rollout = IcePop(lo=0.5, hi=2.0), Mis(lo=0.5, hi=2.0)
     assert apply([token, rollout], tokens, weighted=True).by.tolist() == [0, -1]
     assert apply([rollout, token], tokens, weighted=True).by.tolist() == [0, 0]
@@ -102,9 +121,14 @@ def test_an_empty_list_keeps_the_mask() -> None:
 
 
 def test_one_kind_twice_adds_up() -> None:
-    result = apply([IcePop(lo=0.5, hi=2.0), IcePop(lo=0.9, hi=1.1)], plain(-2.0, 0.0, 0.3, 2.0), weighted=False)
+    result = apply(
+        [IcePop(lo=0.5, hi=2.0), IcePop(lo=0.9, hi=1.1)], plain(-2.0, 0.0, 0.3, 2.0), weighted=False
+    )
     assert result.by.tolist() == [0, -1, 1, 0]
-    assert int(result.diagnostics["icepop_above"]) == 2 and int(result.diagnostics["icepop_below"]) == 1
+    assert (
+        int(result.diagnostics["icepop_above"]) == 2
+        and int(result.diagnostics["icepop_below"]) == 1
+    )
 
 
 class TestWithoutWeights:
@@ -116,9 +140,13 @@ class TestWithoutWeights:
         assert result.weight.tolist() == [1.0, 1.0]
 
     def test_age_weighs(self) -> None:
-        assert apply([AgeDecay(gamma=0.5)], plain(0.3, lag=3), weighted=False).weight.tolist() == [0.125]
+        assert apply([AgeDecay(gamma=0.5)], plain(0.3, lag=3), weighted=False).weight.tolist() == [
+            0.125
+        ]
 
-    @pytest.mark.parametrize("estimator", [TokenTis(), SequenceTis(), GeometricTis()], ids=lambda e: e.kind)
+    @pytest.mark.parametrize(
+        "estimator", [TokenTis(), SequenceTis(), GeometricTis()], ids=lambda e: e.kind
+    )
     def test_a_weight_on_top_is_refused(self, estimator: Estimator) -> None:
         with pytest.raises(ValueError, match=f"{estimator.kind} weighs by a ratio"):
             apply([estimator], plain(0.1), weighted=False)
@@ -126,11 +154,22 @@ class TestWithoutWeights:
 
 @pytest.mark.parametrize("estimator", ALL, ids=lambda e: e.kind)
 def test_what_a_kind_says_of_itself_is_so(estimator: Estimator) -> None:
-    """`rejects`: something leaves the mask. `measures`: a ratio of 1.01, which all keep, is its weight. `weights`: it measures alone."""
-    worst = World([4.0, -4.0], [True] * 2, [0, 1], [1.0, -1.0], [-4.5, -0.5], [-0.5, -4.5], [1] * 2).tokens()
-    assert estimator.rejects == (not apply([estimator], worst, weighted=True).kept.all()) == (estimator.kind in MASKS)
+    """`rejects`: something leaves the mask. `measures`: a ratio of 1.01, which all keep, is its
+    weight. `weights`: it measures alone."""
+    worst = World(
+        [4.0, -4.0], [True] * 2, [0, 1], [1.0, -1.0], [-4.5, -0.5], [-0.5, -4.5], [1] * 2
+    ).tokens()
+    assert (
+        estimator.rejects
+        == (not apply([estimator], worst, weighted=True).kept.all())
+        == (estimator.kind in MASKS)
+    )
     weight = apply([estimator], plain(0.01), weighted=True).weight.item()
-    assert estimator.measures == (weight == pytest.approx(math.exp(0.01))) == (estimator.kind in RATIOS)
+    assert (
+        estimator.measures
+        == (weight == pytest.approx(math.exp(0.01)))
+        == (estimator.kind in RATIOS)
+    )
     assert estimator.weights == (estimator.measures and not estimator.rejects)
 
 
@@ -141,7 +180,8 @@ class TestTable:
         assert msgspec.to_builtins(ALL) == rows
 
     def test_has_the_defaults_of_the_field(self) -> None:
-        """The table of docs/ and of the papers; each is asymmetric where it has two bounds of one kind."""
+        """The table of docs/ and of the papers; each is asymmetric where it has two bounds of one
+        kind."""
         assert [bounds(kind()) for kind in (IcePop, Mis, GeometricMask, GeometricTis, Dppo)] == [
             {"lo": 0.2, "hi": 5.0},
             {"lo": 0.5, "hi": 2.0},
@@ -149,7 +189,14 @@ class TestTable:
             {"lo": 0.99, "hi": 1.01},
             {"lo": 0.2, "hi": 0.2},
         ]
-        assert [kind().hi for kind in (TokenTis, SequenceTis, KPop, K3, Opsm, M2po)] == [2.0, 2.0, 0.1, 0.01, 1e-4, 0.04]
+        assert [kind().hi for kind in (TokenTis, SequenceTis, KPop, K3, Opsm, M2po)] == [
+            2.0,
+            2.0,
+            0.1,
+            0.01,
+            1e-4,
+            0.04,
+        ]
 
     @pytest.mark.parametrize(
         "row",
@@ -181,18 +228,36 @@ class TestTable:
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward"])
+@pytest.mark.parametrize(
+    "kind", ["clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward"]
+)
 @pytest.mark.parametrize("estimator", ALL, ids=lambda e: e.kind)
 class TestToTheLoss:
     """From log-probabilities to the gradient, as a step has it."""
 
-    def loss(self, estimator: Estimator, kind: str, current: torch.Tensor, behaviour: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(
+        self, estimator: Estimator, kind: str, current: torch.Tensor, behaviour: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradient of the summed loss, and which tokens are kept."""
         current.requires_grad_()
-        proximal = torch.where(torch.isfinite(current.detach()), current.detach() - 0.01, current.detach())
+        proximal = torch.where(
+            torch.isfinite(current.detach()), current.detach() - 0.01, current.detach()
+        )
         logs = log_ratios(current, behaviour, proximal)
-        n, advantage, owner = len(current), torch.tensor([1.0, -1.0] * 8)[: len(current)], torch.arange(len(current)) // 2
-        tokens = Tokens(logs.correction, logs.finite, owner, advantage, behaviour, current.detach(), torch.ones(n, dtype=torch.int64))
+        n, advantage, owner = (
+            len(current),
+            torch.tensor([1.0, -1.0] * 8)[: len(current)],
+            torch.arange(len(current)) // 2,
+        )
+        tokens = Tokens(
+            logs.correction,
+            logs.finite,
+            owner,
+            advantage,
+            behaviour,
+            current.detach(),
+            torch.ones(n, dtype=torch.int64),
+        )
         fixed = apply([estimator], tokens, weighted=True)
         inputs = Inputs(logs.objective, current, advantage, owner, fixed.kept)
         losses = objective(kind, inputs, lo=0.2, hi=0.28, dual=3.0).loss  # type: ignore[arg-type]
@@ -200,7 +265,9 @@ class TestToTheLoss:
         assert current.grad is not None
         return current.grad, fixed.kept
 
-    def test_what_is_no_number_is_masked_and_the_rest_is_as_without_it(self, estimator: Estimator, kind: str) -> None:
+    def test_what_is_no_number_is_masked_and_the_rest_is_as_without_it(
+        self, estimator: Estimator, kind: str
+    ) -> None:
         nan, inf = math.nan, math.inf
         current = torch.tensor([-1.0, nan, -1.0, -inf, -1.0, -1.0, inf, -inf, -1.0])
         behaviour = torch.tensor([-1.0, -1.0, nan, -1.0, -inf, -1.0, -1.0, -inf, -1.0])
@@ -214,7 +281,9 @@ class TestToTheLoss:
 
     def test_all_rejected_is_a_gradient_of_nothing(self, estimator: Estimator, kind: str) -> None:
         """Trap 3: all of them without a finite log-probability, whatever the list."""
-        gradient, kept = self.loss(estimator, kind, torch.full((3,), -math.inf), torch.full((3,), -1.0))
+        gradient, kept = self.loss(
+            estimator, kind, torch.full((3,), -math.inf), torch.full((3,), -1.0)
+        )
         assert not kept.any()
         assert gradient.tolist() == [0.0] * 3
 
@@ -227,13 +296,22 @@ def test_a_rejected_ratio_that_overflows_is_no_nan(estimator: Estimator, kind: s
     logs = log_ratios(current, torch.tensor([-0.01, -1000.0]), None)
     advantage, owner = torch.tensor([-1.0, 1.0]), torch.tensor([0, 1])
     tokens = Tokens(
-        logs.correction, logs.finite, owner, advantage, torch.tensor([-0.01, -1000.0]), current.detach(), torch.zeros(2, dtype=torch.int64)
+        logs.correction,
+        logs.finite,
+        owner,
+        advantage,
+        torch.tensor([-0.01, -1000.0]),
+        current.detach(),
+        torch.zeros(2, dtype=torch.int64),
     )
     fixed = apply([estimator], tokens, weighted=True)
     inputs = Inputs(logs.objective, current, advantage, owner, fixed.kept)
     loss = (fixed.weight * objective(kind, inputs, lo=0.2, hi=0.28, dual=3.0).loss).sum()  # type: ignore[arg-type]
     loss.backward()
-    assert fixed.kept.tolist() == [False, estimator.kind == "opsm"]  # which is of rollouts that did badly
+    assert fixed.kept.tolist() == [
+        False,
+        estimator.kind == "opsm",
+    ]  # which is of rollouts that did badly
     assert torch.isfinite(loss)
     assert current.grad is not None and torch.isfinite(current.grad).all()
     assert (current.grad[~fixed.kept] == 0).all()

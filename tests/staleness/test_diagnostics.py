@@ -62,17 +62,30 @@ def reference(tokens: list[Token], weights: list[float]) -> Divergence:
 
 class TestByLag:
     @given(rollouts)
-    def test_is_the_formulas_of_the_tokens_and_of_the_rollouts_of_each_bin(self, rollouts: list[Rollout]) -> None:
+    def test_is_the_formulas_of_the_tokens_and_of_the_rollouts_of_each_bin(
+        self, rollouts: list[Rollout]
+    ) -> None:
         inside = [[t for t in rollout if t.inside] for rollout in rollouts]
-        weights = [(max(t.lag for t in rollout), exp(sum(t.log for t in rollout))) for rollout in inside if rollout]
+        weights = [
+            (max(t.lag for t in rollout), exp(sum(t.log for t in rollout)))
+            for rollout in inside
+            if rollout
+        ]
         flat = [t for rollout in inside for t in rollout]
         got = measured(rollouts)
-        assert tuple(got.total) == pytest.approx(tuple(reference(flat, [w for _, w in weights])), rel=1e-9, abs=1e-12)
+        assert tuple(got.total) == pytest.approx(
+            tuple(reference(flat, [w for _, w in weights])), rel=1e-9, abs=1e-12
+        )
         bins = {bin_of(t.lag) for t in flat}
         assert list(got.bins) == sorted(bins)
         for lag in bins:
-            of_bin = [t for t in flat if bin_of(t.lag) == lag], [w for oldest, w in weights if bin_of(oldest) == lag]
-            assert tuple(got.bins[lag]) == pytest.approx(tuple(reference(*of_bin)), rel=1e-9, abs=1e-12)
+            of_bin = (
+                [t for t in flat if bin_of(t.lag) == lag],
+                [w for oldest, w in weights if bin_of(oldest) == lag],
+            )
+            assert tuple(got.bins[lag]) == pytest.approx(
+                tuple(reference(*of_bin)), rel=1e-9, abs=1e-12
+            )
 
     @given(rollouts)
     def test_adds_up_however_rollouts_are_split(self, rollouts: list[Rollout]) -> None:
@@ -82,24 +95,38 @@ class TestByLag:
         assert torch.allclose(total.sums, measured(rollouts).sums, rtol=1e-12)
 
     @given(rollouts)
-    def test_three_scalars_give_the_sample_size_of_all_trainers(self, rollouts: list[Rollout]) -> None:
-        """Each has some of the rollouts, and the mean of their sample sizes would be another number."""
+    def test_three_scalars_give_the_sample_size_of_all_trainers(
+        self, rollouts: list[Rollout]
+    ) -> None:
+        """Each has some of the rollouts, and the mean of their sample sizes would be another
+        number."""
         shares = [measured(part).total for part in (rollouts[::2], rollouts[1::2]) if part]
-        count, weight, squared = (sum(column) for column in zip(*((s.rollouts, s.weight, s.weight_squared) for s in shares), strict=True))
+        count, weight, squared = (
+            sum(column)
+            for column in zip(
+                *((s.rollouts, s.weight, s.weight_squared) for s in shares), strict=True
+            )
+        )
         whole = measured(rollouts).total
         assert whole.ess == pytest.approx(weight**2 / (count * squared) if count else 1.0)
         assert 0 < whole.ess <= 1 + 1e-12
 
     def test_tokens_and_rollouts_of_a_bin_are_others_tokens_and_rollouts(self) -> None:
         """A rollout over two versions: its young token counts at lag 0 and its weight at lag 3."""
-        got = measured([[Token(0.5, 3, True, True), Token(1.0, 0, True, False)], [Token(0.0, 0, True, True)]])
+        got = measured(
+            [[Token(0.5, 3, True, True), Token(1.0, 0, True, False)], [Token(0.0, 0, True, True)]]
+        )
         metrics = got.metrics()
         assert of_lags(metrics, "tokens") == {0: 2, 3: 1}
         assert of_lags(metrics, "rollouts") == {0: 1, 3: 1}
         assert of_lags(metrics, "kept_fraction") == {0: 0.5, 3: 1}
         assert of_lags(metrics, "log_ratio_abs") == pytest.approx({0: 0.5, 3: 0.5})
-        assert of_lags(metrics, "k3") == pytest.approx({0: (math.e - 2) / 2, 3: math.exp(0.5) - 1.5})
-        assert of_lags(metrics, "chi2_token") == pytest.approx({0: (math.e**2 + 1) / 2 - 1, 3: math.e - 1})
+        assert of_lags(metrics, "k3") == pytest.approx(
+            {0: (math.e - 2) / 2, 3: math.exp(0.5) - 1.5}
+        )
+        assert of_lags(metrics, "chi2_token") == pytest.approx(
+            {0: (math.e**2 + 1) / 2 - 1, 3: math.e - 1}
+        )
         assert got.bins[3].weight == pytest.approx(math.exp(1.5))
 
     def test_a_bin_without_rollouts_has_no_sample_size(self) -> None:
@@ -124,7 +151,13 @@ class TestByLag:
 class TestMeans:
     def test_of_nothing(self) -> None:
         for empty in (ByLag(), measured([[Token(0.3, 1, False, False)]])):
-            assert empty.total.means() == {"log_ratio_abs": 0.0, "ratio_mean": 1.0, "k3": 0.0, "chi2_token": 0.0, "ess": 1.0}
+            assert empty.total.means() == {
+                "log_ratio_abs": 0.0,
+                "ratio_mean": 1.0,
+                "k3": 0.0,
+                "chi2_token": 0.0,
+                "ess": 1.0,
+            }
             assert empty.total.kept_fraction == 1.0
             assert empty.bins == empty.metrics() == {}
 
@@ -150,7 +183,8 @@ class TestMeans:
         assert measured([masked, [Token(0.1, 0, True, True)]]).total.ess == pytest.approx(1.0)
 
     def test_is_of_raw_weights(self) -> None:
-        """Of weights clamped to [1/C, C] the effective sample size could not fall below 0.64 at C = 2."""
+        """Of weights clamped to [1/C, C] the effective sample size could not fall below 0.64 at C =
+        2."""
         rollouts = [[Token(log, 0, True, True)] for log in [5.0] + [0.0] * 9]
         assert measured(rollouts).total.ess < 0.12
 
@@ -160,7 +194,10 @@ class TestBins:
     def test_a_bin_is_named_by_its_smallest_lag(self, lag: int) -> None:
         low = bin_of(lag)
         assert low <= lag and (low == lag if lag < 32 else lag < 2 * low or low == BINS[-1])
-        assert of_lags({at_lag("k3", lag): 1.5, "k3": 2.0, at_lag("k", lag): 3.0, at_lag("xk3", lag): 4.0}, "k3") == {low: 1.5}
+        assert of_lags(
+            {at_lag("k3", lag): 1.5, "k3": 2.0, at_lag("k", lag): 3.0, at_lag("xk3", lag): 4.0},
+            "k3",
+        ) == {low: 1.5}
 
     def test_are_few_and_ascending(self) -> None:
         assert list(BINS) == sorted(set(BINS)) and BINS[0] == 0 and len(BINS) == 48

@@ -15,7 +15,9 @@ STEP = 9
 @st.composite
 def spans(draw: st.DrawFn) -> list[Span]:
     tiles, start = [], 0
-    for version, tokens in draw(st.lists(st.tuples(st.integers(0, STEP), st.integers(0, 5)), max_size=6)):
+    for version, tokens in draw(
+        st.lists(st.tuples(st.integers(0, STEP), st.integers(0, 5)), max_size=6)
+    ):
         tiles.append(Span(version, start, start + tokens))
         start += tokens
     return tiles
@@ -44,5 +46,7 @@ def test_sums_add_up_over_rollouts(one: list[Span], other: list[Span]) -> None:
 
 
 def test_a_token_of_the_future_is_refused() -> None:
-    with pytest.raises(ValueError, match="version 4 is newer than the policy that step 3 starts from"):
+    with pytest.raises(
+        ValueError, match="version 4 is newer than the policy that step 3 starts from"
+    ):
         fresh_mask([Span(4, 0, 1)], 3, 4)

@@ -1,4 +1,5 @@
-"""Each objective and its gradient against the formula in float64: loops over rollouts, closed forms, nothing shared with what is tested."""
+"""Each objective and its gradient against the formula in float64: loops over rollouts, closed
+forms, nothing shared with what is tested."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ LO, HI, DUAL = 0.2, 0.28, 1.6
 
 
 class Expected(NamedTuple):
-    """Of one token: its loss, the gradient of the loss's sum with respect to its current log-probability, and whether a bound is met."""
+    """Of one token: its loss, the gradient of the loss's sum with respect to its current
+    log-probability, and whether a bound is met."""
 
     loss: float
     gradient: float
@@ -32,7 +34,8 @@ class Expected(NamedTuple):
 
 
 Formula = Callable[[World, list[int], int], Expected]
-"""World, places of the rollout's tokens in the mask, place of the token. `log_ratio` is current - proximal."""
+"""World, places of the rollout's tokens in the mask, place of the token. `log_ratio` is current -
+proximal."""
 
 
 def _near(value: float, *bounds: float) -> bool:
@@ -118,7 +121,9 @@ class TestEvery:
                 expected[t] = FORMULAS[kind](world, places, t)
         result, gradient = run(kind, world)
         assert result.loss.tolist() == pytest.approx([e.loss for e in expected], rel=1e-4, abs=1e-5)
-        assert gradient.tolist() == pytest.approx([e.gradient for e in expected], rel=1e-4, abs=1e-5)
+        assert gradient.tolist() == pytest.approx(
+            [e.gradient for e in expected], rel=1e-4, abs=1e-5
+        )
         zero = [a == 0 for a in world.advantage]  # where no gradient is to be clipped
         assert [c or z for c, z in zip(result.clipped.tolist(), zero, strict=True)] == [
             e.clipped or z for e, z in zip(expected, zero, strict=True)
@@ -131,8 +136,12 @@ class TestEvery:
         for owner in set(world.owner):
             places = [t for t, o in enumerate(world.owner) if o == owner]
             part, part_gradient = run(kind, world.only(places))
-            assert part.loss.tolist() == pytest.approx(whole.loss[places].tolist(), rel=1e-5, abs=1e-6)
-            assert part_gradient.tolist() == pytest.approx(gradient[places].tolist(), rel=1e-5, abs=1e-6)
+            assert part.loss.tolist() == pytest.approx(
+                whole.loss[places].tolist(), rel=1e-5, abs=1e-6
+            )
+            assert part_gradient.tolist() == pytest.approx(
+                gradient[places].tolist(), rel=1e-5, abs=1e-6
+            )
 
     @given(worlds())
     def test_what_is_outside_of_the_mask_is_no_part_of_it(self, kind: Kind, world: World) -> None:
@@ -143,8 +152,16 @@ class TestEvery:
         current = torch.where(outside, math.nan, tokens.current).requires_grad_()
         log = torch.where(outside, 15.0, current - (tokens.current - tokens.log_ratio))
         advantage = torch.where(outside, math.inf, tokens.advantage)
-        result = objective(kind, Inputs(log, current, advantage, tokens.owner, tokens.mask), lo=LO, hi=HI, dual=DUAL)
-        assert torch.equal(result.loss, expected.loss) and torch.equal(result.clipped, expected.clipped)
+        result = objective(
+            kind,
+            Inputs(log, current, advantage, tokens.owner, tokens.mask),
+            lo=LO,
+            hi=HI,
+            dual=DUAL,
+        )
+        assert torch.equal(result.loss, expected.loss) and torch.equal(
+            result.clipped, expected.clipped
+        )
         (got,) = torch.autograd.grad(result.loss.sum(), current)
         assert torch.equal(got, gradient)
         assert not result.loss[outside].any() and not result.clipped[outside].any()
@@ -152,19 +169,24 @@ class TestEvery:
     @pytest.mark.parametrize("log", [500.0, -500.0])
     @pytest.mark.parametrize("advantage", [1.0, -1.0])
     def test_a_huge_ratio_is_not_nan(self, kind: Kind, log: float, advantage: float) -> None:
-        world = World([log] * 2, [True] * 2, [0, 0], [advantage] * 2, [-1.0] * 2, [-2.0] * 2, [0] * 2)
+        world = World(
+            [log] * 2, [True] * 2, [0, 0], [advantage] * 2, [-1.0] * 2, [-2.0] * 2, [0] * 2
+        )
         result, gradient = run(kind, world)
         assert torch.isfinite(result.loss).all() and torch.isfinite(gradient).all()
 
 
 def one(*ratios: float, advantage: float) -> tuple[Tensor, Tensor]:
     """Log-ratios that learn, of one advantage."""
-    return torch.tensor([math.log(r) for r in ratios], requires_grad=True), torch.full((len(ratios),), advantage)
+    return torch.tensor([math.log(r) for r in ratios], requires_grad=True), torch.full(
+        (len(ratios),), advantage
+    )
 
 
 class TestClip:
     def test_asymmetric_bounds(self) -> None:
-        """DAPO: 1.25 is inside of 1 + hi, 0.75 is outside of 1 - lo; the other sides are never clipped."""
+        """DAPO: 1.25 is inside of 1 + hi, 0.75 is outside of 1 - lo; the other sides are never
+        clipped."""
         for advantage, stopped in ((1.0, [False, True, False]), (-1.0, [True, False, False])):
             ratios = (1.25, 1.3, 0.5) if advantage > 0 else (0.75, 0.85, 1.5)
             log, a = one(*ratios, advantage=advantage)
@@ -175,12 +197,17 @@ class TestClip:
 
     def test_dual_clip_is_for_what_did_badly_alone(self) -> None:
         log, a = one(2.9, 3.1, advantage=-2.0)
-        assert objectives.dual_clipped(log, a, lo=0.2, hi=0.28, dual=3.0).loss.tolist() == pytest.approx([5.8, 6.0])
+        assert objectives.dual_clipped(
+            log, a, lo=0.2, hi=0.28, dual=3.0
+        ).loss.tolist() == pytest.approx([5.8, 6.0])
         log, a = one(2.9, 3.1, advantage=2.0)
-        assert objectives.dual_clipped(log, a, lo=0.2, hi=0.28, dual=3.0).loss.tolist() == pytest.approx([-2.56, -2.56])
+        assert objectives.dual_clipped(
+            log, a, lo=0.2, hi=0.28, dual=3.0
+        ).loss.tolist() == pytest.approx([-2.56, -2.56])
 
     def test_around_the_current_policy_it_does_nothing(self) -> None:
-        """`recompute` with one step for each version: the ratio is 1, and the gradient that of REINFORCE."""
+        """`recompute` with one step for each version: the ratio is 1, and the gradient that of
+        REINFORCE."""
         current = torch.tensor([-0.5, -3.0], requires_grad=True)
         logs = log_ratios(current, torch.tensor([-4.0, -0.1]), recompute(current))
         result = objectives.clipped(logs.objective, torch.tensor([1.0, -2.0]), lo=1e-3, hi=1e-3)
@@ -193,7 +220,8 @@ class TestClip:
 def test_decoupled_is_the_clip_around_the_proximal_policy_weighted_from_it_to_the_behaviour_policy(
     world: World, lo: float, hi: float
 ) -> None:
-    """`-w min(r A, clip(r) A)`, with w from proximal - behaviour, which has no gradient, and r from current - proximal."""
+    """`-w min(r A, clip(r) A)`, with w from proximal - behaviour, which has no gradient, and r from
+    current - proximal."""
     tokens = world.tokens()
     current, proximal = tokens.current.clone().requires_grad_(), tokens.behaviour + tokens.log_ratio
     logs = log_ratios(current, tokens.behaviour, proximal)
@@ -202,7 +230,11 @@ def test_decoupled_is_the_clip_around_the_proximal_policy_weighted_from_it_to_th
     loss = fixed.weight * objective("clip", inputs, lo=LO, hi=HI, dual=DUAL).loss
     (gradient,) = torch.autograd.grad(loss.sum(), current)
     for t, inside in enumerate(world.mask):
-        w, r, a = math.exp(world.log_ratio[t]), math.exp(world.current[t] - world.behaviour[t] - world.log_ratio[t]), world.advantage[t]
+        w, r, a = (
+            math.exp(world.log_ratio[t]),
+            math.exp(world.current[t] - world.behaviour[t] - world.log_ratio[t]),
+            world.advantage[t],
+        )
         assume(not _near(w, lo, hi))
         one_token = _surrogate(r, a)
         w = w if inside and lo <= w <= hi else 0.0
@@ -212,7 +244,8 @@ def test_decoupled_is_the_clip_around_the_proximal_policy_weighted_from_it_to_th
 
 @given(worlds())
 def test_gspo_is_the_gradient_of_the_rollouts_own_ratio(world: World) -> None:
-    """Its token form against the objective of rollouts, differentiated as it stands: a rollout counts once for each token."""
+    """Its token form against the objective of rollouts, differentiated as it stands: a rollout
+    counts once for each token."""
     tokens = world.tokens()
     current = tokens.current.double().requires_grad_()
     proximal = (tokens.current - tokens.log_ratio).double()
@@ -229,12 +262,17 @@ def test_gspo_is_the_gradient_of_the_rollouts_own_ratio(world: World) -> None:
 
 
 @given(worlds(), st.floats(0.3, 0.9), st.floats(1.1, 4))
-def test_one_forward_after_icepop_is_the_masked_ratio_of_intellect_3(world: World, lo: float, hi: float) -> None:
-    """`-M(k) A` with M(k) = k in the band and 0 outside, the gradient through k: no weight on top, the mask alone."""
+def test_one_forward_after_icepop_is_the_masked_ratio_of_intellect_3(
+    world: World, lo: float, hi: float
+) -> None:
+    """`-M(k) A` with M(k) = k in the band and 0 outside, the gradient through k: no weight on top,
+    the mask alone."""
     tokens = world.tokens()
     current = tokens.current.clone().requires_grad_()
     logs = log_ratios(current, tokens.behaviour, None)
-    fixed = apply([IcePop(lo=lo, hi=hi)], tokens._replace(log_ratio=logs.correction), weighted=False)
+    fixed = apply(
+        [IcePop(lo=lo, hi=hi)], tokens._replace(log_ratio=logs.correction), weighted=False
+    )
     inputs = Inputs(logs.objective, current, tokens.advantage, tokens.owner, fixed.kept)
     loss = fixed.weight * objective("one_forward", inputs, lo=LO, hi=HI, dual=DUAL).loss
     (gradient,) = torch.autograd.grad(loss.sum(), current)

@@ -16,7 +16,8 @@ logs = st.floats(-8, 0, width=32)
 
 @given(st.lists(st.tuples(logs, logs, st.integers(0, 12)), min_size=1, max_size=8))
 def test_loglinear_is_the_formula_of_versions(rows: list[tuple[float, float, int]]) -> None:
-    """`a = (v_prox - v_mu) / (v_cur - v_mu)` with v_prox = max(v_mu, v_cur - 1); 0 where nothing lies between."""
+    """`a = (v_prox - v_mu) / (v_cur - v_mu)` with v_prox = max(v_mu, v_cur - 1); 0 where nothing
+    lies between."""
     v_cur = 20
     expected = []
     for behaviour, current, lag in rows:
@@ -61,7 +62,9 @@ class TestLogRatios:
 
     def test_what_is_anchored_to_learns_nothing(self) -> None:
         proximal = torch.tensor([-1.0], requires_grad=True)
-        objective, _, _ = log_ratios(torch.tensor([-2.0], requires_grad=True), torch.tensor([-1.5]), proximal)
+        objective, _, _ = log_ratios(
+            torch.tensor([-2.0], requires_grad=True), torch.tensor([-1.5]), proximal
+        )
         objective.sum().backward()
         assert proximal.grad is None
 
@@ -74,7 +77,11 @@ class TestLogRatios:
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("which", [0, 1, 2])
     def test_what_is_not_finite_anywhere_is_0_in_both(self, which: int, bad: float) -> None:
-        values = [torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.5]), torch.tensor([-1.25, -2.25])]
+        values = [
+            torch.tensor([-1.0, -2.0]),
+            torch.tensor([-1.5, -2.5]),
+            torch.tensor([-1.25, -2.25]),
+        ]
         values[which][0] = bad
         current = values[0].requires_grad_()
         objective, correction, finite = log_ratios(current, values[1], values[2])
@@ -86,6 +93,10 @@ class TestLogRatios:
     @pytest.mark.parametrize("proximal", [None, torch.tensor([-1.0078125], dtype=torch.bfloat16)])
     def test_are_float32_whatever_comes(self, proximal: torch.Tensor | None) -> None:
         """Trap 7: the difference of the last versions is less than a bfloat16 can tell."""
-        objective, correction, _ = log_ratios(torch.tensor([-1.0], dtype=torch.bfloat16), torch.tensor([-1.003]), proximal)
+        objective, correction, _ = log_ratios(
+            torch.tensor([-1.0], dtype=torch.bfloat16), torch.tensor([-1.003]), proximal
+        )
         assert objective.dtype == correction.dtype == torch.float32
-        assert correction.item() == pytest.approx(0.003 if proximal is None else -0.0048125, rel=1e-3)
+        assert correction.item() == pytest.approx(
+            0.003 if proximal is None else -0.0048125, rel=1e-3
+        )

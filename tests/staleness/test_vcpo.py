@@ -1,4 +1,5 @@
-"""VCPO: the learning rate, the minimum-variance baseline and the logit proxy, against float64 and against what they promise."""
+"""VCPO: the learning rate, the minimum-variance baseline and the logit proxy, against float64 and
+against what they promise."""
 
 import math
 
@@ -12,11 +13,19 @@ from torch import Tensor
 
 from asyncrl.ipc.messages import Sample
 from staleness import vcpo
-from staleness.vcpo import learning_rate_scale, logit_norm, minimum_variance, minimum_variance_logits
+from staleness.vcpo import (
+    learning_rate_scale,
+    logit_norm,
+    minimum_variance,
+    minimum_variance_logits,
+)
 
 
 def samples(groups: list[int], rewards: list[float]) -> list[Sample]:
-    return [Sample(place, group, 1, 1, reward, []) for place, (group, reward) in enumerate(zip(groups, rewards, strict=True))]
+    return [
+        Sample(place, group, 1, 1, reward, [])
+        for place, (group, reward) in enumerate(zip(groups, rewards, strict=True))
+    ]
 
 
 class TestLearningRate:
@@ -40,10 +49,14 @@ member = st.tuples(
 
 class TestMinimumVariance:
     @given(st.lists(member, min_size=1, max_size=14))
-    def test_uneven_groups_equal_numpy(self, members: list[tuple[int, float, float, float]]) -> None:
+    def test_uneven_groups_equal_numpy(
+        self, members: list[tuple[int, float, float, float]]
+    ) -> None:
         groups, rewards, weights, norms = (list(column) for column in zip(*members, strict=True))
         got = minimum_variance(
-            samples(groups, rewards), torch.tensor(weights, dtype=torch.float64), torch.tensor(norms, dtype=torch.float64)
+            samples(groups, rewards),
+            torch.tensor(weights, dtype=torch.float64),
+            torch.tensor(norms, dtype=torch.float64),
         )
         assert got.dtype == torch.float32 and got.shape == (len(members),)
         for group in set(groups):
@@ -55,7 +68,8 @@ class TestMinimumVariance:
             assert got.numpy()[inside] == pytest.approx(expected.astype(float), rel=1e-5, abs=1e-6)
 
     def test_the_weight_is_squared_once_and_does_not_weigh_the_advantage(self) -> None:
-        """By hand: (1 * 1 + 9 * 0) / 10. With w applied twice over it would be 1/82, or the advantages three times as large."""
+        """By hand: (1 * 1 + 9 * 0) / 10. With w applied twice over it would be 1/82, or the
+        advantages three times as large."""
         got = minimum_variance(samples([0, 0], [1.0, 0.0]), torch.tensor([1.0, 3.0]), torch.ones(2))
         assert got.tolist() == pytest.approx([0.9, -0.1])
 
@@ -64,12 +78,23 @@ class TestMinimumVariance:
         assert got.tolist() == pytest.approx([2, -1, -1])
 
     def test_all_equal_is_no_signal(self) -> None:
-        assert not minimum_variance(samples([0] * 3, [0.1] * 3), torch.tensor([0.3, 0.7, 1.9]), torch.tensor([1.0, 3.0, 7.0])).any()
+        assert not minimum_variance(
+            samples([0] * 3, [0.1] * 3),
+            torch.tensor([0.3, 0.7, 1.9]),
+            torch.tensor([1.0, 3.0, 7.0]),
+        ).any()
 
     def test_no_float_is_too_small_or_large_to_count(self) -> None:
-        tiny, huge = torch.tensor([1e-200, 1e-250], dtype=torch.float64), torch.tensor([1e200, 1e300], dtype=torch.float64)
-        assert minimum_variance(samples([0, 0], [1.0, 0.0]), tiny, torch.ones(2)).tolist() == pytest.approx([0, -1])
-        assert minimum_variance(samples([0, 0], [1.0, 0.0]), huge, huge).tolist() == pytest.approx([1, 0])
+        tiny, huge = (
+            torch.tensor([1e-200, 1e-250], dtype=torch.float64),
+            torch.tensor([1e200, 1e300], dtype=torch.float64),
+        )
+        assert minimum_variance(
+            samples([0, 0], [1.0, 0.0]), tiny, torch.ones(2)
+        ).tolist() == pytest.approx([0, -1])
+        assert minimum_variance(samples([0, 0], [1.0, 0.0]), huge, huge).tolist() == pytest.approx(
+            [1, 0]
+        )
 
     def test_of_nothing(self) -> None:
         assert minimum_variance([], torch.zeros(0), torch.zeros(0)).shape == (0,)
@@ -87,7 +112,8 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class TestTabular:
-    """A softmax policy over five actions, one token each, sampled from another one: every expectation is a sum of five terms."""
+    """A softmax policy over five actions, one token each, sampled from another one: every
+    expectation is a sum of five terms."""
 
     ACTIONS = 5
     random = np.random.default_rng(7)
@@ -97,13 +123,15 @@ class TestTabular:
     score = np.eye(ACTIONS) - p  # gradient of each action's log-probability
 
     def variance(self, baseline: float, weight: NDArray[np.float64]) -> float:
-        """Of `w g (R - b)` with actions of the behaviour policy: the trace of its covariance. Its mean is the same whatever b."""
+        """Of `w g (R - b)` with actions of the behaviour policy: the trace of its covariance. Its
+        mean is the same whatever b."""
         terms = (weight * (self.reward - baseline))[:, None] * self.score
         mean = self.q @ terms
         return float(self.q @ np.square(terms).sum(1) - mean @ mean)
 
     def baseline(self, weight: NDArray[np.float64]) -> float:
-        """What the function makes of as many samples of each action as the behaviour policy has of it."""
+        """What the function makes of as many samples of each action as the behaviour policy has of
+        it."""
         count = 20_000
         actions = np.repeat(np.arange(self.ACTIONS), np.rint(self.q * count).astype(int))
         norms = np.square(self.score).sum(1)[actions]
@@ -115,25 +143,40 @@ class TestTabular:
         best = self.baseline(self.weight)
         least = self.variance(best, self.weight)
         for distance in (1e-3, 0.01, 0.1, 1.0):
-            assert self.variance(best + distance, self.weight) > least < self.variance(best - distance, self.weight)
-        candidates = [float(self.reward.mean()), float(self.p @ self.reward), float(self.q @ self.reward), self.baseline(self.weight**2)]
+            assert (
+                self.variance(best + distance, self.weight)
+                > least
+                < self.variance(best - distance, self.weight)
+            )
+        candidates = [
+            float(self.reward.mean()),
+            float(self.p @ self.reward),
+            float(self.q @ self.reward),
+            self.baseline(self.weight**2),
+        ]
         assert min(self.variance(other, self.weight) for other in candidates) > 1.001 * least
 
     def test_the_gradient_is_the_same_whatever_the_baseline(self) -> None:
-        """Of the expected reward under the policy, and not under the one that sampled: that is what the weight is for, once."""
+        """Of the expected reward under the policy, and not under the one that sampled: that is what
+        the weight is for, once."""
         exact = self.p * (self.reward - self.p @ self.reward)
         for baseline in (0.0, self.baseline(self.weight)):
             estimate = self.q @ ((self.weight * (self.reward - baseline))[:, None] * self.score)
             assert estimate == pytest.approx(exact)
 
     def test_for_one_token_the_proxy_is_exact(self) -> None:
-        got = logit_norm(torch.tensor(self.logits).repeat(self.ACTIONS, 1), torch.arange(self.ACTIONS))
+        got = logit_norm(
+            torch.tensor(self.logits).repeat(self.ACTIONS, 1), torch.arange(self.ACTIONS)
+        )
         assert got.numpy() == pytest.approx(np.square(self.score).sum(1), rel=1e-6)
 
 
 vocabulary = 7
 rows = st.lists(
-    st.tuples(st.lists(st.floats(-30, 30), min_size=vocabulary, max_size=vocabulary), st.integers(0, vocabulary - 1)),
+    st.tuples(
+        st.lists(st.floats(-30, 30), min_size=vocabulary, max_size=vocabulary),
+        st.integers(0, vocabulary - 1),
+    ),
     min_size=1,
     max_size=9,
 )
@@ -141,8 +184,26 @@ rows = st.lists(
 
 class TestLogitNorm:
     @given(rows, st.integers(1, 40))
-    @example([([1.5, 25.607850529190408, 3.6977639962233724, 1.0, 1e-262, 8.852346630226556, 7.049264599844605], 0)], 1)  # 2 and a bit
-    def test_is_the_formula_however_many_logits_are_taken_at_a_time(self, tokens: list[tuple[list[float], int]], chunk: int) -> None:
+    @example(
+        [
+            (
+                [
+                    1.5,
+                    25.607850529190408,
+                    3.6977639962233724,
+                    1.0,
+                    1e-262,
+                    8.852346630226556,
+                    7.049264599844605,
+                ],
+                0,
+            )
+        ],
+        1,
+    )  # 2 and a bit
+    def test_is_the_formula_however_many_logits_are_taken_at_a_time(
+        self, tokens: list[tuple[list[float], int]], chunk: int
+    ) -> None:
         logits = torch.tensor([row for row, _ in tokens], dtype=torch.float64)
         ids = torch.tensor([token for _, token in tokens])
         with pytest.MonkeyPatch.context() as patch:
@@ -151,7 +212,9 @@ class TestLogitNorm:
         assert got.dtype == torch.float32
         for row, token, value in zip(logits.numpy(), ids.tolist(), got.tolist(), strict=True):
             p = softmax(row.astype(np.float32).astype(np.float64))
-            assert value == pytest.approx(1 - 2 * p[token] + np.square(p).sum(), rel=1e-4, abs=1e-14)
+            assert value == pytest.approx(
+                1 - 2 * p[token] + np.square(p).sum(), rel=1e-4, abs=1e-14
+            )
             assert 0 <= value <= 2
 
     def test_is_the_squared_norm_of_the_gradient(self) -> None:
@@ -184,18 +247,31 @@ class TestLogitNorm:
 
 
 class TestMinimumVarianceLogits:
-    @given(st.lists(st.lists(st.tuples(st.floats(0, 2, width=32), st.booleans()), min_size=1, max_size=4), min_size=1, max_size=5))
-    def test_sums_the_proxy_over_the_tokens_of_each_rollout(self, rollouts: list[list[tuple[float, bool]]]) -> None:
+    @given(
+        st.lists(
+            st.lists(st.tuples(st.floats(0, 2, width=32), st.booleans()), min_size=1, max_size=4),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    def test_sums_the_proxy_over_the_tokens_of_each_rollout(
+        self, rollouts: list[list[tuple[float, bool]]]
+    ) -> None:
         owner = torch.tensor([place for place, rollout in enumerate(rollouts) for _ in rollout])
         flat = [token for rollout in rollouts for token in rollout]
         norm, mask = torch.tensor([n for n, _ in flat]), torch.tensor([m for _, m in flat])
         batch = samples([0] * len(rollouts), [float(place) for place in range(len(rollouts))])
         weight = torch.linspace(0.5, 2, len(rollouts))
-        sums = torch.tensor([math.fsum(n for n, inside in rollout if inside) for rollout in rollouts], dtype=torch.float64)
+        sums = torch.tensor(
+            [math.fsum(n for n, inside in rollout if inside) for rollout in rollouts],
+            dtype=torch.float64,
+        )
         got: Tensor = minimum_variance_logits(batch, weight, norm, mask, owner)
         assert torch.allclose(got, minimum_variance(batch, weight, sums))
 
     def test_what_is_masked_may_be_no_number(self) -> None:
         norm, mask = torch.tensor([1.0, math.nan, 1.0]), torch.tensor([True, False, True])
-        got = minimum_variance_logits(samples([0, 0], [1.0, 0.0]), torch.ones(2), norm, mask, torch.tensor([0, 0, 1]))
+        got = minimum_variance_logits(
+            samples([0, 0], [1.0, 0.0]), torch.ones(2), norm, mask, torch.tensor([0, 0, 1])
+        )
         assert got.tolist() == pytest.approx([0.5, -0.5])

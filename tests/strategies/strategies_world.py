@@ -28,7 +28,9 @@ def values(section: type[Section], setting: str) -> tuple[str, ...]:
 class Play:
     """Admits one group after another, and keeps `ahead` of them live."""
 
-    def __init__(self, choice: Curriculum, outcome: Outcome, ahead: int = 0, history: History | None = None) -> None:
+    def __init__(
+        self, choice: Curriculum, outcome: Outcome, ahead: int = 0, history: History | None = None
+    ) -> None:
         self.choice = choice
         self.outcome = outcome
         self.ahead = ahead

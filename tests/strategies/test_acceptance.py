@@ -1,4 +1,5 @@
-"""The filter as a part of admission: how much is started for what will be filtered, and when there is no point in going on."""
+"""The filter as a part of admission: how much is started for what will be filtered, and when there
+is no point in going on."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def test_the_share_starts_at_one_and_follows_what_finished_lately() -> None:
     assert accept_rate(b"") == 1
     assert accept_rate(b"\0") == pytest.approx(4 / 5), "one group is not much"
     assert accept_rate(b"\0\1" * 500) == pytest.approx(36 / 68)
-    assert accept_rate(b"\1" * 1000 + b"\0" * 64) == accept_rate(b"\0" * 64) == pytest.approx(4 / 68)
+    assert (
+        accept_rate(b"\1" * 1000 + b"\0" * 64) == accept_rate(b"\0" * 64) == pytest.approx(4 / 68)
+    )
     assert accept_rate(b"\0" * 1000 + b"\1" * 64) == 1
 
 
@@ -58,7 +61,8 @@ def test_never_less_than_without_a_filter_nor_more_than_the_bounds(
 
 
 def waves(batch: int, share: float, seed: int, *, aware: bool) -> tuple[int, int]:
-    """Groups that all finish before others start, until a batch has passed: how often that is, and how many passed in the end."""
+    """Groups that all finish before others start, until a batch has passed: how often that is, and
+    how many passed in the end."""
     random, passed, times, recent = Random(seed), 0, 0, b"\0\0\0\1" * 100
     while passed < batch:
         live = wanted(batch, passed, accept_rate(recent) if aware else 1.0)
@@ -69,7 +73,9 @@ def waves(batch: int, share: float, seed: int, *, aware: bool) -> tuple[int, int
 
 def test_a_step_is_filled_at_once_instead_of_in_turn() -> None:
     """A quarter of the groups pass, and that is known."""
-    aware, unaware = ([waves(16, 0.25, seed, aware=aware) for seed in range(200)] for aware in (True, False))
+    aware, unaware = (
+        [waves(16, 0.25, seed, aware=aware) for seed in range(200)] for aware in (True, False)
+    )
     mean = [sum(times for times, _ in runs) / len(runs) for runs in (aware, unaware)]
     assert mean[0] < 3 < 10 < mean[1]
     surplus = [sum(passed for _, passed in runs) / len(runs) - 16 for runs in (aware, unaware)]
@@ -80,7 +86,10 @@ def test_it_ends_where_nearly_nothing_passes_for_as_long_as_was_said() -> None:
     patient = 100
     assert below_floor(b"\0" * 99, 0.05, patient) == ""
     told = below_floor(b"\0" * 100, 0.05, patient)
-    assert told.startswith("of the last 100 groups none had rewards that differ, and rollout.accept_floor asks for 5.00%")
+    assert told.startswith(
+        "of the last 100 groups none had rewards that differ, and rollout.accept_floor asks for "
+        "5.00%"
+    )
     assert below_floor(b"\0" * 95 + b"\1" * 5, 0.05, patient) == ""
     assert "groups 4 had" in below_floor(b"\1" * 900 + b"\0" * 96 + b"\1" * 4, 0.05, patient)
     assert below_floor(b"\0" * 99 + b"\1", 0.0, patient) == ""
@@ -92,6 +101,10 @@ def test_a_patience_that_is_longer_than_the_memory_ends_all_the_same() -> None:
 
 
 @given(finished, st.floats(0, 0.99), st.integers(1, 250))
-def test_it_never_ends_where_the_floor_is_met_or_too_few_have_finished(recent: bytes, floor: float, patience: int) -> None:
+def test_it_never_ends_where_the_floor_is_met_or_too_few_have_finished(
+    recent: bytes, floor: float, patience: int
+) -> None:
     last = list(recent)[-patience:]
-    assert bool(below_floor(recent, floor, patience)) == (len(last) == patience and (not any(last) or sum(last) < floor * patience))
+    assert bool(below_floor(recent, floor, patience)) == (
+        len(last) == patience and (not any(last) or sum(last) < floor * patience)
+    )

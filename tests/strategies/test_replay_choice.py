@@ -1,4 +1,5 @@
-"""Which trained groups are trained again: young enough and with a signal, those that teach most first."""
+"""Which trained groups are trained again: young enough and with a signal, those that teach most
+first."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 
 values = st.sampled_from([0.0, 0.1, 0.5, 1.0])
 candidates = st.lists(
-    st.builds(Candidate, st.integers(0, 10**6), st.integers(0, 12), st.lists(values, max_size=5).map(tuple)),
+    st.builds(
+        Candidate,
+        st.integers(0, 10**6),
+        st.integers(0, 12),
+        st.lists(values, max_size=5).map(tuple),
+    ),
     max_size=20,
     unique_by=lambda candidate: candidate.group,
 )
@@ -39,18 +45,31 @@ def test_most_signal_first_then_the_youngest() -> None:
 
 
 def test_uneven_groups_and_huge_rewards_are_compared_by_their_variance() -> None:
-    population = [Candidate(1, 0, (1.0, 0.0)), Candidate(2, 0, (3.0, 0.0, 0.0)), Candidate(3, 0, (1e200, 0.0)), Candidate(4, 0, ())]
+    population = [
+        Candidate(1, 0, (1.0, 0.0)),
+        Candidate(2, 0, (3.0, 0.0, 0.0)),
+        Candidate(3, 0, (1e200, 0.0)),
+        Candidate(4, 0, ()),
+    ]
     assert replayed(population, 0, 0, 9) == [3, 2, 1]
 
 
-@given(candidates, st.integers(0, 15), st.integers(0, 6), st.integers(0, 8), st.randoms(use_true_random=False))
+@given(
+    candidates,
+    st.integers(0, 15),
+    st.integers(0, 6),
+    st.integers(0, 8),
+    st.randoms(use_true_random=False),
+)
 def test_it_is_a_function_of_the_set_and_keeps_every_bound(
     population: list[Candidate], step: int, max_lag: int, count: int, random: object
 ) -> None:
     got = replayed(population, step, max_lag, count)
     by_id = {candidate.group: candidate for candidate in population}
     possible = [c for c in population if step - c.oldest <= max_lag and len(set(c.rewards)) > 1]
-    assert set(got) <= {c.group for c in possible} and len(set(got)) == len(got) == min(count, len(possible))
+    assert set(got) <= {c.group for c in possible} and len(set(got)) == len(got) == min(
+        count, len(possible)
+    )
     signals = [float(np.var(by_id[group].rewards)) for group in got]
     assert all(a >= b - 1e-12 for a, b in pairwise(signals))
     left = [float(np.var(c.rewards)) for c in possible if c.group not in got]
@@ -61,8 +80,14 @@ def test_it_is_a_function_of_the_set_and_keeps_every_bound(
 
 
 @given(candidates, st.integers(0, 15), st.integers(0, 6))
-def test_what_is_of_no_use_now_never_will_be(population: list[Candidate], step: int, max_lag: int) -> None:
+def test_what_is_of_no_use_now_never_will_be(
+    population: list[Candidate], step: int, max_lag: int
+) -> None:
     for candidate in population:
         if not useful(candidate, step, max_lag):
             assert not useful(candidate, step + 1, max_lag)
-            assert replayed([candidate], step, max_lag, 1) == replayed([candidate], step + 3, max_lag, 1) == []
+            assert (
+                replayed([candidate], step, max_lag, 1)
+                == replayed([candidate], step + 3, max_lag, 1)
+                == []
+            )

@@ -1,4 +1,5 @@
-"""How many rollouts a prompt gets: more where it is harder, within the bounds, at a cost that is known."""
+"""How many rollouts a prompt gets: more where it is harder, within the bounds, at a cost that is
+known."""
 
 from __future__ import annotations
 
@@ -31,17 +32,29 @@ def test_more_for_harder_prompts() -> None:
     sizes = [ByDifficulty(8, 24).size(known((solved, 16)), 0) for solved in range(17)]
     assert sizes == [24, 20, 13, 10, 8] + [8] * 12
     assert ByDifficulty(8, 16).size(known((0, 8), (0, 8)), 0) == 16
-    assert ByDifficulty(8, 16).size(known((0, 8), (0, 8), (4, 8)), 0) == 8, "it is not hard any more"
+    assert ByDifficulty(8, 16).size(known((0, 8), (0, 8), (4, 8)), 0) == 8, (
+        "it is not hard any more"
+    )
 
 
 def test_what_was_never_seen_gets_the_least() -> None:
     for least in range(4, 20):
         assert ByDifficulty(least, 40).size(History(), 0) == least
-    assert ByDifficulty(2, 40).size(History(), 0) == 4, "of two rollouts none solves it with a chance of a quarter"
+    assert ByDifficulty(2, 40).size(History(), 0) == 4, (
+        "of two rollouts none solves it with a chance of a quarter"
+    )
 
 
-@given(bounds, st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda pair: (min(pair), max(pair))), max_size=8))
-def test_it_is_the_smallest_size_that_finds_a_solution(size: tuple[int, int], groups: list[tuple[int, int]]) -> None:
+@given(
+    bounds,
+    st.lists(
+        st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda pair: (min(pair), max(pair))),
+        max_size=8,
+    ),
+)
+def test_it_is_the_smallest_size_that_finds_a_solution(
+    size: tuple[int, int], groups: list[tuple[int, int]]
+) -> None:
     least, most = size
     history = known(*groups)
     got = ByDifficulty(least, most).size(history, 0)

@@ -9,14 +9,24 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.gym import held_out
 
-FEW = {"min_terms": 2, "max_terms": 2, "max_digits": 1, "operators": ["+"], "allow_negation": False, "allow_parentheses": False}
+FEW = {
+    "min_terms": 2,
+    "max_terms": 2,
+    "max_digits": 1,
+    "operators": ["+"],
+    "allow_negation": False,
+    "allow_parentheses": False,
+}
 
 
 def questions(task: Task, split: str) -> list[str]:
     return [task.prompt(split, prompt_index) for prompt_index in range(task.size(split))]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["spell_backward", "chain_sum", "word_sorting", "gcd", "caesar_cipher", "letter_counting"])
+@pytest.mark.parametrize(
+    "name",
+    ["spell_backward", "chain_sum", "word_sorting", "gcd", "caesar_cipher", "letter_counting"],
+)
 def test_a_task_is_a_function_of_its_configuration_and_seed(name: str) -> None:
     config = TaskConfig(name=name, train_size=40, eval_size=10)
     one, other, differently = open_task(config, 3), open_task(config, 3), open_task(config, 4)
@@ -32,24 +42,36 @@ def test_a_task_is_a_function_of_its_configuration_and_seed(name: str) -> None:
 
 def test_neighbouring_seeds_share_hardly_a_prompt() -> None:
     config = TaskConfig(train_size=500, eval_size=10)
-    assert len({*questions(open_task(config, 0), "train")} & {*questions(open_task(config, 1), "train")}) < 25
+    assert (
+        len(
+            {*questions(open_task(config, 0), "train")}
+            & {*questions(open_task(config, 1), "train")}
+        )
+        < 25
+    )
 
 
 @pytest.mark.parametrize("params", [FEW, FEW | {"max_digits": 2}])
 def test_no_held_out_prompt_is_trained(params: dict[str, object]) -> None:
-    """Eighty-one questions drawn four hundred times: without the rule every held-out one would be trained."""
-    task = open_task(TaskConfig(name="basic_arithmetic", params=params, train_size=400, eval_size=64), 0)
+    """Eighty-one questions drawn four hundred times: without the rule every held-out one would be
+    trained."""
+    task = open_task(
+        TaskConfig(name="basic_arithmetic", params=params, train_size=400, eval_size=64), 0
+    )
     train, evaluation = {*questions(task, "train")}, {*questions(task, "evaluation")}
     assert len(evaluation) > 10
     assert not train & evaluation
 
 
 def test_about_a_quarter_of_the_questions_is_held_out_whoever_asks() -> None:
-    """The rule is the text's alone, so another seed or another size holds out the same questions."""
+    """The rule is the text's alone, so another seed or another size holds out the same
+    questions."""
     data = create_dataset("spell_backward", seed=7, size=4000)
     assert 0.22 < sum(held_out(data[i]["question"]) for i in range(4000)) / 4000 < 0.28
     for seed in range(3):
-        task = open_task(TaskConfig(train_size=50 + seed, eval_size=20 + seed, template="{question}"), seed)
+        task = open_task(
+            TaskConfig(train_size=50 + seed, eval_size=20 + seed, template="{question}"), seed
+        )
         assert all(map(held_out, questions(task, "evaluation")))
         assert not any(map(held_out, questions(task, "train")))
 
@@ -62,14 +84,20 @@ def test_without_evaluation_every_question_may_be_trained() -> None:
 
 def test_the_template_surrounds_the_question_and_a_chat_model_gets_it_bare() -> None:
     asked = open_task(TaskConfig(template="{question}"), 0).prompt("train", 0)
-    assert open_task(TaskConfig(template="Q: {question}\nA {x}:"), 0).prompt("train", 0) == f"Q: {asked}\nA {{x}}:"
+    assert (
+        open_task(TaskConfig(template="Q: {question}\nA {x}:"), 0).prompt("train", 0)
+        == f"Q: {asked}\nA {{x}}:"
+    )
     assert open_task(TaskConfig(template="Q: {question}", chat=True), 0).prompt("train", 0) == asked
 
 
 def test_a_marked_answer_is_what_is_judged() -> None:
     task = open_task(TaskConfig(), 0)
     answer = task.answer("train", 5)
-    assert task.verify("train", 5, f"well, <answer>no</answer>, rather <answer>{answer}</answer>.") == 1.0
+    assert (
+        task.verify("train", 5, f"well, <answer>no</answer>, rather <answer>{answer}</answer>.")
+        == 1.0
+    )
 
 
 def test_an_item_outside_the_split_is_an_error() -> None:
@@ -84,12 +112,24 @@ def test_an_item_outside_the_split_is_an_error() -> None:
     [
         (TaskConfig(name="spell_backwards"), "did you mean 'spell_backward'"),
         (TaskConfig(name="json"), "did you mean 'jsonl'"),
-        (TaskConfig(name="spell_backward", params={"max_word_length": 3}), "did you mean 'max_word_len'"),
-        (TaskConfig(name="spell_backward", params={"zzz": 3}), "it has data_file, max_word_len, min_word_len"),
+        (
+            TaskConfig(name="spell_backward", params={"max_word_length": 3}),
+            "did you mean 'max_word_len'",
+        ),
+        (
+            TaskConfig(name="spell_backward", params={"zzz": 3}),
+            "it has data_file, max_word_len, min_word_len",
+        ),
         (TaskConfig(name="spell_backward", params={"seed": 3}), "set run.seed"),
-        (TaskConfig(name="spell_backward", params={"min_word_len": 0}), "min_word_len must be positive"),
+        (
+            TaskConfig(name="spell_backward", params={"min_word_len": 0}),
+            "min_word_len must be positive",
+        ),
         (TaskConfig(name="spell_backward", params={"min_word_len": "four"}), "refuses task.params"),
-        (TaskConfig(name="spell_backward", params={"min_word_len": 40, "max_word_len": 40}), "cannot make a question"),
+        (
+            TaskConfig(name="spell_backward", params={"min_word_len": 40, "max_word_len": 40}),
+            "cannot make a question",
+        ),
     ],
 )
 def test_a_wrong_setting_is_said_in_a_sentence(config: TaskConfig, said: str) -> None:

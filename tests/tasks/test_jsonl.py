@@ -1,4 +1,5 @@
-"""JSONL files: checked in full before anything starts, held-out prompts never trained, and data never chooses code."""
+"""JSONL files: checked in full before anything starts, held-out prompts never trained, and data
+never chooses code."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ Write = Callable[..., Path]
 def write(tmp_path: Path) -> Write:
     def write(*lines: Any, name: str = "data.jsonl") -> Path:
         path = tmp_path / name
-        path.write_text("".join((line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)) + "\n" for line in lines))
+        path.write_text(
+            "".join(
+                (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)) + "\n"
+                for line in lines
+            )
+        )
         return path
 
     return write
@@ -29,7 +35,10 @@ def write(tmp_path: Path) -> Write:
 def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module of verifiers on the Python path."""
     name = f"judging_{tmp_path.name}"
-    code = "from os import system\nnumber = 4\ndef half(answer, entry): return entry['worth'] if answer == entry['answer'] else 0.0\n"
+    code = (
+        "from os import system\nnumber = 4\ndef half(answer, entry): return entry['worth'] "
+        "if answer == entry['answer'] else 0.0\n"
+    )
     (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     return name
@@ -40,7 +49,9 @@ def config(path: Path, **more: Any) -> TaskConfig:
 
 
 def test_the_last_lines_are_held_out(write: Write) -> None:
-    path = write(*({"prompt": f"ü{i}", "answer": i} for i in range(4)), "", {"prompt": "z", "answer": "ö"})
+    path = write(
+        *({"prompt": f"ü{i}", "answer": i} for i in range(4)), "", {"prompt": "z", "answer": "ö"}
+    )
     task = open_task(config(path), 0)
     assert [task.prompt("train", i) for i in range(task.size("train"))] == ["ü0\n", "ü1\n", "ü2\n"]
     assert [task.prompt("evaluation", i) for i in range(task.size("evaluation"))] == ["ü3\n", "z\n"]
@@ -53,16 +64,27 @@ def test_the_last_lines_are_held_out(write: Write) -> None:
 
 def test_a_held_out_prompt_is_not_trained(write: Write) -> None:
     train = write(*({"prompt": str(i % 5), "answer": "a"} for i in range(20)))
-    held_out = write({"prompt": "3", "answer": "a"}, {"prompt": "4", "answer": "a"}, {"prompt": "5", "answer": "a"}, name="eval.jsonl")
+    held_out = write(
+        {"prompt": "3", "answer": "a"},
+        {"prompt": "4", "answer": "a"},
+        {"prompt": "5", "answer": "a"},
+        name="eval.jsonl",
+    )
     task = open_task(config(train, eval_path=str(held_out), template="{question}"), 0)
     assert task.size("evaluation") == 2
     assert {task.prompt("train", i) for i in range(task.size("train"))} == {"0", "1", "2"}
-    with pytest.raises(TaskError, match="leaves no prompt to train on: of its 20 lines all are held out"):
+    with pytest.raises(
+        TaskError, match="leaves no prompt to train on: of its 20 lines all are held out"
+    ):
         open_task(config(train, eval_size=5), 0)
 
 
 def test_a_line_longer_than_a_block_is_read_whole(write: Write) -> None:
-    path = write({"prompt": "x" * 50_000, "answer": "a"}, {"prompt": "y" * 5000, "answer": "b"}, {"prompt": "z", "answer": "c"})
+    path = write(
+        {"prompt": "x" * 50_000, "answer": "a"},
+        {"prompt": "y" * 5000, "answer": "b"},
+        {"prompt": "z", "answer": "c"},
+    )
     task = open_task(config(path, eval_size=1), 0)
     assert [len(task.prompt("train", i)) for i in range(2)] == [50_001, 5001]
 
@@ -76,8 +98,14 @@ def test_a_line_longer_than_a_block_is_read_whole(write: Write) -> None:
         ({"prompt": 3, "answer": "x"}, "Expected `str`, got `int` - at `$.prompt`"),
         ({"prompt": "x", "answer": None}, "at `$.answer`"),
         ({"prompt": "x", "answer": "x", "verifier": "exakt"}, "did you mean 'exact'"),
-        ({"prompt": "x", "answer": "ten", "verifier": "number"}, "its verifier is `number` and its answer 'ten' is none"),
-        ({"prompt": "x", "answer": "x", "verifier": "os:getcwd"}, "names a module that run.toml does not"),
+        (
+            {"prompt": "x", "answer": "ten", "verifier": "number"},
+            "its verifier is `number` and its answer 'ten' is none",
+        ),
+        (
+            {"prompt": "x", "answer": "x", "verifier": "os:getcwd"},
+            "names a module that run.toml does not",
+        ),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(write: Write, line: Any, said: str) -> None:
@@ -96,7 +124,11 @@ def test_bytes_that_are_no_text_are_a_bad_line(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_empty_file_is_said(write: Write, tmp_path: Path) -> None:
-    for path, said in [(tmp_path / "no.jsonl", "cannot be read"), (write("", ""), "has no lines"), (tmp_path, "cannot be read")]:
+    for path, said in [
+        (tmp_path / "no.jsonl", "cannot be read"),
+        (write("", ""), "has no lines"),
+        (tmp_path, "cannot be read"),
+    ]:
         with pytest.raises(TaskError, match=said):
             open_task(config(path), 0)
     with pytest.raises(TaskError, match=r"needs task\.path"):
@@ -115,8 +147,17 @@ def test_a_missing_or_empty_file_is_said(write: Write, tmp_path: Path) -> None:
         ("1_0", 10, 0),
     ],
 )
-def test_numbers_are_compared_as_numbers(write: Write, answer: str, expected: object, reward: float) -> None:
-    task = open_task(config(write({"prompt": "a", "answer": expected}, {"prompt": "b", "answer": 1}), verifier="number", eval_size=1), 0)
+def test_numbers_are_compared_as_numbers(
+    write: Write, answer: str, expected: object, reward: float
+) -> None:
+    task = open_task(
+        config(
+            write({"prompt": "a", "answer": expected}, {"prompt": "b", "answer": 1}),
+            verifier="number",
+            eval_size=1,
+        ),
+        0,
+    )
     assert task.verify("train", 0, answer) == reward
 
 
@@ -132,7 +173,9 @@ def test_a_function_of_the_users_judges(write: Write, judging: str) -> None:
         task.verify("evaluation", 0, "z")
 
 
-def test_a_line_may_name_functions_of_the_module_that_run_toml_names_and_of_no_other(write: Write, judging: str) -> None:
+def test_a_line_may_name_functions_of_the_module_that_run_toml_names_and_of_no_other(
+    write: Write, judging: str
+) -> None:
     line = {"prompt": "a", "answer": "b", "worth": 1, "verifier": f"{judging}:half"}
     path = write(line, line | {"prompt": "c"}, line | {"prompt": "d"})
     assert open_task(config(path, verifier=f"{judging}:half"), 0).verify("train", 0, "b") == 1
@@ -162,7 +205,7 @@ def test_a_wrong_verifier_is_said(write: Write, judging: str, verifier: str, sai
     assert str(error.value).startswith("task.verifier: ")
 
 
-# -------------------------------------------------------------------------------------------------------- several rewards
+# --------------------------------------------------------------------------------- several rewards
 
 SEVERAL = """
 from ast import literal_eval
@@ -182,23 +225,32 @@ text.rewards, empty.rewards, twice.rewards, blank.rewards, count.rewards = "righ
 
 @pytest.fixture
 def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module of verifiers that say the names of their rewards, and give what the answer says."""
+    """The name of a module of verifiers that say the names of their rewards, and give what the
+    answer says."""
     name = f"several_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(SEVERAL)
     monkeypatch.syspath_prepend(str(tmp_path))
     return name
 
 
-@pytest.mark.parametrize("answer", ["{'right': 1, 'brief': 0.25}", "{'brief': 0.25, 'right': True}"])
-def test_several_rewards_are_their_sum_and_have_the_order_of_their_names(write: Write, several: str, answer: str) -> None:
+@pytest.mark.parametrize(
+    "answer", ["{'right': 1, 'brief': 0.25}", "{'brief': 0.25, 'right': True}"]
+)
+def test_several_rewards_are_their_sum_and_have_the_order_of_their_names(
+    write: Write, several: str, answer: str
+) -> None:
     path = write(
-        {"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": "d", "verifier": f"{several}:other"}, {"prompt": "z", "answer": "z"}
+        {"prompt": "a", "answer": "b"},
+        {"prompt": "c", "answer": "d", "verifier": f"{several}:other"},
+        {"prompt": "z", "answer": "z"},
     )
     task = open_task(config(path, verifier=f"{several}:judge", eval_size=1), 0)
     reward = task.verify("train", 0, answer)
     assert isinstance(reward, Several) and reward == 1.25
     assert list(reward.parts.items()) == [("right", 1.0), ("brief", 0.25)]
-    assert isinstance(other := task.verify("train", 1, ""), Several) and other.parts == {"good": 1.0}
+    assert isinstance(other := task.verify("train", 1, ""), Several) and other.parts == {
+        "good": 1.0
+    }
 
 
 @pytest.mark.parametrize(
@@ -211,16 +263,27 @@ def test_several_rewards_are_their_sum_and_have_the_order_of_their_names(write: 
             "{'right': 1.0, 'brief': 1.0, 'kind': 1.0}",
             "other rewards: ['kind'] among them, where ('right', 'brief') are its rewards",
         ),
-        ("judge", "0.5", "other rewards: a float was returned, where ('right', 'brief') are its rewards"),
+        (
+            "judge",
+            "0.5",
+            "other rewards: a float was returned, where ('right', 'brief') are its rewards",
+        ),
         ("judge", "None", "other rewards: a NoneType was returned"),
         ("judge", "{'right': '1', 'brief': 0}", "not a number: str, as right"),
         ("judge", "{'right': 1, 'brief': None}", "not a number: NoneType, as brief"),
         ("judge", "{'right': 1, 'brief': 1" + 400 * "0" + "}", "not a number: int, as brief"),
-        ("plain", "{'right': 1.0}", "unnamed rewards: a verifier that returns ['right'] must have these names as its rewards"),
+        (
+            "plain",
+            "{'right': 1.0}",
+            "unnamed rewards: a verifier that returns ['right'] must have these names as its "
+            "rewards",
+        ),
         ("plain", "{'" + 999 * "x" + "': 1.0}", "unnamed rewards: a verifier that returns ['xxx"),
     ],
 )
-def test_other_rewards_than_were_said_are_none(write: Write, several: str, function: str, answer: str, said: str) -> None:
+def test_other_rewards_than_were_said_are_none(
+    write: Write, several: str, function: str, answer: str, said: str
+) -> None:
     path = write({"prompt": "a", "answer": "b"}, {"prompt": "z", "answer": "z"})
     task = open_task(config(path, verifier=f"{several}:{function}", eval_size=1), 0)
     with pytest.raises(NoReward) as error:
@@ -229,9 +292,14 @@ def test_other_rewards_than_were_said_are_none(write: Write, several: str, funct
 
 
 @pytest.mark.parametrize("function", ["text", "empty", "twice", "blank", "count"])
-def test_names_that_are_none_are_refused_before_anything_starts(write: Write, several: str, function: str) -> None:
+def test_names_that_are_none_are_refused_before_anything_starts(
+    write: Write, several: str, function: str
+) -> None:
     line = {"prompt": "a", "answer": "b"}
-    with pytest.raises(TaskError, match=r"^task\.verifier: its function has rewards = .*, which must be different names"):
+    with pytest.raises(
+        TaskError,
+        match=r"^task\.verifier: its function has rewards = .*, which must be different names",
+    ):
         open_task(config(write(line, line), verifier=f"{several}:{function}"), 0)
     path = write(line, line | {"verifier": f"{several}:{function}"})
     with pytest.raises(TaskError, match="line 2: its function has rewards = "):

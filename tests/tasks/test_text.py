@@ -55,12 +55,20 @@ def test_ids_are_those_of_transformers(directory: Path, tokenizer: Tokenizer) ->
     [
         ({}, (END_ID,)),
         ({"config.json": {"eos_token_id": 7}}, (7, END_ID)),
-        ({"config.json": {"eos_token_id": None}, "generation_config.json": {"eos_token_id": [3, 4]}}, (3, 4, END_ID)),
+        (
+            {
+                "config.json": {"eos_token_id": None},
+                "generation_config.json": {"eos_token_id": [3, 4]},
+            },
+            (3, 4, END_ID),
+        ),
         ({"tokenizer_config.json": {"eos_token": {"content": END}}}, (END_ID,)),
         ({"tokenizer_config.json": {}}, ()),
     ],
 )
-def test_every_end_that_the_models_files_name_stops_it(tmp_path: Path, files: dict[str, object], stops: tuple[int, ...]) -> None:
+def test_every_end_that_the_models_files_name_stops_it(
+    tmp_path: Path, files: dict[str, object], stops: tuple[int, ...]
+) -> None:
     write_tokenizer(tmp_path)
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
@@ -72,7 +80,8 @@ def test_a_chat_template_gives_the_form_where_asked(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="has no chat template"):
         Tokenizer(tmp_path, chat=True)
     (tmp_path / "chat_template.jinja").write_text(
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[me]{% endif %}"
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if "
+        "add_generation_prompt %}[me]{% endif %}"
     )
     assert Tokenizer(tmp_path, chat=True).encode("hi") == list(b"[user]hi[me]")
     assert Tokenizer(tmp_path).encode("hi") == list(b"hi")
@@ -81,10 +90,15 @@ def test_a_chat_template_gives_the_form_where_asked(tmp_path: Path) -> None:
 def test_a_piece_of_text_and_a_conversation(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     plain = Tokenizer(tmp_path)
-    assert plain.ids(f"a{END}") == [ord("a"), END_ID] and plain.decode([ord("a"), END_ID], special=True) == f"a{END}"
+    assert (
+        plain.ids(f"a{END}") == [ord("a"), END_ID]
+        and plain.decode([ord("a"), END_ID], special=True) == f"a{END}"
+    )
     with pytest.raises(TaskError, match="was not asked for"):
         plain.render([{"role": "user", "content": "hi"}])
-    (tmp_path / "chat_template.jinja").write_text("{{ tools[0].name if tools else '-' }}{{ messages[0].content.no.such.thing }}")
+    (tmp_path / "chat_template.jinja").write_text(
+        "{{ tools[0].name if tools else '-' }}{{ messages[0].content.no.such.thing }}"
+    )
     chat = Tokenizer(tmp_path, chat=True)
     with pytest.raises(TaskError, match="cannot render this"):
         chat.render([{"role": "user", "content": "hi"}])
@@ -99,6 +113,9 @@ def test_a_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:
 
 
 def test_neither_a_task_nor_its_text_imports_torch() -> None:
-    code = "import sys; from asyncrl.tasks import open_task, text; from asyncrl.config.schema import TaskConfig\n"
+    code = (
+        "import sys; from asyncrl.tasks import open_task, text; from asyncrl.config.schema "
+        "import TaskConfig\n"
+    )
     code += "open_task(TaskConfig(), 0); assert not {'torch', 'transformers'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

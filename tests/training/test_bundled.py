@@ -1,4 +1,5 @@
-"""The bundled model: ordinary Hugging Face files, and a tokenizer whose frame tokens change no text."""
+"""The bundled model: ordinary Hugging Face files, and a tokenizer whose frame tokens change no
+text."""
 
 from __future__ import annotations
 
@@ -11,14 +12,25 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from asyncrl.tasks.text import Tokenizer
-from asyncrl.training.bundled import END_ID, PADDING_ID, VOCABULARY, frame, model_config, new_model, tokenizer, write_tokenizer
+from asyncrl.training.bundled import (
+    END_ID,
+    PADDING_ID,
+    VOCABULARY,
+    frame,
+    model_config,
+    new_model,
+    tokenizer,
+    write_tokenizer,
+)
 from asyncrl.training.models import load_model
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 @given(texts=st.lists(st.text("ab", max_size=5), min_size=1), before=TEXTS, after=TEXTS)
-def test_a_frame_is_what_all_prompts_share_at_their_ends(texts: list[str], before: str, after: str) -> None:
+def test_a_frame_is_what_all_prompts_share_at_their_ends(
+    texts: list[str], before: str, after: str
+) -> None:
     prompts = [before + text + after for text in texts]
     shared = frame(prompts)
     for prompt in prompts:
@@ -54,7 +66,11 @@ def test_its_files_are_ordinary(tmp_path: Path) -> None:
     new_model(0).save_pretrained(tmp_path)
     ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert ours.encode("Spell: ab.\n") == theirs("Spell: ab.\n").input_ids == [258, *b"ab", 259]
-    assert (theirs.eos_token_id, theirs.pad_token_id, ours.stop_ids) == (END_ID, PADDING_ID, (END_ID,))
+    assert (theirs.eos_token_id, theirs.pad_token_id, ours.stop_ids) == (
+        END_ID,
+        PADDING_ID,
+        (END_ID,),
+    )
     model = load_model(tmp_path)
     assert model.config.model_type == "qwen3"
     assert model.generation_config is not None
@@ -68,7 +84,9 @@ def test_its_weights_are_a_function_of_the_seed_and_disturb_no_other_draw() -> N
     torch.manual_seed(5)
     one = new_model(1)
     assert torch.equal(torch.rand(3), expected)
-    for (name, first), second, other in zip(one.named_parameters(), new_model(1).parameters(), new_model(2).parameters(), strict=True):
+    for (name, first), second, other in zip(
+        one.named_parameters(), new_model(1).parameters(), new_model(2).parameters(), strict=True
+    ):
         assert torch.equal(first, second)
         assert "norm" in name or not torch.equal(first, other)
 

@@ -1,4 +1,5 @@
-"""A checkpoint is complete or not there, readable by anybody, and training goes on from it as if nothing had happened."""
+"""A checkpoint is complete or not there, readable by anybody, and training goes on from it as if
+nothing had happened."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.training import checkpoint_io
-from asyncrl.training.checkpoint_index import Checkpoint, CheckpointError, complete, latest, place, scalars
+from asyncrl.training.checkpoint_index import (
+    Checkpoint,
+    CheckpointError,
+    complete,
+    latest,
+    place,
+    scalars,
+)
 from asyncrl.training.checkpoint_io import export, restore, save
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
@@ -82,10 +90,19 @@ def test_is_a_hugging_face_directory_without_pickles(tmp_path: Path, tokenizer: 
     path = save(tmp_path, learner, 7, tokenizer)
     assert path.name == "step-000001" and path.parent.name == "checkpoints"
     names = {file.name for file in path.iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "trainer.json", "trainer.safetensors"} <= names
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "trainer.json",
+        "trainer.safetensors",
+    } <= names
     assert {Path(name).suffix for name in names} <= {".json", ".safetensors", ".jinja"}
     ids = torch.tensor([[1, 2, 3]])
-    torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(path)(ids).logits, learner.model(ids).logits)
+    torch.testing.assert_close(
+        AutoModelForCausalLM.from_pretrained(path)(ids).logits, learner.model(ids).logits
+    )
 
 
 def test_export_is_the_model_alone_and_replaces(tmp_path: Path, tokenizer: Path) -> None:
@@ -93,8 +110,15 @@ def test_export_is_the_model_alone_and_replaces(tmp_path: Path, tokenizer: Path)
     export(tmp_path / "model", learner.model, tokenizer)
     train(learner, 1)
     path = export(tmp_path / "model", learner.model, tokenizer)
-    assert {file.name for file in path.iterdir()} & {"trainer.json", "trainer.safetensors", "tokenizer.json"} == {"tokenizer.json"}
-    assert all(torch.equal(p, q) for p, q in zip(load_model(path).parameters(), learner.model.parameters(), strict=True))
+    assert {file.name for file in path.iterdir()} & {
+        "trainer.json",
+        "trainer.safetensors",
+        "tokenizer.json",
+    } == {"tokenizer.json"}
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(load_model(path).parameters(), learner.model.parameters(), strict=True)
+    )
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
@@ -116,7 +140,9 @@ def test_the_same_version_again_replaces(tmp_path: Path, tokenizer: Path) -> Non
 
 
 @pytest.mark.parametrize("moment", ["save_file", "_write_model", "_sync"])
-def test_what_is_not_complete_is_never_seen(moment: str, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_complete_is_never_seen(
+    moment: str, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner = fresh()
     first = save(tmp_path, learner, 1, tokenizer)
 
@@ -125,14 +151,18 @@ def test_what_is_not_complete_is_never_seen(moment: str, tmp_path: Path, tokeniz
 
     monkeypatch.setattr(checkpoint_io, moment, full)
     learner.version = 1
-    with pytest.raises(CheckpointError, match=r"step-000001 cannot be written: .*No space left on device"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000001 cannot be written: .*No space left on device"
+    ):
         save(tmp_path, learner, 2, tokenizer)
     monkeypatch.undo()
     assert complete(tmp_path) == [Checkpoint(first, 0)] and latest(tmp_path) == first
     assert restore(first, fresh()).cursor == 1
 
 
-def test_what_a_killed_writer_left_is_not_seen_and_goes_with_the_next(tmp_path: Path, tokenizer: Path) -> None:
+def test_what_a_killed_writer_left_is_not_seen_and_goes_with_the_next(
+    tmp_path: Path, tokenizer: Path
+) -> None:
     learner = fresh()
     left = tmp_path / "checkpoints" / ".partial-step-000009"
     left.mkdir(parents=True)
@@ -169,7 +199,10 @@ def test_broken_ones_say_so_and_change_nothing(tmp_path: Path, tokenizer: Path) 
         ("trainer.safetensors", None),
         ("trainer.safetensors", tensors[:-9]),
     ]:
-        with pytest.raises(CheckpointError, match=f"training cannot go on from .*broken, because {name} cannot be read"):
+        with pytest.raises(
+            CheckpointError,
+            match=f"training cannot go on from .*broken, because {name} cannot be read",
+        ):
             restore(broken(name, content), victim)
     with pytest.raises(CheckpointError, match="is of another model"):
         restore(good, fresh("llama"))
@@ -183,9 +216,13 @@ def test_scalars_are_plain_json(tmp_path: Path, tokenizer: Path) -> None:
     assert set(found["files"]) == {file.name for file in path.iterdir()} - {"trainer.json"}
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer.safetensors", "config.json", "trainer.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "trainer.safetensors", "config.json", "trainer.json"]
+)
 @pytest.mark.parametrize("how", ["cut", "changed", "gone"])
-def test_a_damaged_checkpoint_is_known_and_put_aside(name: str, how: str, tmp_path: Path, tokenizer: Path) -> None:
+def test_a_damaged_checkpoint_is_known_and_put_aside(
+    name: str, how: str, tmp_path: Path, tokenizer: Path
+) -> None:
     path = save(tmp_path, fresh(), 12, tokenizer)
     [checkpoint_io] = complete(tmp_path)
     checkpoint_io.verify()
@@ -201,9 +238,15 @@ def test_a_damaged_checkpoint_is_known_and_put_aside(name: str, how: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../step-000000/config.json", "..", ""])
-def test_a_checkpoint_cannot_name_a_file_elsewhere(name: str, tmp_path: Path, tokenizer: Path) -> None:
+def test_a_checkpoint_cannot_name_a_file_elsewhere(
+    name: str, tmp_path: Path, tokenizer: Path
+) -> None:
     path = save(tmp_path, fresh(), 12, tokenizer)
     found = scalars(path)
-    (path / "trainer.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(found, files={name: found.files["config.json"]})))
+    (path / "trainer.json").write_bytes(
+        msgspec.json.encode(
+            msgspec.structs.replace(found, files={name: found.files["config.json"]})
+        )
+    )
     with pytest.raises(CheckpointError, match="elsewhere"):
         complete(tmp_path)[0].verify()

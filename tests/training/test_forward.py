@@ -1,4 +1,5 @@
-"""Log-probabilities of a bundle are those of each rollout alone, and so are their gradients, whatever is shared."""
+"""Log-probabilities of a bundle are those of each rollout alone, and so are their gradients,
+whatever is shared."""
 
 from __future__ import annotations
 
@@ -39,24 +40,35 @@ SMALL = {
 }
 LOGITS: dict[str, PretrainedConfig] = {
     # What these do to logits after the output layer a layout of one's own would get wrong.
-    "logits scaled": GraniteConfig(logits_scaling=3.0, **{k: v for k, v in SMALL.items() if k != "head_dim"}),
+    "logits scaled": GraniteConfig(
+        logits_scaling=3.0, **{k: v for k, v in SMALL.items() if k != "head_dim"}
+    ),
     "large vocabulary": GemmaConfig(**(SMALL | {"vocab_size": 500})),
-    "rotary in part": GPTNeoXConfig(**{k: v for k, v in SMALL.items() if k not in ("head_dim", "num_key_value_heads")}),
+    "rotary in part": GPTNeoXConfig(
+        **{k: v for k, v in SMALL.items() if k not in ("head_dim", "num_key_value_heads")}
+    ),
 }
 APART: dict[str, PretrainedConfig] = {
-    # And these see of the past what depends on more than its tokens and positions, or by another way than attention.
+    # And these see of the past what depends on more than its tokens and positions, or by another
+    # way than attention.
     "logits capped": Gemma2Config(final_logit_softcapping=2.0, sliding_window=4, **SMALL),
     "sliding window": MistralConfig(sliding_window=4, **SMALL),
-    "sliding layers": Qwen3Config(use_sliding_window=True, sliding_window=4, max_window_layers=1, **SMALL),
+    "sliding layers": Qwen3Config(
+        use_sliding_window=True, sliding_window=4, max_window_layers=1, **SMALL
+    ),
     "eager": Qwen3Config(attn_implementation="eager", **SMALL),
-    "slopes": MptConfig(d_model=16, n_heads=2, n_layers=2, max_seq_len=64, vocab_size=SIZES["vocab_size"]),
+    "slopes": MptConfig(
+        d_model=16, n_heads=2, n_layers=2, max_seq_len=64, vocab_size=SIZES["vocab_size"]
+    ),
     "no attention": MambaConfig(hidden_size=16, num_hidden_layers=2, state_size=4, **SIZES),
 }
 
 
 def make(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
-    model: PreTrainedModel = build(name) if name in CONFIGS else AutoModelForCausalLM.from_config((LOGITS | APART)[name])
+    model: PreTrainedModel = (
+        build(name) if name in CONFIGS else AutoModelForCausalLM.from_config((LOGITS | APART)[name])
+    )
     return model.eval()
 
 
@@ -70,7 +82,9 @@ def groups(model: PreTrainedModel, seed: int = 4, count: int = 9) -> list[Rollou
 
 def bundles(every: Sequence[Rollout], shared: bool) -> list[PackedBatch]:
     ids = np.array([i for r in every for i in r.prompt + r.response], dtype=np.int32)
-    return pack(ids, [len(r.prompt) for r in every], [len(r.response) for r in every], shared=shared)
+    return pack(
+        ids, [len(r.prompt) for r in every], [len(r.response) for r in every], shared=shared
+    )
 
 
 def scored(model: PreTrainedModel, every: Sequence[Rollout], shared: bool) -> Tensor:
@@ -100,13 +114,19 @@ def test_log_probabilities_are_those_of_the_rollout_alone(name: str, shared: boo
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *LOGITS, *APART])
-def test_a_model_is_given_each_token_once_where_nothing_but_full_attention_looks_at_others(name: str) -> None:
+def test_a_model_is_given_each_token_once_where_nothing_but_full_attention_looks_at_others(
+    name: str,
+) -> None:
     model = make(name)
     assert shares(model) == (name not in APART)
     (bundle,) = bundles(groups(model), True)
     with widths(model) as seen:
         log_probabilities(model, bundle, 1.0)
-    assert seen == ([torch.Size([1, len(bundle.ids)])] if shares(model) else [padded_row.shape for padded_row in bundle.padded_rows])
+    assert seen == (
+        [torch.Size([1, len(bundle.ids)])]
+        if shares(model)
+        else [padded_row.shape for padded_row in bundle.padded_rows]
+    )
 
 
 def gradients(model: PreTrainedModel, of: Tensor) -> Mapping[str, Tensor]:
@@ -127,7 +147,10 @@ def test_gradients_are_those_of_the_rollouts_alone(name: str, dtype: torch.dtype
     assert found.keys() == expected.keys()
     size = max(float(gradient.abs().max()) for gradient in expected.values())
     for key, gradient in expected.items():
-        assert float((found[key].double() - gradient).abs().max()) < (1e-5 if dtype == torch.float32 else 1e-6) * size
+        assert (
+            float((found[key].double() - gradient).abs().max())
+            < (1e-5 if dtype == torch.float32 else 1e-6) * size
+        )
 
 
 def test_what_else_is_in_the_bundle_makes_no_difference_but_rounding() -> None:
@@ -135,7 +158,9 @@ def test_what_else_is_in_the_bundle_makes_no_difference_but_rounding() -> None:
     every = groups(model, count=12)
     together = torch.split(scored(model, every, True).detach(), [len(r.response) for r in every])
     for rollout, found in zip(every, together, strict=True):
-        torch.testing.assert_close(scored(model, [rollout], True).detach(), found, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            scored(model, [rollout], True).detach(), found, rtol=0, atol=1e-5
+        )
 
 
 def test_a_part_scores_as_the_whole() -> None:
@@ -144,7 +169,9 @@ def test_a_part_scores_as_the_whole() -> None:
         (bundle,) = bundles(groups(model), True)
         wanted = torch.rand(len(bundle.tokens), generator=torch.Generator().manual_seed(1)) < 0.2
         part = log_probabilities(model, part_of(bundle, wanted), 0.7)
-        torch.testing.assert_close(part, log_probabilities(model, bundle, 0.7)[wanted], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            part, log_probabilities(model, bundle, 0.7)[wanted], rtol=0, atol=1e-5
+        )
 
 
 def test_the_same_twice_to_the_bit() -> None:
@@ -155,13 +182,19 @@ def test_the_same_twice_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "sliding window"])
-def test_the_output_layer_sees_what_predicts_responses_filled_up_to_one_of_few_sizes(name: str) -> None:
+def test_the_output_layer_sees_what_predicts_responses_filled_up_to_one_of_few_sizes(
+    name: str,
+) -> None:
     """A kernel is compiled, and kept, for each size that it sees."""
     model, sizes = make(name), set()
     for tokens in range(1, 60):
-        (bundle,) = pack(np.arange(4 + tokens, dtype=np.int32) % SIZES["vocab_size"], [4], [tokens], shared=True)
+        (bundle,) = pack(
+            np.arange(4 + tokens, dtype=np.int32) % SIZES["vocab_size"], [4], [tokens], shared=True
+        )
         seen: list[torch.Size] = []
-        hook = model.get_output_embeddings().register_forward_hook(lambda _m, _i, output, seen=seen: seen.append(output.shape))
+        hook = model.get_output_embeddings().register_forward_hook(
+            lambda _m, _i, output, seen=seen: seen.append(output.shape)
+        )
         assert log_probabilities(model, bundle, 1.0).shape == (tokens,)
         hook.remove()
         ((_, size, _),) = seen
@@ -176,4 +209,7 @@ def test_nothing_of_it_stays_with_the_model_after_an_error() -> None:
     (bundle,) = pack(np.array([1, 10_000, 2], dtype=np.int32), [2], [1], shared=True)
     with pytest.raises(IndexError):
         log_probabilities(model, bundle, 1.0)
-    assert model.config._attn_implementation == "sdpa" and not model.get_output_embeddings()._forward_pre_hooks
+    assert (
+        model.config._attn_implementation == "sdpa"
+        and not model.get_output_embeddings()._forward_pre_hooks
+    )

@@ -1,4 +1,5 @@
-"""The gradient of a step, its counts and its metrics, against the naive reference; and the steps on which nothing can be learned."""
+"""The gradient of a step, its counts and its metrics, against the naive reference; and the steps on
+which nothing can be learned."""
 
 from __future__ import annotations
 
@@ -18,16 +19,30 @@ from staleness.estimators import IcePop
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3)
 
 
-def learner(name: str = "qwen3", staleness: StalenessConfig | None = None, temperature: float = 1.0, train: TrainConfig = TRAIN) -> Learner:
+def learner(
+    name: str = "qwen3",
+    staleness: StalenessConfig | None = None,
+    temperature: float = 1.0,
+    train: TrainConfig = TRAIN,
+) -> Learner:
     return Learner(build(name), train, staleness or StalenessConfig(), temperature)
 
 
-def run(subject: Learner, parts: list[list[Rollout]]) -> tuple[dict[str, torch.Tensor], dict[str, float], dict[int, TokenCount]]:
-    """One whole step: the gradient the optimizer saw by parameter, the metrics, the counts by rollout."""
+def run(
+    subject: Learner, parts: list[list[Rollout]]
+) -> tuple[dict[str, torch.Tensor], dict[str, float], dict[int, TokenCount]]:
+    """One whole step: the gradient the optimizer saw by parameter, the metrics, the counts by
+    rollout."""
     gradients: dict[str, torch.Tensor] = {}
 
     def see(*_: object) -> None:
-        gradients.update({name: p.grad.clone() for name, p in subject.model.named_parameters() if p.grad is not None})
+        gradients.update(
+            {
+                name: p.grad.clone()
+                for name, p in subject.model.named_parameters()
+                if p.grad is not None
+            }
+        )
 
     every = [rollout for part in parts for rollout in part]
     counts = {}
@@ -40,7 +55,9 @@ def run(subject: Learner, parts: list[list[Rollout]]) -> tuple[dict[str, torch.T
     return gradients, metrics, counts
 
 
-def assert_close(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
+def assert_close(
+    got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float
+) -> None:
     assert got.keys() == expected.keys()
     scale = max(float(g.abs().max()) for g in expected.values())
     for name, gradient in expected.items():
@@ -53,8 +70,11 @@ def weights(subject: Learner) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("correction", [(IcePop(lo=0.5, hi=2.5),), ()])
-def test_gradient_loss_and_counts_are_the_reference(name: str, correction: tuple[IcePop, ...]) -> None:
-    """Uneven groups, empty responses, stale tokens, asymmetric bounds, a sampling temperature; GPT-2 has dropout, which must stay off."""
+def test_gradient_loss_and_counts_are_the_reference(
+    name: str, correction: tuple[IcePop, ...]
+) -> None:
+    """Uneven groups, empty responses, stale tokens, asymmetric bounds, a sampling temperature;
+    GPT-2 has dropout, which must stay off."""
     staleness, temperature = StalenessConfig(correction=correction), 1.3
     subject = learner(name, staleness, temperature)
     every = rollouts(subject.model, seed=1, temperature=temperature)
@@ -68,7 +88,9 @@ def test_gradient_loss_and_counts_are_the_reference(name: str, correction: tuple
     assert metrics["trained_tokens"] == sum(trained for trained, _ in outcome.values())
     assert sum(count.discarded.get("nonfinite", 0) for count in counts.values()) == 2
     assert sum(count.discarded.get("icepop", 0) for count in counts.values()) > 0 or not correction
-    assert all(c.trained + sum(c.discarded.values()) == len(every[n].response) for n, c in counts.items())
+    assert all(
+        c.trained + sum(c.discarded.values()) == len(every[n].response) for n, c in counts.items()
+    )
 
 
 @settings(max_examples=12)
@@ -77,7 +99,10 @@ def test_any_split_into_micro_batches_gives_the_same_gradient(places: list[int],
     model = build("qwen3")
     every = rollouts(model, seed)
     whole, of_whole, _ = run(learner(), [every])
-    split, of_split, _ = run(learner(), [[r for r, at in zip(every, places, strict=True) if at == place] for place in range(5)])
+    split, of_split, _ = run(
+        learner(),
+        [[r for r, at in zip(every, places, strict=True) if at == place] for place in range(5)],
+    )
     assert_close(split, whole, 1e-5)
     assert of_split == pytest.approx(of_whole, rel=1e-5, abs=1e-7)
 
@@ -93,7 +118,8 @@ def test_temperature_is_in_the_current_log_probabilities() -> None:
 
 
 def test_log_softmax_is_float32_for_a_bfloat16_model() -> None:
-    """Trap 7: a bfloat16 log-probability near -3 is a multiple of 1/64; means of them would show."""
+    """Trap 7: a bfloat16 log-probability near -3 is a multiple of 1/64; means of them would
+    show."""
     subject = Learner(build("llama", torch.bfloat16), TRAIN, StalenessConfig(), 1.0)
     every = rollouts(subject.model, seed=2, noise=0.0)
     _, metrics, _ = run(subject, [every])
@@ -112,7 +138,10 @@ def test_all_rejected_keeps_the_weights_and_makes_the_version() -> None:
     assert subject.version == 1
     assert metrics["skipped"] == 1 and metrics["trained_tokens"] == 0
     assert all(math.isfinite(value) for value in metrics.values())
-    assert sum(c.trained for c in counts.values()) == 0 and sum(c.discarded.get("icepop", 0) for c in counts.values()) > 0
+    assert (
+        sum(c.trained for c in counts.values()) == 0
+        and sum(c.discarded.get("icepop", 0) for c in counts.values()) > 0
+    )
     assert all(map(torch.equal, before, weights(subject)))
 
 
@@ -157,7 +186,9 @@ def test_the_loss_does_not_count_masked_tokens() -> None:
     assert any(0 in rollout.mask for rollout in every)
     _, metrics, _ = run(subject, [every])
     for rollout in every:
-        rollout.behaviour = [b if m else -50.0 for b, m in zip(rollout.behaviour, rollout.mask, strict=True)]
+        rollout.behaviour = [
+            b if m else -50.0 for b, m in zip(rollout.behaviour, rollout.mask, strict=True)
+        ]
     _, changed, _ = run(other, [every])
     assert changed == metrics
 
@@ -168,8 +199,12 @@ def test_the_gradient_is_clipped_after_it_is_divided() -> None:
     every = rollouts(subject.model, seed=1)
     gradients, metrics, _ = run(subject, [every])
     expected, _, _ = reference(build("qwen3"), every, train, StalenessConfig(), 1.0)
-    assert metrics["grad_norm"] == pytest.approx(math.sqrt(sum(float(g.square().sum()) for g in expected.values())), rel=1e-4)
-    assert math.sqrt(sum(float(g.square().sum()) for g in gradients.values())) == pytest.approx(1e-3, rel=1e-3)
+    assert metrics["grad_norm"] == pytest.approx(
+        math.sqrt(sum(float(g.square().sum()) for g in expected.values())), rel=1e-4
+    )
+    assert math.sqrt(sum(float(g.square().sum()) for g in gradients.values())) == pytest.approx(
+        1e-3, rel=1e-3
+    )
 
 
 def test_learning_raises_the_reward_of_what_was_rewarded() -> None:

@@ -1,4 +1,5 @@
-"""Every objective, advantage and correction through a learner: the gradient is the same however the rollouts are split."""
+"""Every objective, advantage and correction through a learner: the gradient is the same however the
+rollouts are split."""
 
 from __future__ import annotations
 
@@ -20,17 +21,32 @@ from asyncrl.training.learner import Learner
 from staleness.estimators import Estimator, IcePop
 
 OBJECTIVES = ("clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward")
-ADVANTAGES = ("grpo", "dr_grpo", "rloo", "mc_grpo", "gdpo", "reinforce_pp", "first_k", "min_variance", "min_variance_logits")
+ADVANTAGES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "mc_grpo",
+    "gdpo",
+    "reinforce_pp",
+    "first_k",
+    "min_variance",
+    "min_variance_logits",
+)
 GROUPS = (4, 3, 2)
 
 
-def learner(correction: tuple[Any, ...] = (IcePop(),), proximal: str = "behaviour", **train: Any) -> Learner:
+def learner(
+    correction: tuple[Any, ...] = (IcePop(),), proximal: str = "behaviour", **train: Any
+) -> Learner:
     loss = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3, **train)
-    return Learner(build("qwen3"), loss, StalenessConfig(correction=correction, proximal=proximal), 1.0)  # type: ignore[arg-type]
+    return Learner(
+        build("qwen3"), loss, StalenessConfig(correction=correction, proximal=proximal), 1.0
+    )  # type: ignore[arg-type]
 
 
 def groups(seed: int) -> list[list[Rollout]]:
-    """Three uneven groups, one of them without signal, with parts and baselines, and a rollout without a response."""
+    """Three uneven groups, one of them without signal, with parts and baselines, and a rollout
+    without a response."""
     every = rollouts(build("qwen3"), seed, count=sum(GROUPS), noise=0.4)
     ends = [sum(GROUPS[: at + 1]) for at in range(len(GROUPS))]
     for place, rollout in enumerate(every):
@@ -52,14 +68,21 @@ def test_each_objective_takes_each_advantage(objective: str, advantage: str) -> 
     assert trained == sum(len(r.response) for group in groups(1) for r in group)
 
 
-def of_rollout(objective: str, current: torch.Tensor, behaviour: torch.Tensor, advantage: float) -> torch.Tensor:
-    """Sum of a rollout's losses, with clip_lo 0.1, clip_hi 0.15 and dual_clip 1.3; GSPO as the paper has it, for the whole rollout."""
+def of_rollout(
+    objective: str, current: torch.Tensor, behaviour: torch.Tensor, advantage: float
+) -> torch.Tensor:
+    """Sum of a rollout's losses, with clip_lo 0.1, clip_hi 0.15 and dual_clip 1.3; GSPO as the
+    paper has it, for the whole rollout."""
     log = current - behaviour
     ratio = log.exp()
     match objective:
         case "clip" | "dual_clip":
             losses = -torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.15) * advantage)
-            return (losses.clamp(max=-1.3 * advantage) if objective == "dual_clip" and advantage < 0 else losses).sum()
+            return (
+                losses.clamp(max=-1.3 * advantage)
+                if objective == "dual_clip" and advantage < 0
+                else losses
+            ).sum()
         case "gspo":
             whole = log.mean().exp()
             return -len(log) * torch.minimum(whole * advantage, whole.clamp(0.9, 1.15) * advantage)
@@ -76,7 +99,9 @@ def of_rollout(objective: str, current: torch.Tensor, behaviour: torch.Tensor, a
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_gradient_of_each_objective_is_its_formula(objective: str) -> None:
-    subject = learner((), objective=objective, advantage="dr_grpo", clip_lo=0.1, clip_hi=0.15, dual_clip=1.3)
+    subject = learner(
+        (), objective=objective, advantage="dr_grpo", clip_lo=0.1, clip_hi=0.15, dual_clip=1.3
+    )
     every = [rollout for group in groups(11) for rollout in group]
     exact = copy.deepcopy(subject.model).double().eval()
     losses, trained = [], 0
@@ -84,14 +109,25 @@ def test_the_gradient_of_each_objective_is_its_formula(objective: str) -> None:
         rewards = [r.reward for r in every if r.group == rollout.group]
         kept = [t for t, keep in enumerate(rollout.mask) if keep]
         if kept:
-            current, behaviour = alone(exact, rollout, 1.0)[kept], torch.tensor(rollout.behaviour, dtype=torch.float64)[kept]
-            losses.append(of_rollout(objective, current, behaviour, rollout.reward - sum(rewards) / len(rewards)))
+            current, behaviour = (
+                alone(exact, rollout, 1.0)[kept],
+                torch.tensor(rollout.behaviour, dtype=torch.float64)[kept],
+            )
+            losses.append(
+                of_rollout(
+                    objective, current, behaviour, rollout.reward - sum(rewards) / len(rewards)
+                )
+            )
             trained += len(kept)
     mean = torch.stack(losses).sum() / trained
     mean.backward()
     gradients, metrics, _ = run(subject, [every[:4], every[4:]])
     assert metrics["loss"] == pytest.approx(float(mean.detach()), abs=1e-5)
-    assert_close(gradients, {name: p.grad for name, p in exact.named_parameters() if p.grad is not None}, 1e-4)
+    assert_close(
+        gradients,
+        {name: p.grad for name, p in exact.named_parameters() if p.grad is not None},
+        1e-4,
+    )
 
 
 def same(of_whole: dict[str, float], of_split: dict[str, float]) -> None:
@@ -106,8 +142,11 @@ def same(of_whole: dict[str, float], of_split: dict[str, float]) -> None:
     places=st.lists(st.integers(0, 3), min_size=sum(GROUPS), max_size=sum(GROUPS)),
     seed=st.integers(0, 9),
 )
-def test_any_split_gives_the_same_step(objective: str, correction: list[Any], proximal: str, places: list[int], seed: int) -> None:
-    """Those of whole rollouts too: a rollout is in one rectangle, and nothing is compared across rollouts."""
+def test_any_split_gives_the_same_step(
+    objective: str, correction: list[Any], proximal: str, places: list[int], seed: int
+) -> None:
+    """Those of whole rollouts too: a rollout is in one rectangle, and nothing is compared across
+    rollouts."""
     if proximal == "behaviour" and objective != "reinforce":
         correction = [kind for kind in correction if not kind.weights]
     entries = tuple(kind() for kind in correction)
@@ -172,11 +211,14 @@ def test_the_learning_rate_shrinks_with_the_effective_sample_size() -> None:
     assert 0 < ess < 0.5
     for base, metrics in steps.items():
         expected = math.sqrt(ess / base) if base else 1.0
-        assert metrics["lr_scale"] == pytest.approx(expected) and metrics["lr"] == pytest.approx(1e-3 * expected)
+        assert metrics["lr_scale"] == pytest.approx(expected) and metrics["lr"] == pytest.approx(
+            1e-3 * expected
+        )
 
 
 def test_the_minimum_variance_baseline_is_its_formula() -> None:
-    """b = sum(w^2 |g|^2 R) / sum(w^2 |g|^2), with each rollout's gradient from a float64 pass of its own."""
+    """b = sum(w^2 |g|^2 R) / sum(w^2 |g|^2), with each rollout's gradient from a float64 pass of
+    its own."""
     every = [rollout for group in groups(7) for rollout in group]
     expected = minimum_variance(every)
     plain = learner((), advantage="min_variance", objective="reinforce")
@@ -191,7 +233,11 @@ def test_the_minimum_variance_baseline_is_its_formula() -> None:
     (torch.stack(losses).sum() / trained).backward()
     silent = [r for r in every if r.group == 2]
     assert len({r.reward for r in silent}) == 1
-    assert_close(gradients, {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}, 1e-4)
+    assert_close(
+        gradients,
+        {name: p.grad for name, p in reference.named_parameters() if p.grad is not None},
+        1e-4,
+    )
 
 
 def minimum_variance(every: list[Rollout]) -> dict[int, float]:
@@ -203,8 +249,12 @@ def minimum_variance(every: list[Rollout]) -> dict[int, float]:
         if kept:
             current = alone(model, rollout, 1.0)[kept]
             current.sum().backward()
-            norm = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
-            weight = math.exp(float(current.sum().detach()) - sum(rollout.behaviour[t] for t in kept))
+            norm = sum(
+                float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None
+            )
+            weight = math.exp(
+                float(current.sum().detach()) - sum(rollout.behaviour[t] for t in kept)
+            )
             above[rollout.group] = above.get(rollout.group, 0.0) + weight**2 * norm * rollout.reward
             below[rollout.group] = below.get(rollout.group, 0.0) + weight**2 * norm
     return {group: above[group] / below[group] for group in below}
@@ -218,7 +268,9 @@ def test_a_part_of_a_group_has_no_minimum_variance_baseline(advantage: str) -> N
 
 
 @pytest.mark.parametrize("advantage", ["min_variance", "min_variance_logits"])
-def test_a_baseline_leaves_the_gradient_alone_and_survives_what_is_no_number(advantage: str) -> None:
+def test_a_baseline_leaves_the_gradient_alone_and_survives_what_is_no_number(
+    advantage: str,
+) -> None:
     first, second, _ = groups(8)
     subject = learner(advantage=advantage)
     subject.accumulate(*micro_batch(first, first))
@@ -226,11 +278,15 @@ def test_a_baseline_leaves_the_gradient_alone_and_survives_what_is_no_number(adv
         rollout.mask = [0] * len(rollout.mask)
     before = [p.grad.clone() for p in subject.model.parameters() if p.grad is not None]
     subject.accumulate(*micro_batch(second, second))
-    assert all(map(torch.equal, before, [p.grad for p in subject.model.parameters() if p.grad is not None]))
+    assert all(
+        map(torch.equal, before, [p.grad for p in subject.model.parameters() if p.grad is not None])
+    )
     for rollout in first:
         rollout.behaviour = [math.nan] * len(rollout.behaviour)
     counts = subject.accumulate(*micro_batch(first, first, index=2))
-    assert sum(count.discarded.get("nonfinite", 0) for count in counts) == sum(sum(r.mask) for r in first)
+    assert sum(count.discarded.get("nonfinite", 0) for count in counts) == sum(
+        sum(r.mask) for r in first
+    )
     assert subject.step()["skipped"] == 0
 
 
@@ -245,7 +301,10 @@ def test_lag_is_told_token_by_token() -> None:
     old = sum(sum(r.mask[: len(r.mask) // 2]) for r in every)
     assert metrics["tokens_at_lag_3"] == old
     assert metrics["tokens_at_lag_0"] == metrics["trained_tokens"] - old
-    assert {key for key in metrics if key.startswith("tokens_at_lag")} == {"tokens_at_lag_0", "tokens_at_lag_3"}
+    assert {key for key in metrics if key.startswith("tokens_at_lag")} == {
+        "tokens_at_lag_0",
+        "tokens_at_lag_3",
+    }
 
 
 @pytest.mark.parametrize(

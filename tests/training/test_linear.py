@@ -10,7 +10,9 @@ from training_world import build
 from asyncrl.training import linear
 from asyncrl.training.linear import OneDnnLinear, accelerate
 
-needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN"
+)
 
 
 @needs_onednn
@@ -53,13 +55,17 @@ def test_other_types_are_multiplied_as_ever() -> None:
     assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
 
 
-def test_accelerate_changes_who_multiplies_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_changes_who_multiplies_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(linear, "_faster", lambda: True)
     model, same = build("llama"), build("llama")
     assert accelerate(model)
     assert {type(m) for m in model.modules() if isinstance(m, nn.Linear)} == {OneDnnLinear}
     assert model.state_dict().keys() == same.state_dict().keys()
-    assert [name for name, _ in model.named_parameters()] == [name for name, _ in same.named_parameters()]
+    assert [name for name, _ in model.named_parameters()] == [
+        name for name, _ in same.named_parameters()
+    ]
 
 
 def test_left_alone_where_it_is_slower_or_of_another_type(monkeypatch: pytest.MonkeyPatch) -> None:

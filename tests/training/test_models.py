@@ -25,7 +25,9 @@ def test_publishes_every_parameter_once_in_one_order(name: str, tmp_path: Path) 
     loaded, empty = load_model(tmp_path), empty_model(tmp_path)
     published = list(parameters_for_publication(loaded))
     names = [name for name, _ in published]
-    assert names == [name for name, _ in parameters_for_publication(empty)] and len(set(names)) == len(names)
+    assert names == [name for name, _ in parameters_for_publication(empty)] and len(
+        set(names)
+    ) == len(names)
     assert len({tensor.data_ptr() for _, tensor in published}) == len(published)
     assert not any(tensor.requires_grad for _, tensor in published)
     assert ("lm_head.weight" in names) == (not model.config.tie_word_embeddings)
@@ -47,7 +49,9 @@ def test_dtype_is_that_asked_for(directory: Path) -> None:
 
 def test_an_empty_model_needs_no_weights(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
-    assert sum(p.numel() for p in empty_model(directory).parameters()) == sum(p.numel() for p in build("llama").parameters())
+    assert sum(p.numel() for p in empty_model(directory).parameters()) == sum(
+        p.numel() for p in build("llama").parameters()
+    )
 
 
 def test_no_directory(tmp_path: Path) -> None:
@@ -74,7 +78,9 @@ def test_no_weights(directory: Path) -> None:
     with pytest.raises(ModelError, match="has no weights"):
         load_model(directory)
     (directory / "pytorch_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(ModelError, match=r"only \*\.bin weights, which are pickles: convert them to safetensors"):
+    with pytest.raises(
+        ModelError, match=r"only \*\.bin weights, which are pickles: convert them to safetensors"
+    ):
         load_model(directory)
 
 

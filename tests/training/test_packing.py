@@ -1,4 +1,5 @@
-"""Layout: every response token after its own past, a shared prompt once, little padding; a part is the same with fewer samples."""
+"""Layout: every response token after its own past, a shared prompt once, little padding; a part is
+the same with fewer samples."""
 
 from __future__ import annotations
 
@@ -22,20 +23,32 @@ PROMPTS = [[1], [2, 3], [2, 3, 4, 5, 6], [7] * 9]
 def texts(sizes: list[tuple[int, int]]) -> list[list[int]]:
     """Prompt and response of each sample; every response token is another one."""
     answers = iter(range(100, 10_000))
-    return [PROMPTS[prompt] + [next(answers) for _ in range(response)] for prompt, response in sizes]
+    return [
+        PROMPTS[prompt] + [next(answers) for _ in range(response)] for prompt, response in sizes
+    ]
 
 
 def packed(sizes: list[tuple[int, int]], shared: bool) -> list[PackedBatch]:
     ids: NDArray[np.int32] = np.array([i for text in texts(sizes) for i in text], dtype=np.int32)
-    return pack(ids, [len(PROMPTS[prompt]) for prompt, _ in sizes], [response for _, response in sizes], shared=shared)
+    return pack(
+        ids,
+        [len(PROMPTS[prompt]) for prompt, _ in sizes],
+        [response for _, response in sizes],
+        shared=shared,
+    )
 
 
 def pasts(bundle: PackedBatch) -> dict[int, list[int]]:
-    """What attention sees before each response token, and that token; by its place in the micro-batch."""
+    """What attention sees before each response token, and that token; by its place in the
+    micro-batch."""
     found = {}
     table = [row for padded_row in bundle.padded_rows for row in padded_row]
     for predictor, row, target, token in zip(
-        bundle.logit_positions, bundle.rows.tolist(), bundle.targets.tolist(), bundle.tokens.tolist(), strict=True
+        bundle.logit_positions,
+        bundle.rows.tolist(),
+        bundle.targets.tolist(),
+        bundle.tokens.tolist(),
+        strict=True,
     ):
         columns = torch.nonzero(table[row] == predictor)[:, 0]
         # on the right a row is filled up with its first place
@@ -46,7 +59,9 @@ def pasts(bundle: PackedBatch) -> dict[int, list[int]]:
 
 
 @given(lengths, st.booleans(), st.integers(8, 200))
-def test_every_response_token_is_in_one_place_after_its_own_past(sizes: list[tuple[int, int]], shared: bool, limit: int) -> None:
+def test_every_response_token_is_in_one_place_after_its_own_past(
+    sizes: list[tuple[int, int]], shared: bool, limit: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "BUNDLE_TOKENS", limit)
         bundles = packed(sizes, shared)
@@ -56,18 +71,26 @@ def test_every_response_token_is_in_one_place_after_its_own_past(sizes: list[tup
         assert len(of_bundle) == len(bundle.tokens) > 0 and not seen.keys() & of_bundle.keys()
         seen |= of_bundle
     expected = [
-        text[: at + 1] for text, (prompt, _) in zip(texts(sizes), sizes, strict=True) for at in range(len(PROMPTS[prompt]), len(text))
+        text[: at + 1]
+        for text, (prompt, _) in zip(texts(sizes), sizes, strict=True)
+        for at in range(len(PROMPTS[prompt]), len(text))
     ]
-    assert [seen[token] for token in range(len(expected))] == expected and len(seen) == len(expected)
+    assert [seen[token] for token in range(len(expected))] == expected and len(seen) == len(
+        expected
+    )
 
 
 @given(lengths, st.booleans())
-def test_a_place_is_at_home_where_attention_has_it(sizes: list[tuple[int, int]], shared: bool) -> None:
+def test_a_place_is_at_home_where_attention_has_it(
+    sizes: list[tuple[int, int]], shared: bool
+) -> None:
     for bundle in packed(sizes, shared):
         joined = torch.cat([padded_row.flatten() for padded_row in bundle.padded_rows])
         used = torch.unique(joined)
         assert torch.equal(joined[bundle.home[used]], used)
-        assert torch.equal(bundle.home[used], torch.stack([torch.nonzero(joined == place)[0, 0] for place in used]))
+        assert torch.equal(
+            bundle.home[used], torch.stack([torch.nonzero(joined == place)[0, 0] for place in used])
+        )
         assert len(used) <= len(bundle.ids) < max(8, len(used) * 17 // 16) + 8
 
 
@@ -75,35 +98,54 @@ def test_a_prompt_stands_once_in_a_bundle() -> None:
     sizes = [(3, 5), (2, 4), (3, 7), (3, 1), (2, 0)]
     tokens = 9 + 5 + (4 + 6 + 0) + 3
     (bundle,) = packed(sizes, True)
-    assert len(torch.unique(torch.cat([padded_row.flatten() for padded_row in bundle.padded_rows]))) == tokens
+    assert (
+        len(torch.unique(torch.cat([padded_row.flatten() for padded_row in bundle.padded_rows])))
+        == tokens
+    )
     (apart,) = packed(sizes, False)
-    assert len(torch.unique(torch.cat([padded_row.flatten() for padded_row in apart.padded_rows]))) == tokens + 9 + 9
+    assert (
+        len(torch.unique(torch.cat([padded_row.flatten() for padded_row in apart.padded_rows])))
+        == tokens + 9 + 9
+    )
 
 
 @given(lengths, st.booleans(), st.integers(8, 200))
-def test_a_bundle_costs_no_more_than_it_may(sizes: list[tuple[int, int]], shared: bool, limit: int) -> None:
+def test_a_bundle_costs_no_more_than_it_may(
+    sizes: list[tuple[int, int]], shared: bool, limit: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "BUNDLE_TOKENS", limit)
         bundles = packed(sizes, shared)
     seen = [len(PROMPTS[prompt]) + response - 1 for prompt, response in sizes]
     for bundle in bundles:
         joined = torch.cat([padded_row.flatten() for padded_row in bundle.padded_rows])
-        real = sum(len(torch.unique(row)) for padded_row in bundle.padded_rows for row in padded_row)
-        assert len(torch.unique(joined)) + packing.ROW_SHARE * real <= max(limit, 2 * (1 + packing.ROW_SHARE) * max(seen))
+        real = sum(
+            len(torch.unique(row)) for padded_row in bundle.padded_rows for row in padded_row
+        )
+        assert len(torch.unique(joined)) + packing.ROW_SHARE * real <= max(
+            limit, 2 * (1 + packing.ROW_SHARE) * max(seen)
+        )
 
 
 def test_what_shares_a_prompt_stays_together_while_there_is_room() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "BUNDLE_TOKENS", 50)
         bundles = packed([(3, 5), (2, 9), (3, 5), (2, 9), (3, 5)], True)
-    assert [sorted({int(bundle.ids[row[0]]) for r in bundle.padded_rows for row in r}) for bundle in bundles] == [[7], [2]]
+    assert [
+        sorted({int(bundle.ids[row[0]]) for r in bundle.padded_rows for row in r})
+        for bundle in bundles
+    ] == [[7], [2]]
 
 
 @given(lengths, st.booleans(), st.data())
-def test_a_part_has_the_wanted_tokens_after_the_same_past(sizes: list[tuple[int, int]], shared: bool, data: st.DataObject) -> None:
+def test_a_part_has_the_wanted_tokens_after_the_same_past(
+    sizes: list[tuple[int, int]], shared: bool, data: st.DataObject
+) -> None:
     for bundle in packed(sizes, shared):
         count = len(bundle.tokens)
-        wanted = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=torch.bool)
+        wanted = torch.tensor(
+            data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=torch.bool
+        )
         if not wanted.any():
             continue
         part, every = part_of(bundle, wanted), pasts(bundle)
@@ -122,11 +164,17 @@ def test_cuts_are_the_cheapest(sizes: list[int], cost: int) -> None:
         return sum((end - first) * int(ordered[end - 1]) + cost for first, end in cuts)
 
     count = len(ordered)
-    every = [list(zip((0, *inner), (*inner, count), strict=True)) for size in range(count) for inner in combinations(range(1, count), size)]
+    every = [
+        list(zip((0, *inner), (*inner, count), strict=True))
+        for size in range(count)
+        for inner in combinations(range(1, count), size)
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "RECTANGLE_TOKENS", cost)
         cuts = packing._cuts(ordered)
-    assert [first for first, _ in cuts] == [0, *(end for _, end in cuts[:-1])] and cuts[-1][1] == count
+    assert [first for first, _ in cuts] == [0, *(end for _, end in cuts[:-1])] and cuts[-1][
+        1
+    ] == count
     assert price(cuts) == min(map(price, every))
 
 

@@ -1,4 +1,5 @@
-"""Every proximal policy against a naive reference that has a copy of every version, on steps whose rollouts mix versions."""
+"""Every proximal policy against a naive reference that has a copy of every version, on steps whose
+rollouts mix versions."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def settings(kind: str, max_lag: int = 3) -> StalenessConfig:
 
 
 class Story:
-    """Rollouts for each step, their tokens sampled under any version until then. The last `late[rollout]` tokens of a version are heard of
-    only after the step that ends it is closed."""
+    """Rollouts for each step, their tokens sampled under any version until then. The last
+    `late[rollout]` tokens of a version are heard of only after the step that ends it is closed."""
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -45,20 +46,29 @@ class Story:
         for step in range(STEPS):
             members = []
             for number in range(10 * step, 10 * step + 5):
-                prompt, response = (rng.integers(0, VOCABULARY, int(n)).tolist() for n in (rng.integers(1, 5), rng.integers(2, 11)))
+                prompt, response = (
+                    rng.integers(0, VOCABULARY, int(n)).tolist()
+                    for n in (rng.integers(1, 5), rng.integers(2, 11))
+                )
                 rollout = Rollout(number, step, float(rng.integers(0, 2)), prompt, response)
                 of_token = np.sort(rng.integers(0, step + 1, len(response))).tolist()
-                rollout.spans = [Span(v, of_token.index(v), of_token.index(v) + of_token.count(v)) for v in sorted(set(of_token))]
+                rollout.spans = [
+                    Span(v, of_token.index(v), of_token.index(v) + of_token.count(v))
+                    for v in sorted(set(of_token))
+                ]
                 rollout.mask = (rng.random(len(response)) < 0.9).astype(int).tolist()
                 self.versions[number], self.late[number] = of_token, int(rng.integers(0, 3))
                 members.append(rollout)
             members[0].reward, members[1].reward = 0.0, 1.0
             self.steps.append(members)
         self._rng = rng
-        self._noise = {r.number: rng.normal(0, 0.3, len(r.response)) for members in self.steps for r in members}
+        self._noise = {
+            r.number: rng.normal(0, 0.3, len(r.response)) for members in self.steps for r in members
+        }
 
     def sampled(self, step: int, models: Sequence[PreTrainedModel]) -> list[Rollout]:
-        """The rollouts of a step, with their behaviour: that of each token's own version, and noise."""
+        """The rollouts of a step, with their behaviour: that of each token's own version, and
+        noise."""
         for rollout in self.steps[step]:
             own = self.own(rollout, models)
             rollout.behaviour = (own + self._noise[rollout.number]).astype(np.float32).tolist()
@@ -66,26 +76,45 @@ class Story:
 
     def own(self, rollout: Rollout, models: Sequence[PreTrainedModel]) -> np.ndarray:
         """Log-probability of each token under its own version."""
-        of_version = {v: alone(models[v], rollout, 1.0).detach().numpy() for v in set(self.versions[rollout.number])}
+        of_version = {
+            v: alone(models[v], rollout, 1.0).detach().numpy()
+            for v in set(self.versions[rollout.number])
+        }
         return np.array([of_version[v][t] for t, v in enumerate(self.versions[rollout.number])])
 
-    def anchor(self, step: int, behind: int = 0, oldest: int | None = None) -> tuple[ScoreProximal, tuple[bytes]]:
-        """What is known of the rollouts of later steps when `step` is closed: the last tokens of its version are still on their way, and
-        all those of the `behind` versions up to it."""
+    def anchor(
+        self, step: int, behind: int = 0, oldest: int | None = None
+    ) -> tuple[ScoreProximal, tuple[bytes]]:
+        """What is known of the rollouts of later steps when `step` is closed: the last tokens of
+        its version are still on their way, and all those of the `behind` versions up to it."""
         samples, ids = [], list[int]()
         living = [r for members in self.steps[step + 1 :] for r in members]
         for rollout in living:
             of_token = self.versions[rollout.number]
             known = sum(v <= step - behind for v in of_token)
             known -= min(self.late[rollout.number], of_token.count(step - behind))
-            part = Rollout(rollout.number, rollout.group, math.nan, rollout.prompt, rollout.response[:known])
-            part.spans = [Span(s.version, s.start, min(s.end, known)) for s in rollout.spans if s.start < known]
+            part = Rollout(
+                rollout.number, rollout.group, math.nan, rollout.prompt, rollout.response[:known]
+            )
+            part.spans = [
+                Span(s.version, s.start, min(s.end, known))
+                for s in rollout.spans
+                if s.start < known
+            ]
             samples.append(part.sample)
             ids += part.prompt + part.response
-        return ScoreProximal(step, samples, [r.number for r in living], oldest), (np.array(ids, np.int32).tobytes(),)
+        return ScoreProximal(step, samples, [r.number for r in living], oldest), (
+            np.array(ids, np.int32).tobytes(),
+        )
 
 
-def proximal(kind: str, story: Story, rollout: Rollout, models: Sequence[PreTrainedModel], current: np.ndarray) -> np.ndarray:
+def proximal(
+    kind: str,
+    story: Story,
+    rollout: Rollout,
+    models: Sequence[PreTrainedModel],
+    current: np.ndarray,
+) -> np.ndarray:
     """Of each token, by the definitions in words."""
     step, behaviour = len(models) - 1, np.array(rollout.behaviour)
     match kind:
@@ -95,14 +124,22 @@ def proximal(kind: str, story: Story, rollout: Rollout, models: Sequence[PreTrai
             return current
         case "loglinear":
             lag = step - np.array(story.versions[rollout.number])
-            share = np.array([0.0 if n == 0 else (max(step - n, step - 1) - (step - n)) / n for n in lag.tolist()])
+            share = np.array(
+                [
+                    0.0 if n == 0 else (max(step - n, step - 1) - (step - n)) / n
+                    for n in lag.tolist()
+                ]
+            )
             return behaviour + share * (current - behaviour)
         case _:
             return story.own(rollout, models)
 
 
-def expected(kind: str, story: Story, step: int, models: Sequence[PreTrainedModel]) -> tuple[Gradient, int]:
-    """Gradient of the decoupled clipped loss, and how many tokens are trained, one token at a time in float64."""
+def expected(
+    kind: str, story: Story, step: int, models: Sequence[PreTrainedModel]
+) -> tuple[Gradient, int]:
+    """Gradient of the decoupled clipped loss, and how many tokens are trained, one token at a time
+    in float64."""
     exact = copy.deepcopy(models[-1]).requires_grad_(True)
     losses = []
     members = story.sampled(step, models)
@@ -113,7 +150,9 @@ def expected(kind: str, story: Story, step: int, models: Sequence[PreTrainedMode
         anchors = proximal(kind, story, rollout, models, current.detach().numpy())
         for t, keep in enumerate(rollout.mask):
             behaviour = rollout.behaviour[t]
-            mismatch = math.exp((float(current[t].detach()) if kind == "behaviour" else anchors[t]) - behaviour)
+            mismatch = math.exp(
+                (float(current[t].detach()) if kind == "behaviour" else anchors[t]) - behaviour
+            )
             if keep and BAND.lo <= mismatch <= BAND.hi:
                 ratio = torch.exp(current[t] - anchors[t])
                 clipped = torch.clamp(ratio, 1 - TRAIN.clip_lo, 1 + TRAIN.clip_hi)
@@ -128,16 +167,27 @@ def frozen(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def train(
-    learner: Learner, story: Story, steps: Sequence[int], models: list[PreTrainedModel], behind: int = 0, said: bool = False
+    learner: Learner,
+    story: Story,
+    steps: Sequence[int],
+    models: list[PreTrainedModel],
+    behind: int = 0,
+    said: bool = False,
 ) -> list[tuple[Gradient, dict[str, float]]]:
-    """Steps with their anchors, `behind` versions; each in two micro-batches. `models` gets every version. With `said` the trainer knows
-    which versions tokens may still come of."""
+    """Steps with their anchors, `behind` versions; each in two micro-batches. `models` gets every
+    version. With `said` the trainer knows which versions tokens may still come of."""
     seen: list[tuple[Gradient, dict[str, float]]] = []
     for step in steps:
         gradient: Gradient = {}
 
         def see(*_: object, into: Gradient = gradient) -> None:
-            into.update({name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None})
+            into.update(
+                {
+                    name: p.grad.clone()
+                    for name, p in learner.model.named_parameters()
+                    if p.grad is not None
+                }
+            )
 
         models.append(frozen(learner.model))
         every = story.sampled(step, models)
@@ -175,12 +225,16 @@ def test_versions_differ_enough_to_be_told_apart() -> None:
     for one in KINDS:
         for other in KINDS:
             if one < other and {one, other} != {"boundary", "snapshot"}:
-                assert float((weights[one] - weights[other]).abs().max()) > 1e-2 * float(weights[one].abs().max()), (one, other)
+                assert float((weights[one] - weights[other]).abs().max()) > 1e-2 * float(
+                    weights[one].abs().max()
+                ), (one, other)
 
 
 def test_scored_before_its_end_or_after_it_a_version_is_the_same() -> None:
     story = Story(5)
-    boundary, snapshot = (Learner(build("qwen3"), TRAIN, settings(kind), 1.0) for kind in ("boundary", "snapshot"))
+    boundary, snapshot = (
+        Learner(build("qwen3"), TRAIN, settings(kind), 1.0) for kind in ("boundary", "snapshot")
+    )
     for learner in (boundary, snapshot):
         train(learner, story, range(STEPS), [])
     assert boundary.past and boundary.past.snapshots.versions == [3]
@@ -190,14 +244,22 @@ def test_scored_before_its_end_or_after_it_a_version_is_the_same() -> None:
 
 
 def test_weights_are_held_until_no_more_tokens_come_of_them() -> None:
-    """Engines that are two publications behind: what they sample is heard of two steps after its version."""
-    learners = {said: Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0) for said in (False, True)}
-    seen = {said: train(learner, Story(6), range(STEPS), [], behind=2, said=said) for said, learner in learners.items()}
+    """Engines that are two publications behind: what they sample is heard of two steps after its
+    version."""
+    learners = {
+        said: Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0) for said in (False, True)
+    }
+    seen = {
+        said: train(learner, Story(6), range(STEPS), [], behind=2, said=said)
+        for said, learner in learners.items()
+    }
     assert sum(metrics["unanchored"] for _, metrics in seen[False]) > 0
     assert sum(metrics["unanchored"] for _, metrics in seen[True]) == 0
     snapshot = Learner(build("qwen3"), TRAIN, settings("snapshot"), 1.0)
     train(snapshot, Story(6), range(STEPS), [])
-    for one, other in zip(learners[True].model.parameters(), snapshot.model.parameters(), strict=True):
+    for one, other in zip(
+        learners[True].model.parameters(), snapshot.model.parameters(), strict=True
+    ):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
     assert (past := learners[True].past) and past.snapshots.versions == [1, 2, 3]
 
@@ -205,7 +267,9 @@ def test_weights_are_held_until_no_more_tokens_come_of_them() -> None:
 def replay(kind: str, kept: bool) -> tuple[Learner, dict[str, float]]:
     """Two steps, and a third one on the rollouts of the first."""
     story, models = Story(8), list[PreTrainedModel]()
-    learner = Learner(build("qwen3"), msgspec.structs.replace(TRAIN, replay_groups=1), settings(kind), 1.0)
+    learner = Learner(
+        build("qwen3"), msgspec.structs.replace(TRAIN, replay_groups=1), settings(kind), 1.0
+    )
     for step, trained in enumerate((0, 1, 0)):
         models.append(frozen(learner.model))
         every = story.steps[trained] if step == 2 else story.sampled(trained, models)
@@ -213,14 +277,20 @@ def replay(kind: str, kept: bool) -> tuple[Learner, dict[str, float]]:
         message, buffers = story.anchor(step)
         replay_buffer = [r.number for r in story.steps[0]] if kept and step else []
         if kind == "boundary":
-            learner.anchor(msgspec.structs.replace(message, live=message.live + replay_buffer), buffers)
+            learner.anchor(
+                msgspec.structs.replace(message, live=message.live + replay_buffer), buffers
+            )
         metrics = learner.step()
     return learner, metrics
 
 
 def test_what_is_trained_again_has_the_scores_of_its_own_version() -> None:
-    """Tokens of lag 0 are not asked for before their step, and are of a past version when they are replayed."""
-    (boundary, found), (snapshot, expected) = replay("boundary", kept=True), replay("snapshot", kept=True)
+    """Tokens of lag 0 are not asked for before their step, and are of a past version when they are
+    replayed."""
+    (boundary, found), (snapshot, expected) = (
+        replay("boundary", kept=True),
+        replay("snapshot", kept=True),
+    )
     assert found["unanchored"] == expected["unanchored"] == 0
     for one, other in zip(boundary.model.parameters(), snapshot.model.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
@@ -233,12 +303,16 @@ def test_scores_of_rollouts_that_do_not_live_are_forgotten() -> None:
     assert learner.past
     for step in range(STEPS):
         train(learner, story, [step], [frozen(learner.model)] * step)
-        assert learner.past.rollouts == [r.number for members in story.steps[step + 1 :] for r in members]
+        assert learner.past.rollouts == [
+            r.number for members in story.steps[step + 1 :] for r in members
+        ]
 
 
 @pytest.mark.parametrize("kind", ["boundary", "snapshot"])
 @pytest.mark.parametrize("cut", range(1, STEPS))
-def test_a_learner_goes_on_from_a_checkpoint_as_if_nothing_had_happened(kind: str, cut: int, tmp_path: Path) -> None:
+def test_a_learner_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
+    kind: str, cut: int, tmp_path: Path
+) -> None:
     story, models = Story(7), list[PreTrainedModel]()
     learner = Learner(build("qwen3"), TRAIN, settings(kind), 1.0)
     train(learner, story, range(cut), models)
@@ -263,16 +337,26 @@ def test_what_is_not_known_is_counted_and_has_the_current_policy(kind: str, tmp_
     restore(path, resumed)
     [(gradient, metrics)] = train(resumed, story, [2], list(models))
     [(recomputed, _)] = train(plain, story, [2], models)
-    old = sum(v < 2 and bool(keep) for r in story.steps[2] for v, keep in zip(story.versions[r.number], r.mask, strict=True))
+    old = sum(
+        v < 2 and bool(keep)
+        for r in story.steps[2]
+        for v, keep in zip(story.versions[r.number], r.mask, strict=True)
+    )
     assert metrics["unanchored"] == old > 0
-    assert all(torch.allclose(gradient[name], value, atol=1e-6) for name, value in recomputed.items())
+    assert all(
+        torch.allclose(gradient[name], value, atol=1e-6) for name, value in recomputed.items()
+    )
 
 
 def test_what_is_too_old_for_the_memory_is_counted() -> None:
     story, learner = Story(3), Learner(build("qwen3"), TRAIN, settings("snapshot", max_lag=2), 1.0)
     seen = train(learner, story, range(STEPS), [])
     older = [
-        sum(v < step - 2 and bool(k) for r in members for v, k in zip(story.versions[r.number], r.mask, strict=True))
+        sum(
+            v < step - 2 and bool(k)
+            for r in members
+            for v, k in zip(story.versions[r.number], r.mask, strict=True)
+        )
         for step, members in enumerate(story.steps)
     ]
     assert [metrics["unanchored"] for _, metrics in seen] == older and older[-1] > 0
@@ -283,10 +367,14 @@ def test_scoring_leaves_a_gradient_that_is_being_accumulated_alone() -> None:
     story, learner = Story(4), Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0)
     every = story.sampled(0, [frozen(learner.model)])
     learner.accumulate(*micro_batch(every, every, 0))
-    before = {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+    before = {
+        name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None
+    }
     learner.anchor(*story.anchor(0))
     after = {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys() and all(
+        torch.equal(before[name], after[name]) for name in before
+    )
 
 
 def test_texts_that_do_not_fit_are_refused() -> None:

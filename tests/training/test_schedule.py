@@ -20,7 +20,9 @@ def test_linear_and_cosine_fall_towards_zero_at_the_end() -> None:
     assert rates("linear")[4:] == pytest.approx([1 - k / 8 for k in range(8)])
     assert rates("cosine")[4] == 1.0 and rates("cosine")[8] == pytest.approx(0.5)
     assert 0 < rates("cosine")[-1] < 0.05
-    assert learning_rate(TrainConfig(lr=1.0, lr_schedule="cosine", steps=5, lr_warmup_steps=1), 50) == pytest.approx(0.0)
+    assert learning_rate(
+        TrainConfig(lr=1.0, lr_schedule="cosine", steps=5, lr_warmup_steps=1), 50
+    ) == pytest.approx(0.0)
 
 
 def test_a_warm_up_longer_than_the_run_is_no_error() -> None:

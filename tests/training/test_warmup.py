@@ -1,4 +1,5 @@
-"""The warm-up: learns answers and only answers, is a function of its settings, and is computed once."""
+"""The warm-up: learns answers and only answers, is a function of its settings, and is computed
+once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled, warmup
 from asyncrl.training.models import load_model
 
-TASK = TaskConfig(name="spell_backward", params={"min_word_len": 3, "max_word_len": 4}, train_size=128, eval_size=8)
+TASK = TaskConfig(
+    name="spell_backward",
+    params={"min_word_len": 3, "max_word_len": 4},
+    train_size=128,
+    eval_size=8,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +32,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config(*, steps: int = 3, enough: float = 1.0, seed: int = 0, **task: Any) -> Config:
     changed = msgspec.structs.replace(TASK, **task)
-    return Config(task=changed, model=ModelConfig(warmup_steps=steps, warmup_accuracy=enough), run=RunConfig(seed=seed))
+    return Config(
+        task=changed,
+        model=ModelConfig(warmup_steps=steps, warmup_accuracy=enough),
+        run=RunConfig(seed=seed),
+    )
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -51,7 +61,11 @@ def test_the_loss_is_of_the_answers_tokens_alone(tmp_path: Path) -> None:
 
 def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path: Path) -> None:
     bundled.write_tokenizer(tmp_path)
-    tokenizer, task, model = Tokenizer(tmp_path), open_task(msgspec.structs.replace(TASK, train_size=6), 0), bundled.new_model(0)
+    tokenizer, task, model = (
+        Tokenizer(tmp_path),
+        open_task(msgspec.structs.replace(TASK, train_size=6), 0),
+        bundled.new_model(0),
+    )
     assert 0.1 <= warmup.teach(bundled.new_model(0), tokenizer, task, steps=200, enough=0.1) < 0.7
     assert warmup.teach(model, tokenizer, task, steps=200, enough=0.7) >= 0.7
     _, right = warmup.told(model, *next(warmup._batches(tokenizer, task)))
@@ -59,10 +73,14 @@ def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path:
         prompt = tokenizer.encode(task.prompt("train", item))
         end = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": bundled.END_ID}
         given = model.generate(torch.tensor([prompt]), **end)[0, len(prompt) :].tolist()  # type: ignore[operator]
-        assert right[item].item() == (given[-1] == bundled.END_ID and tokenizer.decode(given) == task.answer("train", item))
+        assert right[item].item() == (
+            given[-1] == bundled.END_ID and tokenizer.decode(given) == task.answer("train", item)
+        )
 
 
-def test_it_is_a_function_of_its_settings_and_computed_once(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_a_function_of_its_settings_and_computed_once(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = warmup.prepare_model(config())
     assert first.is_relative_to(home / "asyncrl")
     before = (first / "model.safetensors").stat()
@@ -77,18 +95,31 @@ def test_it_is_a_function_of_its_settings_and_computed_once(home: Path, tmp_path
     assert [path.name for path in second.parent.iterdir()] == [second.name]
 
 
-@pytest.mark.parametrize("other", [{"steps": 4}, {"enough": 0.1}, {"seed": 1}, {"params": {"max_word_len": 4}}, {"train_size": 127}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"steps": 4},
+        {"enough": 0.1},
+        {"seed": 1},
+        {"params": {"max_word_len": 4}},
+        {"train_size": 127},
+    ],
+)
 def test_other_settings_are_another_model(other: dict[str, Any]) -> None:
     assert warmup.key(config(**other)) != warmup.key(config()) == warmup.key(config())
 
 
 def test_settings_of_the_run_are_the_same_model() -> None:
     one = config()
-    assert warmup.key(one) == warmup.key(msgspec.structs.replace(one, run=RunConfig(dir="elsewhere", lease_s=5)))
+    assert warmup.key(one) == warmup.key(
+        msgspec.structs.replace(one, run=RunConfig(dir="elsewhere", lease_s=5))
+    )
 
 
 def test_the_model_given_is_the_model() -> None:
-    assert warmup.prepare_model(Config(model=ModelConfig(path="/some/where"))) == Path("/some/where")
+    assert warmup.prepare_model(Config(model=ModelConfig(path="/some/where"))) == Path(
+        "/some/where"
+    )
 
 
 def test_what_is_kept_is_whole_or_not_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +131,9 @@ def test_what_is_kept_is_whole_or_not_there(home: Path, monkeypatch: pytest.Monk
         with pytest.raises(KeyboardInterrupt):
             warmup.prepare_model(config())
     assert not list((home / "asyncrl").iterdir())
-    (home / "asyncrl" / f"spell_backward-{warmup.key(config())}").mkdir()  # as an interrupted copy of the cache would leave it
+    (
+        home / "asyncrl" / f"spell_backward-{warmup.key(config())}"
+    ).mkdir()  # as an interrupted copy of the cache would leave it
     assert set(weights(warmup.prepare_model(config())))
 
 
@@ -127,4 +160,6 @@ def test_a_task_without_answers_cannot_warm_up() -> None:
 
 
 def test_without_steps_the_model_is_random() -> None:
-    torch.testing.assert_close(weights(warmup.prepare_model(config(steps=0))), bundled.new_model(0).state_dict())
+    torch.testing.assert_close(
+        weights(warmup.prepare_model(config(steps=0))), bundled.new_model(0).state_dict()
+    )

@@ -1,4 +1,5 @@
-"""Small random models and rollouts, and the naive reference: each rollout alone, plain log-softmax, loops, float64."""
+"""Small random models and rollouts, and the naive reference: each rollout alone, plain log-softmax,
+loops, float64."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import MicroBatch, Sample, Span
@@ -38,7 +46,9 @@ CONFIGS: dict[str, PretrainedConfig] = {
         initializer_range=0.3,
         **SIZES,
     ),
-    "gpt2": GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3, **SIZES),
+    "gpt2": GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.3, **SIZES
+    ),
 }
 Buffers = tuple[bytes, bytes, bytes]
 
@@ -53,7 +63,9 @@ def build(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 class Rollout:
     """One rollout with everything that is known of it."""
 
-    def __init__(self, number: int, group: int, reward: float, prompt: Sequence[int], response: Sequence[int]) -> None:
+    def __init__(
+        self, number: int, group: int, reward: float, prompt: Sequence[int], response: Sequence[int]
+    ) -> None:
         self.number, self.group, self.reward = number, group, reward
         self.prompt, self.response = list(prompt), list(response)
         self.behaviour = [0.0] * len(self.response)
@@ -64,16 +76,32 @@ class Rollout:
 
     @property
     def sample(self) -> Sample:
-        return Sample(self.number, self.group, len(self.prompt), len(self.response), self.reward, self.spans, self.baseline)
+        return Sample(
+            self.number,
+            self.group,
+            len(self.prompt),
+            len(self.response),
+            self.reward,
+            self.spans,
+            self.baseline,
+        )
 
 
-def rollouts(model: PreTrainedModel, seed: int, count: int = 9, noise: float = 0.6, temperature: float = 1.0) -> list[Rollout]:
-    """Rollouts in uneven groups, some tokens stale, behaviour around the model's own policy: some ratios clipped, some out of the band."""
+def rollouts(
+    model: PreTrainedModel, seed: int, count: int = 9, noise: float = 0.6, temperature: float = 1.0
+) -> list[Rollout]:
+    """Rollouts in uneven groups, some tokens stale, behaviour around the model's own policy: some
+    ratios clipped, some out of the band."""
     rng = np.random.default_rng(seed)
     made = []
     for number in range(count):
-        prompt, response = (rng.integers(0, VOCABULARY, int(n)).tolist() for n in (rng.integers(1, 6), rng.integers(0, 12)))
-        rollout = Rollout(number, int(rng.integers(0, 3)), float(rng.integers(0, 3)), prompt, response)
+        prompt, response = (
+            rng.integers(0, VOCABULARY, int(n)).tolist()
+            for n in (rng.integers(1, 6), rng.integers(0, 12))
+        )
+        rollout = Rollout(
+            number, int(rng.integers(0, 3)), float(rng.integers(0, 3)), prompt, response
+        )
         own = alone(model, rollout, temperature).detach().numpy()
         rollout.behaviour = (own + rng.normal(0, noise, len(own))).astype(np.float32).tolist()
         rollout.mask = (rng.random(len(own)) < 0.9).astype(int).tolist()
@@ -81,13 +109,17 @@ def rollouts(model: PreTrainedModel, seed: int, count: int = 9, noise: float = 0
     return made
 
 
-def micro_batch(members: Sequence[Rollout], every: Sequence[Rollout], step: int = 0, index: int = 0) -> tuple[MicroBatch, Buffers]:
+def micro_batch(
+    members: Sequence[Rollout], every: Sequence[Rollout], step: int = 0, index: int = 0
+) -> tuple[MicroBatch, Buffers]:
     """A micro-batch of `members`; the rewards are those of `every` rollout of the step."""
     rewards, parts = dict[int, list[float]](), dict[int, list[list[float]]]()
     samples = {r.number: r.sample for r in members}
     for r in every:  # all groups: some advantages are relative to the step
         if r.number in samples:
-            samples[r.number] = msgspec.structs.replace(r.sample, member=len(rewards.get(r.group, [])))
+            samples[r.number] = msgspec.structs.replace(
+                r.sample, member=len(rewards.get(r.group, []))
+            )
         rewards.setdefault(r.group, []).append(r.reward)
         parts.setdefault(r.group, []).append(r.parts)
     buffers = (
@@ -95,7 +127,13 @@ def micro_batch(members: Sequence[Rollout], every: Sequence[Rollout], step: int 
         np.array([b for m in members for b in m.behaviour], dtype=np.float32).tobytes(),
         np.array([k for m in members for k in m.mask], dtype=np.uint8).tobytes(),
     )
-    return MicroBatch(step, index, [samples[m.number] for m in members], rewards, parts if any(r.parts for r in every) else {}), buffers
+    return MicroBatch(
+        step,
+        index,
+        [samples[m.number] for m in members],
+        rewards,
+        parts if any(r.parts for r in every) else {},
+    ), buffers
 
 
 def alone(model: PreTrainedModel, rollout: Rollout, temperature: float) -> torch.Tensor:
@@ -104,35 +142,59 @@ def alone(model: PreTrainedModel, rollout: Rollout, temperature: float) -> torch
     ids = torch.tensor([rollout.prompt + rollout.response])
     every = torch.log_softmax(exact(input_ids=ids).logits[0].double() / temperature, dim=-1)
     places = range(len(rollout.prompt), ids.shape[1])
-    return torch.stack([every[at - 1, ids[0, at]] for at in places]) if places else every.new_zeros(0)
+    return (
+        torch.stack([every[at - 1, ids[0, at]] for at in places]) if places else every.new_zeros(0)
+    )
 
 
 def reference(
-    model: PreTrainedModel, every: Sequence[Rollout], train: TrainConfig, staleness: StalenessConfig, temperature: float
+    model: PreTrainedModel,
+    every: Sequence[Rollout],
+    train: TrainConfig,
+    staleness: StalenessConfig,
+    temperature: float,
 ) -> tuple[dict[str, torch.Tensor], float, dict[int, tuple[int, dict[str, int]]]]:
-    """Gradient of the mean loss by parameter, the mean loss, and (trained, discarded) by rollout, one token at a time."""
+    """Gradient of the mean loss by parameter, the mean loss, and (trained, discarded) by rollout,
+    one token at a time."""
     exact = copy.deepcopy(model).double().eval()
     losses, counts = [], {}
     for rollout in every:
         rewards = [r.reward for r in every if r.group == rollout.group]
         mean = sum(rewards) / len(rewards)
-        deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)) if len(rewards) > 1 else 0.0
+        deviation = (
+            math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
+            if len(rewards) > 1
+            else 0.0
+        )
         advantage = (rollout.reward - mean) / max(deviation, 1e-4) if len(set(rewards)) > 1 else 0.0
         trained, discarded = 0, dict[str, int]()
-        for current, behaviour, fresh in zip(alone(exact, rollout, temperature), rollout.behaviour, rollout.mask, strict=True):
+        for current, behaviour, fresh in zip(
+            alone(exact, rollout, temperature), rollout.behaviour, rollout.mask, strict=True
+        ):
             log = current - behaviour
             at = float(log.detach())
             if not fresh:
                 discarded["stale"] = discarded.get("stale", 0) + 1
             elif not math.isfinite(at):
                 discarded["nonfinite"] = discarded.get("nonfinite", 0) + 1
-            elif any(isinstance(entry, IcePop) and not entry.lo <= math.exp(at) <= entry.hi for entry in staleness.correction):
+            elif any(
+                isinstance(entry, IcePop) and not entry.lo <= math.exp(at) <= entry.hi
+                for entry in staleness.correction
+            ):
                 discarded["icepop"] = discarded.get("icepop", 0) + 1
             else:
                 r = torch.exp(log)
-                losses.append(-torch.minimum(r * advantage, r.clamp(1 - train.clip_lo, 1 + train.clip_hi) * advantage))
+                losses.append(
+                    -torch.minimum(
+                        r * advantage, r.clamp(1 - train.clip_lo, 1 + train.clip_hi) * advantage
+                    )
+                )
                 trained += 1
         counts[rollout.number] = (trained, discarded)
     loss = torch.stack(losses).mean()
     loss.backward()
-    return {name: p.grad for name, p in exact.named_parameters() if p.grad is not None}, float(loss.detach()), counts
+    return (
+        {name: p.grad for name, p in exact.named_parameters() if p.grad is not None},
+        float(loss.detach()),
+        counts,
+    )

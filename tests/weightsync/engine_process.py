@@ -1,4 +1,5 @@
-"""An engine's side of the wire in a process of its own, for the tests: a line of JSON in, a publication received, a line of JSON out."""
+"""An engine's side of the wire in a process of its own, for the tests: a line of JSON in, a
+publication received, a line of JSON out."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ async def main() -> None:
             order = json.loads(line)
             plan = msgspec.convert(order["plan"], Plan)
             try:
-                staged = await receiver.receive("127.0.0.1", order["port"], order["epoch"], order["rank"], order["world"], plan, order["s"])
+                staged = await receiver.receive(
+                    "127.0.0.1",
+                    order["port"],
+                    order["epoch"],
+                    order["rank"],
+                    order["world"],
+                    plan,
+                    order["s"],
+                )
             except TransferError as error:
                 print(json.dumps({"error": str(error)}), flush=True)
             else:

@@ -1,5 +1,6 @@
-"""The ranks of a server in a process each, for the tests: they meet as SGLang's do, through torch.distributed's own machinery, and take
-flattened buckets. A line of JSON in, a line of JSON out."""
+"""The ranks of a server in a process each, for the tests: they meet as SGLang's do, through
+torch.distributed's own machinery, and take flattened buckets. A line of JSON in, a line of JSON
+out."""
 
 from __future__ import annotations
 
@@ -13,11 +14,19 @@ from torch.distributed import distributed_c10d
 
 
 def meet(order: dict) -> dist.ProcessGroup:
-    rendezvous = dist.rendezvous(f"tcp://{order['host']}:{order['port']}", order["rank"], order["world"])
+    rendezvous = dist.rendezvous(
+        f"tcp://{order['host']}:{order['port']}", order["rank"], order["world"]
+    )
     store, rank, world = next(rendezvous)
     name = order["name"]
     group, _ = distributed_c10d._new_process_group_helper(
-        world, rank, [], dist.Backend("gloo"), dist.PrefixStore(name, store), group_name=name, timeout=distributed_c10d.default_pg_timeout
+        world,
+        rank,
+        [],
+        dist.Backend("gloo"),
+        dist.PrefixStore(name, store),
+        group_name=name,
+        timeout=distributed_c10d.default_pg_timeout,
     )
     distributed_c10d._world.pg_group_ranks[group] = {i: i for i in range(world)}
     return group

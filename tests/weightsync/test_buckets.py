@@ -1,4 +1,5 @@
-"""Plans, packing and unpacking: every dtype and shape comes out as it went in, whatever the bucket size."""
+"""Plans, packing and unpacking: every dtype and shape comes out as it went in, whatever the bucket
+size."""
 
 from __future__ import annotations
 
@@ -14,9 +15,13 @@ from weightsync.buckets import ALIGN, DTYPES, Plan, PlanMismatch
 
 
 def through(plan: Plan, tensors: dict[str, Tensor], buffers: int = 2) -> dict[str, Tensor]:
-    """Pack and unpack, as the wire does: every bucket is copied away before its buffer is used again."""
+    """Pack and unpack, as the wire does: every bucket is copied away before its buffer is used
+    again."""
     store = [torch.full((plan.bucket_bytes,), 0xAA, dtype=torch.uint8) for _ in range(buffers)]
-    flat = torch.cat([bucket.clone() for bucket in plan.pack(tensors.items(), store)] or [torch.empty(0, dtype=torch.uint8)])
+    flat = torch.cat(
+        [bucket.clone() for bucket in plan.pack(tensors.items(), store)]
+        or [torch.empty(0, dtype=torch.uint8)]
+    )
     assert flat.numel() == plan.total_bytes
     return plan.unpack(flat)
 
@@ -34,7 +39,11 @@ def noise(dtype: str, shape: tuple[int, ...], seed: int) -> Tensor:
     if dtype == "bool":
         return torch.randint(0, 2, shape, generator=generator).bool()
     n = math.prod(shape) * DTYPES[dtype].itemsize
-    return torch.randint(0, 256, (n,), dtype=torch.uint8, generator=generator).view(DTYPES[dtype]).view(shape)
+    return (
+        torch.randint(0, 256, (n,), dtype=torch.uint8, generator=generator)
+        .view(DTYPES[dtype])
+        .view(shape)
+    )
 
 
 shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
@@ -46,7 +55,9 @@ shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
     bucket_bytes=st.integers(ALIGN, 700),
     buffers=st.integers(1, 3),
 )
-def test_every_tensor_comes_out_as_it_went_in(kinds: list[tuple[str, tuple[int, ...]]], bucket_bytes: int, buffers: int) -> None:
+def test_every_tensor_comes_out_as_it_went_in(
+    kinds: list[tuple[str, tuple[int, ...]]], bucket_bytes: int, buffers: int
+) -> None:
     tensors = {f"t{i}": noise(dtype, shape, i) for i, (dtype, shape) in enumerate(kinds)}
     plan = Plan.of(tensors, bucket_bytes)
     out = through(plan, tensors, buffers)
@@ -125,11 +136,26 @@ A = {"w": torch.empty(2, 3), "b": torch.empty(3)}
     ("other", "sentence"),
     [
         (A, ""),
-        ({"w": torch.empty(3, 2), "b": torch.empty(3)}, "tensor 0 is w (float32 [2, 3]) in this, but w (float32 [3, 2]) in that"),
-        ({"w": torch.empty(2, 3), "c": torch.empty(3)}, "tensor 1 is b (float32 [3]) in this, but c (float32 [3]) in that"),
-        ({"w": torch.empty(2, 3), "b": torch.empty(3).half()}, "tensor 1 is b (float32 [3]) in this, but b (float16 [3]) in that"),
-        ({"w": torch.empty(2, 3)}, "tensor 1 is b (float32 [3]) in this, but that has no more tensors"),
-        ({**A, "x": torch.empty(1)}, "tensor 2 is x (float32 [1]) in that, but this has no more tensors"),
+        (
+            {"w": torch.empty(3, 2), "b": torch.empty(3)},
+            "tensor 0 is w (float32 [2, 3]) in this, but w (float32 [3, 2]) in that",
+        ),
+        (
+            {"w": torch.empty(2, 3), "c": torch.empty(3)},
+            "tensor 1 is b (float32 [3]) in this, but c (float32 [3]) in that",
+        ),
+        (
+            {"w": torch.empty(2, 3), "b": torch.empty(3).half()},
+            "tensor 1 is b (float32 [3]) in this, but b (float16 [3]) in that",
+        ),
+        (
+            {"w": torch.empty(2, 3)},
+            "tensor 1 is b (float32 [3]) in this, but that has no more tensors",
+        ),
+        (
+            {**A, "x": torch.empty(1)},
+            "tensor 2 is x (float32 [1]) in that, but this has no more tensors",
+        ),
     ],
 )
 def test_the_first_difference_is_named(other: dict[str, Tensor], sentence: str) -> None:
@@ -139,7 +165,10 @@ def test_the_first_difference_is_named(other: dict[str, Tensor], sentence: str) 
 
 
 def test_other_buckets_are_a_difference() -> None:
-    assert Plan.of(A, 256).difference(Plan.of(A, 512), "this", "that") == "buckets have 256 bytes in this, but 512 in that"
+    assert (
+        Plan.of(A, 256).difference(Plan.of(A, 512), "this", "that")
+        == "buckets have 256 bytes in this, but 512 in that"
+    )
     assert Plan.of(A, 256).digest != Plan.of(A, 512).digest
 
 

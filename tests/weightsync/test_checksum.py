@@ -1,4 +1,5 @@
-"""The checksum: against its own formula in plain integers, on two backends, and against every small damage."""
+"""The checksum: against its own formula in plain integers, on two backends, and against every small
+damage."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ ROW = 65_536
 
 
 def bucket(words: int, seed: int) -> Tensor:
-    return torch.randint(0, 256, (4 * words,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, 256, (4 * words,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def by_hand(data: Tensor) -> int:
@@ -83,10 +86,14 @@ def test_moved_blocks_are_seen() -> None:
     rows = BIG[: 4 * 2 * ROW].view(2, -1)
     assert checksum(rows.flip(0).contiguous().view(-1)) != checksum(BIG[: 4 * 2 * ROW])
     pairs = torch.tensor([[1, 2], [2, 1], [5, 5]], dtype=torch.int32)  # of equal sums
-    assert checksum(pairs.view(-1).view(torch.uint8)) != checksum(pairs[[1, 0, 2]].view(-1).view(torch.uint8))
+    assert checksum(pairs.view(-1).view(torch.uint8)) != checksum(
+        pairs[[1, 0, 2]].view(-1).view(torch.uint8)
+    )
 
 
-@pytest.mark.parametrize("bad", [torch.zeros(4), torch.zeros(3, dtype=torch.uint8), torch.zeros(2, 4, dtype=torch.uint8)])
+@pytest.mark.parametrize(
+    "bad", [torch.zeros(4), torch.zeros(3, dtype=torch.uint8), torch.zeros(2, 4, dtype=torch.uint8)]
+)
 def test_what_is_no_bucket_is_refused(bad: Tensor) -> None:
     with pytest.raises(ValueError, match="a bucket is uint8"):
         checksum(bad)

@@ -1,4 +1,5 @@
-"""The wire: equal bytes, and every way it can break. Most of it with all ranks in one process, the deaths with real ones."""
+"""The wire: equal bytes, and every way it can break. Most of it with all ranks in one process, the
+deaths with real ones."""
 
 from __future__ import annotations
 
@@ -73,7 +74,9 @@ async def everybody(
     async def receive(rank: int) -> None:
         plan = plans[rank - 1] if plans else PLAN
         try:
-            got[rank] = await receivers[rank - 1].receive(HOST, sender.port, epoch, rank, world, plan, deadline_s)
+            got[rank] = await receivers[rank - 1].receive(
+                HOST, sender.port, epoch, rank, world, plan, deadline_s
+            )
         except (TransferError, PlanMismatch) as error:
             got[rank] = error
 
@@ -102,7 +105,11 @@ async def ends(count: int) -> AsyncIterator[tuple[Sender, list[Receiver]]]:
 
 async def test_equal_bytes_and_checksums_over_publications_and_epochs() -> None:
     async with ends(2) as (sender, receivers):
-        for epoch, members in [(1, receivers[:1]), (2, receivers), (5, receivers[1:])]:  # the second joins late, the first leaves
+        for epoch, members in [
+            (1, receivers[:1]),
+            (2, receivers),
+            (5, receivers[1:]),
+        ]:  # the second joins late, the first leaves
             for seed in range(2):
                 weights = model(seed)
                 sent, got = await everybody(sender, members, epoch, weights)
@@ -111,11 +118,17 @@ async def test_equal_bytes_and_checksums_over_publications_and_epochs() -> None:
                 for staged in got:
                     assert_equal(staged, weights)
                     assert isinstance(staged, Staged) and staged.checksums == sent.checksums
-                assert sent.assemble_seconds > 0 and sent.verify_seconds > 0 and sent.wire_seconds > 0
-                assert sent.assemble_seconds + sent.verify_seconds + sent.wire_seconds <= sent.seconds
+                assert (
+                    sent.assemble_seconds > 0 and sent.verify_seconds > 0 and sent.wire_seconds > 0
+                )
+                assert (
+                    sent.assemble_seconds + sent.verify_seconds + sent.wire_seconds <= sent.seconds
+                )
 
 
-async def test_pain_19_a_bit_flipped_on_the_way_shows_in_the_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pain_19_a_bit_flipped_on_the_way_shows_in_the_checksums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     honest = collective._Group._broadcast
 
     def flip(self: collective._Group, job: Job, bucket: Tensor, doing: str) -> object:
@@ -127,16 +140,24 @@ async def test_pain_19_a_bit_flipped_on_the_way_shows_in_the_checksums(monkeypat
     async with ends(1) as (sender, receivers):
         sent, [got] = await everybody(sender, receivers, 1, model())
         assert isinstance(sent, SendResult) and isinstance(got, Staged)
-        assert [a == b for a, b in zip(sent.checksums, got.checksums, strict=True)] == [i != 2 for i in range(PLAN.bucket_count)]
+        assert [a == b for a, b in zip(sent.checksums, got.checksums, strict=True)] == [
+            i != 2 for i in range(PLAN.bucket_count)
+        ]
 
 
 async def test_another_model_is_refused_before_anything_is_sent() -> None:
     other = Plan.of({**model(), "half": torch.empty(1000)}, 8192)
     async with ends(2) as (sender, receivers):
         sent, [innocent, guilty] = await everybody(sender, receivers, 1, model(), [PLAN, other])
-        difference = "tensor 1 is half (float32 [1000]) in this engine's model, but half (bfloat16 [1000]) in the trainer's"
+        difference = (
+            "tensor 1 is half (float32 [1000]) in this engine's model, but half (bfloat16 "
+            "[1000]) in the trainer's"
+        )
         assert isinstance(guilty, PlanMismatch) and str(guilty) == difference
-        assert isinstance(sent, TransferError) and str(sent) == f"the engine of rank 2 refused: {difference}"
+        assert (
+            isinstance(sent, TransferError)
+            and str(sent) == f"the engine of rank 2 refused: {difference}"
+        )
         assert isinstance(innocent, TransferError) and difference in str(innocent)
         sent, [innocent] = await everybody(sender, receivers[:1], 2, model())
         assert_equal(innocent, model())
@@ -145,20 +166,31 @@ async def test_another_model_is_refused_before_anything_is_sent() -> None:
 async def test_tensors_that_are_not_the_plans_end_the_transfer_for_all_at_once() -> None:
     async with ends(1) as (sender, receivers):
         with trio.fail_after(AMPLE / 2):
-            sent, [got] = await everybody(sender, receivers, 1, {**model(), "scalar": torch.zeros(2)})
+            sent, [got] = await everybody(
+                sender, receivers, 1, {**model(), "scalar": torch.zeros(2)}
+            )
         assert isinstance(sent, PlanMismatch)
         assert isinstance(got, TransferError) and "failed while receiving bucket" in str(got)
 
 
 async def test_deadlines_hold_and_say_who_is_missing() -> None:
     async with ends(1) as (sender, [receiver]):
-        with trio.fail_after(30), pytest.raises(TransferError, match="waiting for the engine of rank 1 to join epoch 1"):
+        with (
+            trio.fail_after(30),
+            pytest.raises(TransferError, match="waiting for the engine of rank 1 to join epoch 1"),
+        ):
             await sender.send(1, 2, PLAN, model().items(), 3.0)
-        with trio.fail_after(30), pytest.raises(TransferError, match="waiting for the trainer to open epoch 3"):
+        with (
+            trio.fail_after(30),
+            pytest.raises(TransferError, match="waiting for the trainer to open epoch 3"),
+        ):
             await receiver.receive(HOST, sender.port, 3, 1, 2, PLAN, 3.0)
         port = sender.port
     async with Receiver.open() as receiver:
-        with trio.fail_after(30), pytest.raises(TransferError, match=r"the trainer's store at 127.0.0.1"):
+        with (
+            trio.fail_after(30),
+            pytest.raises(TransferError, match=r"the trainer's store at 127.0.0.1"),
+        ):
             await receiver.receive(HOST, port, 1, 1, 2, PLAN, 3.0)
 
 
@@ -172,12 +204,15 @@ async def test_an_epoch_does_not_come_back() -> None:
     async with ends(1) as (sender, receivers):
         await everybody(sender, receivers, 3, model())
         sent, [got] = await everybody(sender, receivers, 2, model())
-        assert isinstance(sent, TransferError) and str(sent) == "epoch 2 is over: publish in a new one"
+        assert (
+            isinstance(sent, TransferError) and str(sent) == "epoch 2 is over: publish in a new one"
+        )
         assert isinstance(got, TransferError)
 
 
 async def test_after_a_cancelled_transfer_the_next_epoch_starts_at_once() -> None:
-    """The cancelled threads are still in their calls, with half a minute to go, when the next epoch begins."""
+    """The cancelled threads are still in their calls, with half a minute to go, when the next epoch
+    begins."""
     gate = threading.Event()
     async with ends(2) as (sender, receivers):
         with trio.fail_after(AMPLE / 2):
@@ -260,7 +295,7 @@ async def test_what_is_kept_is_not_written_to() -> None:
             receiver.keep(in_use)
 
 
-# ------------------------------------------------------------------------------------------------------------ real processes
+# ---------------------------------------------------------------------------------- real processes
 
 
 class Engine:
@@ -275,9 +310,18 @@ class Engine:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def order(self, port: int, epoch: int, rank: int, world: int, plan: Plan, seconds: float) -> None:
+    def order(
+        self, port: int, epoch: int, rank: int, world: int, plan: Plan, seconds: float
+    ) -> None:
         assert self.process.stdin is not None
-        line = {"port": port, "epoch": epoch, "rank": rank, "world": world, "plan": msgspec.to_builtins(plan), "s": seconds}
+        line = {
+            "port": port,
+            "epoch": epoch,
+            "rank": rank,
+            "world": world,
+            "plan": msgspec.to_builtins(plan),
+            "s": seconds,
+        }
         self.process.stdin.write(json.dumps(line) + "\n")
         self.process.stdin.flush()
 
@@ -298,8 +342,12 @@ class Engine:
 
 @pytest.mark.processes
 async def test_engines_that_die_and_hang_in_mid_transfer() -> None:
-    """The transfer fails for the sender, soon where an engine died and at the deadline where it hangs; the next epoch goes without it."""
-    big = {f"layer{i}": torch.randn(1 << 20, generator=torch.Generator().manual_seed(i)) for i in range(8)}  # 32 MB: more than sockets hold
+    """The transfer fails for the sender, soon where an engine died and at the deadline where it
+    hangs; the next epoch goes without it."""
+    big = {
+        f"layer{i}": torch.randn(1 << 20, generator=torch.Generator().manual_seed(i))
+        for i in range(8)
+    }  # 32 MB: more than sockets hold
     plan = Plan.of(big, 1 << 20)
 
     def gather(victim: Engine, how: signal.Signals) -> Iterator[tuple[str, Tensor]]:
@@ -315,7 +363,10 @@ async def test_engines_that_die_and_hang_in_mid_transfer() -> None:
         async with Sender.open(HOST) as sender:
             for engine in engines:
                 assert await engine.answer() == {"ready": True}
-            for epoch, how, deadline_s, within in [(1, signal.SIGKILL, 60.0, 20.0), (2, signal.SIGSTOP, 15.0, 30.0)]:
+            for epoch, how, deadline_s, within in [
+                (1, signal.SIGKILL, 60.0, 20.0),
+                (2, signal.SIGSTOP, 15.0, 30.0),
+            ]:
                 victim, *others = engines[epoch - 1 :]
                 world = 2 + len(others)
                 for rank, engine in enumerate([victim, *others], 1):

@@ -1,4 +1,5 @@
-"""Invariant 6: committed at most once, never with anything unverified, never both committed and aborted, and always over in the end."""
+"""Invariant 6: committed at most once, never with anything unverified, never both committed and
+aborted, and always over in the end."""
 
 from __future__ import annotations
 
@@ -31,10 +32,20 @@ GOOD, BAD = [1, 2**64 - 1], [1, 2]
 
 
 def new(members: tuple[int, ...] = (4, 5), pin: bool = False) -> Publication:
-    return Publication(NUMBER, VERSION, Membership(2, members), host="127.0.0.1", port=999, deadline_s=DEADLINE, pin=pin)
+    return Publication(
+        NUMBER,
+        VERSION,
+        Membership(2, members),
+        host="127.0.0.1",
+        port=999,
+        deadline_s=DEADLINE,
+        pin=pin,
+    )
 
 
-def transferred(checksums: list[int] = GOOD, error: str = "", number: int = NUMBER, version: int = VERSION) -> Transferred:
+def transferred(
+    checksums: list[int] = GOOD, error: str = "", number: int = NUMBER, version: int = VERSION
+) -> Transferred:
     return Transferred(number, version, checksums, 0.1, error)
 
 
@@ -46,7 +57,7 @@ def committed(number: int = NUMBER, version: int = VERSION) -> Committed:
     return Committed(number, version, 0.001)
 
 
-# ------------------------------------------------------------------------------------------------------------- membership
+# -------------------------------------------------------------------------------------- membership
 
 
 def test_each_change_of_membership_is_a_new_epoch() -> None:
@@ -62,7 +73,7 @@ def test_each_change_of_membership_is_a_new_epoch() -> None:
         Publication(1, 0, Membership(), host="h", port=1, deadline_s=1.0)
 
 
-# ---------------------------------------------------------------------------------------------------------- told as stories
+# --------------------------------------------------------------------------------- told as stories
 
 
 def test_the_whole_way() -> None:
@@ -77,7 +88,11 @@ def test_the_whole_way() -> None:
     assert p.transferred(transferred(), 2.0) == []
     assert (p.phase, p.deadline, p.waiting_for) == (PublicationPhase.VERIFY, 12.0, "engine 4")
     commit = Commit(NUMBER, VERSION, True)
-    assert p.prepared(4, prepared(), 3.0) == [Decided(VERSION), ToMember(4, commit), ToMember(5, commit)]
+    assert p.prepared(4, prepared(), 3.0) == [
+        Decided(VERSION),
+        ToMember(4, commit),
+        ToMember(5, commit),
+    ]
     assert p.deadline == 13.0
     assert p.committed(4, committed(), 4.0) == []
     assert p.committed(5, committed(), 5.0) == [Done(VERSION)]
@@ -92,7 +107,9 @@ def test_a_wrong_checksum_fences_its_engine_and_aborts() -> None:
     assert actions[0] == Fence(5, "its checksums are not the trainer's")
     assert actions[1:] == [ToMember(4, Abort(NUMBER))]
     assert p.waiting_for == "engine 4"
-    assert p.prepared(4, prepared(error="aborted"), 3.0) == [Failed("engine 5: checksums are not the trainer's")]
+    assert p.prepared(4, prepared(error="aborted"), 3.0) == [
+        Failed("engine 5: checksums are not the trainer's")
+    ]
     assert p.live == (4,)
 
 
@@ -105,7 +122,10 @@ def test_an_engine_lost_during_the_transfer_aborts_and_the_others_are_not_blamed
         ToMember(5, Abort(NUMBER)),
     ]
     assert p.transferred(transferred([], "connection closed"), 1.0) == []
-    assert p.lost(5, "its process ended", 1.0) == [Fence(5, "its process ended"), Failed("engine 4: connection closed")]
+    assert p.lost(5, "its process ended", 1.0) == [
+        Fence(5, "its process ended"),
+        Failed("engine 4: connection closed"),
+    ]
     assert p.live == (4,)
 
 
@@ -113,7 +133,11 @@ def test_an_engine_that_hangs_is_found_out_by_the_abort() -> None:
     p = new()
     p.begin(0.0)
     assert p.late(9.9) == []
-    assert p.late(10.0) == [ToTrainer(Abort(NUMBER)), ToMember(4, Abort(NUMBER)), ToMember(5, Abort(NUMBER))]
+    assert p.late(10.0) == [
+        ToTrainer(Abort(NUMBER)),
+        ToMember(4, Abort(NUMBER)),
+        ToMember(5, Abort(NUMBER)),
+    ]
     p.transferred(transferred([], "aborted"), 11.0)
     p.prepared(4, prepared([], "aborted"), 11.0)
     assert p.late(20.0) == [
@@ -151,22 +175,27 @@ def test_answers_of_other_publications_change_nothing() -> None:
     p.transferred(transferred(), 1.0)
     p.prepared(4, prepared(), 1.0)
     assert p.committed(4, committed(number=6), 1.0) == []
-    assert p.committed(4, committed(version=2), 1.0)[0] == Fence(4, "it decodes with version 2, not 3")
+    assert p.committed(4, committed(version=2), 1.0)[0] == Fence(
+        4, "it decodes with version 2, not 3"
+    )
 
 
 def test_a_trainer_that_sent_another_version_is_not_committed() -> None:
     p = new((4,))
     p.begin(0.0)
     p.prepared(4, prepared(), 1.0)
-    assert p.transferred(transferred(version=4), 1.0)[-1] == Failed("the trainer sent version 4, not 3")
+    assert p.transferred(transferred(version=4), 1.0)[-1] == Failed(
+        "the trainer sent version 4, not 3"
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- any order of anything
+# --------------------------------------------------------------------------- any order of anything
 
 
 @dataclasses.dataclass
 class Witness:
-    """Checks every action as it comes, from outside: what it believes, it has from the inputs and the actions alone."""
+    """Checks every action as it comes, from outside: what it believes, it has from the inputs and
+    the actions alone."""
 
     members: tuple[int, ...]
     sums: dict[int, list[int]] = dataclasses.field(default_factory=dict)
@@ -184,9 +213,15 @@ class Witness:
                     self.seen["decided"] += 1
                     assert self.seen["aborts"] == 0, "decided after an abort"
                     assert not self.fenced, "decided without somebody"
-                    assert self.sent is not None and all(self.sums.get(m) == self.sent for m in self.members)
+                    assert self.sent is not None and all(
+                        self.sums.get(m) == self.sent for m in self.members
+                    )
                 case ToMember(member, Commit()):
-                    assert self.seen["decided"] == 1 and member not in self.fenced and member not in self.commits
+                    assert (
+                        self.seen["decided"] == 1
+                        and member not in self.fenced
+                        and member not in self.commits
+                    )
                     self.commits.add(member)
                 case ToMember(member, Abort()):
                     self.seen["aborts"] += 1
@@ -270,10 +305,16 @@ TestAnyOrder.settings = settings(max_examples=150, stateful_step_count=30, deadl
 
 
 def test_all_orders_of_two_engines() -> None:
-    """Every order of one answer of each kind from everybody, with each engine good, wrong, broken or lost, and a deadline anywhere."""
+    """Every order of one answer of each kind from everybody, with each engine good, wrong, broken
+    or lost, and a deadline anywhere."""
     outcomes: Counter[str] = Counter()
     for kinds in itertools.product(("good", "wrong", "error", "lost", "silent"), repeat=2):
-        events = ["trainer", "tick", *(f"prepare {m}" for m in (0, 1)), *(f"commit {m}" for m in (0, 1))]
+        events = [
+            "trainer",
+            "tick",
+            *(f"prepare {m}" for m in (0, 1)),
+            *(f"commit {m}" for m in (0, 1)),
+        ]
         for order in itertools.permutations(events):
             p, now = new((0, 1)), 0.0
             checker = Witness((0, 1))
@@ -296,7 +337,11 @@ def test_all_orders_of_two_engines() -> None:
                         case "silent":
                             pass
                         case what:
-                            sums, error = {"good": (GOOD, ""), "wrong": (BAD, ""), "error": ([], "broken")}[what]
+                            sums, error = {
+                                "good": (GOOD, ""),
+                                "wrong": (BAD, ""),
+                                "error": ([], "broken"),
+                            }[what]
                             checker.sums[m] = sums
                             checker.heard(p.prepared(m, prepared(sums, error), now))
             while p.deadline is not None:
@@ -305,4 +350,6 @@ def test_all_orders_of_two_engines() -> None:
             assert p.finished
             outcomes[f"{p.phase.value} {' '.join(sorted(kinds))}"] += 1
     assert all(("good good" in key) for key in outcomes if key.startswith("done"))
-    assert outcomes["done good good"] and outcomes["failed good good"] and outcomes["failed good lost"]
+    assert (
+        outcomes["done good good"] and outcomes["failed good good"] and outcomes["failed good lost"]
+    )

@@ -1,4 +1,5 @@
-"""Rank 0 of a group with a server's ranks: what is cut, what arrives, and what becomes of it when a rank dies, is late, or is left."""
+"""Rank 0 of a group with a server's ranks: what is cut, what arrives, and what becomes of it when a
+rank dies, is late, or is left."""
 
 from __future__ import annotations
 
@@ -38,22 +39,39 @@ def model(seed: int = 0) -> dict[str, Tensor]:
 
 
 def flat(weights: dict[str, Tensor], bucket: ServerBucket) -> bytes:
-    return b"".join(weights[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name in bucket.names)
+    return b"".join(
+        weights[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        for name in bucket.names
+    )
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), max_size=12), st.integers(1, 200))
-def test_buckets_hold_everything_once_in_order_aligned_and_within_their_size(tensors: list, bucket_bytes: int) -> None:
-    weights = {str(i): torch.empty(size, dtype=dtype, device="meta") for i, (size, dtype) in enumerate(tensors)}
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.sampled_from(DTYPES)), max_size=12),
+    st.integers(1, 200),
+)
+def test_buckets_hold_everything_once_in_order_aligned_and_within_their_size(
+    tensors: list, bucket_bytes: int
+) -> None:
+    weights = {
+        str(i): torch.empty(size, dtype=dtype, device="meta")
+        for i, (size, dtype) in enumerate(tensors)
+    }
     buckets = cut(weights, bucket_bytes)
     assert [name for bucket in buckets for name in bucket.names] == list(weights)
     for bucket in buckets:
         offset = 0
         for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
             assert offset % weights[name].itemsize == 0
-            assert (getattr(torch, dtype), shape) == (weights[name].dtype, tuple(weights[name].shape))
+            assert (getattr(torch, dtype), shape) == (
+                weights[name].dtype,
+                tuple(weights[name].shape),
+            )
             offset += weights[name].nbytes
         assert offset == bucket.total_bytes
-        assert offset <= bucket_bytes or len([name for name in bucket.names if weights[name].nbytes]) == 1
+        assert (
+            offset <= bucket_bytes
+            or len([name for name in bucket.names if weights[name].nbytes]) == 1
+        )
 
 
 class Rank:
@@ -61,7 +79,9 @@ class Rank:
 
     def __init__(self) -> None:
         script = Path(__file__).with_name("server_process.py")
-        self.process = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def say(self, **order: object) -> None:
         assert self.process.stdin is not None
@@ -70,7 +90,9 @@ class Rank:
 
     async def hear(self) -> dict:
         assert self.process.stdout is not None
-        return json.loads(await trio.to_thread.run_sync(self.process.stdout.readline, abandon_on_cancel=True))
+        return json.loads(
+            await trio.to_thread.run_sync(self.process.stdout.readline, abandon_on_cancel=True)
+        )
 
 
 @asynccontextmanager
@@ -88,7 +110,14 @@ async def server(count: int) -> AsyncIterator[list[Rank]]:
 
 async def meet(group: ServerGroup, ranks: list[Rank]) -> None:
     for i, rank in enumerate(ranks, 1):
-        rank.say(what="meet", host=group.host, port=group.port, rank=i, world=group.world, name=group.name)
+        rank.say(
+            what="meet",
+            host=group.host,
+            port=group.port,
+            rank=i,
+            world=group.world,
+            name=group.name,
+        )
     await group.join(AMPLE)
     for rank in ranks:
         assert await rank.hear() == {}
@@ -108,7 +137,9 @@ async def test_two_ranks_get_the_same_bytes_version_after_version_in_one_group()
                     rank.say(what="take", bytes=bucket.total_bytes)
                 await transfer.send(AMPLE)
                 for rank in ranks:
-                    assert await rank.hear() == {"digest": hashlib.sha256(flat(weights, bucket)).hexdigest()}
+                    assert await rank.hear() == {
+                        "digest": hashlib.sha256(flat(weights, bucket)).hexdigest()
+                    }
             with pytest.raises(ValueError, match="buckets were sent"):
                 await transfer.send(AMPLE)
         assert group.name == name
@@ -121,7 +152,10 @@ async def test_a_rank_that_dies_ends_the_group_and_the_next_one_has_another_name
         rank.process.kill()
         rank.process.wait()
         transfer = group.transfer(model())
-        with trio.fail_after(AMPLE / 2), pytest.raises(TransferError, match="failed while sending bucket 1"):
+        with (
+            trio.fail_after(AMPLE / 2),
+            pytest.raises(TransferError, match="failed while sending bucket 1"),
+        ):
             await transfer.send(AMPLE)
         assert not group.joined
         name = group.name
@@ -145,7 +179,12 @@ async def test_a_server_whose_other_side_leaves_is_told_at_once() -> None:
 
 async def test_nobody_comes() -> None:
     async with ServerGroup.open(HOST, 1, bucket_bytes=1 << 20) as group:
-        with trio.fail_after(AMPLE), pytest.raises(TransferError, match="waiting for the 1 ranks of the server to join asyncrl-"):
+        with (
+            trio.fail_after(AMPLE),
+            pytest.raises(
+                TransferError, match="waiting for the 1 ranks of the server to join asyncrl-"
+            ),
+        ):
             await group.join(3.0)
         assert not group.joined
         with pytest.raises(ValueError, match="not joined"):

@@ -1,4 +1,5 @@
-"""A transformers causal language model in this process, with a slot cache and continuous batching."""
+"""A transformers causal language model in this process, with a slot cache and continuous
+batching."""
 
 from asyncrl.engines.embedded.engine import EmbeddedEngine
 

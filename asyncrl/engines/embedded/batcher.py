@@ -1,6 +1,7 @@
-"""Continuous batching over lanes: one that follows each load, and one for each version that is kept; all are stepped in turn. Invariant:
-`load` and `advance` are called by one thread at a time, and what the other methods ask for, from any thread, happens between two decode
-steps, in the order it was asked.
+"""Continuous batching over lanes: one that follows each load, and one for each version that is
+kept; all are stepped in turn. Invariant: `load` and `advance` are called by one thread at a time,
+and what the other methods ask for, from any thread, happens between two decode steps, in the order
+it was asked.
 """
 
 from __future__ import annotations
@@ -45,11 +46,20 @@ class Batcher:
         stops[sorted(stop_ids)] = True
         self._recompute = kv == "recompute"
         self._lane: Callable[..., Lane] = partial(
-            Lane, slots=slots, context_tokens=context_tokens, stops=stops, run_seed=run_seed, compile=compile
+            Lane,
+            slots=slots,
+            context_tokens=context_tokens,
+            stops=stops,
+            run_seed=run_seed,
+            compile=compile,
         )
         self._current = self._lane(model, packed_from=packed_from)
         self._kept: dict[int, Lane] = {}
-        self._spare: list[Lane] = []  # of versions that were let go: a lane costs a copy of the model, its cache and its programs
+        self._spare: list[
+            Lane
+            # of versions that were let go: a lane costs a copy of the model, its cache and its
+            # programs
+        ] = []
         self._asked: deque[Callable[[], None]] = deque()
         self._ready: list[Chunk] = []
         self._pauses = 0
@@ -87,20 +97,31 @@ class Batcher:
             self._pauses -= 1
 
     def refuse_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Raise ValueError unless the names are exactly the parameters (of tied ones, any name) and the shapes theirs."""
+        """Raise ValueError unless the names are exactly the parameters (of tied ones, any name) and
+        the shapes theirs."""
         named = dict(self._current.model.named_parameters(remove_duplicate=False))
         for name, tensor in weights.items():
             if name not in named:
-                raise ValueError(f"the weights name {name!r}, which the engine's model does not have; load weights of the same model")
+                raise ValueError(
+                    f"the weights name {name!r}, which the engine's model does not have; load "
+                    "weights of the same model"
+                )
             if tensor.shape != named[name].shape:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}; the engine's model has {tuple(named[name].shape)}")
+                raise ValueError(
+                    f"{name} has shape {tuple(tensor.shape)}; the engine's model has "
+                    f"{tuple(named[name].shape)}"
+                )
         given = {id(named[name]) for name in weights}
         missing = [name for name, parameter in named.items() if id(parameter) not in given]
         if missing:
-            raise ValueError(f"the weights lack {missing[0]!r} and {len(missing) - 1} more; load all of the model's parameters")
+            raise ValueError(
+                f"the weights lack {missing[0]!r} and {len(missing) - 1} more; load all of the "
+                "model's parameters"
+            )
 
     def load(self, version: int, weights: Mapping[str, torch.Tensor], *, pin: bool) -> None:
-        """Swap the current lane to `weights`, which were checked; with `pin`, also keep them in a lane of their own."""
+        """Swap the current lane to `weights`, which were checked; with `pin`, also keep them in a
+        lane of their own."""
         with computing():
             self._current.load(version, weights, recompute=self._recompute)
         if not pin:
@@ -113,7 +134,8 @@ class Batcher:
             self._kept[version].load(version, weights, recompute=False)
 
     def advance(self, steps: int) -> list[Chunk]:
-        """Decode up to `steps` tokens a slot. Returns every token that was sampled, in one chunk a rollout or two where one ended."""
+        """Decode up to `steps` tokens a slot. Returns every token that was sampled, in one chunk a
+        rollout or two where one ended."""
         with computing():
             for _ in range(steps):
                 while self._asked:
@@ -157,14 +179,21 @@ class Batcher:
             self._spare.append(lane)
 
 
-def _refuse_model(model: PreTrainedModel, context_tokens: int, stop_ids: frozenset[int], vocab_size: int) -> None:
+def _refuse_model(
+    model: PreTrainedModel, context_tokens: int, stop_ids: frozenset[int], vocab_size: int
+) -> None:
     config = model.config
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and context_tokens > longest:
-        raise ValueError(f"engine.context_tokens is {context_tokens}, but the model holds {longest}; lower it")
+        raise ValueError(
+            f"engine.context_tokens is {context_tokens}, but the model holds {longest}; lower it"
+        )
     outside = [stop for stop in stop_ids if not 0 <= stop < vocab_size]
     if outside:
-        raise ValueError(f"stop id {outside[0]} is outside the vocabulary of {vocab_size}; use the model's own tokenizer")
+        raise ValueError(
+            f"stop id {outside[0]} is outside the vocabulary of {vocab_size}; use the model's "
+            "own tokenizer"
+        )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
     if window is not None and window < context_tokens:
@@ -173,6 +202,7 @@ def _refuse_model(model: PreTrainedModel, context_tokens: int, stop_ids: frozens
         kinds.discard("sliding_attention")
     if other := kinds - {"full_attention"}:
         raise ValueError(
-            f"{type(model).__name__} has layers of {', '.join(sorted(other))}; the embedded engine decodes full attention only"
+            f"{type(model).__name__} has layers of {', '.join(sorted(other))}; the embedded "
+            "engine decodes full attention only"
             " (a sliding window at least as long as engine.context_tokens is full attention)"
         )

@@ -1,8 +1,11 @@
-"""The slot cache and the attention that reads it. Invariant: a query sees its own slot's positions up to its own, and nothing else.
+"""The slot cache and the attention that reads it. Invariant: a query sees its own slot's positions
+up to its own, and nothing else.
 
-Keys lie transposed, [slots, heads, head width, context], and values as [slots, heads, context, head width]: with one query a row both
-products of attention are then plain batched matrix products, several times faster on a CPU than a fused kernel made for many queries.
-The model code stays transformers' own: it calls the cache layers and the attention below through their public interfaces.
+Keys lie transposed, [slots, heads, head width, context], and values as [slots, heads, context, head
+width]: with one query a row both products of attention are then plain batched matrix products,
+several times faster on a CPU than a fused kernel made for many queries. The model code stays
+transformers' own: it calls the cache layers and the attention below through their public
+interfaces.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ ATTENTION = "asyncrl_slots"
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """What both layers below are to transformers: a cache that was there before and has no say in masks or positions."""
+    """What both layers below are to transformers: a cache that was there before and has no say in
+    masks or positions."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -41,13 +45,18 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class DecodeLayer(_SlotLayer):  # type: ignore[no-untyped-call]
-    """Rows 0.. of the cache, one new position each; attention reads the first `columns` positions."""
+    """Rows 0.. of the cache, one new position each; attention reads the first `columns`
+    positions."""
 
-    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, positions: Tensor, columns: int) -> None:
+    def __init__(
+        self, keys: Tensor, values: Tensor, rows: Tensor, positions: Tensor, columns: int
+    ) -> None:
         super().__init__(keys, values)
         self.rows, self.positions, self.columns = rows, positions, columns
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
         self.keys[self.rows, :, :, self.positions] = key_states[:, :, 0]
         self.values[self.rows, :, self.positions] = value_states[:, :, 0]
@@ -56,13 +65,16 @@ class DecodeLayer(_SlotLayer):  # type: ignore[no-untyped-call]
 
 
 class PrefillLayer(_SlotLayer):  # type: ignore[no-untyped-call]
-    """Prompts from position 0: row `source[i]` of the batch goes to slot `slots[i]`, so equal prompts are computed once."""
+    """Prompts from position 0: row `source[i]` of the batch goes to slot `slots[i]`, so equal
+    prompts are computed once."""
 
     def __init__(self, keys: Tensor, values: Tensor, slots: Tensor, source: Tensor) -> None:
         super().__init__(keys, values)
         self.slots, self.source = slots, source
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
         tokens = key_states.shape[2]
         self.keys[self.slots, :, :, :tokens] = key_states[self.source].transpose(2, 3)
@@ -75,9 +87,14 @@ def layered(layers: Sequence[_SlotLayer]) -> Cache:
 
 
 def _repeated(x: Tensor, times: int) -> Tensor:
-    """[rows, groups, tokens, width] to [rows, groups * times, tokens, width], each group `times` times in a row."""
+    """[rows, groups, tokens, width] to [rows, groups * times, tokens, width], each group `times`
+    times in a row."""
     rows, groups, tokens, width = x.shape
-    return x[:, :, None].expand(rows, groups, times, tokens, width).reshape(rows, groups * times, tokens, width)
+    return (
+        x[:, :, None]
+        .expand(rows, groups, times, tokens, width)
+        .reshape(rows, groups * times, tokens, width)
+    )
 
 
 def attend(
@@ -89,15 +106,20 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention in transformers' interface. Without a mask: causal over the batch itself (prefill; rows are padded on the right, where
-    nothing looks). With one: a single query a row over the slot cache, `key` transposed."""
+    """Attention in transformers' interface. Without a mask: causal over the batch itself (prefill;
+    rows are padded on the right, where nothing looks). With one: a single query a row over the slot
+    cache, `key` transposed."""
     rows, heads, _, width = query.shape
     groups = key.shape[1]
     scale = width**-0.5 if scaling is None else scaling
     if attention_mask is None:
         key, value = (_repeated(x, heads // groups) for x in (key, value))
-        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale).transpose(1, 2), None
-    scores = torch.matmul((query * scale).reshape(rows, groups, heads // groups, width), key).add_(attention_mask)
+        return functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scale
+        ).transpose(1, 2), None
+    scores = torch.matmul((query * scale).reshape(rows, groups, heads // groups, width), key).add_(
+        attention_mask
+    )
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     return torch.matmul(weights, value).reshape(rows, 1, heads, -1), None
 

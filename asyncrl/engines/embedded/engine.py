@@ -1,5 +1,5 @@
-"""The embedded engine: the async shell around `Batcher`. Invariant: one thread at a time touches the model, and a load or an interrupt
-waits for one decode step, not for one chunk."""
+"""The embedded engine: the async shell around `Batcher`. Invariant: one thread at a time touches
+the model, and a load or an interrupt waits for one decode step, not for one chunk."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from asyncrl.engines.request_checks import refuse_misfit
 class EmbeddedEngine:
     """An `Engine` (see `protocol`) for any transformers causal language model with full attention.
 
-    The engine owns `model` from here on, and samples nothing before the first `load`. Memory: `slots * context_tokens` keys and values
-    a layer, and the weights; as much again for each version that is kept at a time, and not given back. `stop_ids` end a rollout and
-    are part of it. Draws are keyed by `run_seed` and the request (`sampler`). `kv` says whether unfinished rollouts keep their cache at
-    a new version or have it recomputed; their recorded log-probabilities stay what they were. `compile` compiles what the decode step
-    does outside of linear layers (5-12 s once a machine; without a C++ compiler a warning says that it has no effect). `packed_from` is
-    the number of rows from which on it multiplies with packed weights; None measures what is faster. The two round differently, so
-    engines of one run should have one. `idle` hears of waits named `weights` and `requests`, when they end.
+    The engine owns `model` from here on, and samples nothing before the first `load`. Memory:
+    `slots * context_tokens` keys and values a layer, and the weights; as much again for each
+    version that is kept at a time, and not given back. `stop_ids` end a rollout and are part of it.
+    Draws are keyed by `run_seed` and the request (`sampler`). `kv` says whether unfinished rollouts
+    keep their cache at a new version or have it recomputed; their recorded log-probabilities stay
+    what they were. `compile` compiles what the decode step does outside of linear layers (5-12 s
+    once a machine; without a C++ compiler a warning says that it has no effect). `packed_from` is
+    the number of rows from which on it multiplies with packed weights; None measures what is
+    faster. The two round differently, so engines of one run should have one. `idle` hears of waits
+    named `weights` and `requests`, when they end.
 
-    Threads: torch's current setting (`torch.set_num_threads`) is used and never changed.
-    Raises ValueError for a model with attention other than full, or a context the model cannot hold.
+    Threads: torch's current setting (`torch.set_num_threads`) is used and never changed. Raises
+    ValueError for a model with attention other than full, or a context the model cannot hold.
     """
 
     def __init__(
@@ -55,7 +58,12 @@ class EmbeddedEngine:
             compile=compile,
             packed_from=packed_from,
         )
-        self._slots, self._context_tokens, self._chunk_tokens, self._idle = slots, context_tokens, chunk_tokens, idle
+        self._slots, self._context_tokens, self._chunk_tokens, self._idle = (
+            slots,
+            context_tokens,
+            chunk_tokens,
+            idle,
+        )
         self._model_lock = trio.Lock()
         self._news = trio.Event()
 
@@ -74,7 +82,9 @@ class EmbeddedEngine:
 
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            refuse_misfit(request, vocab_size=self._batcher.vocab_size, context_tokens=self._context_tokens)
+            refuse_misfit(
+                request, vocab_size=self._batcher.vocab_size, context_tokens=self._context_tokens
+            )
         self._batcher.submit(requests)
         self._news.set()
 
@@ -82,17 +92,26 @@ class EmbeddedEngine:
         self._batcher.interrupt(rollouts)
         self._news.set()
 
-    async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
-        """As the protocol says; `weights` are copied, and may be any of the names that tied parameters share.
+    async def load(
+        self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
+    ) -> float:
+        """As the protocol says; `weights` are copied, and may be any of the names that tied
+        parameters share.
 
-        Raises ValueError, with nothing changed, for None and for names or shapes that are not exactly the model's."""
+        Raises ValueError, with nothing changed, for None and for names or shapes that are not
+        exactly the model's."""
         if weights is None:
-            raise ValueError(f"version {version} came without weights; the embedded engine decodes with a model and needs them")
+            raise ValueError(
+                f"version {version} came without weights; the embedded engine decodes with a "
+                "model and needs them"
+            )
         self._batcher.refuse_weights(weights)
         with self._batcher.paused():
             async with self._model_lock:
                 begun = trio.current_time()
-                await trio.to_thread.run_sync(partial(self._batcher.load, version, weights, pin=pin))
+                await trio.to_thread.run_sync(
+                    partial(self._batcher.load, version, weights, pin=pin)
+                )
                 pause = trio.current_time() - begun
         self._news.set()
         return pause

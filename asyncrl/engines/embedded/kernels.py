@@ -1,11 +1,14 @@
-"""Compiled pieces of the decode step. Invariant: each computes what the Python it stands for computes, and is checked against it.
+"""Compiled pieces of the decode step. Invariant: each computes what the Python it stands for
+computes, and is checked against it.
 
-- attention: as `cache.attend`, but each row up to its own position only: short rollouts do not pay for long neighbours;
+- attention: as `cache.attend`, but each row up to its own position only: short rollouts do not pay
+  for long neighbours;
 - the cache's write of one position a row;
 - root-mean-square norms, of modules that prove to be plain ones.
 
-Compiled at first use with the machine's C++ compiler (5-12 s) and kept in the user's cache directory, by source, torch version and
-processor. Compiling the whole step with torch.compile was measured too: no faster than a trace alone, and 12-40 s a process.
+Compiled at first use with the machine's C++ compiler (5-12 s) and kept in the user's cache
+directory, by source, torch version and processor. Compiling the whole step with torch.compile was
+measured too: no faster than a trace alone, and 12-40 s a process.
 """
 
 from __future__ import annotations
@@ -33,12 +36,15 @@ _log = logging.getLogger(__name__)
 
 
 def load_kernels() -> bool:
-    """Make the operators there, compiling it if need be. Without a compiler, or where it fails, says so once and returns False."""
+    """Make the operators there, compiling it if need be. Without a compiler, or where it fails,
+    says so once and returns False."""
     if _loaded():
         return True
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
     if compiler is None:
-        _log.warning("engine.compile has no effect: no C++ compiler was found; install g++ or set CXX")
+        _log.warning(
+            "engine.compile has no effect: no C++ compiler was found; install g++ or set CXX"
+        )
         return False
     library = _library_path()
     try:
@@ -47,7 +53,11 @@ def load_kernels() -> bool:
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except (subprocess.CalledProcessError, OSError) as error:
         detail = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        _log.warning("engine.compile has no effect: compiling with %s failed: %s", compiler, detail[0] if detail else "no message")
+        _log.warning(
+            "engine.compile has no effect: compiling with %s failed: %s",
+            compiler,
+            detail[0] if detail else "no message",
+        )
         return False
     return True
 
@@ -59,14 +69,21 @@ def _loaded() -> bool:
 def _library_path() -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     processor = Path("/proc/cpuinfo")
-    flags = [line for line in processor.read_text().splitlines() if line.startswith("flags")][:1] if processor.exists() else []
-    key = hashlib.sha256("\n".join([_SOURCE.read_text(), torch.__version__, *_FLAGS, *flags]).encode()).hexdigest()[:16]
+    flags = (
+        [line for line in processor.read_text().splitlines() if line.startswith("flags")][:1]
+        if processor.exists()
+        else []
+    )
+    key = hashlib.sha256(
+        "\n".join([_SOURCE.read_text(), torch.__version__, *_FLAGS, *flags]).encode()
+    ).hexdigest()[:16]
     return home / "asyncrl" / f"kernels-{key}.so"
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Compile and link apart: linked with -ffast-math, a library would change how the whole process rounds tiny numbers. Linked to
-    torch's own OpenMP library, since two of them would use twice the threads."""
+    """Compile and link apart: linked with -ffast-math, a library would change how the whole process
+    rounds tiny numbers. Linked to torch's own OpenMP library, since two of them would use twice the
+    threads."""
     library.parent.mkdir(parents=True, exist_ok=True)
     torch_libraries = Path(torch.__file__).parent / "lib"
     includes = [f"-I{path}" for path in cpp_extension.include_paths()]
@@ -75,7 +92,18 @@ def _compile(compiler: str, library: Path) -> None:
         openmp = [str(path) for path in torch_libraries.glob("libgomp*")]
         commands = [
             [compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(compiled), *includes],
-            [compiler, "-shared", str(compiled), "-o", str(linked), f"-L{torch_libraries}", "-lc10", "-ltorch_cpu", *openmp, "-lm"],
+            [
+                compiler,
+                "-shared",
+                str(compiled),
+                "-o",
+                str(linked),
+                f"-L{torch_libraries}",
+                "-lc10",
+                "-ltorch_cpu",
+                *openmp,
+                "-lm",
+            ],
         ]
         for command in commands:
             subprocess.run(command, check=True, capture_output=True, text=True)
@@ -85,9 +113,13 @@ def _compile(compiler: str, library: Path) -> None:
 class KernelDecodeLayer(DecodeLayer):  # type: ignore[no-untyped-call]
     """As `DecodeLayer`; reads the whole cache of its rows, whatever `columns` says."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
-        torch.ops.asyncrl.slot_write(self.keys, self.values, key_states, value_states, self.positions)
+        torch.ops.asyncrl.slot_write(
+            self.keys, self.values, key_states, value_states, self.positions
+        )
         rows = self.rows.shape[0]
         return self.keys[:rows], self.values[:rows]
 
@@ -105,11 +137,20 @@ class KernelNorm(nn.Module):
 
 
 def replace_norms(model: nn.Module) -> None:
-    """Put `KernelNorm` in the place of every module that looks like a root-mean-square norm and gives the same on random numbers."""
+    """Put `KernelNorm` in the place of every module that looks like a root-mean-square norm and
+    gives the same on random numbers."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            weight, epsilon = getattr(child, "weight", None), getattr(child, "variance_epsilon", None)
-            if isinstance(weight, nn.Parameter) and weight.dim() == 1 and isinstance(epsilon, float) and not list(child.children()):
+            weight, epsilon = (
+                getattr(child, "weight", None),
+                getattr(child, "variance_epsilon", None),
+            )
+            if (
+                isinstance(weight, nn.Parameter)
+                and weight.dim() == 1
+                and isinstance(epsilon, float)
+                and not list(child.children())
+            ):
                 norm = KernelNorm(weight, epsilon)
                 x = torch.linspace(-3, 2, 5 * len(weight)).sin().reshape(5, -1) * 2
                 with torch.no_grad():
@@ -126,12 +167,14 @@ def _attend_with_kernel(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """As `cache.attend`, but where there is one, `attention_mask` holds the rows' positions, int64 [rows, 1, 1, 1]; keys and values are
-    the whole, contiguous cache of these rows, float32."""
+    """As `cache.attend`, but where there is one, `attention_mask` holds the rows' positions, int64
+    [rows, 1, 1, 1]; keys and values are the whole, contiguous cache of these rows, float32."""
     if attention_mask is None:
         return attend(module, query, key, value, None, scaling, **kwargs)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    return torch.ops.asyncrl.slot_attention(query, key, value, attention_mask.flatten(), scale), None
+    return torch.ops.asyncrl.slot_attention(
+        query, key, value, attention_mask.flatten(), scale
+    ), None
 
 
 AttentionInterface.register(KERNEL_ATTENTION, _attend_with_kernel)

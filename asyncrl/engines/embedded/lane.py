@@ -1,5 +1,5 @@
-"""A lane: one set of weights, its slots and its queue. Invariant: the cache of a live slot holds the positions before its last known
-token, and everything a lane samples is sampled under `version`.
+"""A lane: one set of weights, its slots and its queue. Invariant: the cache of a live slot holds
+the positions before its last known token, and everything a lane samples is sampled under `version`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from asyncrl.engines.protocol import Chunk, Request
 COLUMNS = 16
 """Attention reads the cache up to the longest slot, rounded up to this many positions."""
 ROWS = 8
-"""Without a queue, the rows computed follow the live ones, rounded up to a multiple of this, or to a power of two below."""
+"""Without a queue, the rows computed follow the live ones, rounded up to a multiple of this, or to
+a power of two below."""
 PATIENCE = 16
 """Decode steps that a request waits at most for company when a slot is free."""
 _WASTE, _PADDED = 512, 4096
 
 
 class Lane:
-    """Decodes requests with its own copy of the weights. `step` and `load` are called under `computing`."""
+    """Decodes requests with its own copy of the weights. `step` and `load` are called under
+    `computing`."""
 
     def __init__(
         self,
@@ -70,7 +72,8 @@ class Lane:
             self._prefill(int(s) for s in live)
 
     def step(self) -> list[Chunk]:
-        """Refill if it pays, and decode one token in every live slot. Returns the last chunks of rollouts that ended."""
+        """Refill if it pays, and decode one token in every live slot. Returns the last chunks of
+        rollouts that ended."""
         self._refill()
         slots = self._slots
         if not slots.occupied:
@@ -88,7 +91,10 @@ class Lane:
             *self._cache,
         )
         assert self.version is not None
-        return [slots.take(s, self.version, slots.ending(s)) for s in slots.extend(tokens.numpy(), behaviour.numpy())]
+        return [
+            slots.take(s, self.version, slots.ending(s))
+            for s in slots.extend(tokens.numpy(), behaviour.numpy())
+        ]
 
     def flush(self) -> list[Chunk]:
         """Every token that has not left."""
@@ -97,7 +103,9 @@ class Lane:
     def interrupt(self, chosen: Callable[[Request], bool]) -> list[Chunk]:
         """End the chosen requests, decoding or waiting, with the tokens they have."""
         slots = self._slots
-        ending = [s for s, request in enumerate(slots.requests) if request is not None and chosen(request)]
+        ending = [
+            s for s, request in enumerate(slots.requests) if request is not None and chosen(request)
+        ]
         chunks = [slots.take(s, self._stamp, "interrupted") for s in ending]
         chunks += [unstarted(request, self._stamp) for request in self.waiting if chosen(request)]
         self.waiting = deque(request for request in self.waiting if not chosen(request))
@@ -115,7 +123,9 @@ class Lane:
             self._waited += 1
             return
         self._waited = 0
-        chosen = self._slots.place([self.waiting.popleft() for _ in range(min(free, len(self.waiting)))])
+        chosen = self._slots.place(
+            [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        )
         self._rows = max(self._rows, _row_bucket(max(chosen) + 1, self._count))
         self._prefill(chosen)
 
@@ -126,25 +136,36 @@ class Lane:
         self._rows = rows
 
     def _prefill(self, chosen: Iterable[int]) -> None:
-        """Compute the cache of these slots up to their last known token; equal contents are computed once."""
+        """Compute the cache of these slots up to their last known token; equal contents are
+        computed once."""
         slots = self._slots
         places: dict[bytes, list[int]] = {}
         for slot in chosen:
             if slots.positions[slot]:
-                places.setdefault(slots.history[slot, : slots.positions[slot]].tobytes(), []).append(slot)
+                places.setdefault(
+                    slots.history[slot, : slots.positions[slot]].tobytes(), []
+                ).append(slot)
         for batch in _batches(sorted(places, key=len, reverse=True)):
             ids = np.zeros((len(batch), len(batch[0]) // 4), np.int64)
             for row, known in enumerate(batch):
                 ids[row, : len(known) // 4] = np.frombuffer(known, np.int32)
             targets = [slot for known in batch for slot in places[known]]
             source = [row for row, known in enumerate(batch) for _ in places[known]]
-            self.programs.prefill(torch.from_numpy(ids), torch.tensor(targets), torch.tensor(source), *self._cache)
+            self.programs.prefill(
+                torch.from_numpy(ids), torch.tensor(targets), torch.tensor(source), *self._cache
+            )
 
 
 def unstarted(request: Request, version: int) -> Chunk:
     """The last chunk of a request that was never decoded."""
     return Chunk(
-        request.rollout, request.attempt, version, request.prefix_tokens, np.zeros(0, np.int32), np.zeros(0, np.float32), "interrupted"
+        request.rollout,
+        request.attempt,
+        version,
+        request.prefix_tokens,
+        np.zeros(0, np.int32),
+        np.zeros(0, np.float32),
+        "interrupted",
     )
 
 
@@ -157,7 +178,8 @@ def _row_bucket(rows: int, limit: int) -> int:
 
 
 def _batches(descending: list[bytes]) -> list[list[bytes]]:
-    """Cut contents (int32 bytes, the longest first) into batches of which neither the padded size nor the padding is large."""
+    """Cut contents (int32 bytes, the longest first) into batches of which neither the padded size
+    nor the padding is large."""
     batches: list[list[bytes]] = []
     waste = 0
     for known in descending:

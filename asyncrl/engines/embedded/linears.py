@@ -1,8 +1,8 @@
-"""Linear layers with weights laid out for oneDNN. Invariant: a packed layer computes what the layer it stands for computes, with that
-layer's parameters as they were at the last `repack`.
+"""Linear layers with weights laid out for oneDNN. Invariant: a packed layer computes what the layer
+it stands for computes, with that layer's parameters as they were at the last `repack`.
 
-oneDNN's own layout is about twice as fast as the default for many rows of float32 on some CPUs, and slower for few rows; `Lane`
-measures and takes the faster.
+oneDNN's own layout is about twice as fast as the default for many rows of float32 on some CPUs, and
+slower for few rows; `Lane` measures and takes the faster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    _packed_linear = torch.jit.script(_linear)  # the tracer cannot record the operator's list argument, but a call to this it can
+    _packed_linear = torch.jit.script(
+        _linear
+    )  # the tracer cannot record the operator's list argument, but a call to this it can
 
 
 class PackedLinear(nn.Module):
@@ -54,7 +56,8 @@ def packable() -> bool:
 
 
 def packed(model: PreTrainedModel, rows: int) -> PreTrainedModel:
-    """The same model with packed linear layers, best at `rows` rows. It shares every other parameter and buffer with `model`."""
+    """The same model with packed linear layers, best at `rows` rows. It shares every other
+    parameter and buffer with `model`."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, shared)
     sources = dict(model.named_modules())
@@ -69,4 +72,6 @@ def packed(model: PreTrainedModel, rows: int) -> PreTrainedModel:
 
 def packed_layers(model: nn.Module) -> list[tuple[str, PackedLinear]]:
     """The packed layers of a module, with their paths in it."""
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, PackedLinear)]
+    return [
+        (name, module) for name, module in model.named_modules() if isinstance(module, PackedLinear)
+    ]

@@ -1,5 +1,6 @@
-"""The two computations of the engine as modules: prefill and decode. Invariant: pure functions of their arguments, the parameters and the
-cache tensors, with no choice that depends on a shape, so that one trace serves every number of rows and columns.
+"""The two computations of the engine as modules: prefill and decode. Invariant: pure functions of
+their arguments, the parameters and the cache tensors, with no choice that depends on a shape, so
+that one trace serves every number of rows and columns.
 """
 
 from __future__ import annotations
@@ -23,13 +24,23 @@ class DecodeStep(nn.Module):
         self.model = model
 
     def forward(
-        self, ids: Tensor, positions: Tensor, columns: Tensor, temperature: Tensor, uniforms: Tensor, *cache: Tensor
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        columns: Tensor,
+        temperature: Tensor,
+        uniforms: Tensor,
+        *cache: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """ids, positions: int64 [rows], the last known token and its place; columns: `arange(n)` with n above every position;
-        temperature, uniforms: see `sample`; cache: keys and values of each layer, alternating. Returns tokens and log-probabilities."""
+        """ids, positions: int64 [rows], the last known token and its place; columns: `arange(n)`
+        with n above every position; temperature, uniforms: see `sample`; cache: keys and values of
+        each layer, alternating. Returns tokens and log-probabilities."""
         rows = torch.arange(ids.shape[0])
         mask = self.visible(positions, columns, cache[0].dtype)
-        layers = [self.layer(*pair, rows, positions, columns.shape[0]) for pair in zip(cache[::2], cache[1::2], strict=True)]
+        layers = [
+            self.layer(*pair, rows, positions, columns.shape[0])
+            for pair in zip(cache[::2], cache[1::2], strict=True)
+        ]
         logits = self.model(
             input_ids=ids[:, None],
             attention_mask=mask[:, None, None],
@@ -61,10 +72,12 @@ class PrefillStep(nn.Module):
         self.model = model
 
     def forward(self, ids: Tensor, slots: Tensor, source: Tensor, *cache: Tensor) -> Tensor:
-        """ids: int64 [rows, tokens], padded on the right; slots, source: int64 [n], row `source[i]` is written to slot `slots[i]`. The
-        result only says that it is done."""
+        """ids: int64 [rows, tokens], padded on the right; slots, source: int64 [n], row `source[i]`
+        is written to slot `slots[i]`. The result only says that it is done."""
         positions = torch.arange(ids.shape[1])[None]
-        layers = [PrefillLayer(*pair, slots, source) for pair in zip(cache[::2], cache[1::2], strict=True)]
+        layers = [
+            PrefillLayer(*pair, slots, source) for pair in zip(cache[::2], cache[1::2], strict=True)
+        ]
         done: Tensor = self.model.base_model(
             input_ids=ids, position_ids=positions, past_key_values=layered(layers), use_cache=True
         ).last_hidden_state[0, 0, 0]

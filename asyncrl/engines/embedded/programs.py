@@ -1,8 +1,9 @@
-"""What a lane runs: prefill and decode, as fast as this machine runs them. Invariant: every program computes what the model's own forward
-computes, checked at the start.
+"""What a lane runs: prefill and decode, as fast as this machine runs them. Invariant: every program
+computes what the model's own forward computes, checked at the start.
 
-The steps are traced once (torch.jit): the stock model code then costs no Python in a decode step, where a small model spends most of
-its time, and computes without the interpreter's lock. Where a trace does not agree with the model, the module itself is run.
+The steps are traced once (torch.jit): the stock model code then costs no Python in a decode step,
+where a small model spends most of its time, and computes without the interpreter's lock. Where a
+trace does not agree with the model, the module itself is run.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ Program = Callable[..., Any]
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """How programs are called: without gradients, and without the passes of torch.jit, which fuse nothing on a CPU, take a quarter of a
-    second and would let the first calls differ from later ones."""
+    """How programs are called: without gradients, and without the passes of torch.jit, which fuse
+    nothing on a CPU, take a quarter of a second and would let the first calls differ from later
+    ones."""
     with torch.inference_mode(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
         yield
 
 
 def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[Tensor]:
-    """Zeroed cache tensors as `cache` lays them out, keys and values alternating, of the shapes that the model's own cache shows."""
+    """Zeroed cache tensors as `cache` lays them out, keys and values alternating, of the shapes
+    that the model's own cache shows."""
     past = DynamicCache(config=model.config)
     with torch.no_grad():
         model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=past, use_cache=True)
@@ -46,19 +49,34 @@ def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[T
     for layer in past.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.dim() != 4:
-            raise ValueError(f"{type(model).__name__} keeps something else than keys and values; the embedded engine cannot decode with it")
-        cache.append(torch.zeros(slots, keys.shape[1], keys.shape[3], context_tokens, dtype=keys.dtype))
-        cache.append(torch.zeros(slots, values.shape[1], context_tokens, values.shape[3], dtype=values.dtype))
+            raise ValueError(
+                f"{type(model).__name__} keeps something else than keys and values; the embedded "
+                "engine cannot decode with it"
+            )
+        cache.append(
+            torch.zeros(slots, keys.shape[1], keys.shape[3], context_tokens, dtype=keys.dtype)
+        )
+        cache.append(
+            torch.zeros(slots, values.shape[1], context_tokens, values.shape[3], dtype=values.dtype)
+        )
     return cache
 
 
 class Programs:
-    """Prefill and decode for `model`, whose attention this replaces: `decode(rows)` and `prefill` are callables with the signatures of
-    `DecodeStep.forward` and `PrefillStep.forward`. `repack` has to follow every change of the parameters. With `compile`, the
-    compiled pieces are used where there is a compiler and the model is float32. `packed_from` is the number of rows from which packed
-    linear layers are used; None measures it."""
+    """Prefill and decode for `model`, whose attention this replaces: `decode(rows)` and `prefill`
+    are callables with the signatures of `DecodeStep.forward` and `PrefillStep.forward`. `repack`
+    has to follow every change of the parameters. With `compile`, the compiled pieces are used where
+    there is a compiler and the model is float32. `packed_from` is the number of rows from which
+    packed linear layers are used; None measures it."""
 
-    def __init__(self, model: PreTrainedModel, cache: Sequence[Tensor], *, compile: bool, packed_from: int | None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: Sequence[Tensor],
+        *,
+        compile: bool,
+        packed_from: int | None,
+    ) -> None:
         slots = int(cache[0].shape[0])
         trial = _Trial(model, cache)
         kernel = compile and plain_float32(model) and load_kernels()
@@ -105,7 +123,11 @@ class _Pair:
             self.prefill = _traced(prefill, trial.prefill_arguments())
             trial.check(self)
         except (RuntimeError, ValueError) as error:
-            _log.warning("%s runs untraced, which is slower: %s", type(model).__name__, str(error).splitlines()[0])
+            _log.warning(
+                "%s runs untraced, which is slower: %s",
+                type(model).__name__,
+                str(error).splitlines()[0],
+            )
             self.decode, self.prefill = decode, prefill
 
     def repack(self) -> None:
@@ -126,17 +148,29 @@ class _Trial:
         embeddings = model.get_input_embeddings()
         assert isinstance(embeddings, nn.Embedding)
         tokens = min(7, context)
-        self._ids = (torch.arange(self.rows * tokens).reshape(self.rows, tokens) * 31 + 7) % embeddings.num_embeddings
+        self._ids = (
+            torch.arange(self.rows * tokens).reshape(self.rows, tokens) * 31 + 7
+        ) % embeddings.num_embeddings
         with torch.no_grad():
-            self._log_probabilities = model(input_ids=self._ids).logits[:, -1].float().log_softmax(-1)
+            self._log_probabilities = (
+                model(input_ids=self._ids).logits[:, -1].float().log_softmax(-1)
+            )
         self._tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
 
     def decode_arguments(self, rows: int) -> tuple[Tensor, ...]:
-        """Of another number of columns than `check` uses, so that a trace that holds on to a shape is found out."""
+        """Of another number of columns than `check` uses, so that a trace that holds on to a shape
+        is found out."""
         columns = min(64, self._cache[1].shape[2])
         positions = torch.full((rows,), columns - 1)
         uniforms = torch.full((rows,), 0.5, dtype=torch.float64)
-        return torch.zeros(rows, dtype=torch.long), positions, torch.arange(columns), torch.ones(rows), uniforms, *self._cache
+        return (
+            torch.zeros(rows, dtype=torch.long),
+            positions,
+            torch.arange(columns),
+            torch.ones(rows),
+            uniforms,
+            *self._cache,
+        )
 
     def prefill_arguments(self) -> tuple[Tensor, ...]:
         """Without a dimension of size 1, which a trace would take for constant."""
@@ -147,31 +181,48 @@ class _Trial:
         """Raise ValueError unless the pair gives the model's own log-probabilities."""
         ids, rows = self._ids, torch.arange(self.rows)
         last = ids.shape[1] - 1
-        temperature, uniforms = torch.ones(self.rows), torch.full((self.rows,), 0.5, dtype=torch.float64)
+        temperature, uniforms = (
+            torch.ones(self.rows),
+            torch.full((self.rows,), 0.5, dtype=torch.float64),
+        )
         with computing():
             if last:
                 pair.prefill(ids[:, :-1], rows, rows, *self._cache)
-            arguments = ids[:, -1], torch.full((self.rows,), last), torch.arange(last + 1), temperature, uniforms
+            arguments = (
+                ids[:, -1],
+                torch.full((self.rows,), last),
+                torch.arange(last + 1),
+                temperature,
+                uniforms,
+            )
             tokens, behaviour = pair.decode(*arguments, *self._cache)
-            error = float((self._log_probabilities.gather(1, tokens[:, None])[:, 0] - behaviour).abs().max())
+            error = float(
+                (self._log_probabilities.gather(1, tokens[:, None])[:, 0] - behaviour).abs().max()
+            )
         if not error <= self._tolerance:
             raise ValueError(
-                f"the embedded engine's log-probabilities differ by {error:.2g} from the model's own; it decodes models with plain causal"
+                f"the embedded engine's log-probabilities differ by {error:.2g} from the model's "
+                "own; it decodes models with plain causal"
                 " attention only"
             )
 
 
 def _traced(step: nn.Module, arguments: tuple[Tensor, ...]) -> Program:
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of choices taken while tracing, which `check` verifies, and of torch.jit's age
+        warnings.simplefilter(
+            "ignore"
+        )  # of choices taken while tracing, which `check` verifies, and of torch.jit's age
         traced: Program = torch.jit.trace(step, arguments, check_trace=False)  # type: ignore[no-untyped-call]
         return traced
 
 
 def _crossing(plain: _Pair, fast: _Pair, trial: _Trial, slots: int) -> int:
-    """From how many rows on `fast` is the faster, measured at 1, 4, 16, … and `slots` rows; `slots + 1` where it never is."""
+    """From how many rows on `fast` is the faster, measured at 1, 4, 16, … and `slots` rows; `slots
+    + 1` where it never is."""
     crossing = slots + 1
-    for rows in sorted({slots, *(4**k for k in range(slots.bit_length()) if 4**k < slots)}, reverse=True):
+    for rows in sorted(
+        {slots, *(4**k for k in range(slots.bit_length()) if 4**k < slots)}, reverse=True
+    ):
         arguments = trial.decode_arguments(rows)
         if not _is_faster(fast.decode, plain.decode, arguments):
             break
@@ -180,7 +231,8 @@ def _crossing(plain: _Pair, fast: _Pair, trial: _Trial, slots: int) -> int:
 
 
 def _is_faster(program: Program, other: Program, arguments: tuple[Tensor, ...]) -> bool:
-    """Which takes less at its best of a few runs. They take turns, so that a busy moment of the machine hits both."""
+    """Which takes less at its best of a few runs. They take turns, so that a busy moment of the
+    machine hits both."""
     best = [math.inf, math.inf]
     with computing():
         for _ in range(8):

@@ -1,5 +1,6 @@
-"""Which request sits in which slot. Invariant: `history[s, : positions[s] + 1]` are the known ids of slot s, of which those before
-`sent[s]` have left in chunks; nothing here depends on which slot a request got.
+"""Which request sits in which slot. Invariant: `history[s, : positions[s] + 1]` are the known ids
+of slot s, of which those before `sent[s]` have left in chunks; nothing here depends on which slot a
+request got.
 
 Arrays, one row a slot, so that a decode step costs a few array operations and no loop over tokens.
 """
@@ -17,9 +18,12 @@ from asyncrl.ipc.messages import Finish
 
 
 class Slots:
-    """The state of `count` slots of `context_tokens` each. Positions count from the prompt's first token."""
+    """The state of `count` slots of `context_tokens` each. Positions count from the prompt's first
+    token."""
 
-    def __init__(self, count: int, context_tokens: int, *, stops: NDArray[np.bool_], run_seed: int) -> None:
+    def __init__(
+        self, count: int, context_tokens: int, *, stops: NDArray[np.bool_], run_seed: int
+    ) -> None:
         self._stops, self._run_seed = stops, run_seed
         self.requests: list[Request | None] = [None] * count
         self.live = np.zeros(count, np.bool_)
@@ -32,7 +36,10 @@ class Slots:
         self._last_place = np.zeros(count, np.int64)
         self._sent = np.zeros(count, np.int64)
         self._stream = np.zeros(count, np.uint64)
-        self._flat_history, self._flat_behaviour = self.history.reshape(-1), self.behaviour.reshape(-1)
+        self._flat_history, self._flat_behaviour = (
+            self.history.reshape(-1),
+            self.behaviour.reshape(-1),
+        )
         self._rows_start = np.arange(count) * context_tokens
 
     @property
@@ -40,7 +47,8 @@ class Slots:
         return int(np.count_nonzero(self.live))
 
     def place(self, requests: Sequence[Request]) -> list[int]:
-        """Put requests into free slots, the lowest first; there must be enough. Returns their slots, in the same order."""
+        """Put requests into free slots, the lowest first; there must be enough. Returns their
+        slots, in the same order."""
         chosen = [int(s) for s in np.flatnonzero(~self.live)[: len(requests)]]
         for slot, request in zip(chosen, requests, strict=True):
             known = len(request.ids)
@@ -59,7 +67,8 @@ class Slots:
         return uniforms(self._stream[:rows], self.positions[:rows] + 1 - self._prompt[:rows])
 
     def extend(self, tokens: NDArray[np.int64], behaviour: NDArray[np.float32]) -> list[int]:
-        """Add one token to each live one of the first `len(tokens)` slots. Returns the slots that ended by it."""
+        """Add one token to each live one of the first `len(tokens)` slots. Returns the slots that
+        ended by it."""
         rows = len(tokens)
         live, positions = self.live[:rows], self.positions[:rows]
         positions += live
@@ -83,7 +92,10 @@ class Slots:
         assert request is not None
         start, end = int(self._sent[slot]), int(self.positions[slot]) + 1
         self._sent[slot] = end
-        ids, behaviour = self.history[slot, start:end].copy(), self.behaviour[slot, start:end].copy()
+        ids, behaviour = (
+            self.history[slot, start:end].copy(),
+            self.behaviour[slot, start:end].copy(),
+        )
         first = start - int(self._prompt[slot])
         if finish:
             self.requests[slot], self.live[slot] = None, False
@@ -95,7 +107,8 @@ class Slots:
         return "stop" if self._stops[self.last[slot]] else "length"
 
     def compact(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Move live slots into the lowest places. Returns (to, from) of the moves, which the cache has to follow."""
+        """Move live slots into the lowest places. Returns (to, from) of the moves, which the cache
+        has to follow."""
         rows = self.occupied
         to = np.flatnonzero(~self.live[:rows])
         origin = np.flatnonzero(self.live[rows:]) + rows

@@ -1,8 +1,10 @@
-"""The canary: a short text that the server and transformers must give the same log-probabilities. Invariant: weights that compute something
-else than the trainer's are named, whatever every other check said of them.
+"""The canary: a short text that the server and transformers must give the same log-probabilities.
+Invariant: weights that compute something else than the trainer's are named, whatever every other
+check said of them.
 
-The text is always the same for one vocabulary. The reference is computed before the server is paused; the server's prefill is compared
-after it is resumed, before anything that it decoded meanwhile may leave the actor.
+The text is always the same for one vocabulary. The reference is computed before the server is
+paused; the server's prefill is compared after it is resumed, before anything that it decoded
+meanwhile may leave the actor.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ TOKENS = 32
 _SEED = 20_240_817
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
-"""The largest difference of a log-probability, in nats, that is rounding, by dtype. float32 on one kind of machine differs by 1e-6."""
+"""The largest difference of a log-probability, in nats, that is rounding, by dtype. float32 on one
+kind of machine differs by 1e-6."""
 
 
 class CanaryDied(Exception):
@@ -28,40 +31,58 @@ class CanaryDied(Exception):
 
 
 def text(vocab_size: int, special: Collection[int], *, tokens: int = TOKENS) -> NDArray[np.int32]:
-    """`tokens` ids (at least 2), int32, of a vocabulary of `vocab_size`, none of them `special` (stop ids and the like), nor the last one,
-    which SGLang 0.5.23 calls 0 when it gives its log-probability.
+    """`tokens` ids (at least 2), int32, of a vocabulary of `vocab_size`, none of them `special`
+    (stop ids and the like), nor the last one, which SGLang 0.5.23 calls 0 when it gives its
+    log-probability.
 
     Raises ValueError where fewer than two ids are left to choose from.
     """
-    ordinary = np.setdiff1d(np.arange(vocab_size - 1, dtype=np.int32), np.fromiter(special, np.int32))
+    ordinary = np.setdiff1d(
+        np.arange(vocab_size - 1, dtype=np.int32), np.fromiter(special, np.int32)
+    )
     if len(ordinary) < 2:
-        raise ValueError(f"a vocabulary of {vocab_size} with {len(special)} special ids has no text for a canary")
+        raise ValueError(
+            f"a vocabulary of {vocab_size} with {len(special)} special ids has no text for a canary"
+        )
     return np.random.default_rng(_SEED).choice(ordinary, tokens).astype(np.int32)
 
 
-def reference(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], ids: NDArray[np.int32]) -> list[float]:
-    """The log-probability of each id but the first, given those before it, by the `transformers` causal model with `weights` by parameter
-    name (tied ones once) in place of its own, which are neither read nor changed. `len(ids) - 1` numbers. For a worker thread."""
+def reference(
+    model: torch.nn.Module, weights: Mapping[str, torch.Tensor], ids: NDArray[np.int32]
+) -> list[float]:
+    """The log-probability of each id but the first, given those before it, by the `transformers`
+    causal model with `weights` by parameter name (tied ones once) in place of its own, which are
+    neither read nor changed. `len(ids) - 1` numbers. For a worker thread."""
     import torch
 
     device = next(iter(weights.values())).device
     batch = torch.from_numpy(ids).to(device, torch.int64)[None]
     with torch.no_grad():
-        logits = torch.func.functional_call(model, dict(weights), (), {"input_ids": batch, "use_cache": False}).logits
+        logits = torch.func.functional_call(
+            model, dict(weights), (), {"input_ids": batch, "use_cache": False}
+        ).logits
         scores = torch.log_softmax(logits[0, :-1].float(), -1).gather(1, batch[0, 1:, None])[:, 0]
     return [float(score) for score in scores]
 
 
-def compare(version: int, expected: Sequence[float], found: Sequence[float], tolerance: float) -> float:
-    """The largest absolute difference, in nats. Raises CanaryDied where it is above `tolerance`, or where a number is missing or none."""
+def compare(
+    version: int, expected: Sequence[float], found: Sequence[float], tolerance: float
+) -> float:
+    """The largest absolute difference, in nats. Raises CanaryDied where it is above `tolerance`, or
+    where a number is missing or none."""
     if len(expected) != len(found):
-        raise CanaryDied(f"version {version}: {len(found)} log-probabilities came for the canary's {len(expected)}")
+        raise CanaryDied(
+            f"version {version}: {len(found)} log-probabilities came for the canary's "
+            f"{len(expected)}"
+        )
     differences = np.abs(np.asarray(expected, np.float64) - np.asarray(found, np.float64))
     at = int(np.argmax(np.where(np.isnan(differences), np.inf, differences)))
     largest = float(differences[at])
     if not largest <= tolerance:
         raise CanaryDied(
-            f"version {version}: the server's log-probabilities differ by {largest:.3g} from those of the weights it was given"
-            f" (token {at + 1} of the canary: {found[at]:.6g} for {expected[at]:.6g}; {tolerance:g} is rounding)"
+            f"version {version}: the server's log-probabilities differ by {largest:.3g} from "
+            "those of the weights it was given"
+            f" (token {at + 1} of the canary: {found[at]:.6g} for {expected[at]:.6g}; "
+            f"{tolerance:g} is rounding)"
         )
     return largest

@@ -1,13 +1,23 @@
-"""One SGLang server over HTTP. Invariant: whatever the server does, a call returns a typed answer or raises a named error in bounded time.
+"""One SGLang server over HTTP. Invariant: whatever the server does, a call returns a typed answer
+or raises a named error in bounded time.
 
-Nothing is tried again here: who calls knows whether that is safe. Requests to a server that is paused wait for as long as it is paused, and
-an abort that meets one is lost, so the engine sends neither while it has its server paused.
+Nothing is tried again here: who calls knows whether that is safe. Requests to a server that is
+paused wait for as long as it is paused, and an abort that meets one is lost, so the engine sends
+neither while it has its server paused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from typing import Literal, TypeVar
 
@@ -34,13 +44,22 @@ from asyncrl.engines.sglang.http_types import (
 )
 
 Mode = Literal["retract", "in_place", "abort"]
-"""What a pause does with unfinished requests: put them back in the queue and recompute, freeze them with their cache, or end them."""
+"""What a pause does with unfinished requests: put them back in the queue and recompute, freeze them
+with their cache, or end them."""
 
 READY_WITHIN_S = 5.0
 """A server that is up says at once whether it is ready."""
 
-WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-"""Said with each request, because a server may have been started with others, and its log-probabilities are not those of what is cut."""
+WHOLE_DISTRIBUTION = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Said with each request, because a server may have been started with others, and its
+log-probabilities are not those of what is cut."""
 
 T = TypeVar("T")
 
@@ -50,7 +69,8 @@ class SglangError(Exception):
 
 
 class ServerGone(SglangError):
-    """The connection was refused or broke, or the server was silent for too long: what it holds is lost."""
+    """The connection was refused or broke, or the server was silent for too long: what it holds is
+    lost."""
 
 
 class RequestRefused(SglangError):
@@ -66,9 +86,12 @@ class Misread(SglangError):
 
 
 class Client:
-    """One server, through `open`. Every method raises SglangError: ServerGone, Refused or Misread."""
+    """One server, through `open`. Every method raises SglangError: ServerGone, Refused or
+    Misread."""
 
-    def __init__(self, http: httpx2.AsyncClient, url: str, deadline_s: float, silence_s: float) -> None:
+    def __init__(
+        self, http: httpx2.AsyncClient, url: str, deadline_s: float, silence_s: float
+    ) -> None:
         self._http, self.url, self._deadline_s, self._silence_s = http, url, deadline_s, silence_s
 
     @staticmethod
@@ -83,13 +106,15 @@ class Client:
     ) -> AsyncIterator[Client]:
         """The server at `url` (`http://host:port`), which need not be there yet.
 
-        `deadline_s` bounds each answer, and `silence_s` what may take long: the time between two pieces of a stream, a pause, and
-        whatever moves weights (seconds). `transport` stands for the network in tests.
+        `deadline_s` bounds each answer, and `silence_s` what may take long: the time between two
+        pieces of a stream, a pause, and whatever moves weights (seconds). `transport` stands for
+        the network in tests.
         """
         address = url.rstrip("/")
         async with httpx2.AsyncClient(
             base_url=address,
-            headers={"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {}),
+            headers={"content-type": "application/json"}
+            | ({"authorization": f"Bearer {api_key}"} if api_key else {}),
             timeout=httpx2.Timeout(None, connect=deadline_s, read=silence_s),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
             transport=transport,
@@ -97,7 +122,7 @@ class Client:
         ) as http:
             yield Client(http, address, deadline_s, silence_s)
 
-    # ------------------------------------------------------------------------------------------------------------ what it is
+    # ---------------------------------------------------------------------------------- what it is
 
     async def ready(self) -> bool:
         """Whether it takes requests now: it is there, healthy and not paused."""
@@ -120,10 +145,13 @@ class Client:
         await self._until(self.ready, "was not ready", seconds)
 
     async def wait_there(self, seconds: float) -> None:
-        """Wait until it answers: one that was paused by somebody who died would never be ready. Raises ServerGone after `seconds`."""
+        """Wait until it answers: one that was paused by somebody who died would never be ready.
+        Raises ServerGone after `seconds`."""
         await self._until(self.answers, "did not answer", seconds)
 
-    async def _until(self, reached: Callable[[], Awaitable[bool]], failed: str, seconds: float) -> None:
+    async def _until(
+        self, reached: Callable[[], Awaitable[bool]], failed: str, seconds: float
+    ) -> None:
         pause = 0.05
         with trio.move_on_after(seconds):
             while not await reached():
@@ -141,9 +169,12 @@ class Client:
     async def load(self) -> Load:
         """How many requests it holds, as of its last report to itself."""
         found = await self._get("/v1/loads?include=core", Loads)
-        return Load(sum(rank.num_running_reqs for rank in found.loads), sum(rank.num_waiting_reqs for rank in found.loads))
+        return Load(
+            sum(rank.num_running_reqs for rank in found.loads),
+            sum(rank.num_waiting_reqs for rank in found.loads),
+        )
 
-    # ------------------------------------------------------------------------------------------------------------ generation
+    # ---------------------------------------------------------------------------------- generation
 
     async def generate(
         self,
@@ -156,12 +187,14 @@ class Client:
         stop_ids: Sequence[int] = (),
         extra_key: str = "",
     ) -> AsyncGenerator[StreamEvent, None]:
-        """Stream one request; where you may stop early, do so inside `contextlib.aclosing`. Closing it closes the connection, which ends
-        the request on the server within seconds.
+        """Stream one request; where you may stop early, do so inside `contextlib.aclosing`. Closing
+        it closes the connection, which ends the request on the server within seconds.
 
-        `ids` (int32) must lie in the vocabulary: another id kills the server. `rid` must be as long as all others: an abort matches
-        beginnings. An event comes at the first token and then about every `stream_interval` tokens; `extra_key` names the part of the
-        prefix cache that this request shares. The last event has an `ending`; a stream that breaks off without one raises ServerGone.
+        `ids` (int32) must lie in the vocabulary: another id kills the server. `rid` must be as long
+        as all others: an abort matches beginnings. An event comes at the first token and then about
+        every `stream_interval` tokens; `extra_key` names the part of the prefix cache that this
+        request shares. The last event has an `ending`; a stream that breaks off without one raises
+        ServerGone.
         """
         sampling = {
             "max_new_tokens": max_new_tokens,
@@ -179,23 +212,35 @@ class Client:
         }
         events, increments = StreamEvents(), Increments()
         with self._named("/generate"):
-            async with self._http.stream("POST", "/generate", content=msgspec.json.encode(body)) as response:
+            async with self._http.stream(
+                "POST", "/generate", content=msgspec.json.encode(body)
+            ) as response:
                 if response.status_code != 200:
                     self._refuse("/generate", response.status_code, await response.aread())
                 async for data in response.aiter_bytes():
                     for text in events.feed(data):
                         event = increments.read(text)
                         if isinstance(event, ServerFailure):
-                            raise RequestRefused(f"{self.url} refused request {rid}: {event.message}", event.code)
-                        if event.ending is not None and event.ending.status_code is not None and event.ending.status_code >= 400:
-                            raise RequestRefused(f"{self.url} ended request {rid}: {event.ending.message}", event.ending.status_code)
+                            raise RequestRefused(
+                                f"{self.url} refused request {rid}: {event.message}", event.code
+                            )
+                        if (
+                            event.ending is not None
+                            and event.ending.status_code is not None
+                            and event.ending.status_code >= 400
+                        ):
+                            raise RequestRefused(
+                                f"{self.url} ended request {rid}: {event.ending.message}",
+                                event.ending.status_code,
+                            )
                         yield event
                         if event.ending is not None:
                             return
         raise ServerGone(f"{self.url} broke off the stream of request {rid}")
 
     async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
-        """The log-probability of each id given those before it, at temperature 1, from one prefill: `len(ids) - 1` numbers."""
+        """The log-probability of each id given those before it, at temperature 1, from one prefill:
+        `len(ids) - 1` numbers."""
         body = {
             "input_ids": ids.tolist(),
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
@@ -205,19 +250,24 @@ class Client:
         }
         entries = (await self._post("/generate", body, PromptScores)).meta_info.input_token_logprobs
         if [entry[1] for entry in entries] != body["input_ids"]:
-            raise Misread(f"{self.url} scored other ids than the {len(ids)} it was given: {len(entries)} came back")
+            raise Misread(
+                f"{self.url} scored other ids than the {len(ids)} it was given: {len(entries)} "
+                "came back"
+            )
         return [math.nan if entry[0] is None else entry[0] for entry in entries[1:]]
 
     async def abort(self, rid: str) -> None:
-        """Ask that this request end; it has ended when its stream has. An abort that comes before its request reached the scheduler is
-        lost, and others of the same request are then ignored."""
+        """Ask that this request end; it has ended when its stream has. An abort that comes before
+        its request reached the scheduler is lost, and others of the same request are then ignored.
+        """
         await self._tell("/abort_request", {"rid": rid})
 
     async def abort_all(self) -> None:
         await self._tell("/abort_request", {"abort_all": True})
 
     async def pause(self, mode: Mode) -> None:
-        """Stop decoding; new requests wait. With `abort` this returns when nothing is left on the server."""
+        """Stop decoding; new requests wait. With `abort` this returns when nothing is left on the
+        server."""
         await self._tell("/pause_generation", {"mode": mode}, slow=True)
 
     async def resume(self) -> None:
@@ -227,12 +277,22 @@ class Client:
         """Forget the prefix cache. Refused while requests are running or frozen."""
         await self._tell("/flush_cache", {})
 
-    # -------------------------------------------------------------------------------------------------------------- weights
+    # ------------------------------------------------------------------------------------- weights
 
-    async def init_group(self, address: str, port: int, world: int, name: str, backend: str) -> None:
-        """Join a group of `world` processes as its ranks from 1 on; rank 0 meets it at `address`:`port` at the same time."""
-        meeting = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": world}
-        await self._control("/init_weights_update_group", meeting | {"group_name": name, "backend": backend})
+    async def init_group(
+        self, address: str, port: int, world: int, name: str, backend: str
+    ) -> None:
+        """Join a group of `world` processes as its ranks from 1 on; rank 0 meets it at
+        `address`:`port` at the same time."""
+        meeting = {
+            "master_address": address,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": world,
+        }
+        await self._control(
+            "/init_weights_update_group", meeting | {"group_name": name, "backend": backend}
+        )
 
     async def destroy_group(self, name: str) -> None:
         await self._control("/destroy_weights_update_group", {"group_name": name})
@@ -244,11 +304,18 @@ class Client:
         await self._control("/end_weight_update", {})
 
     async def update(
-        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], *, group: str, version: int | None, flush: bool
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        *,
+        group: str,
+        version: int | None,
+        flush: bool,
     ) -> None:
-        """Take these parameters, in this order, from one broadcast of rank 0 (a flattened bucket of bytes), and call the weights
-        `version`, or as before where that is None. Unknown names are taken without a word, and a refusal may come after some or all
-        was changed."""
+        """Take these parameters, in this order, from one broadcast of rank 0 (a flattened bucket of
+        bytes), and call the weights `version`, or as before where that is None. Unknown names are
+        taken without a word, and a refusal may come after some or all was changed."""
         body = {
             "names": list(names),
             "dtypes": list(dtypes),
@@ -269,7 +336,7 @@ class Client:
         """Of what each rank holds now, in the order of ranks."""
         return (await self._control("/weights_checker", {"action": "checksum"})).ranks
 
-    # ---------------------------------------------------------------------------------------------------------------- below
+    # --------------------------------------------------------------------------------------- below
 
     async def _get(self, path: str, kind: type[T]) -> T:
         with self._within(path, self._deadline_s):
@@ -306,7 +373,10 @@ class Client:
             said = decode(ServerAnswer, body).said()
         except Garbled:
             said = body[:300].decode(errors="replace")
-        raise RequestRefused(f"{self.url}{path} was refused with {status}: {said.strip() or 'no reason was given'}", status)
+        raise RequestRefused(
+            f"{self.url}{path} was refused with {status}: {said.strip() or 'no reason was given'}",
+            status,
+        )
 
     @contextmanager
     def _within(self, path: str, seconds: float) -> Iterator[None]:
@@ -316,11 +386,15 @@ class Client:
                 with trio.fail_after(seconds):
                     yield
             except trio.TooSlowError as error:
-                raise ServerGone(f"{self.url}{path} did not answer within {seconds:g} s; the server hangs or is overloaded") from error
+                raise ServerGone(
+                    f"{self.url}{path} did not answer within {seconds:g} s; the server hangs or "
+                    "is overloaded"
+                ) from error
 
     @contextmanager
     def _named(self, path: str) -> Iterator[None]:
-        """Errors of the transport and of reading, under our names. No deadline of trio is open in here, so a generator may yield inside."""
+        """Errors of the transport and of reading, under our names. No deadline of trio is open in
+        here, so a generator may yield inside."""
         try:
             yield
         except httpx2.TimeoutException as error:

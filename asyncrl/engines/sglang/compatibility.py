@@ -1,4 +1,5 @@
-"""Whether a server fits a run. Invariant: what a server says of itself and makes it unfit is a named error before it is sent anything."""
+"""Whether a server fits a run. Invariant: what a server says of itself and makes it unfit is a
+named error before it is sent anything."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from asyncrl.engines.sglang.client import Client, SglangError
 from asyncrl.engines.sglang.http_types import ModelInfo, ServerInfo
 
 OLDEST = (0, 5, 23)
-"""The first version that all of this was tried with: older ones have no update session, or do not say which token is of which version."""
+"""The first version that all of this was tried with: older ones have no update session, or do not
+say which token is of which version."""
 KEPT_BACK = 8
 """Positions of its context that a server does not use, and a few more."""
 CANARIES = 1
@@ -19,7 +21,9 @@ class Incompatible(SglangError):
     """A server of another kind than the run needs."""
 
 
-async def examine(client: Client, *, architecture: str, dtype: str, context_tokens: int, slots: int) -> None:
+async def examine(
+    client: Client, *, architecture: str, dtype: str, context_tokens: int, slots: int
+) -> None:
     """Ask a server what it is. Raises Unfit, and any other SglangError where it does not say."""
     model, server = await client.model_info(), await client.server_info()
     try:
@@ -29,30 +33,47 @@ async def examine(client: Client, *, architecture: str, dtype: str, context_toke
         raise Incompatible(f"{client.url} does not fit this run: {error}") from None
 
 
-def refuse_other_model(model: ModelInfo, server: ServerInfo, *, architecture: str, dtype: str) -> None:
-    """Raise ValueError where the server says that it serves no model of `architecture` (a class's name) or computes not in `dtype`."""
+def refuse_other_model(
+    model: ModelInfo, server: ServerInfo, *, architecture: str, dtype: str
+) -> None:
+    """Raise ValueError where the server says that it serves no model of `architecture` (a class's
+    name) or computes not in `dtype`."""
     if not model.is_generation:
         raise ValueError(f"its model {model.model_path} does not generate text")
     if model.architectures is not None and architecture not in model.architectures:
-        raise ValueError(f"it serves {', '.join(model.architectures)} ({model.model_path}), and the run's model is {architecture}")
+        raise ValueError(
+            f"it serves {', '.join(model.architectures)} ({model.model_path}), and the run's "
+            f"model is {architecture}"
+        )
     if server.dtype not in ("", "auto", "half", dtype):
-        raise ValueError(f"it computes in {server.dtype}, and model.dtype is {dtype}: start it with --dtype {dtype}")
+        raise ValueError(
+            f"it computes in {server.dtype}, and model.dtype is {dtype}: start it with --dtype "
+            f"{dtype}"
+        )
 
 
 def refuse_other_start(server: ServerInfo, *, context_tokens: int, slots: int) -> None:
-    """Raise ValueError where the server is too old, or was started otherwise than a run with such contexts and slots needs it."""
+    """Raise ValueError where the server is too old, or was started otherwise than a run with such
+    contexts and slots needs it."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", server.version)[:3])
     if numbers < OLDEST:
-        raise ValueError(f"it is SGLang {server.version}; {'.'.join(map(str, OLDEST))} is the oldest that is known to do what is needed")
+        raise ValueError(
+            f"it is SGLang {server.version}; {'.'.join(map(str, OLDEST))} is the oldest that is "
+            "known to do what is needed"
+        )
     if not server.skip_tokenizer_init:
-        raise ValueError("it has a tokenizer, and here ids go in and out: start it with --skip-tokenizer-init")
+        raise ValueError(
+            "it has a tokenizer, and here ids go in and out: start it with --skip-tokenizer-init"
+        )
     if server.context_length is not None and server.context_length < context_tokens + KEPT_BACK:
         raise ValueError(
-            f"its context of {server.context_length} tokens is too short for engine.context_tokens = {context_tokens}: "
+            f"its context of {server.context_length} tokens is too short for "
+            f"engine.context_tokens = {context_tokens}: "
             f"start it with --context-length {context_tokens + KEPT_BACK}"
         )
     if server.max_running_requests is not None and server.max_running_requests < slots + CANARIES:
         raise ValueError(
-            f"it takes {server.max_running_requests} requests at a time, which is too few for engine.slots = {slots}: "
+            f"it takes {server.max_running_requests} requests at a time, which is too few for "
+            f"engine.slots = {slots}: "
             f"start it with --max-running-requests {slots + CANARIES}"
         )

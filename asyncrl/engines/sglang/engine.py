@@ -1,10 +1,12 @@
-"""The engine `sglang`: the shell around one server. Invariant: what leaves was sampled under the version it carries, by weights whose load
-was verified, and every request that was submitted ends exactly once.
+"""The engine `sglang`: the shell around one server. Invariant: what leaves was sampled under the
+version it carries, by weights whose load was verified, and every request that was submitted ends
+exactly once.
 
     submit ─▶ waiting ─▶ live: one task and one stream each ─▶ chunks ─▶ emit, some for many streams
 
-While weights change the gate is shut: no request and no abort goes to the server, which loses those that meet a pause, and no chunk
-leaves. A request that the server ended unasked (a pause that ends them, somebody's abort) is sent again with what it has.
+While weights change the gate is shut: no request and no abort goes to the server, which loses those
+that meet a pause, and no chunk leaves. A request that the server ended unasked (a pause that ends
+them, somebody's abort) is sent again with what it has.
 """
 
 from __future__ import annotations
@@ -33,21 +35,25 @@ if TYPE_CHECKING:
     import torch
 
 Load = Callable[[int, "Mapping[str, torch.Tensor]", Callable[[], None]], Awaitable[float]]
-"""Brings these weights into the server as this version, pausing it as it must, and calls the function that it is given just before that;
-returns when they are verified and it decodes again, with the seconds that it was paused."""
+"""Brings these weights into the server as this version, pausing it as it must, and calls the
+function that it is given just before that; returns when they are verified and it decodes again,
+with the seconds that it was paused."""
 
 GATHER_S = 0.02
-"""How long a chunk may wait for others: streams bring news one by one, and a frame for each would cost more than what is in it."""
+"""How long a chunk may wait for others: streams bring news one by one, and a frame for each would
+cost more than what is in it."""
 
 ABORTS, ABORT_S = 3, 5.0
-"""So often a request is asked to end, and so long is waited for it each time (s), before its connection is closed."""
+"""So often a request is asked to end, and so long is waited for it each time (s), before its
+connection is closed."""
 
 PATIENCE_S = 30.0
 """A server with requests that sends nothing for so long is asked whether it is ready."""
 
 HELD = 256
-"""So many tokens of a request may wait to be told whose they are, because weights changed amid an event. With more its stream is cut, which
-tells, and the request is sent again: a prefill, where otherwise a crash or a lapsed lease would lose all of them."""
+"""So many tokens of a request may wait to be told whose they are, because weights changed amid an
+event. With more its stream is cut, which tells, and the request is sent again: a prefill, where
+otherwise a crash or a lapsed lease would lose all of them."""
 
 SUSPECT = 3
 """So many failed streams in a row, or tries of one request without a token, are no accident."""
@@ -56,7 +62,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Live:
-    """A request that has a slot: `told` are the response tokens that came out here, `done` their number."""
+    """A request that has a slot: `told` are the response tokens that came out here, `done` their
+    number."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -65,7 +72,8 @@ class _Live:
         self.rid = ""
         """Of its stream; empty between two."""
         self.heard = False
-        """Whether the stream brought anything, so that the server's scheduler is known to have it."""
+        """Whether the stream brought anything, so that the server's scheduler is known to have
+        it."""
         self.stopped = False
         self.stream, self.over = trio.CancelScope(), trio.Event()
         """What its stream runs in, and when that is over."""
@@ -73,19 +81,24 @@ class _Live:
 
 
 class SglangEngine:
-    """An `Engine` (see `protocol`) that is an SGLang server behind `client`, which must be ready to hold `slots` requests.
+    """An `Engine` (see `protocol`) that is an SGLang server behind `client`, which must be ready to
+    hold `slots` requests.
 
-    It samples nothing before the first `load`. It holds one version: `pin` is not honoured, and a request for another version than
-    the one served ends as `interrupted`, at the latest just before that is replaced. Nor can the draws be keyed by a request's `key`:
-    the server draws, so what is sampled at a temperature differs from run to run. `behaviour` is what the server gives: of the
+    It samples nothing before the first `load`. It holds one version: `pin` is not honoured, and a
+    request for another version than the one served ends as `interrupted`, at the latest just before
+    that is replaced. Nor can the draws be keyed by a request's `key`: the server draws, so what is
+    sampled at a temperature differs from run to run. `behaviour` is what the server gives: of the
     temperature-scaled distribution, and where greedy of the unscaled one.
 
-    `stop_ids` end a rollout and are part of it. `idle` hears of waits named `weights` and `requests`, when they end.
+    `stop_ids` end a rollout and are part of it. `idle` hears of waits named `weights` and
+    `requests`, when they end.
 
-    `run` raises the server's SglangError where it is gone, or fails three streams in a row: it is to be replaced. A single stream that
-    fails, by a broken connection, a refusal or what cannot be told (fewer log-probabilities than ids, versions that contradict each
-    other), ends its rollout as `interrupted` with what was certain, because half of it would be a wrong chunk. An id outside the
-    vocabulary or a log-probability that is no number is passed on: whoever keeps tokens knows what to do with it.
+    `run` raises the server's SglangError where it is gone, or fails three streams in a row: it is
+    to be replaced. A single stream that fails, by a broken connection, a refusal or what cannot be
+    told (fewer log-probabilities than ids, versions that contradict each other), ends its rollout
+    as `interrupted` with what was certain, because half of it would be a wrong chunk. An id outside
+    the vocabulary or a log-probability that is no number is passed on: whoever keeps tokens knows
+    what to do with it.
     """
 
     def __init__(
@@ -101,7 +114,11 @@ class SglangEngine:
         idle: Idle | None = None,
     ) -> None:
         self._client, self._load, self._slots = client, load, slots
-        self._context_tokens, self._chunk_tokens, self._vocab_size = context_tokens, chunk_tokens, vocab_size
+        self._context_tokens, self._chunk_tokens, self._vocab_size = (
+            context_tokens,
+            chunk_tokens,
+            vocab_size,
+        )
         self._stop_ids, self._idle = sorted(stop_ids), idle
         self._version: int | None = None
         self._waiting: deque[Request] = deque()
@@ -134,15 +151,22 @@ class SglangEngine:
         chosen = set(rollouts)
         self._stop(lambda request: request.rollout in chosen)
 
-    async def load(self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False) -> float:
+    async def load(
+        self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
+    ) -> float:
         """As the protocol says; `pin` is not honoured.
 
-        Raises ValueError for None, and whatever the load raises: then nothing that was decoded since it began ever leaves, and the
-        server is to be replaced."""
+        Raises ValueError for None, and whatever the load raises: then nothing that was decoded
+        since it began ever leaves, and the server is to be replaced."""
         if weights is None:
-            raise ValueError(f"version {version} came without weights; an SGLang server decodes with a model and needs them")
+            raise ValueError(
+                f"version {version} came without weights; an SGLang server decodes with a model "
+                "and needs them"
+            )
         async with self._loads:
-            while old := [live for live in self._live if live.request.version not in (None, version)]:
+            while old := [
+                live for live in self._live if live.request.version not in (None, version)
+            ]:
                 self._stop(lambda request: request.version not in (None, version))
                 await old[0].ended.wait()
             pause = await self._load(version, weights, self._shut)
@@ -166,21 +190,29 @@ class SglangEngine:
             while True:
                 if self._gate.is_set():
                     self._place(nursery)
-                idle, begun = "weights" if self._version is None else "requests", trio.current_time()
+                idle, begun = (
+                    "weights" if self._version is None else "requests",
+                    trio.current_time(),
+                )
                 unused = not self._live
                 await self._work.wait()
                 if unused and self._idle is not None:
                     self._idle(idle, trio.current_time() - begun)
 
     def _place(self, nursery: trio.Nursery) -> None:
-        """Start what may be started: aborts that were asked for, and the oldest requests that there is room for."""
+        """Start what may be started: aborts that were asked for, and the oldest requests that there
+        is room for."""
         for live in self._stopping:
             nursery.start_soon(self._abort, live)
         self._stopping = []
         while self._waiting and len(self._live) < self._slots:
             request = self._waiting.popleft()
-            if request.version is not None and (request.version != self._version or self._loads.locked()):
-                self._finish(request, 0, "interrupted")  # also where its version is about to be replaced
+            if request.version is not None and (
+                request.version != self._version or self._loads.locked()
+            ):
+                self._finish(
+                    request, 0, "interrupted"
+                )  # also where its version is about to be replaced
                 continue
             live = _Live(request)
             self._live.append(live)
@@ -190,7 +222,9 @@ class SglangEngine:
         while True:
             await self._news.wait()
             await trio.sleep(GATHER_S)
-            if self._ready and (self._gate.is_set() or self._version is None):  # before the first load nothing was sampled
+            if self._ready and (
+                self._gate.is_set() or self._version is None
+            ):  # before the first load nothing was sampled
                 chunks, self._ready = self._ready, []
                 await emit(chunks)
 
@@ -198,13 +232,21 @@ class SglangEngine:
         while True:
             await trio.sleep(PATIENCE_S / 2)
             gate, quiet = self._gate, trio.current_time() - self._heard
-            if not self._live or not gate.is_set() or quiet < PATIENCE_S or await self._client.ready():
+            if (
+                not self._live
+                or not gate.is_set()
+                or quiet < PATIENCE_S
+                or await self._client.ready()
+            ):
                 continue
             if gate is self._gate:
-                held = f"has sent nothing of {len(self._live)} requests for {quiet:.0f} s and is not ready"
+                held = (
+                    f"has sent nothing of {len(self._live)} requests for {quiet:.0f} s and "
+                    "is not ready"
+                )
                 raise ServerGone(f"{self._client.url} {held}: it hangs, or somebody else paused it")
 
-    # ---------------------------------------------------------------------------------------------------------- one request
+    # --------------------------------------------------------------------------------- one request
 
     async def _decode(self, live: _Live) -> None:
         """Have it decoded to its end, in as many streams as the server makes of it."""
@@ -212,7 +254,11 @@ class SglangEngine:
         fruitless = 0
         while not finish:
             await self._gate.wait()
-            if live.stopped or fruitless == SUSPECT or live.request.version not in (None, self._version):
+            if (
+                live.stopped
+                or fruitless == SUSPECT
+                or live.request.version not in (None, self._version)
+            ):
                 finish = "interrupted"
             elif live.done == live.request.max_new_tokens:
                 finish = "length"
@@ -230,7 +276,12 @@ class SglangEngine:
         assert self._version is not None, "nothing is sampled before the first load"
         request, first = live.request, live.done
         stream, ending, cut = SpanStream(self._version), None, False
-        live.rid, live.heard, live.stream, live.over = uuid4().hex, False, trio.CancelScope(), trio.Event()
+        live.rid, live.heard, live.stream, live.over = (
+            uuid4().hex,
+            False,
+            trio.CancelScope(),
+            trio.Event(),
+        )
         self._heard = trio.current_time()
         events = self._client.generate(
             live.rid,
@@ -269,20 +320,30 @@ class SglangEngine:
         return "stop" if ending.type == "stop" else "length"
 
     async def _failed(self, live: _Live, error: Exception) -> None:
-        """A stream failed. Raise the error where that is more than an accident; a 400 is about the request, not about the server."""
-        _log.warning("rollout %d is given back after %d tokens: %s", live.request.rollout, live.done, error)
+        """A stream failed. Raise the error where that is more than an accident; a 400 is about the
+        request, not about the server."""
+        _log.warning(
+            "rollout %d is given back after %d tokens: %s", live.request.rollout, live.done, error
+        )
         if isinstance(error, RequestRefused) and error.status == 400:
             return
         self._failures += 1
-        gone = isinstance(error, ServerGone) and self._gate.is_set() and not await self._client.ready()
+        gone = (
+            isinstance(error, ServerGone) and self._gate.is_set() and not await self._client.ready()
+        )
         if gone or self._failures >= SUSPECT:
-            raise error if isinstance(error, SglangError) else SglangError(f"{self._client.url}: a request {error}") from error
+            raise (
+                error
+                if isinstance(error, SglangError)
+                else SglangError(f"{self._client.url}: a request {error}")
+            ) from error
 
     async def _abort(self, live: _Live) -> None:
-        """End a stream at the server. Its end is the proof; where that does not come, the connection is closed, which ends it, too.
+        """End a stream at the server. Its end is the proof; where that does not come, the
+        connection is closed, which ends it, too.
 
-        An abort that reaches the server before its request has reached the scheduler is lost, and so is each later one: a stream that
-        brought nothing yet is closed at once."""
+        An abort that reaches the server before its request has reached the scheduler is lost, and
+        so is each later one: a stream that brought nothing yet is closed at once."""
         rid, stream, over = live.rid, live.stream, live.over
         for _ in range(ABORTS):
             await self._gate.wait()
@@ -298,16 +359,28 @@ class SglangEngine:
             with trio.move_on_after(ABORT_S):
                 await over.wait()
         if live.heard and not over.is_set():
-            _log.warning("rollout %d did not end when it was aborted; its connection is closed", live.request.rollout)
+            _log.warning(
+                "rollout %d did not end when it was aborted; its connection is closed",
+                live.request.rollout,
+            )
         stream.cancel()
 
-    # ---------------------------------------------------------------------------------------------------------- what leaves
+    # --------------------------------------------------------------------------------- what leaves
 
     def _tell(self, live: _Live, first: int, pieces: Sequence[TokenRun]) -> None:
         request = live.request
         for piece in pieces:
             start = request.prefix_tokens + first + piece.start
-            self._ready.append(Chunk(request.rollout, request.attempt, piece.version, start, piece.ids, piece.behaviour))
+            self._ready.append(
+                Chunk(
+                    request.rollout,
+                    request.attempt,
+                    piece.version,
+                    start,
+                    piece.ids,
+                    piece.behaviour,
+                )
+            )
             live.told.append(piece.ids)
             live.done += len(piece.ids)
         if pieces:
@@ -316,17 +389,40 @@ class SglangEngine:
     def _finish(self, request: Request, done: int, finish: Finish) -> None:
         """The end, with the last tokens where they have not left yet."""
         last = self._ready[-1] if self._ready else None
-        if last is not None and (last.rollout, last.attempt, last.finish) == (request.rollout, request.attempt, ""):
-            self._ready[-1] = Chunk(last.rollout, last.attempt, last.version, last.start, last.ids, last.behaviour, finish)
+        if last is not None and (last.rollout, last.attempt, last.finish) == (
+            request.rollout,
+            request.attempt,
+            "",
+        ):
+            self._ready[-1] = Chunk(
+                last.rollout,
+                last.attempt,
+                last.version,
+                last.start,
+                last.ids,
+                last.behaviour,
+                finish,
+            )
         else:
             nothing = np.zeros(0, np.int32)
             version = self._version if request.version is None else request.version
             start = request.prefix_tokens + done
-            self._ready.append(Chunk(request.rollout, request.attempt, version or 0, start, nothing, nothing.astype(np.float32), finish))
+            self._ready.append(
+                Chunk(
+                    request.rollout,
+                    request.attempt,
+                    version or 0,
+                    start,
+                    nothing,
+                    nothing.astype(np.float32),
+                    finish,
+                )
+            )
         self._news.set()
 
     def _stop(self, chosen: Callable[[Request], bool]) -> None:
-        """Interrupt the chosen requests: what waits at once, what is at the server when it has ended there."""
+        """Interrupt the chosen requests: what waits at once, what is at the server when it has
+        ended there."""
         for request in [request for request in self._waiting if chosen(request)]:
             self._finish(request, 0, "interrupted")
         self._waiting = deque(request for request in self._waiting if not chosen(request))

@@ -1,4 +1,5 @@
-"""Calls at the same time. Invariant: all of them have ended when this returns or raises, and an error is raised as the call raised it."""
+"""Calls at the same time. Invariant: all of them have ended when this returns or raises, and an
+error is raised as the call raised it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
     async def run(place: int, call: Callable[[], Awaitable[T]]) -> None:
         try:
             found[place] = await call()
-        except Exception as error:  # noqa: BLE001 raised below, alone
+        except Exception as error:
             failures.append(error)
             nursery.cancel_scope.cancel()
 

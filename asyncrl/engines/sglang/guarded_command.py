@@ -1,10 +1,12 @@
-"""`python -m asyncrl.engines.sglang.guarded_command COMMAND…`: run a command that ends with its parent, and all that it started. Invariant: however
-the process that started this one ends, nothing of the command's group is left `LEAVE_S` seconds later, and none of its temporary files.
+"""`python -m asyncrl.engines.sglang.guarded_command COMMAND…`: run a command that ends with its
+parent, and all that it started. Invariant: however the process that started this one ends, nothing
+of the command's group is left `LEAVE_S` seconds later, and none of its temporary files.
 
-SGLang's processes ask for a signal at their parent's death, but only when they have imported what they need: whoever dies in those ten
-seconds leaves half a gigabyte behind. So this process leads the session, and does nothing but wait for the command or for its own parent to
-end. A command that stands for something elsewhere, a container say, hears SIGTERM first. Its sockets and metrics are files in `TMPDIR`, and
-nobody else's.
+SGLang's processes ask for a signal at their parent's death, but only when they have imported what
+they need: whoever dies in those ten seconds leaves half a gigabyte behind. So this process leads
+the session, and does nothing but wait for the command or for its own parent to end. A command that
+stands for something elsewhere, a container say, hears SIGTERM first. Its sockets and metrics are
+files in `TMPDIR`, and nobody else's.
 """
 
 from __future__ import annotations
@@ -28,12 +30,19 @@ def main() -> None:
     command = sys.argv[1:]
     files = tempfile.mkdtemp(prefix="asyncrl-")
     try:
-        pid = os.posix_spawnp(command[0], command, os.environ | {"TMPDIR": files}, setpgroup=0, setsigmask=())
+        pid = os.posix_spawnp(
+            command[0], command, os.environ | {"TMPDIR": files}, setpgroup=0, setsigmask=()
+        )
         _wait(pid)
-        os.killpg(pid, signal.SIGKILL)  # what is left of its group, whose number is nobody else's until it is reaped
+        os.killpg(
+            pid, signal.SIGKILL
+        )  # what is left of its group, whose number is nobody else's until it is reaped
         _, status = os.waitpid(pid, 0)
     except OSError as error:
-        sys.exit(f"{command[0]} cannot be started: {error.strerror}; engine.sglang.launch is the command of a Python that has SGLang")
+        sys.exit(
+            f"{command[0]} cannot be started: {error.strerror}; engine.sglang.launch is the "
+            "command of a Python that has SGLang"
+        )
     finally:
         shutil.rmtree(files, ignore_errors=True)
     _end_as(os.waitstatus_to_exitcode(status))

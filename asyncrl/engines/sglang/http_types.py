@@ -1,7 +1,9 @@
-"""What an SGLang server sends, typed. Invariant: a stream comes out as increments: each token once, in order, with its log-probability.
+"""What an SGLang server sends, typed. Invariant: a stream comes out as increments: each token once,
+in order, with its log-probability.
 
-A server sends a request's tokens as server-sent events. Each holds all tokens so far, or with `--incremental-streaming-output` those that
-are new; which of the two is told by the count of tokens that comes with them, so nobody has to ask how the server was started.
+A server sends a request's tokens as server-sent events. Each holds all tokens so far, or with
+`--incremental-streaming-output` those that are new; which of the two is told by the count of tokens
+that comes with them, so nobody has to ask how the server was started.
 """
 
 from __future__ import annotations
@@ -14,17 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGEST_EVENT = 1 << 28
-"""Bytes: more without an end of the event is no stream of tokens. A response of 128,000 tokens is 5 MB where an event holds all."""
+"""Bytes: more without an end of the event is no stream of tokens. A response of 128,000 tokens is 5
+MB where an event holds all."""
 
 T = TypeVar("T")
 
 
 class Garbled(Exception):
-    """The answer cannot be read; says why, as the end of a sentence that begins with the server's address."""
+    """The answer cannot be read; says why, as the end of a sentence that begins with the server's
+    address."""
 
 
 class WireSpan(msgspec.Struct, frozen=True):
-    """The output tokens `start` to `end` (half-open) were sampled under the weights called `version`."""
+    """The output tokens `start` to `end` (half-open) were sampled under the weights called
+    `version`."""
 
     version: str
     start: int
@@ -32,7 +37,8 @@ class WireSpan(msgspec.Struct, frozen=True):
 
 
 class FinishReason(msgspec.Struct, frozen=True):
-    """Why a request ended: `type` is `stop`, `length` or `abort`. `status_code` is given where the server refused the request."""
+    """Why a request ended: `type` is `stop`, `length` or `abort`. `status_code` is given where the
+    server refused the request."""
 
     type: str
     message: str = ""
@@ -40,13 +46,16 @@ class FinishReason(msgspec.Struct, frozen=True):
 
 
 Entry = tuple[float | None, int, object]
-"""Log-probability (null for NaN), token id, and the token's text, which a server without a tokenizer leaves out."""
+"""Log-probability (null for NaN), token id, and the token's text, which a server without a
+tokenizer leaves out."""
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """The news of one event: output tokens from index `start`, `ids` int32 and `behaviour` float32 of equal length, which may be 0.
+    """The news of one event: output tokens from index `start`, `ids` int32 and `behaviour` float32
+    of equal length, which may be 0.
 
-    `version` is the newest that sampled any of them. At the end `ending` is set, and `spans` where the server knows them.
+    `version` is the newest that sampled any of them. At the end `ending` is set, and `spans` where
+    the server knows them.
     """
 
     start: int
@@ -60,7 +69,8 @@ class StreamEvent(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """`GET /model_info`: what is served now. `weight_version` is `default` until somebody names one."""
+    """`GET /model_info`: what is served now. `weight_version` is `default` until somebody names
+    one."""
 
     model_path: str
     weight_version: str
@@ -87,7 +97,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Requests that a server holds: `running` are being decoded, `queued` wait (a retracted one waits, too)."""
+    """Requests that a server holds: `running` are being decoded, `queued` wait (a retracted one
+    waits, too)."""
 
     running: int
     queued: int
@@ -195,7 +206,8 @@ class Increments:
         self._done = 0
 
     def read(self, data: bytes) -> StreamEvent | ServerFailure:
-        """Raises Garbled where the tokens of an event cannot be told, or come without a log-probability each."""
+        """Raises Garbled where the tokens of an event cannot be told, or come without a
+        log-probability each."""
         try:
             output = _OUTPUT.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -209,9 +221,14 @@ class Increments:
         new = self._done - start
         if new < 0:
             raise Garbled(f"took back tokens: {self._done} after {start}")
-        ids, entries = _newest(output.output_ids, new, start, "ids"), _newest(meta.output_token_logprobs, new, start, "log-probabilities")
+        ids, entries = (
+            _newest(output.output_ids, new, start, "ids"),
+            _newest(meta.output_token_logprobs, new, start, "log-probabilities"),
+        )
         if [entry[1] for entry in entries] != ids:
-            raise Garbled(f"sent log-probabilities of other tokens than those from index {start} on")
+            raise Garbled(
+                f"sent log-probabilities of other tokens than those from index {start} on"
+            )
         try:
             known = np.array(ids, np.int32)
         except OverflowError as error:
@@ -229,8 +246,9 @@ class Increments:
 
 
 def _newest(sent: list[T], new: int, start: int, what: str) -> list[T]:
-    """The last `new`: all of what was sent, or all but the `start` that were known. Of an event without news nothing is asked: the last
-    one of an aborted request repeats what was sent, in part or in whole."""
+    """The last `new`: all of what was sent, or all but the `start` that were known. Of an event
+    without news nothing is asked: the last one of an aborted request repeats what was sent, in part
+    or in whole."""
     if new == 0:
         return []
     if len(sent) != new and len(sent) != start + new:

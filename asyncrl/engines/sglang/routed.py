@@ -1,8 +1,8 @@
-"""Servers behind a router, as if they were one. Invariant: a request goes to the router, and whatever must reach a server goes to each of
-them itself: a router need not pass it on.
+"""Servers behind a router, as if they were one. Invariant: a request goes to the router, and
+whatever must reach a server goes to each of them itself: a router need not pass it on.
 
-The router shares requests out, by load and by the prefixes that servers have cached. An abort names a request that one server has, and
-the others do not know.
+The router shares requests out, by load and by the prefixes that servers have cached. An abort names
+a request that one server has, and the others do not know.
 """
 
 from __future__ import annotations

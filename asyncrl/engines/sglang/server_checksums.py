@@ -1,10 +1,11 @@
-"""What a server's own checksums say of its weights. Invariant: a tensor once seen to hold exactly the trainer's bytes is never taken for
-right again when it does not.
+"""What a server's own checksums say of its weights. Invariant: a tensor once seen to hold exactly
+the trainer's bytes is never taken for right again when it does not.
 
-A server gives one hash for each of its tensors and ranks. On a CPU it is the beginning of SHA-256 over the tensor's bytes, so what it must
-be is known as soon as the layout is: whole or fused with others, cut between ranks, padded. Layouts are not asked for but found, at the
-first publication, by trying each. What fits none (another hash on a GPU, weights that are quantized or rearranged) must at least change
-when what it is made of does, and only then. The canary has the last word.
+A server gives one hash for each of its tensors and ranks. On a CPU it is the beginning of SHA-256
+over the tensor's bytes, so what it must be is known as soon as the layout is: whole or fused with
+others, cut between ranks, padded. Layouts are not asked for but found, at the first publication, by
+trying each. What fits none (another hash on a GPU, weights that are quantized or rearranged) must
+at least change when what it is made of does, and only then. The canary has the last word.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _VOCABULARY_ROWS = 64
 
 
 class UnknownName(Exception):
-    """The server's model has no place for a tensor; it would take it without a word, and serve its old weights."""
+    """The server's model has no place for a tensor; it would take it without a word, and serve its
+    old weights."""
 
 
 class WrongWeights(Exception):
@@ -40,8 +42,8 @@ class WrongWeights(Exception):
 
 
 def sources(ours: Iterable[str], theirs: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """For each tensor of the server that is made of ours, the names of its parts, in order. Raises UnknownName for one of ours without a
-    place."""
+    """For each tensor of the server that is made of ours, the names of its parts, in order. Raises
+    UnknownName for one of ours without a place."""
     found: dict[str, dict[int, str]] = {}
     for name in ours:
         target, place = name, 0
@@ -53,10 +55,12 @@ def sources(ours: Iterable[str], theirs: Collection[str]) -> dict[str, tuple[str
         if target not in theirs:
             raise UnknownName(f"its model has no parameter for {name}")
         found.setdefault(target, {})[place] = name
-    return {target: tuple(parts[place] for place in sorted(parts)) for target, parts in found.items()}
+    return {
+        target: tuple(parts[place] for place in sorted(parts)) for target, parts in found.items()
+    }
 
 
-# -------------------------------------------------------------------------------------------------------------------- layouts
+# ----------------------------------------------------------------------------------------- layouts
 
 Layout = Callable[["Sequence[Tensor]", int, int], "Sequence[Tensor]"]
 """(parts, rank, ranks) to the pieces that follow one another in the rank's tensor."""
@@ -93,18 +97,20 @@ def _digest(pieces: Iterable[Tensor]) -> str:
     return hashed.hexdigest()[:16]
 
 
-# --------------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------ checks
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """Of one version: for each tensor in a known layout its hash on each rank; for each other the hash of its parts."""
+    """Of one version: for each tensor in a known layout its hash on each rank; for each other the
+    hash of its parts."""
 
     exact: dict[str, list[str]]
     parts: dict[str, str]
 
 
 class Checks:
-    """What is known of one server of `ranks` ranks, whose checksums are `found`, about the tensors called `ours`. Raises UnknownName."""
+    """What is known of one server of `ranks` ranks, whose checksums are `found`, about the tensors
+    called `ours`. Raises UnknownName."""
 
     def __init__(self, ours: Iterable[str], found: Sequence[Mapping[str, str]]) -> None:
         self._sources = sources(ours, found[0].keys())
@@ -118,7 +124,8 @@ class Checks:
         return len(self._layouts)
 
     def expect(self, weights: Mapping[str, Tensor]) -> Expected:
-        """What the checksums must be when the server holds `weights`: hashing, for a worker thread, before the server is paused."""
+        """What the checksums must be when the server holds `weights`: hashing, for a worker thread,
+        before the server is paused."""
         exact, parts = {}, {}
         for name in self._sources:
             tensors = self._tensors(name, weights)
@@ -128,10 +135,17 @@ class Checks:
                 parts[name] = _digest(tensors)
         return Expected(exact, parts)
 
-    def verify(self, expected: Expected, weights: Mapping[str, Tensor], found: Sequence[Mapping[str, str]]) -> None:
+    def verify(
+        self, expected: Expected, weights: Mapping[str, Tensor], found: Sequence[Mapping[str, str]]
+    ) -> None:
         """Compare, and remember what was found out. For a worker thread. Raises WrongWeights."""
-        if len(found) != self._ranks or any(name not in rank for rank in found for name in self._sources):
-            raise WrongWeights(f"checksums came of {len(found)} ranks, or not of all tensors; {self._ranks} ranks had {len(self._sources)}")
+        if len(found) != self._ranks or any(
+            name not in rank for rank in found for name in self._sources
+        ):
+            raise WrongWeights(
+                f"checksums came of {len(found)} ranks, or not of all tensors; {self._ranks} "
+                f"ranks had {len(self._sources)}"
+            )
         wrong: dict[str, str] = {}
         now: dict[str, tuple[str, list[str]]] = {}
         for name in self._sources:
@@ -148,26 +162,40 @@ class Checks:
             self._last = now
         else:
             name, fault = next(iter(wrong.items()))
-            raise WrongWeights(f"{name} {fault}" + (f", and so on: {len(wrong)} tensors are wrong" if len(wrong) > 1 else ""))
+            raise WrongWeights(
+                f"{name} {fault}"
+                + (f", and so on: {len(wrong)} tensors are wrong" if len(wrong) > 1 else "")
+            )
 
     def _found(self, name: str, tensors: Sequence[Tensor], theirs: list[str]) -> str | None:
-        """Look for the layout of a tensor: what is wrong with it, empty where nothing is, None where it is none that we know."""
+        """Look for the layout of a tensor: what is wrong with it, empty where nothing is, None
+        where it is none that we know."""
         for layout in _LAYOUTS:
             if _fits(layout, tensors, self._ranks):
-                equal = [ours == their for ours, their in zip(self._hashes(layout, tensors), theirs, strict=True)]
+                equal = [
+                    ours == their
+                    for ours, their in zip(self._hashes(layout, tensors), theirs, strict=True)
+                ]
                 if all(equal):
                     self._layouts[name] = layout
                     return ""
                 if any(equal):
-                    return f"is right on rank {equal.index(True)} and not on rank {equal.index(False)}"
+                    return (
+                        f"is right on rank {equal.index(True)} and not on rank {equal.index(False)}"
+                    )
         return None
 
     def _moved(self, name: str, parts: str, theirs: list[str]) -> str:
-        """What is wrong with a tensor in an unknown layout, next to the version before; empty where nothing is."""
+        """What is wrong with a tensor in an unknown layout, next to the version before; empty where
+        nothing is."""
         parts_before, theirs_before = self._last.get(name, (parts, theirs))
         if (parts_before != parts) == (theirs_before != theirs):
             return ""
-        return "was sent anew and did not change" if theirs_before == theirs else "changed and was sent as it was"
+        return (
+            "was sent anew and did not change"
+            if theirs_before == theirs
+            else "changed and was sent as it was"
+        )
 
     def _tensors(self, name: str, weights: Mapping[str, Tensor]) -> list[Tensor]:
         return [weights[part] for part in self._sources[name]]

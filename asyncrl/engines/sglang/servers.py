@@ -1,8 +1,9 @@
-"""A server as a child process. Invariant: it ends with the block that started it and with this process, whichever ends first, and all of
-its session with it; while the block lasts, its death is noticed at once.
+"""A server as a child process. Invariant: it ends with the block that started it and with this
+process, whichever ends first, and all of its session with it; while the block lasts, its death is
+noticed at once.
 
-A container is the exception: its client ends so, and is asked to first (SIGTERM, which stops the container); but the container of a
-client that was killed goes on.
+A container is the exception: its client ends so, and is asked to first (SIGTERM, which stops the
+container); but the container of a client that was killed goes on.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from asyncrl.processes.process import Process, spawn
 
 HOST = "127.0.0.1"
 _TERM_S = 5.0
-"""What a server gets to end by itself; a container's client needs it, a server of ours holds nothing."""
+"""What a server gets to end by itself; a container's client needs it, a server of ours holds
+nothing."""
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """How a server is started. `python` is the command of a Python that has SGLang: a path, or `docker run … python3`. It decodes `slots`
-    rollouts of at most `context_tokens` tokens at a time, and the canary."""
+    """How a server is started. `python` is the command of a Python that has SGLang: a path, or
+    `docker run … python3`. It decodes `slots` rollouts of at most `context_tokens` tokens at a
+    time, and the canary."""
 
     python: tuple[str, ...]
     model: str
@@ -43,7 +46,8 @@ class Launch(msgspec.Struct, frozen=True):
 
 
 def command(launch: Launch, port: int) -> list[str]:
-    """The command line of a server at `port` of this machine alone. `launch.arguments` come last, and so win."""
+    """The command line of a server at `port` of this machine alone. `launch.arguments` come last,
+    and so win."""
     context = max(launch.context_tokens, canary.TOKENS) + _UNUSABLE
     options = {
         "model-path": launch.model,
@@ -52,40 +56,56 @@ def command(launch: Launch, port: int) -> list[str]:
         "device": launch.device,
         "dtype": launch.dtype,
         "tp-size": launch.tensor_parallel,
-        "max-running-requests": launch.slots + 1,  # the canary's, which must not wait for a rollout to end
+        "max-running-requests": launch.slots
+        + 1,  # the canary's, which must not wait for a rollout to end
         "context-length": context,
         "random-seed": launch.seed,
     }
     if launch.device == "cpu":
-        # Memory is not a device's here: the share is of the whole machine, and the room for tokens is what counts.
+        # Memory is not a device's here: the share is of the whole machine, and the room for tokens
+        # is what counts.
         options |= {
             "attention-backend": "torch_native",
             "mem-fraction-static": 0.5,
             "max-total-tokens": max((launch.slots + 1) * context, _LEAST_TOKENS),
         }
-    # Incremental events hold what is new; others hold all so far, whose cost grows with the square of a response.
-    switches = ["--skip-tokenizer-init", "--incremental-streaming-output", "--sleep-on-idle", "--enable-metrics"]
+    # Incremental events hold what is new; others hold all so far, whose cost grows with the square
+    # of a response.
+    switches = [
+        "--skip-tokenizer-init",
+        "--incremental-streaming-output",
+        "--sleep-on-idle",
+        "--enable-metrics",
+    ]
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [*launch.python, "-m", "sglang.launch_server", *pairs, *switches, *launch.arguments]
 
 
 _UNUSABLE = 8
-"""SGLang takes no input that ends in the last six positions of its context, and without a word ends a response two before the last."""
+"""SGLang takes no input that ends in the last six positions of its context, and without a word ends
+a response two before the last."""
 
 _LEAST_TOKENS = 16_384
 """Room for prompts that several rollouts share."""
 
 
 def environment(launch: Launch, cores: Sequence[int]) -> dict[str, str]:
-    """What a server's environment has beyond ours. Nothing is fetched from anywhere; on a CPU the plug-in of `make sglang-cpu` is used, and
-    each rank has one of `cores` (at least one), in turn."""
+    """What a server's environment has beyond ours. Nothing is fetched from anywhere; on a CPU the
+    plug-in of `make sglang-cpu` is used, and each rank has one of `cores` (at least one), in turn.
+    """
     always = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    always["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # than the model's, for what is unusable of it
+    always["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = (
+        "1"  # than the model's, for what is unusable of it
+    )
     if launch.device != "cpu":
         return always
     ranks = "|".join(str(cores[rank % len(cores)]) for rank in range(launch.tensor_parallel))
     # More threads than one make a small model's decoding eight times slower.
-    return always | {"SGLANG_PLATFORM": "cpu_native", "OMP_NUM_THREADS": "1", "SGLANG_CPU_OMP_THREADS_BIND": ranks}
+    return always | {
+        "SGLANG_PLATFORM": "cpu_native",
+        "OMP_NUM_THREADS": "1",
+        "SGLANG_CPU_OMP_THREADS_BIND": ranks,
+    }
 
 
 class Server:
@@ -96,9 +116,13 @@ class Server:
         self.process = process
 
     async def watch(self) -> None:
-        """Wait for its death, which is ServerGone, with the end of its log. Of its leader's: SGLang ends that when any other part dies."""
+        """Wait for its death, which is ServerGone, with the end of its log. Of its leader's: SGLang
+        ends that when any other part dies."""
         code = await self.process.wait()
-        raise ServerGone(f"the server at {self.url} {_ended(code)}; the end of its log {self.process.log}:\n{self.process.tail()}")
+        raise ServerGone(
+            f"the server at {self.url} {_ended(code)}; the end of its log "
+            f"{self.process.log}:\n{self.process.tail()}"
+        )
 
 
 @asynccontextmanager
@@ -111,14 +135,18 @@ async def managed(
     ready_s: float = 600.0,
     extra_environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Server]:
-    """A server for the length of the block, started and ready within `ready_s` seconds, on `cores` alone where given.
+    """A server for the length of the block, started and ready within `ready_s` seconds, on `cores`
+    alone where given.
 
-    Its output goes to `log`. Use it in the main thread. Raises ServerGone where it dies before it is ready, or is not in time; then nothing
-    of it is left either. In the block, run `watch` beside everything else.
+    Its output goes to `log`. Use it in the main thread. Raises ServerGone where it dies before it
+    is ready, or is not in time; then nothing of it is left either. In the block, run `watch` beside
+    everything else.
     """
     port = free_port(HOST)
     argv = [sys.executable, "-m", "asyncrl.engines.sglang.guarded_command", *command(launch, port)]
-    env = environment(launch, sorted(cores or os.sched_getaffinity(0))) | dict(extra_environment or {})
+    env = environment(launch, sorted(cores or os.sched_getaffinity(0))) | dict(
+        extra_environment or {}
+    )
     process = spawn(name, argv, log=log, cores=cores, env=env)
     server = Server(f"http://{HOST}:{port}", process)
     try:

@@ -1,9 +1,10 @@
-"""Which version sampled which token of one request. Invariant: what comes out is contiguous, each token once, each under the version that
-sampled it.
+"""Which version sampled which token of one request. Invariant: what comes out is contiguous, each
+token once, each under the version that sampled it.
 
-A server says a version with each event, the newest of the event's tokens, and all versions token by token only when the request ends. The
-version says it of all tokens of the event where the event before had the same, and where there is one token. Otherwise the event may
-straddle a change of weights: it is held back, with everything after it, until the end tells.
+A server says a version with each event, the newest of the event's tokens, and all versions token by
+token only when the request ends. The version says it of all tokens of the event where the event
+before had the same, and where there is one token. Otherwise the event may straddle a change of
+weights: it is held back, with everything after it, until the end tells.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from asyncrl.engines.sglang.http_types import StreamEvent, WireSpan
 
 
 class SpanError(Exception):
-    """What a server said of versions contradicts itself, or is missing; says how, as the end of a sentence that begins with the request."""
+    """What a server said of versions contradicts itself, or is missing; says how, as the end of a
+    sentence that begins with the request."""
 
 
 class TokenRun(msgspec.Struct, frozen=True):
-    """Output tokens from index `start`, all sampled under `version`: `ids` int32 and `behaviour` float32, of equal length of at least 1."""
+    """Output tokens from index `start`, all sampled under `version`: `ids` int32 and `behaviour`
+    float32, of equal length of at least 1."""
 
     version: int
     start: int
@@ -50,35 +53,54 @@ class SpanStream:
         return sum(len(event.ids) for event in self._held)
 
     def feed(self, event: StreamEvent) -> list[TokenRun]:
-        """What can be told now; after the last event, all. Raises SpanError, and tells nothing then."""
+        """What can be told now; after the last event, all. Raises SpanError, and tells nothing
+        then."""
         before, self.version = self.version, _number(event.version)
         if event.ending is not None and event.spans is not None:
             return self._all(event, event.spans)
         if self._held or (self.version != before and len(event.ids) > 1):
             self._held.append(event)
             if event.ending is not None and self.held:
-                raise SpanError(f"ended without saying which version sampled its last {self.held} tokens")
+                raise SpanError(
+                    f"ended without saying which version sampled its last {self.held} tokens"
+                )
             return []
-        return self._tell([TokenRun(self.version, event.start, event.ids, event.behaviour)] if len(event.ids) else [])
+        return self._tell(
+            [TokenRun(self.version, event.start, event.ids, event.behaviour)]
+            if len(event.ids)
+            else []
+        )
 
     def _all(self, event: StreamEvent, spans: tuple[WireSpan, ...]) -> list[TokenRun]:
-        """Everything that was not told, by spans that must tile what there is and agree with what was told."""
+        """Everything that was not told, by spans that must tile what there is and agree with what
+        was told."""
         total = event.start + len(event.ids)
         spans = tuple(span for span in spans if span.end > span.start)
         ends = [0, *(span.end for span in spans)]
         if [span.start for span in spans] != ends[:-1] or ends[-1] != total:
-            raise SpanError(f"ended with versions of tokens {[(span.start, span.end) for span in spans]}, which do not tile its {total}")
+            raise SpanError(
+                f"ended with versions of tokens {[(span.start, span.end) for span in spans]}, "
+                f"which do not tile its {total}"
+            )
         at = 0
         for told in self._told:
             for span in spans:
-                if span.start < told.end and at < span.end and _number(span.version) != told.version:
+                if (
+                    span.start < told.end
+                    and at < span.end
+                    and _number(span.version) != told.version
+                ):
                     raise SpanError(
-                        f"ended with version {span.version} for tokens {span.start} to {span.end}, of which it had said {told.version}"
+                        f"ended with version {span.version} for tokens {span.start} to "
+                        f"{span.end}, of which it had said {told.version}"
                     )
             at = told.end
         rest = [*self._held, event]
         self._held = []
-        ids, behaviour = np.concatenate([e.ids for e in rest]), np.concatenate([e.behaviour for e in rest])
+        ids, behaviour = (
+            np.concatenate([e.ids for e in rest]),
+            np.concatenate([e.behaviour for e in rest]),
+        )
         pieces = []
         for span in spans:
             if span.end > at:

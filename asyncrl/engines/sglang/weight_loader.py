@@ -1,5 +1,6 @@
-"""Staged weights into one server. Invariant: when `load` returns, the server decodes with exactly these weights, under their version;
-when it raises NotLoaded, it goes on with those it had; and when it raises HalfLoaded, it is not to decode any more.
+"""Staged weights into one server. Invariant: when `load` returns, the server decodes with exactly
+these weights, under their version; when it raises NotLoaded, it goes on with those it had; and when
+it raises HalfLoaded, it is not to decode any more.
 
     prepare     names, shapes, dtypes and the server's own parameters compared; group joined or files written; canary's reference computed
     pause       from here the server stands still
@@ -8,8 +9,8 @@ when it raises NotLoaded, it goes on with those it had; and when it raises HalfL
     resume      from here it decodes with weights that are not trusted yet: who calls holds back what it says
     canary      the server's log-probabilities of a fixed text against those of the weights
 
-The first update call is where NotLoaded becomes HalfLoaded. A server that fails from there to its checksums stays paused, so that nobody
-decodes with half of each.
+The first update call is where NotLoaded becomes HalfLoaded. A server that fails from there to its
+checksums stays paused, so that nobody decodes with half of each.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ class NotLoaded(SglangError):
 
 
 class HalfLoaded(SglangError):
-    """The server holds weights that are not known to be those it was sent: it must be replaced, or given all of them again."""
+    """The server holds weights that are not known to be those it was sent: it must be replaced, or
+    given all of them again."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A load in seconds: `pause_s` the server stood still, of which `transfer_s` for the transfer and `verify_s` for checksums; `canary_s`
-    after that. `difference` is the canary's, in nats; `exact` tensors of the server were compared byte by byte (0: none could be)."""
+    """A load in seconds: `pause_s` the server stood still, of which `transfer_s` for the transfer
+    and `verify_s` for checksums; `canary_s` after that. `difference` is the canary's, in nats;
+    `exact` tensors of the server were compared byte by byte (0: none could be)."""
 
     pause_s: float
     transfer_s: float
@@ -60,9 +63,10 @@ class Loaded(msgspec.Struct, frozen=True):
 class WeightLoader:
     """Gives versions to one server, one at a time.
 
-    `model` is this process's own transformers model of what the server serves: its parameters' names, shapes and dtypes are what may be
-    sent, and it computes the canary's reference; its weights are not read. `text` is `canary.text`, `tolerance` in nats. `deadline_s`
-    bounds each of: what comes before the pause, the pause, the canary.
+    `model` is this process's own transformers model of what the server serves: its parameters'
+    names, shapes and dtypes are what may be sent, and it computes the canary's reference; its
+    weights are not read. `text` is `canary.text`, `tolerance` in nats. `deadline_s` bounds each of:
+    what comes before the pause, the pause, the canary.
     """
 
     def __init__(
@@ -82,12 +86,15 @@ class WeightLoader:
         self._checks: Checks | None = None
         self._begun = False
 
-    async def load(self, version: int, weights: Mapping[str, Tensor], stop: Callable[[], None] = lambda: None) -> Loaded:
-        """Load `weights` (by parameter name, tied ones once; unchanged until this returns) as `version`, verified. `stop` is called just
-        before the server is paused: from then on nothing may be sent to it.
+    async def load(
+        self, version: int, weights: Mapping[str, Tensor], stop: Callable[[], None] = lambda: None
+    ) -> Loaded:
+        """Load `weights` (by parameter name, tied ones once; unchanged until this returns) as
+        `version`, verified. `stop` is called just before the server is paused: from then on nothing
+        may be sent to it.
 
-        Raises NotLoaded and HalfLoaded, in one sentence. Cancelled before the first update call, it leaves the server as it was, and
-        later as after HalfLoaded.
+        Raises NotLoaded and HalfLoaded, in one sentence. Cancelled before the first update call, it
+        leaves the server as it was, and later as after HalfLoaded.
         """
         url, client = self._client.url, self._client
         self._begun = False
@@ -102,7 +109,9 @@ class WeightLoader:
                         await self._way.begin(client)
                         begun = trio.current_time()
                         self._begun = True
-                        await self._way.transfer(client, version, weights, flush=self._mode != "in_place")
+                        await self._way.transfer(
+                            client, version, weights, flush=self._mode != "in_place"
+                        )
                         sent = trio.current_time()
                         exact = await self._verify(expected, weights)
                     verified = trio.current_time()
@@ -111,10 +120,19 @@ class WeightLoader:
                     scores = await client.score(self._text, extra_key=uuid.uuid4().hex)
                 difference = canary.compare(version, reference, scores, self._tolerance)
         except Exception as error:
-            reason = str(error) or (f"not done within {self._deadline_s:g} s" if isinstance(error, trio.TooSlowError) else repr(error))
+            reason = str(error) or (
+                f"not done within {self._deadline_s:g} s"
+                if isinstance(error, trio.TooSlowError)
+                else repr(error)
+            )
             if self._begun:
-                raise HalfLoaded(f"{url} holds weights of which it is not known that they are version {version}: {reason}") from error
-            raise NotLoaded(f"{url} was not given version {version}, and goes on with what it had: {reason}") from error
+                raise HalfLoaded(
+                    f"{url} holds weights of which it is not known that they are version "
+                    f"{version}: {reason}"
+                ) from error
+            raise NotLoaded(
+                f"{url} was not given version {version}, and goes on with what it had: {reason}"
+            ) from error
         return Loaded(
             pause_s=resumed - start,
             transfer_s=sent - begun,
@@ -124,17 +142,28 @@ class WeightLoader:
             exact=exact,
         )
 
-    async def _prepare(self, version: int, weights: Mapping[str, Tensor]) -> tuple[Expected | None, list[float]]:
+    async def _prepare(
+        self, version: int, weights: Mapping[str, Tensor]
+    ) -> tuple[Expected | None, list[float]]:
         refuse_misfit(dict(self._model.named_parameters()), weights)
         if self._checks is None:
             self._checks = await self._acquainted(weights)
         await self._way.prepare(self._client, version, weights)
-        expected = None if self._checks is None else await trio.to_thread.run_sync(self._checks.expect, weights)
-        return expected, await trio.to_thread.run_sync(canary.reference, self._model, weights, self._text)
+        expected = (
+            None
+            if self._checks is None
+            else await trio.to_thread.run_sync(self._checks.expect, weights)
+        )
+        return expected, await trio.to_thread.run_sync(
+            canary.reference, self._model, weights, self._text
+        )
 
     async def _acquainted(self, weights: Mapping[str, Tensor]) -> Checks | None:
         """What the server's model is made of; None where it has no checksums to tell."""
-        architecture, dtype = type(self._model).__name__, str(next(iter(weights.values())).dtype).removeprefix("torch.")
+        architecture, dtype = (
+            type(self._model).__name__,
+            str(next(iter(weights.values())).dtype).removeprefix("torch."),
+        )
         model, server = await self._client.model_info(), await self._client.server_info()
         refuse_other_model(model, server, architecture=architecture, dtype=dtype)
         try:
@@ -152,13 +181,17 @@ class WeightLoader:
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
-        """Paused in the block. Resumed after it, unless it failed when weights had begun to change."""
+        """Paused in the block. Resumed after it, unless it failed when weights had begun to
+        change."""
         try:
             await self._client.pause(self._mode)
             yield
         except BaseException:
             if not self._begun:
-                with trio.CancelScope(deadline=trio.current_time() + _MEND_S, shield=True), suppress(SglangError):
+                with (
+                    trio.CancelScope(deadline=trio.current_time() + _MEND_S, shield=True),
+                    suppress(SglangError),
+                ):
                     await self._client.resume()
             raise
         await self._client.resume()
@@ -170,14 +203,18 @@ class WeightLoader:
             yield
             failed = False
         finally:
-            # Where it failed the server may be gone, or hold no such group: the failure itself is what is told.
-            with trio.CancelScope(deadline=trio.current_time() + _MEND_S, shield=True), suppress(SglangError):
+            # Where it failed the server may be gone, or hold no such group: the failure itself is
+            # what is told.
+            with (
+                trio.CancelScope(deadline=trio.current_time() + _MEND_S, shield=True),
+                suppress(SglangError),
+            ):
                 await self._way.forget(self._client, failed=failed)
 
 
 def refuse_misfit(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError where `weights` are not exactly tensors for `parameters`: a server takes an unknown name without a word, and of a
-    wrong shape it notices when others have changed."""
+    """Raise ValueError where `weights` are not exactly tensors for `parameters`: a server takes an
+    unknown name without a word, and of a wrong shape it notices when others have changed."""
     if unknown := weights.keys() - parameters.keys():
         raise ValueError(f"the model has no parameter {min(unknown)}")
     if missing := parameters.keys() - weights.keys():
@@ -186,5 +223,6 @@ def refuse_misfit(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor
         tensor = weights[name]
         if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
             raise ValueError(
-                f"parameter {name} is {tensor.dtype} {list(tensor.shape)}, and the model's is {parameter.dtype} {list(parameter.shape)}"
+                f"parameter {name} is {tensor.dtype} {list(tensor.shape)}, and the model's is "
+                f"{parameter.dtype} {list(parameter.shape)}"
             )

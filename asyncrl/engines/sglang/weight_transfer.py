@@ -1,5 +1,6 @@
-"""How weights get into one server: by broadcast into its update session, or by files that it reads. Invariant: between `prepare` and
-`forget` lies one transfer at most, and nothing but `transfer` changes a weight of the server.
+"""How weights get into one server: by broadcast into its update session, or by files that it reads.
+Invariant: between `prepare` and `forget` lies one transfer at most, and nothing but `transfer`
+changes a weight of the server.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ class WeightTransfer(Protocol):
         """The last step that changes no weights, in a paused server."""
         ...
 
-    async def transfer(self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool) -> None:
-        """All of the weights; the server gives itself the version with the last of them, and forgets its prefix cache where `flush`."""
+    async def transfer(
+        self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool
+    ) -> None:
+        """All of the weights; the server gives itself the version with the last of them, and
+        forgets its prefix cache where `flush`."""
         ...
 
     async def forget(self, client: Client, *, failed: bool) -> None:
@@ -40,7 +44,7 @@ class WeightTransfer(Protocol):
         ...
 
 
-# -------------------------------------------------------------------------------------------------------------- by broadcast
+# ------------------------------------------------------------------------------------ by broadcast
 
 
 class UpdateBucket(Protocol):
@@ -83,9 +87,11 @@ class UpdateGroup(Protocol):
 
 
 class BroadcastTransfer:
-    """In a group that is joined once and renewed after a failure. `deadline_s` bounds the meeting, and each bucket.
+    """In a group that is joined once and renewed after a failure. `deadline_s` bounds the meeting,
+    and each bucket.
 
-    A server that cannot reach the group's host stands still in the meeting for as long as torch.distributed waits: half an hour.
+    A server that cannot reach the group's host stands still in the meeting for as long as
+    torch.distributed waits: half an hour.
     """
 
     def __init__(self, group: UpdateGroup, deadline_s: float) -> None:
@@ -99,19 +105,25 @@ class BroadcastTransfer:
             if (server.tp_size, server.dp_size) != (group.world - 1, 1):
                 found = f"{server.tp_size} tensor-parallel and {server.dp_size} data-parallel ranks"
                 raise ValueError(
-                    f"it has {found}, and engine.sglang.tensor_parallel is {group.world - 1}; data-parallel ones cannot be updated"
+                    f"it has {found}, and engine.sglang.tensor_parallel is {group.world - 1}; "
+                    "data-parallel ones cannot be updated"
                 )
-            invite = partial(client.init_group, group.host, group.port, group.world, group.name, group.backend)
+            invite = partial(
+                client.init_group, group.host, group.port, group.world, group.name, group.backend
+            )
             await gather(invite, partial(group.join, self._deadline_s))
 
     async def begin(self, client: Client) -> None:
         try:
             await client.begin_update()
-        except RequestRefused:  # an actor that was killed may have left its session open; the second refusal is the answer
+        # an actor that was killed may have left its session open; the second refusal is the answer
+        except RequestRefused:
             await client.end_update()
             await client.begin_update()
 
-    async def transfer(self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool) -> None:
+    async def transfer(
+        self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool
+    ) -> None:
         sending = self._group.transfer(weights)
         for i, bucket in enumerate(sending.buckets, 1):
             last = i == len(sending.buckets)
@@ -130,15 +142,18 @@ class BroadcastTransfer:
     async def forget(self, client: Client, *, failed: bool) -> None:
         if failed:
             name = self._group.name
-            self._group.leave()  # before the server is asked to: a rank that still waits for a broadcast answers when we are gone
+            # before the server is asked to: a rank that still waits for a broadcast answers when we
+            # are gone
+            self._group.leave()
             await client.destroy_group(name)
 
 
-# -------------------------------------------------------------------------------------------------------------------- by disk
+# ----------------------------------------------------------------------------------------- by disk
 
 
 class DiskTransfer:
-    """By safetensors under `directory`, which the server sees under the same path; removed again when they are read."""
+    """By safetensors under `directory`, which the server sees under the same path; removed again
+    when they are read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -151,7 +166,9 @@ class DiskTransfer:
     async def begin(self, client: Client) -> None:
         """A server takes files without a session."""
 
-    async def transfer(self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool) -> None:
+    async def transfer(
+        self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool
+    ) -> None:
         await client.update_from_disk(str(self._written), version, flush=flush)
 
     async def forget(self, client: Client, *, failed: bool) -> None:
@@ -166,7 +183,11 @@ def _write(directory: Path, weights: Mapping[str, Tensor]) -> None:
     partial_ = directory.with_name(directory.name + ".partial")
     partial_.mkdir(parents=True)
     try:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, partial_ / "model.safetensors", {"format": "pt"})
+        save_file(
+            {name: tensor.contiguous() for name, tensor in weights.items()},
+            partial_ / "model.safetensors",
+            {"format": "pt"},
+        )
         partial_.rename(directory)
     except BaseException:
         shutil.rmtree(partial_, ignore_errors=True)

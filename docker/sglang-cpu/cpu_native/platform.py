@@ -1,4 +1,5 @@
-"""The platform. Invariant: nothing here promises a kernel, so SGLang takes the pure-torch path of each layer (`forward_native`)."""
+"""The platform. Invariant: nothing here promises a kernel, so SGLang takes the pure-torch path of
+each layer (`forward_native`)."""
 
 from sglang.srt.platforms.cpu import CpuSRTPlatform
 from sglang.srt.platforms.device_mixin import PlatformEnum
