@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=4)
     engines = parser.parse_args().engines
     print(
-        f"{'overprovision':<15}{'tokens/s':>10}{'rollout s/step':>16}{'s/step':>9}{'head lag':>10}{'largest':>9}{'never trained':>15}"
+        f"{'overprovision':<15}{'tokens/s':>10}{'rollout s/step':>16}{'s/step':>9}"
+        f"{'head lag':>10}{'largest':>9}{'never trained':>15}"
     )
     throughput: list[float] = []
     lost = 0
@@ -57,8 +58,10 @@ def main() -> None:
         never = Counter(came.discarded) + Counter(came.discarded_before)
         lost += never.total()
         print(
-            f"{overprovision:<15g}{throughput[-1]:>10,.0f}{came.rollout_s / came.steps:>16.1f}{came.step_s:>9.1f}{came.head_lag:>10.2f}"
-            f"{came.largest_lag:>9}{', '.join(f'{n:,} {why}' for why, n in never.items()) or '0':>15}",
+            f"{overprovision:<15g}{throughput[-1]:>10,.0f}{came.rollout_s / came.steps:>16.1f}"
+            f"{came.step_s:>9.1f}{came.head_lag:>10.2f}"
+            f"{came.largest_lag:>9}"
+            f"{', '.join(f'{n:,} {why}' for why, n in never.items()) or '0':>15}",
             flush=True,
         )
     print(f"\nthroughput, 2 over 1: {throughput[1] / throughput[0]:.2f} (aim: at least 1.4)")

@@ -6,8 +6,10 @@ A decode step of an engine takes 8 ms, or 0.1 ms for each busy slot where that i
 takes 30 microseconds a token, and 1 s for the optimizer's step: about as long for a step as 4
 engines that are kept busy.
 
-    synchronous             engines and trainer by turns: `depth` and `max_lag` 0, and nothing is trained before all is generated
-    synchronous, colocated  the same where each side has the machines of both while its turn is: twice the engines, a trainer twice as fast
+    synchronous             engines and trainer by turns: `depth` and `max_lag` 0, and nothing is
+                            trained before all is generated
+    synchronous, colocated  the same where each side has the machines of both while its turn is:
+                            twice the engines, a trainer twice as fast
     on policy, overlapped   `depth` and `max_lag` 0: groups are trained while others are generated
     asynchronous            `depth` 1 and 2, `max_lag` 8
 """
@@ -53,14 +55,16 @@ def run(depth: int, max_lag: int, *, overlap: bool = True, machines: int = 1) ->
 def main() -> None:
     began = time.process_time()
     print(
-        f"{'':<24}{'s/step':>8}{'as fast':>9}{'trainer idle':>14}{'masked':>8}{'head lag':>10}{'largest':>9}"
+        f"{'':<24}{'s/step':>8}{'as fast':>9}{'trainer idle':>14}{'masked':>8}{'head lag':>10}"
+        f"{'largest':>9}"
     )
     synchronous = run(0, 0, overlap=False)
 
     def row(what: str, came: Measured) -> float:
         ratio = synchronous.step_s / came.step_s
         print(
-            f"{what:<24}{came.step_s:>8.1f}{ratio:>9.2f}{came.idle:>14.1%}{came.masked:>8.1%}{came.head_lag:>10.2f}{came.largest_lag:>9}",
+            f"{what:<24}{came.step_s:>8.1f}{ratio:>9.2f}{came.idle:>14.1%}{came.masked:>8.1%}"
+            f"{came.head_lag:>10.2f}{came.largest_lag:>9}",
             flush=True,
         )
         return ratio

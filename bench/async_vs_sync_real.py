@@ -1,7 +1,9 @@
 """The same run with and without asynchrony, on the cores of this machine.
 
-    rollouts wait     verifiers that take 0.2-2 s, lengths with a heavy tail    synchronous / asynchronous      at least 1.5
-    nothing waits     the main job, whose verifier is instant                   one after the other / run       at least 0.97
+    rollouts wait   verifiers that take 0.2-2 s, lengths    synchronous / asynchronous   at least
+                    with a heavy tail                                                    1.5
+    nothing waits   the main job, whose verifier is         one after the other / run    at least
+                    instant                                                              0.97
 
 Synchronous is the run with `staleness.depth = 0` and `staleness.max_lag = 0`, and nothing else
 changed: generation starts a step's prompts when the version before is published, and then waits for

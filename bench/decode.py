@@ -39,11 +39,20 @@ def build(size: str) -> PreTrainedModel:
     layers, hidden, inner, heads, groups, width = SIZES[size]
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=64, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
-            num_key_value_heads=groups, head_dim=width, max_position_embeddings=512, tie_word_embeddings=True,
-            bos_token_id=None, eos_token_id=None, pad_token_id=0,
+            vocab_size=64,
+            hidden_size=hidden,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=groups,
+            head_dim=width,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=0,
         )
-    ).eval()  # fmt: skip
+    ).eval()
 
 
 def varied_lengths(count: int) -> list[int]:
@@ -73,9 +82,14 @@ def generate(model: PreTrainedModel, ids: np.ndarray, lengths: Sequence[int], ro
         batch = torch.from_numpy(ids[first : first + rows]).long()
         with torch.inference_mode():
             model.generate(
-                batch, attention_mask=torch.ones_like(batch), do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
+                batch,
+                attention_mask=torch.ones_like(batch),
+                do_sample=True,
+                top_k=0,
+                top_p=1.0,
+                temperature=1.0,
                 max_new_tokens=max(lengths[first : first + rows]),
-            )  # fmt: skip
+            )
     return time.perf_counter() - begun
 
 
@@ -86,9 +100,15 @@ class Embedded:
         begun = time.perf_counter()
         weights = {name: p.detach().clone() for name, p in model.named_parameters()}
         self.engine = EmbeddedEngine(
-            copy.deepcopy(model), slots=slots, context_tokens=CONTEXT, chunk_tokens=8, stop_ids=frozenset(), run_seed=0, kv="keep",
+            copy.deepcopy(model),
+            slots=slots,
+            context_tokens=CONTEXT,
+            chunk_tokens=8,
+            stop_ids=frozenset(),
+            run_seed=0,
+            kv="keep",
             compile=compile,
-        )  # fmt: skip
+        )
         trio.run(self.engine.load, 0, weights)
         self.built = time.perf_counter() - begun
 
@@ -170,7 +190,8 @@ def main() -> None:
             )
             rate = sum(lengths) / seconds
             print(
-                f"{case:10}{name:18}{seconds:10.3f}{rate:12.0f}{1000 * seconds / max(lengths):10.3f}{ratio:8.2f}"
+                f"{case:10}{name:18}{seconds:10.3f}{rate:12.0f}"
+                f"{1000 * seconds / max(lengths):10.3f}{ratio:8.2f}"
             )
 
 

@@ -32,7 +32,7 @@ UNITS = ((60, 2), (60, 4), (60, 8), (180, 4), (180, 8))
 
 @contextmanager
 def completion_order() -> Iterator[None]:
-    """What was finished first is ready first."""
+    """Completion order: the first that finished is ready first."""
     ready = Experience.ready
 
     def by_completion(self: Experience, split: Split = "train") -> list[Group]:
@@ -69,14 +69,16 @@ def main() -> None:
     only = parser.parse_args().only
     began = time.process_time()
     print(
-        f"{'mean s, max_lag':<16}{'what':<28}{'s/step':>8}{'idle':>7}{'masked':>9}{'head lag':>10}{'largest':>9}"
+        f"{'mean s, max_lag':<16}{'what':<28}{'s/step':>8}{'idle':>7}{'masked':>9}"
+        f"{'head lag':>10}{'largest':>9}"
     )
     masked: dict[tuple[int, int, str], float] = {}
 
     def row(mean: int, max_lag: int, what: str, came: Measured) -> None:
         masked[mean, max_lag, what] = came.masked
         print(
-            f"{f'{mean}, {max_lag}':<16}{what:<28}{came.step_s:>8.1f}{came.idle:>7.1%}{came.masked:>9.1%}{came.head_lag:>10.2f}"
+            f"{f'{mean}, {max_lag}':<16}{what:<28}{came.step_s:>8.1f}{came.idle:>7.1%}"
+            f"{came.masked:>9.1%}{came.head_lag:>10.2f}"
             f"{came.largest_lag:>9}",
             flush=True,
         )

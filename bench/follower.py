@@ -42,7 +42,7 @@ class Follower:
         self.version = -1
         self.resumed: list[int] = []
         self.redone: list[tuple[int, list[int]]] = []
-        """What had to be taken again when the last life began, and was not yet."""
+        """Rollouts that had to be taken again when the last life began, and was not yet."""
         self._undone: set[int] = set()
         self._kept: list[tuple[int, int]] | None = None  # the snapshots that a dead run left
 
@@ -72,8 +72,8 @@ class Follower:
             self._kept = SqliteHistory(self._journal).snapshots()
 
     def folded(self) -> Experience:
-        """What the product makes of as many events as were looked at; also while the run goes
-        on."""
+        """Fold, by the product's own code, as many events as were looked at; also while the run
+        goes on."""
         history, seen = SqliteHistory(self._journal), len(self.events)
         after, experience = 0, Experience()
         for number, _ in [row for row in history.snapshots() if row[0] <= seen][-1:]:

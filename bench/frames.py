@@ -133,7 +133,7 @@ class Said:
 
 
 async def in_memory(numbers: range) -> Counter[str]:
-    """What frames were refused for; raises where one was not, or for something else."""
+    """Reasons for which frames were refused; raises where one was not, or for something else."""
     refused: Counter[str] = Counter()
     for number in numbers:
         if not number % 1000:
@@ -289,7 +289,8 @@ async def over_sockets(directory: Path, repetitions: int, seconds: float, at_onc
         refused.clear()
         medians, tails = [], []
         print(
-            f"\n{'':12}{'alone: median':>16}{'p99':>10}{'flooded: median':>18}{'p99':>10}{'ratios':>10}{'p99':>8}{'refused/s':>12}"
+            f"\n{'':12}{'alone: median':>16}{'p99':>10}{'flooded: median':>18}{'p99':>10}"
+            f"{'ratios':>10}{'p99':>8}{'refused/s':>12}"
         )
         for repetition in range(repetitions):
             alone = await asked()
@@ -316,7 +317,8 @@ async def over_sockets(directory: Path, repetitions: int, seconds: float, at_onc
                 flush=True,
             )
         print(
-            f"{'median of ratios':>66}{statistics.median(medians):>12.2f}{statistics.median(tails):>8.2f}"
+            f"{'median of ratios':>66}{statistics.median(medians):>12.2f}"
+            f"{statistics.median(tails):>8.2f}"
         )
         await trio.sleep(0.5)
         after = resident(), descriptors(), len(nursery.child_tasks)

@@ -1,21 +1,24 @@
-"""What a lag costs, by how the loss corrects for it: final held-out accuracy where every token has
+"""The cost of a lag, by how the loss corrects for it: final held-out accuracy where every token has
 exactly that lag.
 
 Nothing here is left to timing. One process generates and trains in turns, with the embedded engine
 and the learner that a run has: what step t trains was sampled with the weights of version max(0, t
 - lag), and says so. Task, model, warm-up, groups and learning rate are run.toml's; a step trains
-those of its groups whose rewards differ. Losses (METHODS):
+  those of its groups whose rewards differ. Losses (METHODS):
 
     default      run.toml's: the ratio of current to behaviour policy, clipped, and IcePop's band
-    decoupled    the ratio is clipped around the exact proximal policy (snapshot), and weighed by that of proximal to behaviour
-    vcpo         REINFORCE, weighed by the rollout's ratio, with a minimum-variance baseline (its cheap proxy from the logits), and a
-                 learning rate that shrinks with the effective sample size
+    decoupled    the ratio is clipped around the exact proximal policy (snapshot), and weighed by
+                 that of proximal to behaviour
+    vcpo         REINFORCE, weighed by the rollout's ratio, with a minimum-variance baseline (its
+                 cheap proxy from the logits), and a learning rate that shrinks with the effective
+                 sample size
     uncorrected  REINFORCE on old tokens as if they were new
 
 Each cell is a line of JSON in `--out` as soon as it is done, and what is there already is not run
 again, so that it can be stopped and resumed; the table is of all the lines there are.
 
-    python bench/high_lag.py [--out high_lag.jsonl] [--methods default,vcpo] [--lags 0,8] [--seeds 0] [--processes 2] [--set train.lr=1e-3]
+    python bench/high_lag.py [--out high_lag.jsonl] [--methods default,vcpo] [--lags 0,8]
+                             [--seeds 0] [--processes 2] [--set train.lr=1e-3]
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of it: held-out accuracy (greedy) before, after and at its highest, the last steps'
+    """One run: held-out accuracy (greedy) before, after and at its highest, the last steps'
     means, and seconds of one core."""
 
     cell: Cell
@@ -96,7 +99,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Response(NamedTuple):
-    """What an engine sampled for one request."""
+    """Tokens that an engine sampled for one request."""
 
     ids: np.ndarray
     behaviour: np.ndarray

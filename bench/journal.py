@@ -1,4 +1,4 @@
-"""What the journal costs: time beside a run of 100,000 tokens/s, bytes for each token, seconds to
+"""Cost of the journal: time beside a run of 100,000 tokens/s, bytes for each token, seconds to
 resume, and a state kept at a checkpoint.
 
 Groups live a whole life - admitted, leased, streamed in chunks of 8 tokens, 64 of them in a frame,

@@ -8,11 +8,12 @@ After each kill the journal is compared with an account kept from its events alo
 and so is what the run says that it goes on from. In the end the run is let finish, and must have
 taken its prompts in the order of the data, each once.
 
-    lost    a token, verdict or prompt that was journalled before a kill, and is not in the run's ledger and state after
+    lost    a token, verdict or prompt that was journalled before a kill, and is not in the run's
+            ledger and state after
     twice   a rollout trained again in the weights that hold it already
     hang    nothing new within HANG_S
-    work    seconds from the kill to the first work that can only be newer: a token under a later lease; for a reward actor a verdict on
-            an answer that came after
+    work    seconds from the kill to the first work that can only be newer: a token under a later
+            lease; for a reward actor a verdict on an answer that came after
     step    seconds from the kill to a published version that had never been published before
 
     python bench/kill_matrix.py [--kills 200] [--seed 0] [--model DIR] [--run DIR]
@@ -161,7 +162,7 @@ class Matrix:
         self.went_on.append((role, work - began, step - began))
 
     def _worked(self, role: str, before: int) -> bool:
-        """Whether there is work that was begun and done after event `before`."""
+        """True if there is work that was begun and done after event `before`."""
         begun: set[int] = set()
         for event in itertools.islice(self.follower.events, before, None):
             match event:

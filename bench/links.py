@@ -145,7 +145,8 @@ async def sender_main(
         return total / (time.perf_counter() - start)
 
     print(
-        f"{'frames':18}{'':6}{'bare/s':>10}{'link/s':>10}{'pipe/s':>10}{'bare MB/s':>12}{'link MB/s':>12}{'pipe MB/s':>12}{'link/bare':>11}"
+        f"{'frames':18}{'':6}{'bare/s':>10}{'link/s':>10}{'pipe/s':>10}{'bare MB/s':>12}"
+        f"{'link MB/s':>12}{'pipe MB/s':>12}{'link/bare':>11}"
     )
     for name, total in counts(seconds).items():
         ways = ["bare unix", "link unix", "pipe", "bare tcp", "link tcp"]

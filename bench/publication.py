@@ -68,7 +68,7 @@ async def main(sizes: list[int], repeat: int, bucket_mb: int) -> None:
     bare_port = free_port()
     async with Sender.open(HOST) as sender:
         command = [sys.executable, __file__, "--engine", str(sender.port), str(bare_port)]
-        with subprocess.Popen(
+        with subprocess.Popen(  # noqa: ASYNC220 nothing else runs here
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdin is not None and process.stdout is not None

@@ -6,8 +6,10 @@ last step. Then the same work is done in this process with all cores: every roll
 generated again, as many tokens from the same prompts (B), and trained again, the same groups in the
 same steps (C), each by the run's own engine and learner.
 
-    instant verifier             run / (B + C)        at most 1.05: nothing waits, so there is little to overlap
-    verifier that takes 0.2-1 s  run / max(B, C)      at most 1.15: its waiting and the faster side are hidden behind the slower one
+    instant verifier             run / (B + C)     at most 1.05: nothing waits, so there is little
+                                                   to overlap
+    verifier that takes 0.2-1 s  run / max(B, C)   at most 1.15: its waiting and the faster side
+                                                   are hidden behind the slower one
 
     python bench/run.py [--steps 40] [--repeat 3] [--slow-only | --instant-only]
 """
@@ -46,8 +48,8 @@ BENCH = Path(__file__).parent
 
 
 class Work:
-    """What a run did, from its journal: the prompts, the responses, and which step trained which
-    group."""
+    """Read from its journal what a run did: the prompts, the responses, and which step trained
+    which group."""
 
     def __init__(self, run: Path) -> None:
         self.prompts: dict[int, bytes] = {}

@@ -1,7 +1,9 @@
 """Tokens a second through asyncrl against a bare load generator, on the same SGLang server.
 
-    bare       streams of the same requests, read to their end with the same HTTP library and not looked at, so many at a time
-    asyncrl    the rollout actor and its engine: leases in, chunks out of a link, with log-probabilities and versions reconciled
+    bare       streams of the same requests, read to their end with the same HTTP library and not
+               looked at, so many at a time
+    asyncrl    the rollout actor and its engine: leases in, chunks out of a link, with
+               log-probabilities and versions reconciled
 
 They take turns on one server; medians of tokens/s, and their ratio (at least 0.95).
 

@@ -38,11 +38,20 @@ def large() -> PreTrainedModel:
     torch.manual_seed(0)
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8,
-            num_key_value_heads=8, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True,
-            bos_token_id=None, eos_token_id=END_ID, pad_token_id=PADDING_ID,
+            vocab_size=VOCABULARY,
+            hidden_size=512,
+            intermediate_size=1536,
+            num_hidden_layers=12,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            head_dim=64,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=END_ID,
+            pad_token_id=PADDING_ID,
         )
-    )  # fmt: skip
+    )
 
 
 MODELS = {"bundled": lambda: new_model(0), "large": large}

@@ -2,15 +2,16 @@
 
     accuracy    held-out, before and after
     lag, pause, publication seconds    from the summaries
-    gap         how far the engine's log-probability of a token is from that of transformers under the weights of the token's version, by
-                lag; at most 1e-5 (median)
-    recovery    with --kill-every: seconds from a server's SIGKILL to the next lease of its rollout actor; who is killed is the next one
-                that serves, and where none does the kill waits
+    gap         how far the engine's log-probability of a token is from that of transformers under
+                the weights of the token's version, by lag; at most 1e-5 (median)
+    recovery    with --kill-every: seconds from a server's SIGKILL to the next lease of its rollout
+                actor; who is killed is the next one that serves, and where none does the kill waits
 
 The gap is of the tokens whose version was kept (every EVERY-th), read from the journal while the
 run writes it. Servers are started by the rollout actors, with the Python of `make sglang-cpu`.
 
-    python bench/sglang_run.py [--steps 120] [--servers 2] [--kinds sglang,embedded] [--kill-every 20 --seconds 180]
+    python bench/sglang_run.py [--steps 120] [--servers 2] [--kinds sglang,embedded]
+                               [--kill-every 20 --seconds 180]
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ UNNOTICED_S = 2.0
 
 @dataclass
 class Told:
-    """What the journal told of a training rollout."""
+    """A training rollout as the journal told of it."""
 
     prompt: NDArray[np.int32]
     chunks: list[e.Extended] = field(default_factory=list)
@@ -71,7 +72,8 @@ class Watched:
     seen: int = 0
 
     def look(self) -> None:
-        """What is new: events, and checkpoints, which are linked to before they are deleted."""
+        """Read what is new: events, and checkpoints, which are linked to before they are
+        deleted."""
         path = self.run / JOURNAL
         if not path.exists():
             return

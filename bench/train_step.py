@@ -174,7 +174,7 @@ class Padded:
 
 
 class Packed:
-    """What asyncrl does."""
+    """Train a step as asyncrl does."""
 
     def __init__(
         self, model: PreTrainedModel, train: TrainConfig, staleness: StalenessConfig
@@ -190,7 +190,7 @@ class Packed:
 
 
 class Apart(Packed):
-    """What asyncrl did if no two prompts were alike."""
+    """Train a step as asyncrl would if no two prompts were alike."""
 
     def step(self, step: Step) -> float:
         with patch("asyncrl.training.learner.shares", lambda _: False):

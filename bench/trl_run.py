@@ -6,7 +6,8 @@ the system. Its fastest settings on a CPU, each tried: the default cache, a step
 batch, float32, no checkpointed activations, no reports. Saves weights as often as asyncrl does,
 outside its clock.
 
-    python bench/trl_run.py RUN.toml FOLDER        # the configuration, and where weights and `times.json` go
+    python bench/trl_run.py RUN.toml FOLDER        # the configuration, and where weights and
+                                                   `times.json` go
 """
 
 from __future__ import annotations

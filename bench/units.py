@@ -1,8 +1,9 @@
-"""What is trained together, a group or each rollout by itself (`train.unit`): which learns the main
-job sooner?
+"""Units of training compared: a group or each rollout by itself (`train.unit`): which learns the
+main job sooner?
 
     group      run.toml: whole groups, compared with their mean
-    rollout    each rollout once k_min of the others are judged, compared with the mean of the first k_min (`train.advantage = first_k`)
+    rollout    each rollout once k_min of the others are judged, compared with the mean of the first
+               k_min (`train.advantage = first_k`)
 
 Each is the main job of `run.toml` from one warmed-up model, with its weights saved every few steps
 and judged afterwards on the same held-out prompts. Seconds are from the first training prompt on,

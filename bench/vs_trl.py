@@ -2,7 +2,8 @@
 machine, one after the other: which is sooner as good?
 
     own lengths    the main job of `run.toml`: rollouts of about 18 tokens, at most 20
-    heavy tail     a sixteenth of the prompts are 8 x 8 matrices: most rollouts have 18 tokens, some 128, at most 160
+    heavy tail     a sixteenth of the prompts are 8 x 8 matrices: most rollouts have 18 tokens, some
+                   128, at most 160
 
 Both start from the same warmed-up model and train as many steps of as many groups, with the same
 optimizer, schedule, clipping and normalization (`trl_run.py`), and keep no group out. Both save
@@ -15,7 +16,8 @@ setting of threads is the fastest in a trial of a few steps.
 TRL has a virtual environment of its own:
 
     python3 -m venv .venv-bench && .venv-bench/bin/pip install -c requirements.lock -e '.[bench]'
-    .venv-bench/bin/python bench/vs_trl.py [--lengths own|tail] [--seeds 3] [--steps N] [--accuracy A]
+    .venv-bench/bin/python bench/vs_trl.py [--lengths own|tail] [--seeds 3] [--steps N]
+                                           [--accuracy A]
 """
 
 from __future__ import annotations
@@ -83,8 +85,8 @@ TAIL = Lengths(
 
 
 class Run(NamedTuple):
-    """Where a side saved weights, by step, and the seconds from its first prompt to the end of that
-    step."""
+    """Folders in which a side saved weights, by step, and the seconds from its first prompt to the
+    end of that step."""
 
     folder: Path
     seconds: dict[int, float]
@@ -111,7 +113,7 @@ class Result(NamedTuple):
 
 
 class Sooner(NamedTuple):
-    """How many times as soon asyncrl is as good: exactly, or at least, where TRL's run ended
+    """Factor by which asyncrl is as good sooner: exactly, or at least, where TRL's run ended
     before."""
 
     ratio: float
@@ -226,8 +228,8 @@ def trl(config: Config, folder: Path, threads: Mapping[str, str]) -> Run:
 
 
 def fastest_threads(config: Config, folder: Path) -> dict[str, str]:
-    """How TRL uses the cores best: one thread, or all, and whether a thread that has nothing to do
-    spins."""
+    """Settings with which TRL uses the cores best: one thread, or all, and whether a thread that
+    has nothing to do spins."""
     cores, found = str(len(os.sched_getaffinity(0))), dict[float, dict[str, str]]()
     short = replace(config, train=replace(config.train, steps=TRIAL))
     for threads in (
