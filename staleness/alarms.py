@@ -10,9 +10,8 @@ few tokens or rollouts say nothing. No torch here: the coordinator imports this.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from asyncrl.config.schema import StalenessConfig
 from staleness.bins import of_lags
 
 GROWTH = 2.0
@@ -21,6 +20,25 @@ GROWTH = 2.0
 FEW = {"tokens": 64, "rollouts": 8}
 """A bin of lags with fewer of these is not judged by itself: means of exponentials over a handful
 are noise."""
+
+
+class Thresholds(Protocol):
+    """Bounds of a step that is well. The settings `staleness.alarm_*` are such bounds."""
+
+    @property
+    def alarm_k3(self) -> float:
+        """Largest mean k3 of a token, in nats."""
+        ...
+
+    @property
+    def alarm_masked(self) -> float:
+        """Largest share (0, 1] of tokens that is left out of the loss."""
+        ...
+
+    @property
+    def alarm_ess(self) -> float:
+        """Smallest effective share [0, 1) of the rollouts."""
+        ...
 
 
 class Alarm(NamedTuple):
@@ -54,7 +72,7 @@ def alarms(
     metrics: Mapping[str, float],
     trained: int,
     discarded: Mapping[str, int],
-    thresholds: StalenessConfig,
+    thresholds: Thresholds,
 ) -> tuple[Alarm, ...]:
     """Alarms of one step, none where all is well.
 
