@@ -92,7 +92,7 @@ async def coordinator(place: ActorContext) -> None:
     from actors.coordinator.prompts import PromptSource
     from actors.coordinator.resume import begin_again, resumed
     from actors.coordinator.statistics import RunStatistics
-    from asyncrl.experience.state import Experience
+    from asyncrl.experience.experience import Experience
     from asyncrl.journal import Journal, SqliteHistory
     from asyncrl.observe import summary
     from asyncrl.observe.metrics import Metrics

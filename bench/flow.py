@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Group
-from asyncrl.experience.state import Experience
 from asyncrl.ipc.messages import Split
 from asyncrl.simulation.modelled import GROUPS, MEMBERS, Measured, configured, lognormal, measure
 from asyncrl.simulation.world import Speeds

@@ -13,7 +13,7 @@ import itertools
 from pathlib import Path
 
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience
+from asyncrl.experience.experience import Experience
 from asyncrl.journal import JournalError, SqliteHistory, read
 from asyncrl.observe.run_dir import JOURNAL
 from asyncrl.simulation.reference_state import ReferenceState, gone_on
@@ -95,7 +95,7 @@ class Follower:
             ("rollouts admitted", mine.admitted, rollouts.total),
             ("rollouts trained", mine.trained, rollouts.trained),
             ("rollouts live", sorted(mine.rollouts), sorted(experience.rollouts)),
-            ("prompts", mine.cursor, experience.items("train")),
+            ("prompts", mine.cursor, experience.prompts["train"]),
         ):
             if counted != booked:
                 raise Wrong("lost", f"{what}: {counted} by the events, {booked} by the run")

@@ -22,7 +22,7 @@ import trio
 
 from asyncrl import journal
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience, fold
+from asyncrl.experience.experience import Experience, fold
 from asyncrl.ipc.messages import Scored
 
 TARGET = 1e6
@@ -48,7 +48,7 @@ class Run:
                     x.next_rollout,
                     GROUP,
                     "train",
-                    x.items("train"),
+                    x.prompts["train"],
                     bytes(4 * 64),
                     RESPONSE,
                 )

@@ -28,8 +28,8 @@ import trio
 from actors.coordinator.event_store import EventLog, EventStore
 from actors.coordinator.resume import resumed
 from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import TOKEN_BYTES
-from asyncrl.experience.state import Experience
 from asyncrl.ipc.messages import Scored
 from asyncrl.journal import Journal, SqliteHistory
 
@@ -79,7 +79,7 @@ def frames(store: EventStore) -> Iterator[None]:
                     x.next_rollout,
                     GROUP,
                     "train",
-                    x.items("train"),
+                    x.prompts["train"],
                     bytes(4 * 64),
                     LONGEST,
                 )

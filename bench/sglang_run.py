@@ -98,10 +98,10 @@ class Watched:
             case e.Taken():
                 for rollout in event.rollouts:
                     self.rollouts[rollout].step = event.step
-            case e.Leased() if event.owner in self.down:
-                if (seconds := time.monotonic() - self.down[event.owner]) > UNNOTICED_S:
+            case e.Leased() if event.holder in self.down:
+                if (seconds := time.monotonic() - self.down[event.holder]) > UNNOTICED_S:
                     self.recovered.append(seconds)
-                    del self.down[event.owner]
+                    del self.down[event.holder]
 
     def kill(self, indexes: Iterable[int]) -> bool:
         """SIGKILL for the first server that serves; says whether there is one."""

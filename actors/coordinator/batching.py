@@ -140,7 +140,7 @@ class GroupUnits:
         elif rollout.filter == "zero_variance" and min(group.rewards) == max(group.rewards):
             self._judge.leaves(Dropped(group.id, "zero_variance"), group.rewards, filtered=True)
         elif self._judge.stale(group.scored, step):
-            self._judge.leaves(Dropped(group.id, "stale", again=restart), group.rewards)
+            self._judge.leaves(Dropped(group.id, "stale", restart=restart), group.rewards)
         else:
             return False
         return True

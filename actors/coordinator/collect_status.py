@@ -61,7 +61,7 @@ def collect_status(run: Coordinator) -> RunStatus:
         awaited=[
             AwaitedRollout(
                 rollout=id,
-                owner=experience.rollouts[id].owner,
+                owner=experience.rollouts[id].holder,
                 attempt=held.attempt,
                 tokens=experience.rollouts[id].tokens,
                 seconds=now - held.since,

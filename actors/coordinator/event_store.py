@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from asyncrl.experience.events import AnyEvent
-from asyncrl.experience.state import Experience
+from asyncrl.experience.experience import Experience
 
 
 class EventLog(Protocol):

@@ -126,7 +126,7 @@ class Generation:
         group, prompt = experience.next_group, self._prompts.ids(split, prompt_index)
         size = self._sizing.size(experience.history, prompt_index) if split == "train" else 1
         place = (
-            experience.items(split) if restarts is None else -1 - restarts
+            experience.prompts[split] if restarts is None else -1 - restarts
         )  # not its number: that counts evaluations too
         self._store.record(
             Admitted(
@@ -300,7 +300,7 @@ class Generation:
             rollout = self._store.experience.rollouts.get(head.rollout)
             if place in bad:
                 self._bury(sender, head, bad[place])
-            elif rollout is None or rollout.owner != sender or rollout.attempt != head.attempt:
+            elif rollout is None or rollout.holder != sender or rollout.attempt != head.attempt:
                 if head.count:
                     self._store.record(LateTokens(head.count))
             elif head.count and not self._extend(
@@ -340,7 +340,7 @@ class Generation:
         """A chunk is bad: its rollout is given up, where it is with the sender, and stopped
         there."""
         rollout = self._store.experience.rollouts.get(head.rollout)
-        if rollout is not None and rollout.owner == sender and rollout.attempt == head.attempt:
+        if rollout is not None and rollout.holder == sender and rollout.attempt == head.attempt:
             logger.warning(
                 "rollout %d is given up for what %s sent of it: %s", rollout.id, sender, defect
             )
@@ -363,7 +363,9 @@ class Generation:
             needed |= self._engine_pool.current
             oldest = (self._store.experience.version or 0) - self._config.staleness.max_lag
             for rollout in self._incomplete():
-                version = self.out.of(rollout.id).version if rollout.owner else self._under(rollout)
+                version = (
+                    self.out.of(rollout.id).version if rollout.holder else self._under(rollout)
+                )
                 if version is None or version >= oldest:
                     needed.add(version)
                 elif rollout.tokens:
@@ -394,7 +396,7 @@ class Generation:
         expired: dict[str, list[Rollout]] = {}
         for id in self.out.over(now):
             rollout = self._store.experience.rollouts[id]
-            expired.setdefault(rollout.owner, []).append(rollout)
+            expired.setdefault(rollout.holder, []).append(rollout)
         silent = []
         for owner, rollouts in expired.items():
             engine_handle = self._engine_pool.get(owner)
@@ -452,7 +454,7 @@ class Generation:
         self._release(rollout)
 
     def _stop(self, rollout: Rollout) -> None:
-        if (engine_handle := self._engine_pool.get(rollout.owner)) is not None:
+        if (engine_handle := self._engine_pool.get(rollout.holder)) is not None:
             engine_handle.peer.send(Interrupt([rollout.id]))
 
     def _fail(self, rollout: Rollout, reason: str, queued: Collection[int]) -> None:
@@ -500,14 +502,14 @@ class Generation:
     def _give_up(self, rollout: Rollout, reason: str) -> None:
         """Bury a rollout by name; who has it is told."""
         self._stop(rollout)
-        if rollout.owner:
+        if rollout.holder:
             self._release(rollout)
         self._left.pop(rollout.id, None)
         self._store.record(Buried(rollout.id, reason))
 
     def _release(self, rollout: Rollout) -> None:
         split = self._store.experience.groups[rollout.group].split
-        self._engine_pool.release(rollout.owner, rollout.id, split)
+        self._engine_pool.release(rollout.holder, rollout.id, split)
         self.out.back(rollout.id)
         self._parking[split].discard(rollout.id)
 

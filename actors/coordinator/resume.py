@@ -14,9 +14,9 @@ from typing import Protocol
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.generation import taken_back
 from asyncrl.experience.events import Dropped
+from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import RolloutStatus
-from asyncrl.experience.state import Experience
 from asyncrl.journal import Journal, JournalReader
 from asyncrl.training.checkpoint_index import CheckpointError
 

@@ -39,15 +39,15 @@ class Admitted(Event, frozen=True):
 
 
 class Leased(Event, frozen=True):
-    """A rollout is with `owner`, who generates it, for the `attempt`-th time (from 1)."""
+    """A rollout is with `holder`, who generates it, for the `attempt`-th time (from 1)."""
 
     rollout: int
-    owner: str
+    holder: str
     attempt: int
 
 
 class Extended(Event, frozen=True):
-    """`owner`'s engine sampled these tokens under `version`; they follow the `start` tokens that
+    """The holder's engine sampled these tokens under `version`; they follow the `start` tokens that
     were there."""
 
     rollout: int
@@ -140,12 +140,12 @@ class Discarded(Event, frozen=True):
 
 class Dropped(Event, frozen=True):
     """A whole group left without being trained, for the named reason (filtered, too few verdicts,
-    stale, evaluation, …). With `again`, its prompt is to be admitted once more, before any new one.
+    stale, evaluation, …). With `restart`, its prompt starts again, before any new one.
     """
 
     group: int
     reason: str
-    again: bool = False
+    restart: bool = False
 
 
 class Published(Event, frozen=True):

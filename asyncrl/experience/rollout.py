@@ -58,7 +58,7 @@ class Rollout(msgspec.Struct):
 
     `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian;
     copy them where they are kept, because a buffer taken of them keeps the rollout from growing.
-    `attempt` counts leases, `failures` those that failed; `owner` is empty while nobody has it.
+    `attempt` counts leases, `failures` those that failed; `holder` has its lease, empty while nobody does.
     `sealed` numbers the sealed in the order of their sealing, from 1; 0 before; `judged` does so
     for verdicts. `step` is the one that has taken it, or that has to take it again after a crash;
     None before.
@@ -70,7 +70,7 @@ class Rollout(msgspec.Struct):
     status: RolloutStatus = RolloutStatus.WAITING
     attempt: int = 0
     failures: int = 0
-    owner: str = ""
+    holder: str = ""
     ids: bytearray = msgspec.field(default_factory=bytearray)
     behaviour: bytearray = msgspec.field(default_factory=bytearray)
     spans: list[Span] = msgspec.field(default_factory=list)
@@ -96,8 +96,8 @@ class Rollout(msgspec.Struct):
         return self.max_new_tokens - (len(self.ids) >> 2)
 
     @property
-    def recycled(self) -> bool:
-        """Whether it was taken back and waits for another lease."""
+    def resumable(self) -> bool:
+        """True if it was taken back with its tokens, and waits for another lease."""
         return self.status is RolloutStatus.WAITING and self.attempt > 0
 
     def extend(self, version: int, start: int, ids: bytes, behaviour: bytes) -> int:

@@ -29,7 +29,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     checkpoint: e.Checkpointed | None
     next_group: int
     next_rollout: int
-    items: dict[Split, int]
+    prompts: dict[Split, int]
     sealings: int
     judgements: int
     ordinals: dict[Split, int]

@@ -99,7 +99,7 @@ class WorkIndex(msgspec.Struct):
         if status not in ENDED:
             self.enter(group, rollout)
 
-    def promise(self, group: Group, rollout: Rollout, step: int) -> None:
+    def promise(self, rollout: Rollout, step: int) -> None:
         """A judged rollout on offer is nobody else's than this step's from now on."""
         _remove(self._judged, (rollout.oldest, rollout.id))
         rollout.step = step

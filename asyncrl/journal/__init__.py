@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asyncrl.experience.events import AnyEvent
-from asyncrl.experience.state import Experience
+from asyncrl.experience.experience import Experience
 from asyncrl.journal.disk import Disk, JournalError, JournalReader, state
 from asyncrl.journal.sqlite import SqliteDisk, SqliteHistory
 from asyncrl.journal.writer import Journal, JournalStatistics

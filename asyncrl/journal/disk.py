@@ -13,7 +13,8 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from asyncrl.experience.events import AnyEvent
-from asyncrl.experience.state import Experience, Snapshot
+from asyncrl.experience.experience import Experience
+from asyncrl.experience.snapshot import Snapshot
 
 
 class JournalError(Exception):

@@ -26,7 +26,7 @@ import msgspec
 import trio
 
 from asyncrl.experience.events import AnyEvent
-from asyncrl.experience.state import Snapshot
+from asyncrl.experience.snapshot import Snapshot
 from asyncrl.journal.disk import (
     Abandon,
     Compact,

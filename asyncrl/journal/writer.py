@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from asyncrl.experience.events import AnyEvent
-from asyncrl.experience.state import Experience
+from asyncrl.experience.experience import Experience
 from asyncrl.ipc.waits import Pulse
 from asyncrl.journal.disk import (
     Abandon,

@@ -26,8 +26,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from asyncrl.experience.experience import Experience
 from asyncrl.experience.ledger import Account
-from asyncrl.experience.state import Experience, RolloutStatus
+from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.ipc.messages import Report, Role, Scored, Verdict
 
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

@@ -22,7 +22,8 @@ from actors.coordinator.coordinator import Outcome
 from actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience, Snapshot
+from asyncrl.experience.experience import Experience
+from asyncrl.experience.snapshot import Snapshot
 from asyncrl.ipc.messages import (
     Chunks,
     Hello,
@@ -233,7 +234,7 @@ class Checker(ReferenceRules):
     def on_outcome(self, outcome: Outcome) -> None:
         """A coordinator ended its run."""
         self.look_closely()
-        leased = [seen.id for seen in self.account.rollouts.values() if seen.owner]
+        leased = [seen.id for seen in self.account.rollouts.values() if seen.holder]
         if outcome.ok and "stopped early" not in outcome.reason:
             self.hold(
                 "nothing leaks",
@@ -278,15 +279,15 @@ class Checker(ReferenceRules):
             self._back, self._back_at = [], self.clock()
         if (seen := self.account.rollouts.get(event.rollout)) is not None:
             self._back.append(
-                (seen.owner, seen.lease, "" if isinstance(event, e.Sealed) else event.reason)
+                (seen.holder, seen.lease, "" if isinstance(event, e.Sealed) else event.reason)
             )
 
-    def came_back(self, owner: str, before: int, reason: str) -> tuple[int, int]:
-        """How many leases of an owner, given before that one, have ended at this very moment: for
+    def came_back(self, holder: str, before: int, reason: str) -> tuple[int, int]:
+        """How many leases of an holder, given before that one, have ended at this very moment: for
         that reason, and for any."""
         if self._back_at != self.clock():
             return 0, 0
-        ended = [why for whose, number, why in self._back if whose == owner and number < before]
+        ended = [why for whose, number, why in self._back if whose == holder and number < before]
         return ended.count(reason), len(ended)
 
     # ----------------------------------------------------------------------------- what really was
@@ -498,7 +499,7 @@ class Checker(ReferenceRules):
             self.config.task.curriculum == "unsolved" and self.config.task.epochs > 0
         )  # what is left of the prompts may be passed over
         over = (resting or self.train_item(self.account.cursor) is None) and not (
-            self.account.again or self.account.rollouts_untaken
+            self.account.restarts or self.account.rollouts_untaken
         )
         enough = self.closes(filling) or version <= self.closed or (filling.rollouts > 0 and over)
         self.hold(

@@ -52,7 +52,7 @@ def admitted(w: Checker, event: e.Admitted) -> None:
         if event.restarts is not None:
             w.hold(
                 "prompts",
-                w.account.again.get(event.restarts) == event.prompt_index,
+                w.account.restarts.get(event.restarts) == event.prompt_index,
                 "{} restarts what does not wait for it",
                 event,
             )
@@ -66,9 +66,9 @@ def admitted(w: Checker, event: e.Admitted) -> None:
             )
             w.hold(
                 "prompts",
-                not w.account.again,
+                not w.account.restarts,
                 "a new prompt came before stale ones that start again: {}",
-                w.account.again,
+                w.account.restarts,
             )
         rollout = w.config.rollout
         most = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
@@ -129,11 +129,11 @@ def leased(w: Checker, event: e.Leased) -> None:
     seen = _live(w, event.rollout, event)
     w.hold(
         "leases",
-        not seen.owner and not seen.sealed,
+        not seen.holder and not seen.sealed,
         "rollout {} was leased to {} while {} has it",
         seen.id,
-        event.owner,
-        seen.owner,
+        event.holder,
+        seen.holder,
     )
     w.hold(
         "leases",
@@ -175,7 +175,7 @@ def extended(w: Checker, event: e.Extended) -> None:
     start, count = len(seen.versions), len(event.ids) // 4
     w.hold(
         "leases",
-        bool(seen.owner) and event.attempt == seen.attempt,
+        bool(seen.holder) and event.attempt == seen.attempt,
         "tokens of rollout {}, which is not leased so",
         seen.id,
     )
@@ -248,7 +248,7 @@ def sealed(w: Checker, event: e.Sealed) -> None:
     )
     w.hold(
         "leases",
-        bool(seen.owner) and not seen.sealed,
+        bool(seen.holder) and not seen.sealed,
         "rollout {} was sealed, and nobody had it",
         seen.id,
     )
@@ -256,7 +256,7 @@ def sealed(w: Checker, event: e.Sealed) -> None:
 
 def recycled(w: Checker, event: e.Requeued) -> None:
     seen = _live(w, event.rollout, event)
-    w.hold("leases", bool(seen.owner), "rollout {} was recycled, and nobody had it", seen.id)
+    w.hold("leases", bool(seen.holder), "rollout {} was recycled, and nobody had it", seen.id)
     if event.reason == "lease_expired":
         lasted, least = (
             w.clock() - w.leased_at.get(seen.id, 0.0),
@@ -288,9 +288,9 @@ def _failed(w: Checker, seen: ReferenceRollout, reason: str, failed: bool) -> No
     held = [
         other
         for other in w.account.rollouts.values()
-        if other.owner == seen.owner and other.lease < seen.lease
+        if other.holder == seen.holder and other.lease < seen.lease
     ]
-    same, every = w.came_back(seen.owner, seen.lease, reason)
+    same, every = w.came_back(seen.holder, seen.lease, reason)
     judged = reason in ("lease_expired", "actor_lost")
     if failed:
         w.hold(
@@ -319,14 +319,14 @@ def buried(w: Checker, event: e.Buried) -> None:
     rollout = w.config.rollout
     attempts = rollout.attempts
     if event.reason in GARBAGE:
-        sent = any(start.startswith(f"{seen.owner}/") for start in w.garbled)
+        sent = any(start.startswith(f"{seen.holder}/") for start in w.garbled)
         w.hold(
             "blame",
-            bool(seen.owner) and sent,
+            bool(seen.holder) and sent,
             "rollout {} was buried as {}, and {!r} sent no garbage",
             seen.id,
             event.reason,
-            seen.owner,
+            seen.holder,
         )
         return
     if event.reason == "version_gone":
@@ -341,7 +341,7 @@ def buried(w: Checker, event: e.Buried) -> None:
         return
     if event.reason == "max_resumes":
         spent = (
-            not seen.owner
+            not seen.holder
             and 0 < rollout.max_resumes < seen.hops
             and seen.group.event.split == "train"
         )
@@ -758,7 +758,7 @@ def dropped(w: Checker, event: e.Dropped) -> None:
     again = event.reason == "stale" and config.staleness.on_stale == "restart"
     w.hold(
         "prompts",
-        event.again == again,
+        event.restart == again,
         "{} does not say rightly whether its prompt starts again",
         event,
     )

@@ -17,15 +17,15 @@ class ReferenceRollout:
     """One rollout, as the events tell it."""
 
     __slots__ = (
-        "attempt", "before", "behaviour", "failures", "group", "hops", "id", "ids", "key", "lease", "owner", "sealed", "step", "verdict",
-        "versions",
-    )  # fmt: skip
+        *("attempt", "before", "behaviour", "failures", "group", "holder", "hops", "id", "ids"),
+        *("key", "lease", "sealed", "step", "verdict", "versions"),
+    )
 
     def __init__(self, id: int, group: ReferenceGroup, key: int) -> None:
         self.id, self.group, self.key = id, group, key
         self.ids, self.behaviour = bytearray(), bytearray()
         self.versions: list[int] = []
-        self.attempt, self.owner, self.sealed = 0, "", False
+        self.attempt, self.holder, self.sealed = 0, "", False
         self.lease = self.before = self.failures = (
             0  # the number of its last lease, the tokens it had then, its failed attempts
         )
@@ -103,7 +103,7 @@ class ReferenceState:
         self.buried: Counter[Split] = Counter()
         self.ordinals: Counter[Split] = Counter()
         self.cursor = self.leases = 0
-        self.again: dict[int, int] = {}
+        self.restarts: dict[int, int] = {}
         self.visits: dict[int, tuple[float, float, bool]] = {}
         self.steps: dict[int, Filling] = {}
         self.kept: dict[int, tuple[int, list[ReferenceRollout]]] = {}
@@ -193,7 +193,7 @@ class ReferenceState:
             case e.Leased():
                 seen = self.rollouts[event.rollout]
                 self.leases += 1
-                seen.owner, seen.attempt = event.owner, event.attempt
+                seen.holder, seen.attempt = event.holder, event.attempt
                 seen.lease, seen.before = self.leases, len(seen.versions)
             case e.Extended():
                 seen = self.rollouts[event.rollout]
@@ -204,10 +204,10 @@ class ReferenceState:
                 self.tokens += count
             case e.Sealed():
                 seen = self.rollouts[event.rollout]
-                seen.owner, seen.sealed = "", True
+                seen.holder, seen.sealed = "", True
             case e.Requeued():
                 seen = self.rollouts[event.rollout]
-                seen.owner, seen.failures, seen.hops = (
+                seen.holder, seen.failures, seen.hops = (
                     "",
                     seen.failures + event.failed,
                     seen.hops + 1,
@@ -260,8 +260,8 @@ class ReferenceState:
                 for seen in self.members(group):
                     self._end(seen.id, event.reason)
                     touched.append(seen.id)
-                if event.again:
-                    self.again[event.group] = group.event.prompt_index
+                if event.restart:
+                    self.restarts[event.group] = group.event.prompt_index
             case e.Published():
                 self.published = event.version
                 groups = dict(self.groups)
@@ -284,7 +284,7 @@ class ReferenceState:
             )
         self.admitted += event.size
         if event.restarts is not None:
-            self.again.pop(event.restarts, None)
+            self.restarts.pop(event.restarts, None)
         elif event.split == "train":
             self.cursor = event.cursor
 

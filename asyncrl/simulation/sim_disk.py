@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from asyncrl.experience.events import AnyEvent
-from asyncrl.experience.state import Snapshot
+from asyncrl.experience.snapshot import Snapshot
 from asyncrl.journal.disk import Abandon, Compact, DiskFull, EventRows, JournalError, Keep, Write
 from asyncrl.training.checkpoint_index import CheckpointError
 

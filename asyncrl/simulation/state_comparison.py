@@ -60,12 +60,12 @@ def _rollout(w: Checker, id: int) -> None:
     spans = [(span.version, span.start, span.end) for span in theirs.spans]
     same = mine.ids == theirs.ids and mine.behaviour == theirs.behaviour and mine.spans() == spans
     w.hold("parallel", same, "rollout {} is not what was sampled: spans {}", id, spans)
-    same = (mine.owner, mine.attempt, mine.failures) == (
-        theirs.owner,
+    same = (mine.holder, mine.attempt, mine.failures) == (
+        theirs.holder,
         theirs.attempt,
         theirs.failures,
     )
-    w.hold("leases", same, "rollout {} is with {!r}, not with {!r}", id, mine.owner, theirs.owner)
+    w.hold("leases", same, "rollout {} is with {!r}, not with {!r}", id, mine.holder, theirs.holder)
 
 
 def compare_all(w: Checker, invariant: str) -> None:
@@ -92,9 +92,9 @@ def compare_all(w: Checker, invariant: str) -> None:
     )
     w.hold(
         invariant,
-        mine.again == theirs.restarts,
+        mine.restarts == theirs.restarts,
         "{} start again, not {}",
-        mine.again,
+        mine.restarts,
         theirs.restarts,
     )
     due = {id for _, rollouts in w.prescribed for id in rollouts}
@@ -136,7 +136,7 @@ def compare_all(w: Checker, invariant: str) -> None:
 
 def compare_shell(w: Checker, run: Coordinator) -> None:
     """What the coordinator keeps beside the state."""
-    leased = {seen.id: seen.owner for seen in w.account.rollouts.values() if seen.owner}
+    leased = {seen.id: seen.holder for seen in w.account.rollouts.values() if seen.holder}
     held = [
         (id, engine_handle.name)
         for engine_handle in run.engine_pool

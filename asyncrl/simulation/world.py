@@ -31,7 +31,7 @@ from actors.trainer_actor import trainer_actor
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
-from asyncrl.experience.state import Experience
+from asyncrl.experience.experience import Experience
 from asyncrl.ipc.link import EndOfStream, Link, LinkError
 from asyncrl.ipc.messages import (
     Drain,

@@ -27,7 +27,8 @@ from asyncrl.config.derived import keeps_versions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine, hashed
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience, Snapshot, fold
+from asyncrl.experience.experience import Experience, fold
+from asyncrl.experience.snapshot import Snapshot
 from asyncrl.ipc.link import Link, LinkBroken, LinkError
 from asyncrl.ipc.messages import (
     Exited,

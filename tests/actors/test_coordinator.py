@@ -255,7 +255,7 @@ async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(
     world.check()
     assert outcome.ok and "--resume" in outcome.reason
     assert world.learner.saved and world.learner.saved[-1][0] == world.learner.version
-    assert not any(rollout.owner for rollout in world.store.experience.rollouts.values())
+    assert not any(rollout.holder for rollout in world.store.experience.rollouts.values())
 
 
 @pytest.mark.parametrize("late_s", [0.06, 0.3, 1.0])
@@ -267,7 +267,7 @@ async def test_an_engine_that_joins_late_is_caught_up_and_disturbs_nobody(
     outcome = await world.run()
     world.check()
     assert outcome.ok and not any(isinstance(message, Replace) for message in world.heard)
-    assert {event.owner for event in world.log.events if isinstance(event, e.Leased)} == {
+    assert {event.holder for event in world.log.events if isinstance(event, e.Leased)} == {
         "rollout-0",
         "rollout-1",
         "rollout-2",

@@ -40,7 +40,7 @@ def everybody_gone(world: World) -> None:
     """What holds after every end: nobody holds anything, and the accounts balance."""
     world.check()
     assert world.coordinator.life.phase is Phase.STOP
-    assert not any(rollout.owner for rollout in world.store.experience.rollouts.values())
+    assert not any(rollout.holder for rollout in world.store.experience.rollouts.values())
 
 
 # ------------------------------------------------------------------------ asked to, in every phase

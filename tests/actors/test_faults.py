@@ -19,9 +19,10 @@ from actors.coordinator.resume import begin_again
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import RolloutStatus
-from asyncrl.experience.state import Experience, Snapshot
+from asyncrl.experience.snapshot import Snapshot
 from asyncrl.ipc.messages import (
     ChunkHead,
     Chunks,
@@ -129,7 +130,7 @@ async def test_a_response_with_all_its_tokens_and_no_finish_is_sealed_when_its_e
         while True:
             await world.until(
                 lambda: any(
-                    not r.remaining and r.owner for r in world.store.experience.rollouts.values()
+                    not r.remaining and r.holder for r in world.store.experience.rollouts.values()
                 )
             )
             world.kill("rollout-0")
@@ -151,8 +152,9 @@ async def test_a_successor_that_comes_before_its_predecessor_is_gone_takes_its_w
     async def successor() -> None:
         def busy():
             return (
-                    world.holds("rollout-0") and world.coordinator.scoring._load.get("reward-0", 0) > 1
-                )
+                world.holds("rollout-0") and world.coordinator.scoring._load.get("reward-0", 0) > 1
+            )
+
         await world.until(lambda: world.learner.version >= 2 and busy())
         await world._keep(role, 0)  # type: ignore[arg-type]
 

@@ -119,7 +119,7 @@ async def test_a_lease_that_ran_out_goes_on_with_another_engine(
     owners: dict[int, list[str]] = {}
     for event in world.log.events:
         if isinstance(event, e.Leased):
-            owners.setdefault(event.rollout, []).append(event.owner)
+            owners.setdefault(event.rollout, []).append(event.holder)
     again = [owner for owner in owners.values() if len(owner) > 1]
     assert again and all(first != second for first, second, *_ in again)
 
@@ -238,7 +238,7 @@ async def test_a_response_that_ends_every_engine_takes_no_other_with_it(
 
     def script(request: Request) -> Script:
         if request.rollout == 1:
-            owner = world.store.experience.rollouts[1].owner
+            owner = world.store.experience.rollouts[1].holder
             if owner:
                 world.kill(owner)
         return inner(request)

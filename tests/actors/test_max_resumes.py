@@ -15,7 +15,7 @@ from actors.coordinator.resume import begin_again
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience
+from asyncrl.experience.experience import Experience
 
 
 def slow(request: Request) -> Script:
@@ -106,7 +106,7 @@ async def test_finished_members_of_its_group_stay(autojump_clock: trio.testing.M
                 lambda: any(
                     len(r.ids) > 16
                     for r in world.store.experience.rollouts.values()
-                    if r.id in long and r.owner
+                    if r.id in long and r.holder
                 )
             )
             world.kill("rollout-0")

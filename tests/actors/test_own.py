@@ -160,7 +160,7 @@ async def test_an_engine_that_dies_with_the_only_copy_costs_what_began_with_it_a
     def old() -> bool:
         published = world.coordinator.publishing.published
         return any(
-            r.owner and r.spans and r.spans[0].version != published
+            r.holder and r.spans and r.spans[0].version != published
             for r in world.store.experience.rollouts.values()
         )
 

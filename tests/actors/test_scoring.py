@@ -13,7 +13,7 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import OUTBOX, Peer, Roster
 from actors.coordinator.scoring import Scoring
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience
+from asyncrl.experience.experience import Experience
 from asyncrl.ipc.link import memory_links
 from asyncrl.ipc.messages import Hello, Message, Scored, ScoreRequest, ScoreResult
 from asyncrl.ipc.waits import Pulse

@@ -25,8 +25,8 @@ from transformers import DynamicCache, PreTrainedModel
 from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Rollout
-from asyncrl.experience.state import Experience
 from asyncrl.ipc.messages import Span
 
 TOKENS, SEED, TEMPERATURE = 12, 5, 0.9
@@ -156,7 +156,7 @@ class Story:
         """Book what an engine streamed; of a rollout that it no longer has, as late."""
         for chunk in chunks:
             rollout = self.experience.rollouts[chunk.rollout]
-            if (rollout.owner, rollout.attempt) != (owner, chunk.attempt):
+            if (rollout.holder, rollout.attempt) != (owner, chunk.attempt):
                 self.late += len(chunk.ids)
                 continue
             if len(chunk.ids):

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
-from asyncrl.experience.state import Experience, ImpossibleEvent, Snapshot
+from asyncrl.experience.rollout import Group, ImpossibleEvent, Rollout, RolloutStatus
+from asyncrl.experience.snapshot import Snapshot
 from asyncrl.ipc.messages import NoVerdict, Scored
 from staleness.lag import fresh_mask
 
@@ -203,7 +204,14 @@ class World(RuleBasedStateMachine):
         pin = x.version if split == "evaluation" else None
         self.apply(
             e.Admitted(
-                x.next_group, x.next_rollout, size, split, x.items(split), b"\7\0\0\0", budget, pin
+                x.next_group,
+                x.next_rollout,
+                size,
+                split,
+                x.prompts[split],
+                b"\7\0\0\0",
+                budget,
+                pin,
             )
         )
 

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
 from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, RolloutStatus
-from asyncrl.experience.state import Experience, Snapshot
+from asyncrl.experience.snapshot import Snapshot
 
 OPEN = (RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.SEALED)
 PROFILE = settings(
@@ -123,10 +124,10 @@ class Views(World):
                 rollout for rollout in x.rollouts.values() if x.groups[rollout.group].split == split
             ]
             waiting = [rollout for rollout in rollouts if rollout.status is RolloutStatus.WAITING]
-            recycled = sorted(rollout.id for rollout in waiting if rollout.recycled)
-            new = sorted(rollout.id for rollout in waiting if not rollout.recycled)
-            assert [rollout.id for rollout in x.to_lease(split, 99)] == recycled + new
-            assert [rollout.id for rollout in x.to_lease(split, 2)] == (recycled + new)[:2]
+            resumable = sorted(rollout.id for rollout in waiting if rollout.resumable)
+            new = sorted(rollout.id for rollout in waiting if not rollout.resumable)
+            assert [rollout.id for rollout in x.to_lease(split, 99)] == resumable + new
+            assert [rollout.id for rollout in x.to_lease(split, 2)] == (resumable + new)[:2]
             due = [group for group in self.open_groups() if group.split == split and group.complete]
             assert x.ready(split) == sorted(due, key=lambda group: (group.oldest, group.id))
             taken = [
@@ -143,7 +144,7 @@ class Views(World):
                 for event in self.events
                 if isinstance(event, e.Admitted) and event.split == split
             ]
-            assert x.items(split) == sum(event.restarts is None for event in admitted)
+            assert x.prompts[split] == sum(event.restarts is None for event in admitted)
         judged = [
             r
             for r in x.rollouts.values()
@@ -213,7 +214,7 @@ class Views(World):
         )
         assert all(rollout.failures == failed[rollout.id] for rollout in x.rollouts.values())
         again = {
-            event.group for event in self.events if isinstance(event, e.Dropped) and event.again
+            event.group for event in self.events if isinstance(event, e.Dropped) and event.restart
         }
         assert set(x.restarts) == again - {
             event.restarts for event in self.events if isinstance(event, e.Admitted)

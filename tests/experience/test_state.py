@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience, fold
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import RolloutStatus
-from asyncrl.experience.state import Experience, ImpossibleEvent, Snapshot, fold
+from asyncrl.experience.rollout import ImpossibleEvent, RolloutStatus
+from asyncrl.experience.snapshot import Snapshot
 from asyncrl.ipc.messages import NoVerdict, Scored, Span, Split
 
 PROMPT = b"\5\0\0\0\6\0\0\0"
@@ -42,7 +43,7 @@ class Story:
         x = self.experience
         self(
             e.Admitted(
-                x.next_group, x.next_rollout, size, split, x.items(split), PROMPT, budget, version
+                x.next_group, x.next_rollout, size, split, x.prompts[split], PROMPT, budget, version
             )
         )
         return x.next_group - 1
@@ -127,8 +128,8 @@ def test_recycled_rollouts_keep_their_tokens_and_go_first_the_oldest_first(story
     story(e.Requeued(3, 1, "owner died"), e.Requeued(1, 1, "owner died"))
     assert [r.id for r in x.to_lease("train", 9)] == [1, 3, 0]
     assert [r.id for r in x.to_lease("train", 1)] == [1]
-    assert x.rollouts[1].recycled and not x.rollouts[0].recycled
-    assert (x.rollouts[1].tokens, x.rollouts[1].owner) == (2, "")
+    assert x.rollouts[1].resumable and not x.rollouts[0].resumable
+    assert (x.rollouts[1].tokens, x.rollouts[1].holder) == (2, "")
     story(e.Leased(1, "rollout-1", 2))
     assert [r.id for r in x.to_lease("train", 9)] == [3, 0]
     story.extend(1, 1, version=3)
@@ -226,7 +227,7 @@ def test_evaluation_is_pinned_and_apart(story: Story) -> None:
     assert [r.id for r in x.to_lease("evaluation", 9)] == [0] and [
         r.id for r in x.to_lease("train", 9)
     ] == [1]
-    assert (x.items("evaluation"), x.items("train"), x.groups_live) == (1, 1, 1)
+    assert (x.prompts["evaluation"], x.prompts["train"], x.groups_live) == (1, 1, 1)
     story.lease(0)
     with pytest.raises(ImpossibleEvent, match="pinned to version 3"):
         story.extend(0, 1, version=4)
@@ -242,11 +243,11 @@ def test_evaluation_is_pinned_and_apart(story: Story) -> None:
 
 def test_a_restarted_prompt_does_not_move_the_cursor(story: Story) -> None:
     story.admit()
-    story(e.Dropped(0, "stale", again=True))
+    story(e.Dropped(0, "stale", restart=True))
     assert story.experience.restarts == {0: 0}
     story(e.Admitted(1, 2, 2, "train", 0, PROMPT, 8, None, restarts=0))
     assert (
-        story.experience.items("train") == 1
+        story.experience.prompts["train"] == 1
         and story.experience.groups_live == 1
         and not story.experience.restarts
     )

@@ -39,8 +39,8 @@ from asyncrl.experience.events import (
     Taken,
     Trained,
 )
+from asyncrl.experience.experience import fold
 from asyncrl.experience.rollout import ImpossibleEvent
-from asyncrl.experience.state import fold
 from asyncrl.ipc import messages
 from asyncrl.ipc.framing import Bytes
 from asyncrl.ipc.keys import prove_to_client, prove_to_server, proving

@@ -23,7 +23,7 @@ from asyncrl import journal
 from asyncrl.config import load
 from asyncrl.config.derived import LOG_BYTES, journal_bytes
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience, fold
+from asyncrl.experience.experience import Experience, fold
 from asyncrl.ipc.messages import NoVerdict, Scored
 from asyncrl.journal import Journal, JournalError, SqliteDisk, SqliteHistory, sqlite
 from asyncrl.journal.disk import Abandon, Compact, DiskFull, EventRows, Keep, Write

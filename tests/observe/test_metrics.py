@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience, fold
+from asyncrl.experience.experience import Experience, fold
 from asyncrl.ipc.messages import NoVerdict, Report, Scored, Wait
 from asyncrl.observe.metrics import LAGS, Metrics, observe
 from asyncrl.processes.machine import free_port

@@ -26,7 +26,7 @@ from asyncrl.config.derived import derived
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience
+from asyncrl.experience.experience import Experience
 from asyncrl.ipc.messages import NoVerdict, Prepare, Publish, Replace, Scored
 from asyncrl.ipc.waits import Waits
 from asyncrl.journal import Journal
@@ -207,7 +207,7 @@ async def test_pain_04_no_rollout_before_the_first_weights(
     world.check()
     assert outcome.ok and world.log.events[0] == e.Published(0)
     assert began and all(None not in versions for versions in began)
-    assert {event.owner for event in world.log.events if isinstance(event, e.Leased)} == {
+    assert {event.holder for event in world.log.events if isinstance(event, e.Leased)} == {
         "rollout-0",
         "rollout-1",
         "rollout-2",

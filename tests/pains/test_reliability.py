@@ -16,7 +16,7 @@ from pains_world import simulated
 
 from actors.coordinator.resume import resumed
 from asyncrl.experience import events as e
-from asyncrl.experience.state import Experience
+from asyncrl.experience.experience import Experience
 from asyncrl.journal.disk import EventRows, Keep
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.run import SeedReport

@@ -1,0 +1,405 @@
+"""What an event changes in the state: one function for each event. Invariant: an event that cannot
+have happened raises ImpossibleEvent and changes nothing.
+
+Each function checks everything before it changes anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from asyncrl.experience import events as e
+from asyncrl.experience.audit import Facts
+from asyncrl.experience.rollout import ENDED, Group, ImpossibleEvent, Rollout, RolloutStatus
+from asyncrl.experience.state import ExperienceState
+from asyncrl.ipc.messages import Scored
+
+
+def _admitted(state: ExperienceState, event: e.Admitted) -> None:
+    if (event.group, event.first) != (state.next_group, state.next_rollout):
+        raise ImpossibleEvent(
+            f"group {event.group} from rollout {event.first} was admitted, "
+            f"but next are group {state.next_group} and rollout {state.next_rollout}"
+        )
+    group = Group.of(
+        event,
+        state.ordinals[event.split],
+        state.history.prior(event.prompt_index),
+        state.version or 0,
+    )
+    if event.restarts is not None and state.restarts.get(event.restarts) != event.prompt_index:
+        raise ImpossibleEvent(
+            f"group {event.group} restarts prompt {event.prompt_index} of group "
+            f"{event.restarts}, which does not wait for that"
+        )
+    state.groups[group.id] = group
+    for member in group.members:
+        state.rollouts[member.id] = member
+        state.work_index.enter(group, member)
+    if event.restarts is None:
+        state.prompts[event.split] += 1
+        if event.split == "train":
+            state.history.admit(event.prompt_index, event.cursor)
+    else:
+        del state.restarts[event.restarts]
+    state.ordinals[event.split] += 1
+    state.groups_live += event.split == "train"
+    state.next_group += 1
+    state.next_rollout += event.size
+    state.ledger.rollouts.enter(event.size)
+
+
+def _leased(state: ExperienceState, event: e.Leased) -> None:
+    rollout = state.find(event.rollout, RolloutStatus.WAITING)
+    if event.attempt != rollout.attempt + 1:
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} was leased {rollout.attempt} times, so its next attempt "
+            f"is not {event.attempt}"
+        )
+    if not event.holder:
+        raise ImpossibleEvent(f"rollout {rollout.id} was leased to nobody")
+    state.work_index.move(state.groups[rollout.group], rollout, RolloutStatus.LEASED)
+    rollout.attempt, rollout.holder = event.attempt, event.holder
+
+
+def _extended(state: ExperienceState, event: e.Extended) -> None:
+    rollout = _leased_rollout(state, event.rollout, event.attempt)
+    pinned = state.groups[rollout.group].version
+    if pinned is not None and event.version != pinned:
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} is pinned to version {pinned}, and got tokens of version "
+            f"{event.version}"
+        )
+    state.ledger.tokens.enter(
+        rollout.extend(event.version, event.start, event.ids, event.behaviour)
+    )
+
+
+def _sealed(state: ExperienceState, event: e.Sealed) -> None:
+    rollout = _leased_rollout(state, event.rollout, event.attempt)
+    if event.finish not in ("stop", "length"):
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} was sealed as {event.finish!r}: a response is complete by "
+            "'stop' or by 'length'"
+        )
+    state.sealings += 1
+    rollout.holder, rollout.finish, rollout.sealed = "", event.finish, state.sealings
+    group = state.groups[rollout.group]
+    state.work_index.move(group, rollout, RolloutStatus.SEALED)
+    if group.split == "train":
+        state.audit.generated(_facts(group, rollout))
+
+
+def _requeued(state: ExperienceState, event: e.Requeued) -> None:
+    rollout = _leased_rollout(state, event.rollout, event.attempt)
+    if not rollout.remaining:
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} has its {rollout.max_new_tokens} tokens: it is to be "
+            "sealed as 'length', not requeued"
+        )
+    state.work_index.move(state.groups[rollout.group], rollout, RolloutStatus.WAITING)
+    rollout.holder = ""
+    rollout.failures += event.failed
+
+
+def _buried(state: ExperienceState, event: e.Buried) -> None:
+    rollout = state.find(event.rollout, RolloutStatus.WAITING, RolloutStatus.LEASED)
+    _named(event.reason)
+    _discard(state, rollout, event.reason, RolloutStatus.BURIED)
+    _member_finished(state, state.groups[rollout.group])
+
+
+def _late_tokens(state: ExperienceState, event: e.LateTokens) -> None:
+    if event.tokens < 1:
+        raise ImpossibleEvent(f"{event.tokens} late tokens are none")
+    state.ledger.tokens.enter(event.tokens)
+    state.ledger.tokens.discard(event.tokens, "late")
+
+
+def _judged(state: ExperienceState, event: e.Judged) -> None:
+    rollout = state.find(event.rollout, RolloutStatus.SEALED)
+    group = state.groups[rollout.group]
+    if isinstance(event.verdict, Scored):
+        numbers = [event.verdict.reward, *event.verdict.parts]
+        if not all(map(math.isfinite, numbers)):
+            raise ImpossibleEvent(
+                f"rollout {rollout.id} was scored {numbers}: what is not a finite reward is "
+                "no verdict"
+            )
+        if not group.comparable(event.verdict):
+            raise ImpossibleEvent(
+                f"rollout {rollout.id} was scored by {len(event.verdict.parts)} rewards, and "
+                "others of its group were not"
+            )
+    state.judgements += 1
+    rollout.judged, rollout.verdict = state.judgements, event.verdict
+    state.work_index.move(group, rollout, RolloutStatus.JUDGED)
+    _member_finished(state, group)
+
+
+def _taken(state: ExperienceState, event: e.Taken) -> None:
+    if event.step < max(state.step or 0, state.version or 0):
+        raise ImpossibleEvent(
+            f"step {event.step} is over: the last one is {state.step}, and version "
+            f"{state.version} is published"
+        )
+    rollouts = [state.find(number, RolloutStatus.JUDGED) for number in event.rollouts]
+    if not rollouts or len(set(event.rollouts)) < len(rollouts):
+        raise ImpossibleEvent(
+            f"step {event.step} takes rollouts {event.rollouts}: one at least, and each once"
+        )
+    for rollout in rollouts:
+        if state.groups[rollout.group].split != "train" or not isinstance(rollout.verdict, Scored):
+            raise ImpossibleEvent(
+                f"rollout {rollout.id} cannot be trained: it is of an evaluation, or without "
+                "a reward"
+            )
+        if any(span.version > event.step for span in rollout.spans):
+            raise ImpossibleEvent(
+                f"rollout {rollout.id} has tokens of a version that only step {event.step} "
+                "makes, or a later one"
+            )
+    state.steps.take(event.step, event.rollouts)
+    for rollout in rollouts:
+        group = state.groups[rollout.group]
+        if group.complete and not group.begun:
+            state.work_index.withdraw(group)
+        state.work_index.move(group, rollout, RolloutStatus.TAKEN)
+        rollout.step = event.step
+        state.begun.add(group.id)
+    for group in {rollout.group: state.groups[rollout.group] for rollout in rollouts}.values():
+        for member in group.unscored if group.complete else ():
+            _discard(state, member, "no_verdict")
+    state.step = event.step
+
+
+def _trained(state: ExperienceState, event: e.Trained) -> None:
+    rollout = state.find(event.rollout, RolloutStatus.TAKEN)
+    if event.trained < 0 or min(event.discarded.values(), default=0) < 0:
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} has a negative count of tokens: {event.trained} trained, "
+            f"{event.discarded} discarded"
+        )
+    if event.trained + sum(event.discarded.values()) != rollout.tokens:
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} has {rollout.tokens} tokens, not {event.trained} trained "
+            f"and {event.discarded} discarded"
+        )
+    for reason in event.discarded:
+        _named(reason)
+    group = state.groups[rollout.group]
+    if event.trained:
+        state.audit.trained(_facts(group, rollout), event.trained / rollout.tokens)
+    rollout.release()
+    state.ledger.end(event.trained, event.discarded)
+    state.work_index.move(
+        group, rollout, RolloutStatus.TRAINED if event.trained else RolloutStatus.DISCARDED
+    )
+    del state.rollouts[rollout.id]
+
+
+def _stored_for_replay(state: ExperienceState, event: e.StoredForReplay) -> None:
+    if event.group not in state.begun:
+        raise ImpossibleEvent(f"group {event.group} was not taken: there is nothing to replay")
+    group = state.groups[event.group]
+    if any(member.step is not None and member.step >= event.until for member in group.members):
+        raise ImpossibleEvent(
+            f"group {group.id} is to be replayed until step {event.until}, and is trained then for "
+            "the first time"
+        )
+    state.replay_buffer.keep(group, event.until)
+
+
+def _replayed(state: ExperienceState, event: e.Replayed) -> None:
+    if not event.groups:
+        raise ImpossibleEvent(f"step {event.step} replays no group")
+    state.replay_buffer.replay(event.step, event.groups)
+
+
+def _discarded(state: ExperienceState, event: e.Discarded) -> None:
+    rollout = state.find(event.rollout, RolloutStatus.JUDGED)
+    _named(event.reason)
+    if rollout.step is not None:
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} has to be taken again: it is in the weights of versions "
+            "that were published"
+        )
+    group = state.groups[rollout.group]
+    if group.split != "train":
+        raise ImpossibleEvent(
+            f"rollout {rollout.id} is for {group.split}: only its whole group is dropped"
+        )
+    if group.complete and not group.begun:
+        state.work_index.withdraw(group)
+    _discard(state, rollout, event.reason)
+    _complete_or_over(state, group)
+
+
+def _dropped(state: ExperienceState, event: e.Dropped) -> None:
+    group = state.groups.get(event.group)
+    if group is None:
+        raise ImpossibleEvent(f"group {event.group} is not live: it was never admitted, or is over")
+    if group.id in state.begun:
+        raise ImpossibleEvent(
+            f"group {group.id} was taken, or a part of it: only the trainer can account for that"
+        )
+    if group.begun:
+        raise ImpossibleEvent(
+            f"group {group.id} has to be taken again: it is in the weights of versions that "
+            "were published"
+        )
+    _named(event.reason)
+    if event.restart and group.split != "train":
+        raise ImpossibleEvent(
+            f"group {group.id} is for {group.split}: only a training prompt starts again"
+        )
+    if group.complete:
+        state.work_index.withdraw(group)
+    for member in group.members:
+        if member.status not in ENDED:
+            _discard(state, member, event.reason)
+    if event.restart:
+        state.restarts[group.id] = group.prompt_index
+    _forget(state, group)
+
+
+def _published(state: ExperienceState, event: e.Published) -> None:
+    if event.version < (state.version or 0):
+        raise ImpossibleEvent(
+            f"version {event.version} cannot be published after version {state.version}"
+        )
+    if (due := state.steps.due) is not None and due[0] < event.version:
+        raise ImpossibleEvent(
+            f"version {event.version} cannot be published before step {due[0]} has taken "
+            "again what it had"
+        )
+    for number in state.steps.made(event.version):
+        if number in state.rollouts:
+            raise ImpossibleEvent(
+                f"version {event.version} is published, but rollout {number} is still being "
+                "trained for it"
+            )
+    state.steps.publish(event.version)
+    state.version = event.version
+    state.replay_buffer.publish(event.version)
+    for number in sorted(state.begun):
+        _forget_if_over(state, state.groups[number])
+
+
+def _checkpointed(state: ExperienceState, event: e.Checkpointed) -> None:
+    state.checkpoint = event
+
+
+def apply(state: ExperienceState, event: e.AnyEvent) -> None:
+    """Take the event into the state. Raises ImpossibleEvent, with the state as it was, for an event
+    that cannot have happened."""
+    _TRANSITIONS[type(event)](state, event)
+
+
+# ------------------------------------------------------------------------------- what they share
+
+
+def _leased_rollout(state: ExperienceState, number: int, attempt: int) -> Rollout:
+    """The rollout, which is leased for the `attempt`-th time."""
+    rollout = state.rollouts.get(number)
+    if rollout is None or rollout.status is not RolloutStatus.LEASED:
+        return state.find(number, RolloutStatus.LEASED)
+    if attempt != rollout.attempt:
+        raise ImpossibleEvent(
+            f"rollout {number} is leased for the {rollout.attempt}th time, and this is of "
+            f"attempt {attempt}"
+        )
+    return rollout
+
+
+def _discard(
+    state: ExperienceState,
+    rollout: Rollout,
+    reason: str,
+    status: RolloutStatus = RolloutStatus.DISCARDED,
+) -> None:
+    """A live rollout ends untrained: its tokens are discarded under `reason`."""
+    group = state.groups[rollout.group]
+    if group.split == "train" and rollout.tokens and not rollout.sealed:
+        state.audit.generated(_facts(group, rollout))
+    state.work_index.move(group, rollout, status)
+    state.ledger.end(0, {reason: rollout.release()})
+    rollout.holder = ""
+    del state.rollouts[rollout.id]
+
+
+def _member_finished(state: ExperienceState, group: Group) -> None:
+    """A member was judged or buried. The last one of its group completes it, and counts as one
+    visit of its prompt."""
+    if group.split == "train" and group.complete:
+        state.history.record(group.prompt_index, group.rewards, len(group.members))
+    _complete_or_over(state, group)
+
+
+def _complete_or_over(state: ExperienceState, group: Group) -> None:
+    """A member was judged, buried or discarded: the group may be over now, or ready to be
+    taken."""
+    _forget_if_over(state, group)
+    if group.id in state.groups:
+        state.work_index.offer(group)
+
+
+def _forget_if_over(state: ExperienceState, group: Group) -> None:
+    """Forget a group that is over, and in no step whose version is still to be published. A group
+    that was buried whole stays until it is dropped by name."""
+    published = state.version or 0
+    over = group.ended and any(
+        member.status is not RolloutStatus.BURIED for member in group.members
+    )
+    if over and all(member.step is None or member.step < published for member in group.members):
+        _forget(state, group)
+
+
+def _forget(state: ExperienceState, group: Group) -> None:
+    """The group is not live any more."""
+    state.begun.discard(group.id)
+    del state.groups[group.id]
+    state.groups_live -= group.split == "train"
+
+
+def _facts(group: Group, rollout: Rollout) -> Facts:
+    """The audit's facts of a rollout whose generation is over."""
+    first, last = (
+        (rollout.spans[0].version, rollout.spans[-1].version)
+        if rollout.spans
+        else (group.admitted_version, group.admitted_version)
+    )
+    return Facts(
+        length=rollout.tokens,
+        age=max(0, last - group.admitted_version),
+        attempts=rollout.attempt,
+        version=first,
+    )
+
+
+def _named(reason: str) -> None:
+    """Raise ImpossibleEvent for an empty reason."""
+    if not reason:
+        raise ImpossibleEvent("tokens are discarded for a named reason, and this one has no name")
+
+
+_TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {
+    e.Admitted: _admitted,
+    e.Leased: _leased,
+    e.Extended: _extended,
+    e.Sealed: _sealed,
+    e.Requeued: _requeued,
+    e.Buried: _buried,
+    e.LateTokens: _late_tokens,
+    e.Judged: _judged,
+    e.Taken: _taken,
+    e.Trained: _trained,
+    e.StoredForReplay: _stored_for_replay,
+    e.Replayed: _replayed,
+    e.Discarded: _discarded,
+    e.Dropped: _dropped,
+    e.Published: _published,
+    e.Checkpointed: _checkpointed,
+}
