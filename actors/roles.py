@@ -305,8 +305,8 @@ class _Threaded:
     ) -> list[TokenCount]:
         return await trio.to_thread.run_sync(self.learner.accumulate, batch, buffers)
 
-    async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
-        await trio.to_thread.run_sync(self.learner.anchor, message, buffers)
+    async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
+        await trio.to_thread.run_sync(self.learner.score_proximal, message, buffers)
 
     async def step(self) -> dict[str, float]:
         return await trio.to_thread.run_sync(self.learner.step)

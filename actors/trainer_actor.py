@@ -1,11 +1,12 @@
 """The trainer actor: a nursery around a learner. Invariant: what computes is carried out one at a
 time, in the order it came.
 
-    micro-batch  accumulate its gradients               → Consumed
-    anchor       score texts under the weights there are, and keep the scores
-    close step   one optimizer step, one version more   → Stepped
-    publish      send the weights as they are           → Transferred     (beside accumulation, never beside an optimizer step)
-    save         write a checkpoint                     → Saved
+    micro-batch      accumulate its gradients → Consumed
+    score_proximal   score texts under the weights there are, and keep the scores
+    close step       one optimizer step, one version more → Stepped
+    publish          send the weights as they are → Transferred
+                     (beside accumulation, never beside an optimizer step)
+    save             write a checkpoint → Saved
 
 It waits only for commands; what that costs is the trainer's idle time.
 """
@@ -63,7 +64,9 @@ class LearnerProtocol(Protocol):
         self, batch: MicroBatch, buffers: Sequence[memoryview]
     ) -> list[TokenCount]: ...
 
-    async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None: ...
+    async def score_proximal(
+        self, message: ScoreProximal, buffers: Sequence[memoryview]
+    ) -> None: ...
 
     async def step(self) -> dict[str, float]: ...
 
@@ -150,7 +153,7 @@ async def trainer_actor(
                     counts = await learner.accumulate(message, buffers)
                     await link.send(Consumed(step, index, counts, trio.current_time() - start))
                 case ScoreProximal():
-                    await learner.anchor(message, buffers)
+                    await learner.score_proximal(message, buffers)
                 case CloseStep():
                     async with weights:
                         metrics = await learner.step()

@@ -56,7 +56,7 @@ def apply(estimators: Sequence[Estimator], tokens: Tokens, *, weighted: bool) ->
     that only weighs by a ratio is a ValueError; age still weighs.
     """
     kept, weight = tokens.mask, tokens.mask.float()
-    by = torch.full_like(tokens.owner, -1)
+    by = torch.full_like(tokens.sample_index, -1)
     rejected: list[Tensor] = []
     diagnostics: dict[str, Tensor] = {}
     for place, estimator in enumerate(estimators):

@@ -112,11 +112,13 @@ class ByLag(NamedTuple):
         return values
 
 
-def by_lag(log_ratio: Tensor, mask: Tensor, owner: Tensor, lag: Tensor, kept: Tensor) -> ByLag:
+def by_lag(
+    log_ratio: Tensor, mask: Tensor, sample_index: Tensor, lag: Tensor, kept: Tensor
+) -> ByLag:
     """Sums over the tokens of the mask, for each bin of lags.
 
     All are [tokens], at least one: `log_ratio` finite; `mask` and `kept` bool, `kept` being those
-    of the mask that the corrections keep; `owner` int64 >= 0, a number for each rollout, whose
+    of the mask that the corrections keep; `sample_index` int64 >= 0, a number for each rollout, whose
     tokens must all be here; `lag` int64 >= 0. Raises ValueError for a negative lag.
     """
     if bool((lag < 0).any()):
@@ -136,12 +138,12 @@ def by_lag(log_ratio: Tensor, mask: Tensor, owner: Tensor, lag: Tensor, kept: Te
         "ratio_squared": r.square() * inside,
         "kept": (kept & mask).double(),
     }
-    rollouts = int(owner.max()) + 1
+    rollouts = int(sample_index.max()) + 1
     zeros = torch.zeros(rollouts, dtype=torch.float64, device=device)
-    present = (zeros.index_add(0, owner, inside) > 0).double()
-    weight = ratio(zeros.index_add(0, owner, log)) * present
+    present = (zeros.index_add(0, sample_index, inside) > 0).double()
+    weight = ratio(zeros.index_add(0, sample_index, log)) * present
     oldest = torch.zeros(rollouts, dtype=torch.int64, device=device).scatter_reduce(
-        0, owner, torch.where(mask, row, 0), "amax"
+        0, sample_index, torch.where(mask, row, 0), "amax"
     )
     of_rollouts = {"rollouts": present, "weight": weight, "weight_squared": weight.square()}
     sums = torch.zeros(len(BINS), len(_FIELDS), dtype=torch.float64, device=device)

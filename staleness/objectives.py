@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from staleness.ratios import ratio
-from staleness.tokens import by_rollout
+from staleness.tokens import sum_by_rollout
 
 Kind = Literal["clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward"]
 
@@ -25,7 +25,7 @@ class Inputs(NamedTuple):
 
     `log_ratio`: float32 `current - proximal`, finite, with the gradient of `current` (see
     `proximal.log_ratios`). `current`: float32 log-probabilities with their gradient, read inside of
-    the mask alone. `advantage`: float32. `owner`: int64 >= 0, a number for each rollout; all its
+    the mask alone. `advantage`: float32. `sample_index`: int64 >= 0, a number for each rollout; all its
     tokens are in one call. `mask`: bool, the tokens that are trained: what the corrections kept.
     Ratios of a rollout are over these.
     """
@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
     log_ratio: Tensor
     current: Tensor
     advantage: Tensor
-    owner: Tensor
+    sample_index: Tensor
     mask: Tensor
 
 
@@ -50,18 +50,18 @@ def objective(kind: Kind, inputs: Inputs, *, lo: float, hi: float, dual: float) 
     gradient, outside of the mask."""
     mask = inputs.mask
     log, current = torch.where(mask, inputs.log_ratio, 0.0), torch.where(mask, inputs.current, 0.0)
-    advantage, owner = torch.where(mask, inputs.advantage, 0.0), inputs.owner
+    advantage, sample_index = torch.where(mask, inputs.advantage, 0.0), inputs.sample_index
     match kind:
         case "clip":
             result = clipped(log, advantage, lo=lo, hi=hi)
         case "dual_clip":
             result = dual_clipped(log, advantage, lo=lo, hi=hi, dual=dual)
         case "gspo":
-            result = gspo(log, advantage, owner, mask, lo=lo, hi=hi)
+            result = gspo(log, advantage, sample_index, mask, lo=lo, hi=hi)
         case "cispo":
             result = cispo(log, current, advantage, hi=hi)
         case "topr":
-            result = topr(log, current, advantage, owner, mask)
+            result = topr(log, current, advantage, sample_index, mask)
         case "reinforce":
             result = reinforce(current, advantage)
         case "one_forward":
@@ -93,14 +93,20 @@ def dual_clipped(
 
 
 def gspo(
-    log_ratio: Tensor, advantage: Tensor, owner: Tensor, mask: Tensor, *, lo: float, hi: float
+    log_ratio: Tensor,
+    advantage: Tensor,
+    sample_index: Tensor,
+    mask: Tensor,
+    *,
+    lo: float,
+    hi: float,
 ) -> Objective:
     """`clipped` with the rollout's geometric mean ratio `s = exp(mean log_ratio)` over the mask, in
     its token form: every token's ratio has the value s, and the gradient of its own `log_ratio`
     times s (GSPO-token, arXiv 2507.18071). Where the advantage and the weight are the same in all
     of a rollout, that is the gradient of the rollout's own loss times its tokens. The paper's
     bounds are lo = 3e-4, hi = 4e-4."""
-    mean = by_rollout(log_ratio.detach(), mask, owner).mean[owner].float()
+    mean = sum_by_rollout(log_ratio.detach(), mask, sample_index).mean[sample_index].float()
     return clipped(mean + (log_ratio - log_ratio.detach()), advantage, lo=lo, hi=hi)
 
 
@@ -112,12 +118,12 @@ def cispo(log_ratio: Tensor, current: Tensor, advantage: Tensor, *, hi: float) -
 
 
 def topr(
-    log_ratio: Tensor, current: Tensor, advantage: Tensor, owner: Tensor, mask: Tensor
+    log_ratio: Tensor, current: Tensor, advantage: Tensor, sample_index: Tensor, mask: Tensor
 ) -> Objective:
     """`-w A current`, with w = 1 where A >= 0, and `min(exp(sum log_ratio), 1)` of the rollout,
     over the mask and without a gradient, where A < 0 (tapered off-policy REINFORCE, arXiv
     2503.14286). A rollout that the policy has left behind is pushed away no further."""
-    total = by_rollout(log_ratio.detach(), mask, owner).total[owner].float()
+    total = sum_by_rollout(log_ratio.detach(), mask, sample_index).total[sample_index].float()
     negative = advantage < 0
     weight = torch.where(negative, ratio(total).clamp(max=1.0), 1.0)
     return Objective(-weight * advantage * current, negative & (total > 0))

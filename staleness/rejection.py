@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from staleness.ratios import LIMIT, ratio
-from staleness.tokens import Correction, Tokens, by_rollout, owners
+from staleness.tokens import Correction, Tokens, sum_by_rollout, count_rollouts
 
 CERTAIN = 1e-6
 """KPop: a token is never surer than this from 1; float32 log-probabilities cannot tell it, and the
@@ -48,17 +48,17 @@ def mis(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Correction:
     weight, where `lo <= exp(sum l) <= hi`, with `lo` in (0, 1] and `hi` >= 1 (verl's sequence-level
     rejection by ratio, with the bounds as its documentation has them). Diagnostics: `rollouts`
     rejected."""
-    total = by_rollout(tokens.log_ratio.detach(), mask, tokens.owner).total
+    total = sum_by_rollout(tokens.log_ratio.detach(), mask, tokens.sample_index).total
     inside = (total >= math.log(lo)) & (total <= math.log(hi))
     kept, diagnostics = _whole(inside, tokens, mask)
-    return _measured(total[tokens.owner], kept, diagnostics)
+    return _measured(total[tokens.sample_index], kept, diagnostics)
 
 
 def geometric_mask(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Correction:
     """A rollout is kept where `lo <= exp(mean l) <= hi`, with `lo` in (0, 1] and `hi` >= 1. Its
     weight is 1, as in verl and SkyRL, so that any weight may follow: `geometric_tis` with the same
     bounds gives the masked geometric ratio. Diagnostics: `rollouts` rejected."""
-    mean = by_rollout(tokens.log_ratio.detach(), mask, tokens.owner).mean
+    mean = sum_by_rollout(tokens.log_ratio.detach(), mask, tokens.sample_index).mean
     return _plain(*_whole((mean >= math.log(lo)) & (mean <= math.log(hi)), tokens, mask))
 
 
@@ -67,7 +67,7 @@ def k3(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
     behaviour from proximal policy (Schulman 2020, "Approximating KL divergence"), is at most `hi` >
     0 nats (verl). Diagnostics: `rollouts` rejected."""
     log = tokens.log_ratio.detach().double().clamp(-LIMIT, LIMIT)
-    mean = by_rollout(torch.expm1(log) - log, mask, tokens.owner).mean
+    mean = sum_by_rollout(torch.expm1(log) - log, mask, tokens.sample_index).mean
     return _plain(*_whole(mean <= hi, tokens, mask))
 
 
@@ -97,9 +97,9 @@ def opsm(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
         torch.where(mask, tokens.behaviour, 0.0).double()
         - torch.where(mask, tokens.current.detach(), 0.0).double()
     )
-    left = by_rollout(fall, mask, tokens.owner).mean > hi
-    kept = mask & ~(left[tokens.owner] & (tokens.advantage < 0))
-    return _plain(kept, {"rollouts": owners(mask & ~kept, tokens.owner)})
+    left = sum_by_rollout(fall, mask, tokens.sample_index).mean > hi
+    kept = mask & ~(left[tokens.sample_index] & (tokens.advantage < 0))
+    return _plain(kept, {"rollouts": count_rollouts(mask & ~kept, tokens.sample_index)})
 
 
 def m2po(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
@@ -110,7 +110,7 @@ def m2po(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
 
     The mean is over each rollout, and the paper's over a batch: what is kept must not depend on how
     a step is split into calls. Where the bound holds in every rollout it holds in the step, at the
-    price of more tokens. One `owner` for all tokens is the paper's set. Diagnostics: `region`
+    price of more tokens. One `sample_index` for all tokens is the paper's set. Diagnostics: `region`
     tokens, and the sum of `squares` of those of them kept.
     """
     log = (
@@ -122,9 +122,9 @@ def m2po(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
     # with k, so the first ones are allowed.
     places = region.nonzero().squeeze(1)
     places = places[log[places].abs().argsort(stable=True)]
-    places = places[tokens.owner[places].argsort(stable=True)]
-    owner, squares = tokens.owner[places], log[places].square()
-    start = torch.searchsorted(owner, owner)
+    places = places[tokens.sample_index[places].argsort(stable=True)]
+    sample_index, squares = tokens.sample_index[places], log[places].square()
+    start = torch.searchsorted(sample_index, sample_index)
     number = torch.arange(1, len(places) + 1, dtype=torch.float64, device=places.device) - start
     before = torch.cat([squares.new_zeros(1), squares.cumsum(0)])
     kept = mask.clone()
@@ -143,8 +143,8 @@ def _binary_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 def _whole(inside: Tensor, tokens: Tokens, mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The mask without the rollouts that are not `inside` (bool [rollouts])."""
-    kept = mask & inside[tokens.owner]
-    return kept, {"rollouts": owners(mask & ~kept, tokens.owner)}
+    kept = mask & inside[tokens.sample_index]
+    return kept, {"rollouts": count_rollouts(mask & ~kept, tokens.sample_index)}
 
 
 def _plain(kept: Tensor, diagnostics: dict[str, Tensor]) -> Correction:

@@ -15,14 +15,14 @@ class Tokens(NamedTuple):
 
     `log_ratio`: float32, what the corrections correct for: `proximal - behaviour`, or `current -
     behaviour` where there is no proximal policy. Finite (see `ratios.log_ratio`). `mask`: bool, the
-    tokens that may enter the loss: not stale, and with finite log-probabilities. `owner`: int64 >=
+    tokens that may enter the loss: not stale, and with finite log-probabilities. `sample_index`: int64 >=
     0, a number for each rollout, in any order. `advantage`: float32. `behaviour`, `current`:
     float32 log-probabilities, read inside of the mask alone. `lag`: int64 >= 0, versions.
     """
 
     log_ratio: Tensor
     mask: Tensor
-    owner: Tensor
+    sample_index: Tensor
     advantage: Tensor
     behaviour: Tensor
     current: Tensor
@@ -39,7 +39,7 @@ class Correction(NamedTuple):
     diagnostics: dict[str, Tensor]
 
 
-class RolloutIndex(NamedTuple):
+class RolloutSums(NamedTuple):
     """Each rollout's tokens in a mask: `total`, float64 [rollouts], the sum of their values, and
     `tokens`, how many they are."""
 
@@ -52,15 +52,17 @@ class RolloutIndex(NamedTuple):
         return self.total / self.tokens.clamp(min=1)
 
 
-def by_rollout(values: Tensor, mask: Tensor, owner: Tensor) -> RolloutIndex:
+def sum_by_rollout(values: Tensor, mask: Tensor, sample_index: Tensor) -> RolloutSums:
     """Sums of `values` (finite inside of the mask) over the mask, one for each number up to the
-    largest `owner`. The sums carry the gradient of `values`."""
-    rollouts = int(owner.max()) + 1 if owner.numel() else 0
+    largest `sample_index`. The sums carry the gradient of `values`."""
+    rollouts = int(sample_index.max()) + 1 if sample_index.numel() else 0
     zeros = torch.zeros(rollouts, dtype=torch.float64, device=values.device)
     inside = torch.where(mask, values, 0.0).double()
-    return RolloutIndex(zeros.index_add(0, owner, inside), zeros.index_add(0, owner, mask.double()))
+    return RolloutSums(
+        zeros.index_add(0, sample_index, inside), zeros.index_add(0, sample_index, mask.double())
+    )
 
 
-def owners(mask: Tensor, owner: Tensor) -> Tensor:
+def count_rollouts(mask: Tensor, sample_index: Tensor) -> Tensor:
     """Number of rollouts with a token in the mask, a scalar."""
-    return (by_rollout(mask.double(), mask, owner).tokens > 0).sum()
+    return (sum_by_rollout(mask.double(), mask, sample_index).tokens > 0).sum()

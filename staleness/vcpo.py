@@ -56,16 +56,22 @@ def minimum_variance(samples: Sequence[Sample], weight: Tensor, norm_squared: Te
 
 
 def minimum_variance_logits(
-    samples: Sequence[Sample], weight: Tensor, token_norm: Tensor, mask: Tensor, owner: Tensor
+    samples: Sequence[Sample],
+    weight: Tensor,
+    token_norm: Tensor,
+    mask: Tensor,
+    sample_index: Tensor,
 ) -> Tensor:
     """As `minimum_variance`, with the sum of `logit_norm` over a rollout's tokens of the mask in
     place of its gradient's squared norm: no backward pass for each rollout, but an approximation.
 
-    `token_norm` (float32), `mask` (bool) and `owner` (int64, the place of its sample) are [tokens].
+    `token_norm` (float32), `mask` (bool) and `sample_index` (int64, the place of its sample) are [tokens].
     """
     norms = torch.zeros(len(samples), dtype=torch.float64, device=token_norm.device)
     return minimum_variance(
-        samples, weight, norms.index_add(0, owner, torch.where(mask, token_norm, 0.0).double())
+        samples,
+        weight,
+        norms.index_add(0, sample_index, torch.where(mask, token_norm, 0.0).double()),
     )
 
 

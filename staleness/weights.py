@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from staleness.ratios import ratio
-from staleness.tokens import Correction, Tokens, by_rollout
+from staleness.tokens import Correction, Tokens, sum_by_rollout
 
 
 def token_tis(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
@@ -24,15 +24,15 @@ def sequence_tis(tokens: Tokens, mask: Tensor, *, hi: float) -> Correction:
     """Truncated importance sampling of rollouts: `min(exp(sum l), hi)` on every token of the
     rollout, in (0, hi], `hi` >= 1 (VCPO, arXiv 2602.17616, has hi = 8). The sum is over the mask.
     """
-    total = by_rollout(tokens.log_ratio.detach(), mask, tokens.owner).total
-    return _bounded(ratio(total)[tokens.owner], mask, 0.0, hi)
+    total = sum_by_rollout(tokens.log_ratio.detach(), mask, tokens.sample_index).total
+    return _bounded(ratio(total)[tokens.sample_index], mask, 0.0, hi)
 
 
 def geometric_tis(tokens: Tokens, mask: Tensor, *, lo: float, hi: float) -> Correction:
     """The geometric mean of the rollout's ratios, `exp(mean l)` over the mask, truncated to [lo,
     hi] with `lo` <= 1 <= `hi`. It does not grow with length, as the product does."""
-    mean = by_rollout(tokens.log_ratio.detach(), mask, tokens.owner).mean
-    return _bounded(ratio(mean)[tokens.owner], mask, lo, hi)
+    mean = sum_by_rollout(tokens.log_ratio.detach(), mask, tokens.sample_index).mean
+    return _bounded(ratio(mean)[tokens.sample_index], mask, lo, hi)
 
 
 def age_decay(tokens: Tokens, mask: Tensor, *, gamma: float) -> Correction:

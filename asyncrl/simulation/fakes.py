@@ -264,7 +264,7 @@ class FakeLearner:
             at, place = end, place + sample.response_tokens
         return counts
 
-    async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
+    async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
         """Scores are nobody's business here; they take their time."""
         await trio.sleep(
             sum(sample.response_tokens for sample in message.samples) * self.seconds_per_token

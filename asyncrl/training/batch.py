@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     bundles: list[PackedBatch]
     behaviour: Tensor
     mask: Tensor
-    owner: Tensor
+    sample_index: Tensor
     version: Tensor
     lag: Tensor
 

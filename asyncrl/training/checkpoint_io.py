@@ -47,7 +47,7 @@ TOKENIZER = (
 )
 _PARTIAL = ".partial-"
 _GENERATOR = "generator"
-_PAST = "past/"
+_PROXIMAL = "proximal/"
 _MASTER = "master/"
 
 
@@ -98,10 +98,10 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
             f"training cannot go on from {path}, because its {TENSORS} has no state of the "
             "random generator"
         )
-    past = {
-        name.removeprefix(_PAST): tensors.pop(name)
+    proximal = {
+        name.removeprefix(_PROXIMAL): tensors.pop(name)
         for name in list(tensors)
-        if name.startswith(_PAST)
+        if name.startswith(_PROXIMAL)
     }
     stored_masters = {
         name.removeprefix(_MASTER): tensors.pop(name)
@@ -118,19 +118,21 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
         )
     state: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        key, _, owner = name.partition("/")
-        if owner not in parameters or (tensor.dim() and tensor.shape != parameters[owner].shape):
+        key, _, parameter = name.partition("/")
+        if parameter not in parameters or (
+            tensor.dim() and tensor.shape != parameters[parameter].shape
+        ):
             raise CheckpointError(
                 f"training cannot go on from {path}, because its {TENSORS} is of another model "
-                f"({owner})"
+                f"({parameter})"
             )
         # a copy: mapped from the file it lies at any address, and kernels round differently there
-        state.setdefault(owner, {})[key] = (
-            tensor.clone() if key == "step" else tensor.clone().to(parameters[owner].device)
+        state.setdefault(parameter, {})[key] = (
+            tensor.clone() if key == "step" else tensor.clone().to(parameters[parameter].device)
         )
-    if learner.past:
+    if learner.proximal_logprobs:
         try:
-            learner.past.restore(past)
+            learner.proximal_logprobs.restore(proximal)
         except ValueError as error:
             raise CheckpointError(
                 f"training cannot go on from {path}, because in its {TENSORS} {error}"
@@ -138,28 +140,29 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
     for name, tensor in copies.items():
         tensor.copy_(stored_masters[name])
     learner.optimizer.state.clear()
-    for owner, moments in state.items():
-        learner.optimizer.state[parameters[owner]] = moments
+    for parameter, moments in state.items():
+        learner.optimizer.state[parameters[parameter]] = moments
     learner.version = found.version
     torch.set_rng_state(generator)
     return found
 
 
 def _state(learner: Learner) -> dict[str, Tensor]:
-    """The optimizer's state as `<moment>/<parameter>`, the past's, and the generator's."""
+    """Give the optimizer's state as `<moment>/<parameter>`, the scores and weights of earlier
+    versions, and the generator's state."""
     state = {
         f"{key}/{name}": value.detach().contiguous()
         for name, parameter in learner.master_weights.named()
         for key, value in learner.optimizer.state.get(parameter, {}).items()
     }
-    past = learner.past.tensors() if learner.past else {}
+    proximal = learner.proximal_logprobs.tensors() if learner.proximal_logprobs else {}
     state |= {
         _MASTER + name: tensor.contiguous()
         for name, tensor in learner.master_weights.copies().items()
     }
     return (
         state
-        | {_PAST + name: tensor.contiguous() for name, tensor in past.items()}
+        | {_PROXIMAL + name: tensor.contiguous() for name, tensor in proximal.items()}
         | {_GENERATOR: torch.get_rng_state()}
     )
 

@@ -65,10 +65,10 @@ def response_logits(model: PreTrainedModel, bundle: PackedBatch, temperature: fl
                 position_ids=positions,
                 use_cache=False,
                 padded_rows=padded_rows,
-                home=bundle.home.to(device),
+                unpack_index=bundle.unpack_index.to(device),
             ).logits
         return found[0, : len(logit_positions)].float() / temperature
-    at = bundle.home.to(device)[logit_positions]
+    at = bundle.unpack_index.to(device)[logit_positions]
     pieces, places, before = [], [], 0
     for padded_row in bundle.padded_rows:
         here = torch.nonzero((at >= before) & (at < before + padded_row.numel()))[:, 0]
@@ -121,7 +121,7 @@ def _attend(
     _: None,
     *,
     padded_rows: tuple[Tensor, ...],
-    home: Tensor,
+    unpack_index: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a bundle: `query`, `key`, `value` are [1, heads, places, size]; gives [1,
@@ -137,7 +137,7 @@ def _attend(
         ]
         output, _ = sdpa_attention_forward(module, rows[0], rows[1], rows[2], None, **rest)
         outputs.append(output.flatten(0, 1))
-    return torch.cat(outputs).index_select(0, home).unsqueeze(0), None
+    return torch.cat(outputs).index_select(0, unpack_index).unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, _attend)

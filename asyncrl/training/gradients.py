@@ -45,7 +45,7 @@ def advantages_of(
         value = minimum_variance(samples, *_alone(tensors, len(samples), model, temperature))
     else:
         weight, token_norm, usable = _together(tensors, len(samples), model, temperature)
-        value = minimum_variance_logits(samples, weight, token_norm, usable, tensors.owner)
+        value = minimum_variance_logits(samples, weight, token_norm, usable, tensors.sample_index)
     return Advantages(value, torch.ones(len(samples), dtype=torch.bool))
 
 
@@ -62,9 +62,9 @@ def _alone(
     )
     parameters = list(model.parameters())
     for bundle in batch.bundles:
-        owner, arrived = batch.owner[bundle.tokens], batch.mask[bundle.tokens]
-        for sample in torch.unique(owner[arrived]).tolist():
-            part = part_of(bundle, arrived & (owner == sample))
+        sample_index, arrived = batch.sample_index[bundle.tokens], batch.mask[bundle.tokens]
+        for sample in torch.unique(sample_index[arrived]).tolist():
+            part = part_of(bundle, arrived & (sample_index == sample))
             current = log_probabilities(model, part, temperature)
             log, finite = log_ratio(
                 current.detach(), batch.behaviour[part.tokens].to(current.device)
@@ -97,6 +97,6 @@ def _together(
         log[tokens], usable[tokens] = of_bundle.cpu(), batch.mask[tokens] & finite.cpu()
         token_norm[tokens] = logit_norm(logits, targets).nan_to_num(0.0).cpu()
     total = torch.zeros(samples, dtype=torch.float64).index_add(
-        0, batch.owner, torch.where(usable, log, 0.0).double()
+        0, batch.sample_index, torch.where(usable, log, 0.0).double()
     )
     return ratio(total), token_norm, usable

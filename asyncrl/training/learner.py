@@ -75,7 +75,9 @@ class Learner:
         most = {"boundary": max(1, staleness.max_lag), "snapshot": staleness.max_lag}.get(
             staleness.proximal
         )
-        self.past = None if most is None else ProximalLogprobs(model, temperature, most)
+        self.proximal_logprobs = (
+            None if most is None else ProximalLogprobs(model, temperature, most)
+        )
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._weighted = ratios_weigh(train, staleness)
         if clips_nothing(train, staleness):
@@ -85,11 +87,11 @@ class Learner:
         self._reasons = (*REASONS, *(entry.kind for entry in staleness.correction))
         self._sums = Sums()
 
-    def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview | bytes]) -> None:
+    def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview | bytes]) -> None:
         """Score and keep what the message has, while the weights are those of its step. Raises
         ValueError where the proximal policy is not `boundary`, the buffer does not fit the message,
         or the message is of another step."""
-        if self._staleness.proximal != "boundary" or self.past is None:
+        if self._staleness.proximal != "boundary" or self.proximal_logprobs is None:
             raise ValueError(
                 f"texts to be scored came, and the proximal policy is {self._staleness.proximal}"
             )
@@ -98,7 +100,7 @@ class Learner:
                 f"texts to be scored at the end of step {message.step} came while step "
                 f"{self.version} was being accumulated"
             )
-        self.past.anchor(message, buffers, self.version)
+        self.proximal_logprobs.score_proximal(message, buffers, self.version)
 
     def accumulate(
         self, batch: MicroBatch, buffers: Sequence[memoryview | bytes]
@@ -120,19 +122,19 @@ class Learner:
         advantage, trainable = advantages_of(
             batch, tensors, self.model, self._train.advantage, self._temperature
         )
-        scores = self.past.known(batch.samples) if self.past else None
-        fates = torch.empty_like(tensors.owner)
+        scores = self.proximal_logprobs.known(batch.samples) if self.proximal_logprobs else None
+        fates = torch.empty_like(tensors.sample_index)
         for bundle in tensors.bundles:
             fates[bundle.tokens] = self._add(tensors, bundle, advantage, trainable, scores).cpu()
         if (
-            self.past
+            self.proximal_logprobs
             and scores is not None
             and self._train.replay_groups
             and self._staleness.proximal == "boundary"
         ):
-            self.past.remember(batch.samples, scores)
+            self.proximal_logprobs.remember(batch.samples, scores)
         table = torch.zeros(len(batch.samples), len(self._reasons), dtype=torch.int64)
-        table.index_put_((tensors.owner, fates), torch.ones_like(fates), accumulate=True)
+        table.index_put_((tensors.sample_index, fates), torch.ones_like(fates), accumulate=True)
         return [
             TokenCount(
                 sample.rollout,
@@ -157,30 +159,32 @@ class Learner:
         """Add the gradient of the sum of a bundle's losses; returns what became of each of its
         response tokens, int64 [tokens]. `advantage` (float32) and `trainable` (bool) are [samples],
         `scores` float32 [tokens of the batch]."""
-        behaviour, fresh, owner, lag = (
+        behaviour, fresh, sample_index, lag = (
             of_batch[bundle.tokens].to(self.model.device)
-            for of_batch in (batch.behaviour, batch.mask, batch.owner, batch.lag)
+            for of_batch in (batch.behaviour, batch.mask, batch.sample_index, batch.lag)
         )
-        trained = trainable.to(owner.device)[owner]
+        trained = trainable.to(sample_index.device)[sample_index]
         arrived = fresh & trained
         fate = torch.where(fresh & ~trained, MEDIAN, STALE)
         if not arrived.any():
             return fate
         current = log_probabilities(self.model, bundle, self._temperature)
-        prox, unanchored = self._proximal(batch, bundle, current, behaviour, lag, arrived, scores)
+        prox, proximal_unknown = self._proximal(
+            batch, bundle, current, behaviour, lag, arrived, scores
+        )
         ratios = proximal.log_ratios(current, behaviour, prox)
         usable = arrived & ratios.finite
         tokens = correction.Tokens(
             ratios.correction,
             usable,
-            owner,
-            advantage.to(owner.device)[owner],
+            sample_index,
+            advantage.to(sample_index.device)[sample_index],
             behaviour,
             current.detach(),
             lag,
         )
         corrected = correction.apply(self._staleness.correction, tokens, weighted=self._weighted)
-        of_kept = Inputs(ratios.objective, current, tokens.advantage, owner, corrected.kept)
+        of_kept = Inputs(ratios.objective, current, tokens.advantage, sample_index, corrected.kept)
         minimized = objective(
             self._train.objective,
             of_kept,
@@ -200,9 +204,9 @@ class Learner:
                 int(corrected.kept.sum()),
                 int(arrived.sum()),
                 int(minimized.clipped.sum()),
-                unanchored,
+                proximal_unknown,
                 float(loss.detach()),
-                by_lag(whole, usable, owner, lag, corrected.kept),
+                by_lag(whole, usable, sample_index, lag, corrected.kept),
                 corrected.diagnostics,
             )
         )
@@ -229,8 +233,8 @@ class Learner:
             case "loglinear":
                 return proximal.loglinear(behaviour, current, lag), 0
             case "boundary" | "snapshot":
-                assert self.past is not None and scores is not None
-                found = self.past.completed(
+                assert self.proximal_logprobs is not None and scores is not None
+                found = self.proximal_logprobs.completed(
                     scores[bundle.tokens], bundle, batch.version[bundle.tokens], arrived.cpu()
                 )
                 found = proximal.scored(found.to(current.device), current, lag)
@@ -258,8 +262,8 @@ class Learner:
             )
             norm = float(torch.nn.utils.clip_grad_norm_(changed, self._train.grad_clip))
         updated = sums.trained > 0 and math.isfinite(norm)
-        if self.past:
-            self.past.close(self.version)
+        if self.proximal_logprobs:
+            self.proximal_logprobs.close(self.version)
         if updated:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate

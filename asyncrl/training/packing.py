@@ -35,7 +35,7 @@ class PackedBatch(NamedTuple):
 
     `ids`, `positions`: int64 [places], each token once, and where it stands in its sample; at the
     end a few that are of no sample, so that there are few sizes (`missing_to_size`). `padded_rows`:
-    int64 [rows, width] each, the places of one sample a row, right-padded. `home`: int64 [places],
+    int64 [rows, width] each, the places of one sample a row, right-padded. `unpack_index`: int64 [places],
     where a place is in the rectangles, flattened and joined (a shared prompt: in the first of its
     rows). Of the response tokens, int64 [tokens] each: `logit_positions`, the place of the token
     before; `rows`, which row the sample is of all rectangles'; `targets`, the ids; `tokens`, their
@@ -45,7 +45,7 @@ class PackedBatch(NamedTuple):
     ids: Tensor
     positions: Tensor
     padded_rows: tuple[Tensor, ...]
-    home: Tensor
+    unpack_index: Tensor
     logit_positions: Tensor
     rows: Tensor
     targets: Tensor
@@ -188,14 +188,16 @@ def _bundle(
 ) -> PackedBatch:
     """A bundle, filled up. `of_tokens`: predictors, rows, targets and tokens."""
     missing = missing_to_size(len(ids))
-    home = np.zeros(len(ids) + missing, dtype=np.int64)
+    unpack_index = np.zeros(len(ids) + missing, dtype=np.int64)
     joined = np.concatenate([padded_row.ravel() for padded_row in padded_rows])
-    home[joined[::-1]] = np.arange(len(joined))[::-1]  # of several, the first is written last
+    unpack_index[joined[::-1]] = np.arange(len(joined))[
+        ::-1
+    ]  # of several, the first is written last
     return PackedBatch(
         torch.from_numpy(np.pad(ids, (0, missing))),
         torch.from_numpy(np.pad(positions, (0, missing))),
         tuple(map(torch.from_numpy, padded_rows)),
-        torch.from_numpy(home),
+        torch.from_numpy(unpack_index),
         *map(torch.from_numpy, of_tokens),
     )
 

@@ -45,7 +45,7 @@ class ProximalLogprobs:
         """Those that have scores."""
         return sorted(self._scores)
 
-    def anchor(
+    def score_proximal(
         self, message: ScoreProximal, buffers: Sequence[memoryview | bytes], version: int
     ) -> None:
         """Score the tokens of `message` that have no score yet and were sampled under `version`,

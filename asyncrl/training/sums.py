@@ -1,5 +1,5 @@
-"""What a step adds up over its bundles. Invariant: only sums, so that the metrics do not depend on
-how the step was split."""
+"""Sums of one step over its packed batches. Invariant: only sums, so that the metrics do not depend
+on how the step was split."""
 
 from __future__ import annotations
 
@@ -12,40 +12,42 @@ from staleness.diagnostics import ByLag
 
 
 class Sums(NamedTuple):
-    """Counts of tokens: `trained`; `arrived`, which were not masked on arrival; `clipped`, the
-    trained ones whose gradient the objective's bounds changed; `unanchored`, whose proximal policy
-    is not known. `loss` is over the trained. `by_lag` is of current against behaviour policy.
-    `corrections` are the diagnostics of the list of corrections."""
+    """Counts of tokens, the loss, and the divergence of the policies.
+
+    `trained`: tokens in the loss. `arrived`: tokens that were not masked on arrival. `clipped`:
+    trained tokens whose gradient a bound of the objective changed. `proximal_unknown`: tokens whose
+    proximal log-probability is not known, so that they have the current one. `loss` is the sum over
+    the trained tokens. `by_lag` is of current against behaviour policy. `corrections` are the
+    diagnostics of the list of corrections."""
 
     trained: int = 0
     arrived: int = 0
     clipped: int = 0
-    unanchored: int = 0
+    proximal_unknown: int = 0
     loss: float = 0.0
     by_lag: ByLag = ByLag()
     corrections: Mapping[str, Tensor] = {}
 
     def merge(self, other: Sums) -> Sums:
-        """The sums of both."""
-        names = self.corrections.keys() | other.corrections.keys()
+        """Add up both steps' parts."""
+        corrections = dict(self.corrections)
+        for name, value in other.corrections.items():
+            corrections[name] = corrections[name] + value if name in corrections else value
         return Sums(
             self.trained + other.trained,
             self.arrived + other.arrived,
             self.clipped + other.clipped,
-            self.unanchored + other.unanchored,
+            self.proximal_unknown + other.proximal_unknown,
             self.loss + other.loss,
             self.by_lag.merge(other.by_lag),
-            {
-                name: self.corrections.get(name, 0) + other.corrections.get(name, 0)
-                for name in names
-            },  # type: ignore[misc]
+            corrections,
         )
 
     def metrics(self) -> dict[str, float]:
-        """`loss` and `clip_fraction` of the trained tokens, `weight_mean` what the corrections have
-        them weigh, `kept_fraction` (trained of the tokens not stale), those of `Divergence.means`
+        """Give `loss` and `clip_fraction` of the trained tokens, `weight_mean`, the mean weight that
+        the corrections give them, `kept_fraction` (trained of the tokens not stale), those of `Divergence.means`
         in all and of `ByLag.metrics` by lag, the sums `<correction>_<what>`, and the counts
-        `trained_tokens` and `unanchored`."""
+        `trained_tokens` and `proximal_unknown`."""
         trained = max(1, self.trained)
         corrections = {name: float(value) for name, value in sorted(self.corrections.items())}
         return {
@@ -57,5 +59,5 @@ class Sums(NamedTuple):
             **self.by_lag.metrics(),
             **corrections,
             "trained_tokens": float(self.trained),
-            "unanchored": float(self.unanchored),
+            "proximal_unknown": float(self.proximal_unknown),
         }

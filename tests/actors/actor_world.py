@@ -181,7 +181,7 @@ class ScriptedLearner:
         self.version = 0
         self.port = 1
         self.batches: list[tuple[MicroBatch, bytes]] = []
-        self.anchored: list[ScoreProximal] = []
+        self.to_score: list[ScoreProximal] = []
         self.saved: list[tuple[int, int]] = []
         self._seconds_per_token, self._step_s = seconds_per_token, step_s
 
@@ -204,12 +204,12 @@ class ScriptedLearner:
             at += sample.response_tokens
         return counts
 
-    async def anchor(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
+    async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
         assert message.step == self.version
         assert len(buffers[0]) == 4 * sum(
             s.prompt_tokens + s.response_tokens for s in message.samples
         )
-        self.anchored.append(message)
+        self.to_score.append(message)
 
     async def step(self) -> dict[str, float]:
         await trio.sleep(self._step_s)

@@ -127,14 +127,14 @@ async def test_weights_are_held_while_more_tokens_of_them_may_come(
     held: list[
         tuple[int, int]
     ] = []  # how many events there were, and the oldest version that is held from then on
-    anchor = made.learner.anchor
+    score_proximal = made.learner.score_proximal
 
-    async def anchored(message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
+    async def counted(message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
         assert message.oldest is not None
         held.append((len(made.log.events), message.oldest))
-        await anchor(message, buffers)
+        await score_proximal(message, buffers)
 
-    made.learner.anchor = anchored  # type: ignore[method-assign]
+    made.learner.score_proximal = counted  # type: ignore[method-assign]
     await run_well(made)
     assert max(oldest for _, oldest in held) > 2, "and are not held for good"
     for number, oldest in held:

@@ -255,7 +255,7 @@ async def test_the_trainer_is_given_what_it_has_to_score_before_each_step_ends(
 ) -> None:
     made = await run_well(world(staleness={"proximal": "boundary"}))
     scored: dict[int, dict[int, int]] = {}
-    for message in made.learner.anchored:
+    for message in made.learner.to_score:
         for sample in message.samples:
             scored.setdefault(message.step, {})[sample.rollout] = sample.response_tokens
             assert sample.rollout in message.live

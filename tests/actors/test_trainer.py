@@ -41,5 +41,5 @@ async def test_texts_are_scored_before_the_step_that_follows_them(
         said = []
         while not said or not isinstance(said[-1], Drained):
             said.append((await here.receive())[0])
-    assert [anchor.step for anchor in learner.anchored] == [0, 1]
+    assert [message.step for message in learner.to_score] == [0, 1]
     assert [type(message) for message in said] == [TrainerReady, Stepped, Stepped, Drained]

@@ -27,7 +27,7 @@ class World(NamedTuple):
 
     log_ratio: list[float]
     mask: list[bool]
-    owner: list[int]
+    sample_index: list[int]
     advantage: list[float]
     behaviour: list[float]
     current: list[float]
@@ -41,7 +41,7 @@ class World(NamedTuple):
         return Tokens(
             numbers[0],
             torch.tensor(self.mask, dtype=torch.bool),
-            torch.tensor(self.owner, dtype=torch.int64),
+            torch.tensor(self.sample_index, dtype=torch.int64),
             numbers[1],
             numbers[2],
             numbers[3],
@@ -54,8 +54,8 @@ class World(NamedTuple):
     def rollouts(self) -> list[list[int]]:
         """Places of the tokens in the mask, one list for each rollout that has any."""
         found = [
-            [t for t, o in enumerate(self.owner) if o == owner and self.mask[t]]
-            for owner in sorted(set(self.owner))
+            [t for t, o in enumerate(self.sample_index) if o == sample_index and self.mask[t]]
+            for sample_index in sorted(set(self.sample_index))
         ]
         return [places for places in found if places]
 

@@ -202,11 +202,11 @@ def test_pain_15_a_mismatch_of_engine_and_trainer_is_named(
     """Log-ratios of 64 rollouts, each of one lag: an engine that is off by the same amount at every
     lag, and a policy that drifts."""
     generator = torch.Generator().manual_seed(0)
-    owner = torch.arange(64).repeat_interleave(20)
-    lag = owner % 8
+    sample_index = torch.arange(64).repeat_interleave(20)
+    lag = sample_index % 8
     log = (offset + drift * lag) * torch.randn(len(lag), generator=generator)
     every = torch.ones(len(lag), dtype=torch.bool)
-    sums = by_lag(log, every, owner, lag, every)
+    sums = by_lag(log, every, sample_index, lag, every)
     found = alarms(sums.total.means() | {"ess": 1.0} | sums.metrics(), len(lag), {}, THRESHOLDS)
     assert [alarm.name for alarm in found] == named
 

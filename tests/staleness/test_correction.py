@@ -132,10 +132,10 @@ class TestEvery:
             assume(not tied(world))
         bounds = drawn(data, case)
         apart_from_rounding(case.reference, world, **bounds)
-        order = data.draw(st.permutations(range(len(world.owner))))
+        order = data.draw(st.permutations(range(len(world.sample_index))))
         names = data.draw(st.permutations(range(10)))
         other = world.only(order)
-        other = other._replace(owner=[names[o] for o in other.owner])
+        other = other._replace(sample_index=[names[o] for o in other.sample_index])
         expected, got = run(case, world, bounds), run(case, other, bounds)
         assert got.kept.tolist() == expected.kept[order].tolist()
         assert got.weight.tolist() == pytest.approx(expected.weight[order].tolist(), rel=1e-6)
@@ -175,8 +175,8 @@ def test_is_the_same_however_rollouts_are_split_into_calls(
     apart_from_rounding(case.reference, world, **bounds)
     whole = run(case, world, bounds)
     totals: dict[str, float] = dict.fromkeys(whole.diagnostics, 0.0)
-    for owner in set(world.owner):
-        places = [t for t, o in enumerate(world.owner) if o == owner]
+    for sample_index in set(world.sample_index):
+        places = [t for t, o in enumerate(world.sample_index) if o == sample_index]
         part = run(case, world.only(places), bounds)
         assert part.kept.tolist() == whole.kept[places].tolist()
         assert part.weight.tolist() == pytest.approx(whole.weight[places].tolist(), rel=1e-6)
@@ -195,7 +195,7 @@ def test_all_of_it_may_be_rejected(case: Case) -> None:
     assert weight.tolist() == [0.0] * 3
 
 
-def line(*ratios: float, owner: list[int] | None = None) -> Tokens:
+def line(*ratios: float, sample_index: list[int] | None = None) -> Tokens:
     """Tokens of these ratios, each a rollout of its own unless said."""
     n = len(ratios)
     behaviour = [-3.0] * n
@@ -203,7 +203,7 @@ def line(*ratios: float, owner: list[int] | None = None) -> Tokens:
     return World(
         logs,
         [True] * n,
-        owner or list(range(n)),
+        sample_index or list(range(n)),
         [1.0] * n,
         behaviour,
         [b + log for b, log in zip(behaviour, logs, strict=True)],
@@ -269,7 +269,7 @@ class TestBounds:
 class TestRollouts:
     def test_a_product_is_of_the_rollout_and_a_mean_of_its_tokens(self) -> None:
         """Rollouts of 1, 2 and 3 tokens, mixed."""
-        tokens = line(1.5, 2.0, 2.0, 1.1, 0.9, 1.2, owner=[7, 2, 4, 4, 4, 2])
+        tokens = line(1.5, 2.0, 2.0, 1.1, 0.9, 1.2, sample_index=[7, 2, 4, 4, 4, 2])
         product = [1.5, 2.4, 2.0 * 1.1 * 0.9, 2.0 * 1.1 * 0.9, 2.0 * 1.1 * 0.9, 2.4]
         lengths = [1, 2, 3, 3, 3, 2]
         assert weights.sequence_tis(tokens, tokens.mask, hi=8.0).weight.tolist() == pytest.approx(
@@ -283,7 +283,7 @@ class TestRollouts:
         assert kept.tolist() == [True, False, True, True, True, False]
 
     def test_the_masked_geometric_ratio_is_a_mask_and_then_a_weight(self) -> None:
-        tokens = line(1.02, 1.004, 0.998, 0.95, owner=[0, 1, 1, 2])
+        tokens = line(1.02, 1.004, 0.998, 0.95, sample_index=[0, 1, 1, 2])
         kept = rejection.geometric_mask(tokens, tokens.mask, lo=0.99, hi=1.01).kept
         weight = weights.geometric_tis(tokens, kept, lo=0.99, hi=1.01).weight
         mean = math.sqrt(1.004 * 0.998)
@@ -372,7 +372,7 @@ class TestM2po:
     @given(worlds(), st.floats(0.01, 0.8))
     def test_one_owner_for_all_is_the_set_of_the_paper(self, world: World, hi: float) -> None:
         assume(not tied(world))
-        together = world._replace(owner=[0] * len(world.owner))
+        together = world._replace(sample_index=[0] * len(world.sample_index))
         _, kept = apart_from_rounding(reference.m2po, together, hi=hi)
         tokens = together.tokens()
         assert rejection.m2po(tokens, tokens.mask, hi=hi).kept.tolist() == kept

@@ -244,7 +244,7 @@ class TestToTheLoss:
             torch.isfinite(current.detach()), current.detach() - 0.01, current.detach()
         )
         logs = log_ratios(current, behaviour, proximal)
-        n, advantage, owner = (
+        n, advantage, sample_index = (
             len(current),
             torch.tensor([1.0, -1.0] * 8)[: len(current)],
             torch.arange(len(current)) // 2,
@@ -252,14 +252,14 @@ class TestToTheLoss:
         tokens = Tokens(
             logs.correction,
             logs.finite,
-            owner,
+            sample_index,
             advantage,
             behaviour,
             current.detach(),
             torch.ones(n, dtype=torch.int64),
         )
         fixed = apply([estimator], tokens, weighted=True)
-        inputs = Inputs(logs.objective, current, advantage, owner, fixed.kept)
+        inputs = Inputs(logs.objective, current, advantage, sample_index, fixed.kept)
         losses = objective(kind, inputs, lo=0.2, hi=0.28, dual=3.0).loss  # type: ignore[arg-type]
         (fixed.weight * losses).sum().backward()
         assert current.grad is not None
@@ -294,18 +294,18 @@ def test_a_rejected_ratio_that_overflows_is_no_nan(estimator: Estimator, kind: s
     """Trap 2: `0 * inf`. One token fell from certain to impossible, the other rose."""
     current = torch.tensor([-1000.0, -0.01], requires_grad=True)
     logs = log_ratios(current, torch.tensor([-0.01, -1000.0]), None)
-    advantage, owner = torch.tensor([-1.0, 1.0]), torch.tensor([0, 1])
+    advantage, sample_index = torch.tensor([-1.0, 1.0]), torch.tensor([0, 1])
     tokens = Tokens(
         logs.correction,
         logs.finite,
-        owner,
+        sample_index,
         advantage,
         torch.tensor([-0.01, -1000.0]),
         current.detach(),
         torch.zeros(2, dtype=torch.int64),
     )
     fixed = apply([estimator], tokens, weighted=True)
-    inputs = Inputs(logs.objective, current, advantage, owner, fixed.kept)
+    inputs = Inputs(logs.objective, current, advantage, sample_index, fixed.kept)
     loss = (fixed.weight * objective(kind, inputs, lo=0.2, hi=0.28, dual=3.0).loss).sum()  # type: ignore[arg-type]
     loss.backward()
     assert fixed.kept.tolist() == [

@@ -33,9 +33,9 @@ rollouts = st.lists(st.lists(tokens, min_size=1, max_size=5), min_size=1, max_si
 
 def measured(rollouts: list[Rollout]) -> ByLag:
     flat = [token for rollout in rollouts for token in rollout]
-    owner = torch.tensor([index for index, rollout in enumerate(rollouts) for _ in rollout])
+    sample_index = torch.tensor([index for index, rollout in enumerate(rollouts) for _ in rollout])
     log, lag, mask, kept = (torch.tensor(column) for column in zip(*flat, strict=True))
-    return by_lag(log, mask, owner, lag, kept)
+    return by_lag(log, mask, sample_index, lag, kept)
 
 
 def exp(log: float) -> float:

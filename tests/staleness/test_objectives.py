@@ -104,7 +104,7 @@ def run(kind: Kind, world: World) -> tuple[Objective, Tensor]:
     tokens = world.tokens()
     current = tokens.current.clone().requires_grad_()
     proximal = tokens.current - tokens.log_ratio
-    inputs = Inputs(current - proximal, current, tokens.advantage, tokens.owner, tokens.mask)
+    inputs = Inputs(current - proximal, current, tokens.advantage, tokens.sample_index, tokens.mask)
     result = objective(kind, inputs, lo=LO, hi=HI, dual=DUAL)
     (gradient,) = torch.autograd.grad(result.loss.sum(), current)
     return result, gradient
@@ -133,8 +133,8 @@ class TestEvery:
     def test_reduces_nothing_so_that_a_step_may_be_split(self, kind: Kind, world: World) -> None:
         """The token mean of DAPO is over the step: sums of parts, divided once."""
         whole, gradient = run(kind, world)
-        for owner in set(world.owner):
-            places = [t for t, o in enumerate(world.owner) if o == owner]
+        for sample_index in set(world.sample_index):
+            places = [t for t, o in enumerate(world.sample_index) if o == sample_index]
             part, part_gradient = run(kind, world.only(places))
             assert part.loss.tolist() == pytest.approx(
                 whole.loss[places].tolist(), rel=1e-5, abs=1e-6
@@ -154,7 +154,7 @@ class TestEvery:
         advantage = torch.where(outside, math.inf, tokens.advantage)
         result = objective(
             kind,
-            Inputs(log, current, advantage, tokens.owner, tokens.mask),
+            Inputs(log, current, advantage, tokens.sample_index, tokens.mask),
             lo=LO,
             hi=HI,
             dual=DUAL,
@@ -226,7 +226,7 @@ def test_decoupled_is_the_clip_around_the_proximal_policy_weighted_from_it_to_th
     current, proximal = tokens.current.clone().requires_grad_(), tokens.behaviour + tokens.log_ratio
     logs = log_ratios(current, tokens.behaviour, proximal)
     fixed = apply([IcePop(lo=lo, hi=hi)], tokens._replace(log_ratio=logs.correction), weighted=True)
-    inputs = Inputs(logs.objective, current, tokens.advantage, tokens.owner, fixed.kept)
+    inputs = Inputs(logs.objective, current, tokens.advantage, tokens.sample_index, fixed.kept)
     loss = fixed.weight * objective("clip", inputs, lo=LO, hi=HI, dual=DUAL).loss
     (gradient,) = torch.autograd.grad(loss.sum(), current)
     for t, inside in enumerate(world.mask):
@@ -273,7 +273,7 @@ def test_one_forward_after_icepop_is_the_masked_ratio_of_intellect_3(
     fixed = apply(
         [IcePop(lo=lo, hi=hi)], tokens._replace(log_ratio=logs.correction), weighted=False
     )
-    inputs = Inputs(logs.objective, current, tokens.advantage, tokens.owner, fixed.kept)
+    inputs = Inputs(logs.objective, current, tokens.advantage, tokens.sample_index, fixed.kept)
     loss = fixed.weight * objective("one_forward", inputs, lo=LO, hi=HI, dual=DUAL).loss
     (gradient,) = torch.autograd.grad(loss.sum(), current)
     for t, inside in enumerate(world.mask):

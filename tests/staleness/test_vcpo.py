@@ -257,7 +257,9 @@ class TestMinimumVarianceLogits:
     def test_sums_the_proxy_over_the_tokens_of_each_rollout(
         self, rollouts: list[list[tuple[float, bool]]]
     ) -> None:
-        owner = torch.tensor([place for place, rollout in enumerate(rollouts) for _ in rollout])
+        sample_index = torch.tensor(
+            [place for place, rollout in enumerate(rollouts) for _ in rollout]
+        )
         flat = [token for rollout in rollouts for token in rollout]
         norm, mask = torch.tensor([n for n, _ in flat]), torch.tensor([m for _, m in flat])
         batch = samples([0] * len(rollouts), [float(place) for place in range(len(rollouts))])
@@ -266,7 +268,7 @@ class TestMinimumVarianceLogits:
             [math.fsum(n for n, inside in rollout if inside) for rollout in rollouts],
             dtype=torch.float64,
         )
-        got: Tensor = minimum_variance_logits(batch, weight, norm, mask, owner)
+        got: Tensor = minimum_variance_logits(batch, weight, norm, mask, sample_index)
         assert torch.allclose(got, minimum_variance(batch, weight, sums))
 
     def test_what_is_masked_may_be_no_number(self) -> None:

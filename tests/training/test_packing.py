@@ -87,9 +87,10 @@ def test_a_place_is_at_home_where_attention_has_it(
     for bundle in packed(sizes, shared):
         joined = torch.cat([padded_row.flatten() for padded_row in bundle.padded_rows])
         used = torch.unique(joined)
-        assert torch.equal(joined[bundle.home[used]], used)
+        assert torch.equal(joined[bundle.unpack_index[used]], used)
         assert torch.equal(
-            bundle.home[used], torch.stack([torch.nonzero(joined == place)[0, 0] for place in used])
+            bundle.unpack_index[used],
+            torch.stack([torch.nonzero(joined == place)[0, 0] for place in used]),
         )
         assert len(used) <= len(bundle.ids) < max(8, len(used) * 17 // 16) + 8
 

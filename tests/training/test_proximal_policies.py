@@ -82,7 +82,7 @@ class Story:
         }
         return np.array([of_version[v][t] for t, v in enumerate(self.versions[rollout.number])])
 
-    def anchor(
+    def score_proximal(
         self, step: int, behind: int = 0, oldest: int | None = None
     ) -> tuple[ScoreProximal, tuple[bytes]]:
         """What is known of the rollouts of later steps when `step` is closed: the last tokens of
@@ -195,7 +195,9 @@ def train(
         learner.accumulate(*micro_batch(every[:2], every, step))
         learner.accumulate(*micro_batch(every[2:], every, step, 1))
         if learner._staleness.proximal == "boundary":
-            learner.anchor(*story.anchor(step, behind, max(0, step - behind) if said else None))
+            learner.score_proximal(
+                *story.score_proximal(step, behind, max(0, step - behind) if said else None)
+            )
         seen.append((gradient, learner.step()))
         hook.remove()
     return seen
@@ -209,7 +211,7 @@ def test_the_gradient_is_that_of_the_definition(kind: str, seed: int) -> None:
     seen = train(learner, story, range(STEPS), models)
     for step, (gradient, metrics) in enumerate(seen):
         reference, trained = expected(kind, story, step, models[: step + 1])
-        assert metrics["trained_tokens"] == trained and metrics["unanchored"] == 0
+        assert metrics["trained_tokens"] == trained and metrics["proximal_unknown"] == 0
         scale = max(float(g.abs().max()) for g in reference.values())
         for name, value in reference.items():
             assert float((gradient[name] - value).abs().max()) <= 2e-4 * scale, (step, name)
@@ -237,8 +239,8 @@ def test_scored_before_its_end_or_after_it_a_version_is_the_same() -> None:
     )
     for learner in (boundary, snapshot):
         train(learner, story, range(STEPS), [])
-    assert boundary.past and boundary.past.snapshots.versions == [3]
-    assert snapshot.past and snapshot.past.snapshots.versions == [1, 2, 3]
+    assert boundary.proximal_logprobs and boundary.proximal_logprobs.snapshots.versions == [3]
+    assert snapshot.proximal_logprobs and snapshot.proximal_logprobs.snapshots.versions == [1, 2, 3]
     for one, other in zip(boundary.model.parameters(), snapshot.model.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
@@ -253,15 +255,15 @@ def test_weights_are_held_until_no_more_tokens_come_of_them() -> None:
         said: train(learner, Story(6), range(STEPS), [], behind=2, said=said)
         for said, learner in learners.items()
     }
-    assert sum(metrics["unanchored"] for _, metrics in seen[False]) > 0
-    assert sum(metrics["unanchored"] for _, metrics in seen[True]) == 0
+    assert sum(metrics["proximal_unknown"] for _, metrics in seen[False]) > 0
+    assert sum(metrics["proximal_unknown"] for _, metrics in seen[True]) == 0
     snapshot = Learner(build("qwen3"), TRAIN, settings("snapshot"), 1.0)
     train(snapshot, Story(6), range(STEPS), [])
     for one, other in zip(
         learners[True].model.parameters(), snapshot.model.parameters(), strict=True
     ):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
-    assert (past := learners[True].past) and past.snapshots.versions == [1, 2, 3]
+    assert (past := learners[True].proximal_logprobs) and past.snapshots.versions == [1, 2, 3]
 
 
 def replay(kind: str, kept: bool) -> tuple[Learner, dict[str, float]]:
@@ -274,10 +276,10 @@ def replay(kind: str, kept: bool) -> tuple[Learner, dict[str, float]]:
         models.append(frozen(learner.model))
         every = story.steps[trained] if step == 2 else story.sampled(trained, models)
         learner.accumulate(*micro_batch(every, every, step))
-        message, buffers = story.anchor(step)
+        message, buffers = story.score_proximal(step)
         replay_buffer = [r.number for r in story.steps[0]] if kept and step else []
         if kind == "boundary":
-            learner.anchor(
+            learner.score_proximal(
                 msgspec.structs.replace(message, live=message.live + replay_buffer), buffers
             )
         metrics = learner.step()
@@ -291,19 +293,19 @@ def test_what_is_trained_again_has_the_scores_of_its_own_version() -> None:
         replay("boundary", kept=True),
         replay("snapshot", kept=True),
     )
-    assert found["unanchored"] == expected["unanchored"] == 0
+    assert found["proximal_unknown"] == expected["proximal_unknown"] == 0
     for one, other in zip(boundary.model.parameters(), snapshot.model.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
     _, forgotten = replay("boundary", kept=False)
-    assert forgotten["unanchored"] > 0
+    assert forgotten["proximal_unknown"] > 0
 
 
 def test_scores_of_rollouts_that_do_not_live_are_forgotten() -> None:
     story, learner = Story(1), Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0)
-    assert learner.past
+    assert learner.proximal_logprobs
     for step in range(STEPS):
         train(learner, story, [step], [frozen(learner.model)] * step)
-        assert learner.past.rollouts == [
+        assert learner.proximal_logprobs.rollouts == [
             r.number for members in story.steps[step + 1 :] for r in members
         ]
 
@@ -342,7 +344,7 @@ def test_what_is_not_known_is_counted_and_has_the_current_policy(kind: str, tmp_
         for r in story.steps[2]
         for v, keep in zip(story.versions[r.number], r.mask, strict=True)
     )
-    assert metrics["unanchored"] == old > 0
+    assert metrics["proximal_unknown"] == old > 0
     assert all(
         torch.allclose(gradient[name], value, atol=1e-6) for name, value in recomputed.items()
     )
@@ -359,8 +361,8 @@ def test_what_is_too_old_for_the_memory_is_counted() -> None:
         )
         for step, members in enumerate(story.steps)
     ]
-    assert [metrics["unanchored"] for _, metrics in seen] == older and older[-1] > 0
-    assert learner.past and learner.past.snapshots.versions == [2, 3]
+    assert [metrics["proximal_unknown"] for _, metrics in seen] == older and older[-1] > 0
+    assert learner.proximal_logprobs and learner.proximal_logprobs.snapshots.versions == [2, 3]
 
 
 def test_scoring_leaves_a_gradient_that_is_being_accumulated_alone() -> None:
@@ -370,7 +372,7 @@ def test_scoring_leaves_a_gradient_that_is_being_accumulated_alone() -> None:
     before = {
         name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None
     }
-    learner.anchor(*story.anchor(0))
+    learner.score_proximal(*story.score_proximal(0))
     after = {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
     assert before.keys() == after.keys() and all(
         torch.equal(before[name], after[name]) for name in before
@@ -379,17 +381,17 @@ def test_scoring_leaves_a_gradient_that_is_being_accumulated_alone() -> None:
 
 def test_texts_that_do_not_fit_are_refused() -> None:
     story, learner = Story(4), Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0)
-    message, buffers = story.anchor(0)
+    message, buffers = story.score_proximal(0)
     with pytest.raises(ValueError, match="at the end of step 0 came while step 1"):
         late = Learner(build("qwen3"), TRAIN, settings("boundary"), 1.0, version=1)
-        late.anchor(message, buffers)
+        late.score_proximal(message, buffers)
     with pytest.raises(ValueError, match="the proximal policy is snapshot"):
-        Learner(build("qwen3"), TRAIN, settings("snapshot"), 1.0).anchor(message, buffers)
+        Learner(build("qwen3"), TRAIN, settings("snapshot"), 1.0).score_proximal(message, buffers)
     with pytest.raises(ValueError, match="with 1 buffer, not 2"):
-        learner.anchor(message, (*buffers, b""))
+        learner.score_proximal(message, (*buffers, b""))
     with pytest.raises(ValueError, match="token ids came for samples of"):
-        learner.anchor(message, (buffers[0][4:],))
-    assert learner.past and learner.past.rollouts == []
+        learner.score_proximal(message, (buffers[0][4:],))
+    assert learner.proximal_logprobs and learner.proximal_logprobs.rollouts == []
 
 
 def test_the_past_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -399,4 +401,4 @@ def test_the_past_of_another_model_is_refused(tmp_path: Path) -> None:
     other = Learner(build("llama"), TRAIN, settings("boundary"), 1.0)
     with pytest.raises(CheckpointError, match="is of another model"):
         restore(path, other)
-    assert other.version == 0 and other.past and other.past.rollouts == []
+    assert other.version == 0 and other.proximal_logprobs and other.proximal_logprobs.rollouts == []

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from asyncrl.config.schema import Config, ModelConfig, RunConfig, TaskConfig
+from asyncrl.config.schema import Config, ModelConfig, RolloutConfig, RunConfig, TaskConfig
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled, warmup
@@ -112,7 +112,9 @@ def test_other_settings_are_another_model(other: dict[str, Any]) -> None:
 def test_settings_of_the_run_are_the_same_model() -> None:
     one = config()
     assert warmup.key(one) == warmup.key(
-        msgspec.structs.replace(one, run=RunConfig(dir="elsewhere", lease_s=5))
+        msgspec.structs.replace(
+            one, run=RunConfig(dir="elsewhere"), rollout=RolloutConfig(lease_s=5)
+        )
     )
 
 
