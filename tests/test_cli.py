@@ -3,8 +3,10 @@ is needed."""
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,6 +64,33 @@ def test_resume_goes_on_with_the_runs_own_configuration(launched: list[Any], her
     assert main(["train", "--resume", "r", "--set", "train.steps=999"]) == 1
     config, resume = launched[-1]
     assert (config.train.lr, config.train.steps, resume) == (0.5, 999, here / "r")
+
+
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("CREATE TABLE header (format INTEGER, run TEXT)", "no journal of asyncrl"),
+        ("CREATE TABLE other (format INTEGER, run TEXT)", "no journal of asyncrl"),
+        ("CREATE TABLE header AS SELECT 2 AS format, '' AS run", "has format 2, and this asyncrl"),
+    ],
+)
+def test_a_journal_of_another_format_or_of_none_is_refused_before_anything_starts(
+    header: str, named: str, launched: list[Any], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`why` reads no journal, so it answers as ever."""
+    main(["train", *SMALL, "--set", "run.dir=r"])
+    with closing(sqlite3.connect("r/journal.sqlite")) as file, file:
+        file.execute(header)
+        file.execute("CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB NOT NULL)")
+    files = {path: path.read_bytes() for path in here.glob("r/*")}
+    capsys.readouterr()
+    assert main(["train", "--resume", "r"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("asyncrl: ") and err.count("\n") == 1 and named in err
+    assert "another run.dir" in err and len(launched) == 1
+    assert {path: path.read_bytes() for path in here.glob("r/*")} == files
+    assert main(["why", "r"]) == 2
+    assert "this run has not said how it stands" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

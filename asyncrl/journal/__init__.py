@@ -1,9 +1,9 @@
 """The journal: events in, events out. Invariant: what is on disk is always the first `durable`
 events, each once and in order.
 
-writer.py   commits in groups, and knows nothing of files
-disk.py     what it writes to
-sqlite.py   the file
+writer.py   commits events in groups; it knows nothing of files
+disk.py     the protocol of what the writer writes to
+sqlite.py   the file, and its format number
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = [
 
 
 def read(path: str | Path, after: int = 0) -> Iterator[tuple[int, AnyEvent]]:
-    """The events on disk with a number larger than `after` that are not compacted away, and their
-    numbers; also while a run writes. Raises JournalError."""
+    """Pairs of number and event: the events on disk with a number larger than `after` that are not
+    compacted away. It may be read while a run writes. Raises JournalError."""
     with SqliteHistory(path) as history:
         yield from history.events(max(after, history.forgotten))
 
 
 def fold(path: str | Path) -> Experience:
-    """The state after the events on disk. Raises JournalError, and Refused where they do not follow
-    from one another."""
+    """The state after the events on disk. Raises JournalError, and ImpossibleEvent where they do
+    not follow from one another."""
     with SqliteHistory(path) as history:
         return state(history)

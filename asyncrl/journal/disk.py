@@ -1,5 +1,5 @@
-"""What a journal writes to. Invariant: a commit is whole or not there at all, and what is there is
-the first events, each once, in order.
+"""Protocols of a journal's storage. Invariant: a commit is whole or not there at all, and what is
+there is the first events, each once, in order.
 
 `Disk` is all that the writer knows, so that the simulation can give it a disk that fills up, fails
 or forgets. The real one is `sqlite.SqliteDisk`.
@@ -22,8 +22,8 @@ class JournalError(Exception):
 
 
 class DiskNotReady(Exception):
-    """A commit could not be made, and left no trace; it may be tried again. `remedy` says what ends
-    that."""
+    """A commit could not be made, and left no trace. It may be tried again; `remedy` says what
+    makes it succeed."""
 
     remedy: ClassVar[str]
 
@@ -56,8 +56,8 @@ class EventRows(msgspec.Struct, frozen=True):
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """The state after event `number`, which is what the checkpoint of `version` belongs to; in
-    place of one of the same number."""
+    """Write the snapshot of the state after event `number`, which the checkpoint of `version`
+    belongs to. It takes the place of one of the same number."""
 
     number: int
     version: int
@@ -65,14 +65,14 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class Compact(msgspec.Struct, frozen=True):
-    """Nobody goes back behind the newest snapshot for `version` any more: the events up to it, and
-    older snapshots, may go."""
+    """Delete the events up to the newest snapshot for `version`, and older snapshots: nobody goes
+    back behind it any more."""
 
     version: int
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """The checkpoints of versions above `version` are gone: so are their snapshots."""
+    """Delete the snapshots for versions above `version`: their checkpoints are gone."""
 
     version: int
 
@@ -81,8 +81,8 @@ Write = EventRows | Keep | Compact | Abandon
 
 
 class Disk(Protocol):
-    """Where a journal is kept. `last` is the number of the last event when it was opened, 0 for
-    none."""
+    """Storage of one journal, for its writer. `last` is the number of the last event when it was
+    opened, 0 for none."""
 
     @property
     def last(self) -> int: ...
@@ -93,23 +93,23 @@ class Disk(Protocol):
         ...
 
     async def commit(self, writes: Sequence[Write]) -> None:
-        """Carry out all of it, in order, or none. Raises NotNow, or JournalError where nothing can
-        ever be written again."""
+        """Carry out all of it, in order, or none. Raises DiskNotReady where it may be tried
+        again, and JournalError where nothing can ever be written again."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class JournalReader(Protocol):
-    """What a disk holds, to be read; also while somebody writes."""
+    """Contents of a disk, to be read, also while somebody writes."""
 
     def events(self, after: int) -> Iterator[tuple[int, AnyEvent]]:
-        """The events with a number larger than `after`, and their numbers. Raises JournalError
-        where they are compacted away, or broken."""
+        """Pairs of number and event: the events with a number larger than `after`, in order. Raises
+        JournalError where they are compacted away, or broken."""
         ...
 
     def snapshots(self) -> list[tuple[int, int]]:
-        """Number and version of each snapshot, by number."""
+        """Pairs of number and version, one for each snapshot, in the order of their numbers."""
         ...
 
     def snapshot(self, number: int) -> Snapshot:
@@ -118,8 +118,8 @@ class JournalReader(Protocol):
 
 
 def state(history: JournalReader) -> Experience:
-    """The state after the last event. Raises JournalError, and Refused where the events do not
-    follow from one another."""
+    """The state after the last event: the newest snapshot, and the events since. Raises
+    JournalError, and ImpossibleEvent where the events do not follow from one another."""
     after, experience = 0, Experience()
     for number, _ in history.snapshots()[-1:]:
         after, experience = number, Experience.of(history.snapshot(number))

@@ -1,5 +1,5 @@
-"""A journal's file: SQLite in WAL mode. Invariant: what it cannot read it says, in a sentence, and
-never skips.
+"""A journal's file: SQLite in WAL mode. Invariant: it never skips what it cannot read, and says in
+a sentence why it cannot.
 
 With `synchronous=NORMAL` a commit survives the death of any process at any moment; the loss of the
 machine's power may undo the commits since SQLite's last checkpoint, and never leaves a journal that
@@ -10,8 +10,8 @@ not know, and none that it does.
 
 A row holds many events, encoded as one msgpack array and numbered by its first: a row for each
 event would cost several times as much. Compacted rows leave free pages, which later rows take: the
-file grows to what two checkpoint intervals need, and no further. The log grows while a transaction
-is open that reads, whoever's it is, and is cut back to `WAL_BYTES` after it.
+file grows to what two checkpoint intervals need, and no further. The log grows while anybody's
+reading transaction is open, and is cut back to `WAL_BYTES` after it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ from asyncrl.journal.disk import (
     Write,
 )
 
-FORMAT = 2
+FORMAT = 3
+"""Number of what a journal's rows mean: the tables, and the names and fields of events and
+snapshots. Whoever changes one of these adds one. 2: the names before `Requeued`, `LateTokens`,
+`StoredForReplay`, `prompt_index`, `split` and `holder`. 1: no snapshots."""
 BUSY_S = 5.0
 """Seconds that SQLite itself waits for another process's lock."""
 WAL_BYTES = 8 * 2**20
-"""What the write-ahead log is cut back to where it grew further."""
+"""Bytes that the write-ahead log is cut back to where it grew further."""
 
 _OBSTACLES: dict[int, type[DiskNotReady]] = {
     sqlite3.SQLITE_FULL: DiskFull,  # ENOSPC
@@ -115,9 +118,9 @@ class SqliteDisk:
 
 
 class SqliteHistory:
-    """A journal's file, to be read; one that was not made yet is empty. Each method sees it as it
-    is then, and inside a `with` block all of them as it was when the block began, whatever is
-    forgotten meanwhile. The methods, and the block, raise JournalError."""
+    """A journal's file, to be read. A file that holds nothing yet is an empty journal. Each method
+    sees the file as it is then; inside a `with` block all of them see it as it was when the block
+    began, whatever is compacted away meanwhile. The methods, and the block, raise JournalError."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -195,7 +198,7 @@ class SqliteHistory:
             closing(sqlite3.connect(":memory:", isolation_level=None)) as nothing,
         ):
             file.execute("BEGIN")
-            connection = file if _made(file) else nothing
+            connection = file if _has_tables(file) else nothing
             if connection is nothing:
                 _make(nothing, "")
             _check(connection, self._path, None)
@@ -210,7 +213,7 @@ def _open(path: Path, run: str) -> tuple[sqlite3.Connection, int]:
         )
     try:
         with errors(path):
-            if not _made(connection):
+            if not _has_tables(connection):
                 connection.execute("PRAGMA journal_mode = WAL")
                 with _transaction(connection):
                     _make(connection, run)
@@ -222,7 +225,7 @@ def _open(path: Path, run: str) -> tuple[sqlite3.Connection, int]:
         raise
 
 
-def _made(connection: sqlite3.Connection) -> bool:
+def _has_tables(connection: sqlite3.Connection) -> bool:
     [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
     return bool(tables)
 
@@ -259,15 +262,15 @@ def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
     header = connection.execute("SELECT format, run FROM header").fetchone() if ours else None
     if header is None:
         raise JournalError(f"{path} is a database, but no journal of asyncrl: give another run.dir")
-    version, owner = header
+    version, its_run = header
     if version != FORMAT:
         raise JournalError(
-            f"the journal {path} has format {version}, and this asyncrl reads {FORMAT}: use the "
-            "asyncrl that wrote it, or another run.dir"
+            f"the journal {path} has format {version}, and this asyncrl reads format {FORMAT}: go "
+            "on with the asyncrl that wrote it, or start a run in another run.dir"
         )
-    if run is not None and owner != run:
+    if run is not None and its_run != run:
         raise JournalError(
-            f"the journal {path} belongs to run {owner!r}, not to {run!r}: give another run.dir"
+            f"the journal {path} belongs to run {its_run!r}, not to {run!r}: give another run.dir"
         )
 
 
@@ -284,15 +287,14 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _obstacle(error: sqlite3.OperationalError) -> type[DiskNotReady] | None:
-    code = getattr(
-        error, "sqlite_errorcode", sqlite3.SQLITE_ERROR
-    )  # those that Python finds itself have none
+    # errors that Python finds itself have no code
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return _OBSTACLES.get(code) or _OBSTACLES.get(code & 0xFF)
 
 
 @contextmanager
 def _obstacles(path: Path) -> Iterator[None]:
-    """What may be over when it is tried again, as NotNow."""
+    """Raise DiskNotReady for an error that may be over when the commit is tried again."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -303,7 +305,7 @@ def _obstacles(path: Path) -> Iterator[None]:
 
 @contextmanager
 def errors(path: Path) -> Iterator[None]:
-    """SQLite's and the decoder's errors as sentences."""
+    """Raise JournalError, with a sentence, for an error of SQLite or of the decoder."""
     try:
         yield
     except sqlite3.IntegrityError as error:

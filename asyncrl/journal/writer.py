@@ -3,11 +3,11 @@ once and in order.
 
 One writer, one commit at a time. Commits are grouped: what `commit_ms` milliseconds or the first
 MiB brought goes together, so a commit's price is paid a few times a second, whatever the event
-rate. Events appended without an await between them are always in one commit: a crash cannot part
-them.
+rate. Events appended without an await between them are always in one commit, so a crash cannot
+separate them.
 
-A disk that is full, or that somebody has locked, is waited for: nothing is lost meanwhile, whoever
-brings events waits for `room`, and `trouble` says why.
+The writer waits for a disk that is full, or that another process has locked. Nothing is lost
+meanwhile: whoever brings events waits for `room`, and `trouble` says why.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _encode_into = _encoder.encode_into
 
 
 class _Row:
-    """Encoded events, one after another: what a msgpack array is, once its head says how many."""
+    """Encoded events, one after another: a msgpack array, once its head says how many."""
 
     __slots__ = ("count", "data", "first")
 
@@ -173,7 +173,8 @@ class Journal:
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be written at the moment, though nothing is lost; empty where it can."""
+        """The reason why nothing can be written at the moment, though nothing is lost; empty where
+        it can."""
         return str(self._obstacle or "")
 
     @property
@@ -292,9 +293,8 @@ class Journal:
         except DiskNotReady as obstacle:
             self._obstacle = obstacle
             return obstacle
-        except (
-            BaseException
-        ) as error:  # whatever it is, these events are not on disk, so no later ones may be
+        # whatever the error is, these events are not on disk, so no later ones may be
+        except BaseException as error:
             self._fail(
                 error
                 if isinstance(error, JournalError)

@@ -766,8 +766,31 @@ def test_a_journal_of_before_states_were_kept_is_refused_in_a_sentence(path: Pat
     change(path, "INSERT INTO header VALUES (1, '')")
     refused(
         path,
-        "has format 1, and this asyncrl reads 2: use the asyncrl that wrote it, or another run.dir",
+        "has format 1, and this asyncrl reads format 3: go on with the asyncrl that wrote it, or "
+        "start a run in another run.dir",
     )
+
+
+def test_a_journal_of_the_names_before_is_refused_and_no_event_of_it_is_read(path: Path) -> None:
+    """Format 2 as it was: an event that has another name now, one with the same name whose fields
+    still fit, and a snapshot. Only the number tells that `Leased` may mean something else."""
+    change(path, "CREATE TABLE header (format INTEGER NOT NULL, run TEXT NOT NULL)")
+    change(path, "CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB NOT NULL)")
+    change(
+        path,
+        "CREATE TABLE snapshots (number INTEGER PRIMARY KEY, version INTEGER NOT NULL, data BLOB "
+        "NOT NULL)",
+    )
+    change(path, "INSERT INTO header VALUES (2, 'r')")
+    old = [["Leased", 0, "rollout-0", 1], ["Recycled", 0, 1, "lease expired", False], ["Late", 3]]
+    change(path, "INSERT INTO events VALUES (1, ?)", msgspec.msgpack.encode(old))
+    change(path, "INSERT INTO snapshots VALUES (3, 1, ?)", msgspec.msgpack.encode([{}, 1]))
+    before = path.read_bytes()
+    refused(path, "has format 2, and this asyncrl reads format 3: go on with the asyncrl", "r")
+    for read in (SqliteHistory(path).snapshots, lambda: SqliteHistory(path).snapshot(3)):
+        with pytest.raises(JournalError, match="has format 2"):
+            read()
+    assert path.read_bytes() == before
 
 
 def test_a_row_that_holds_no_events_is_refused_in_a_sentence(path: Path) -> None:
