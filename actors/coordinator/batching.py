@@ -19,12 +19,10 @@ from typing import Protocol
 
 from actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
-from asyncrl.config.derived import live_groups, max_groups, max_lag
+from asyncrl.config.flow import admission_policy, max_lag
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
 from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
 from asyncrl.ipc.messages import Scored
-from asyncrl.strategies import acceptance
-from staleness.admission import may_admit
 from staleness.baseline import WHOLE_STEP, Prior, shrunk
 from staleness.lag import rollout_lag
 
@@ -40,11 +38,6 @@ class Unit(Protocol):
     """Units of a step."""
     per_group: int
     """Units that a group gives."""
-
-    @property
-    def live(self) -> float:
-        """What is not over, in groups."""
-        ...
 
     @property
     def untaken(self) -> int:
@@ -112,10 +105,6 @@ class GroupUnits:
         self.per_step = judge.config.train.batch_groups
 
     @property
-    def live(self) -> float:
-        return self._store.experience.groups_live
-
-    @property
     def untaken(self) -> int:
         return self._store.experience.groups_untaken
 
@@ -154,10 +143,6 @@ class RolloutUnits:
         self._store, self._config = judge.store, judge.config
         self.per_group = judge.config.rollout.group_size
         self.per_step = judge.config.train.batch_groups * self.per_group
-
-    @property
-    def live(self) -> float:
-        return self._store.experience.rollouts_live / self.per_group
 
     @property
     def untaken(self) -> int:
@@ -260,7 +245,8 @@ class Batching:
         self.unit: Unit = (
             GroupUnits(self.judge) if config.train.unit == "group" else RolloutUnits(self.judge)
         )
-        self._most = live_groups(config) * self.unit.per_group
+        self._policy = admission_policy(config)
+        self._most = self._policy.max_live * self.unit.per_group
         self.units = self.tokens = 0
 
     @property
@@ -269,33 +255,18 @@ class Batching:
         return self._enough(0, 0) or self._alone([])
 
     @property
-    def room(self) -> int:
-        """How many groups admission lets start now. For those that the filter will leave out others
-        are started, as far as lag allows."""
-        most = self._most // self.unit.per_group
-        if self._config.rollout.filter == "zero_variance" and self._config.train.unit == "group":
-            experience = self._store.experience
-            passed = (
-                experience.groups_live
-                - experience.groups_untaken
-                + sum(len(set(group.rewards)) > 1 for group in experience.ready())
-            )
-            most = acceptance.wanted(
-                most,
-                passed,
-                acceptance.accept_rate(experience.history.recent),
-                max_groups(self._config),
-            )
-        return may_admit(self.unit.live, most)
+    def may_start(self) -> int:
+        """Number of groups that admission lets start now."""
+        return self._policy.may_start(self._store.experience)
 
-    def wanted(self, steps: int) -> int:
-        """Groups that so many steps, the open one among them, still need beside those there are, if
-        all pass the filter."""
+    def missing(self, steps: int) -> int:
+        """Number of groups that so many steps, the open one among them, still need beside those
+        there are, if all pass the filter. Where tokens close a step nobody knows: then it is as
+        many as may be live."""
         if self._config.train.step_tokens and steps:
-            return self._most
-        return math.ceil(
-            (steps * self.unit.per_step - self.units - self.unit.untaken) / self.unit.per_group
-        )
+            return self._policy.max_live
+        units = steps * self.unit.per_step - self.units - self.unit.untaken
+        return math.ceil(units / self.unit.per_group)
 
     def next(self, step: int, size: Callable[[Rollout], int]) -> list[list[Rollout]]:
         """Units that fit one micro-batch, in which a rollout takes `size` tokens; what does not fit

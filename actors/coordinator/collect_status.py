@@ -9,7 +9,7 @@ import trio
 
 from actors.coordinator.lifecycle import Phase
 from actors.reporting import report_s
-from asyncrl.config.derived import live_groups
+from asyncrl.config.flow import admission_policy
 from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.ipc.messages import Report, Role
 from asyncrl.observe.run_status import NAMED, ActorStatus, AwaitedRollout, GroupCounts, RunStatus
@@ -53,7 +53,7 @@ def collect_status(run: Coordinator) -> RunStatus:
         rollouts={status.value: count for status, count in statuses.items()},
         groups=GroupCounts(
             live=experience.groups_live,
-            most=live_groups(config),
+            most=admission_policy(config).max_live,
             complete=len(experience.ready()),
             filtered=training.filtered if training else 0,
             patience=config.rollout.filter_patience,

@@ -30,7 +30,7 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.generation import Generation
 from actors.coordinator.peers import Peer
 from asyncrl.config import Config
-from asyncrl.config.derived import max_lag
+from asyncrl.config.flow import max_lag
 from asyncrl.experience.events import Checkpointed, Replayed, StoredForReplay, Taken, Trained
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.replay_buffer import ReplayGroup
@@ -142,9 +142,8 @@ class Stepping:
     def wanted(self) -> int:
         """How many groups may start now: as many as admission allows, and never more than the steps
         to come can still take."""
-        return min(
-            self._selection.room, self._selection.wanted(self._config.train.steps - self._step)
-        )
+        steps = self._config.train.steps - self._step
+        return min(self._selection.may_start, self._selection.missing(steps))
 
     @property
     def filtered(self) -> int:

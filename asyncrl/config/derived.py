@@ -6,16 +6,15 @@ guessed.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.config.advice import advice
-from asyncrl.config.flow import FACTOR, largest_lag, smallest_step
+from asyncrl.config.flow import admission_policy, max_group_size
 from asyncrl.config.losses import clips_nothing, ratios_weigh
 from asyncrl.config.schema import Config, TrainConfig
 from asyncrl.processes.process import divide_cores
-from staleness.admission import max_live
+from staleness.admission import AdmissionPolicy
 
 EVENT_BYTES = 40
 """About what an event takes in the journal beside its tokens."""
@@ -33,50 +32,18 @@ class Row(NamedTuple):
     meaning: str
 
 
-def max_lag(config: Config) -> int:
-    """The oldest that a token may be to enter a loss, in versions."""
-    return sys.maxsize if config.staleness.on_stale == "train" else config.staleness.max_lag
-
-
 def keeps_versions(config: Config) -> bool:
     """Whether an engine serves earlier versions beside the current one; an SGLang server holds
     one."""
     return config.engine.kind != "sglang"
 
 
-def live_groups(config: Config) -> int:
-    """Admission's bound: groups that are generated, judged, ready or taken at one time."""
-    return max_live(config.staleness.depth, config.train.batch_groups, config.rollout.overprovision)
-
-
-def max_groups(config: Config) -> int:
-    """Most groups alive at one time, with those that are started for others that the filter will
-    leave out (see `asyncrl.strategies.acceptance`): never so many that lag could leave its bound if
-    all of them passed."""
-    live, staleness = live_groups(config), config.staleness
-    if config.rollout.filter == "none" or config.train.unit == "rollout":
-        return live
-    in_bound = math.floor((max_lag(config) + 1) * smallest_step(config)) - max(
-        0, staleness.window - 1
-    )
-    return max(live, min(FACTOR * live, in_bound))
-
-
-def group_size(config: Config) -> int:
-    """Most rollouts of a prompt."""
-    return (
-        config.rollout.group_size
-        if config.rollout.sizing == "fixed"
-        else config.rollout.group_size_max
-    )
-
-
 def queue_bytes(config: Config) -> int:
     """Most bytes of token arrays alive at one time: `int32` ids of prompt and response, `float32`
     log-probabilities of the response."""
     return (
-        max_groups(config)
-        * group_size(config)
+        admission_policy(config).max_live_filtered
+        * max_group_size(config)
         * 4
         * (config.engine.context_tokens + config.rollout.max_new_tokens)
     )
@@ -114,8 +81,8 @@ def derived(config: Config, available: int) -> list[Row]:
     """The table, for a machine where this process may use `available` cores."""
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
     slots = rollout.actors * config.engine.slots
-    groups = live_groups(config)
-    live = groups * group_size(config)
+    policy = admission_policy(config)
+    live = policy.max_live * max_group_size(config)
     total = config.machine.cores or available
     share = divide_cores(range(total), 1, rollout.actors, config.machine.trainer_cores)
     prompts = steps(config) * train.batch_groups
@@ -132,14 +99,14 @@ def derived(config: Config, available: int) -> list[Row]:
         *_step(config),
         Row(
             "groups live",
-            f"≤ {groups:,}",
-            f"(depth + overprovision) × batch_groups; {live:,} rollouts{_more(config)}",
+            f"≤ {policy.max_live:,}",
+            f"{policy.formula}; {live:,} rollouts{_more(policy)}",
         ),
         Row("slots", f"{slots:,}", _slots(slots, live)),
         Row("queue", f"≤ {size(queue_bytes(config))}", "token arrays of the live rollouts"),
         Row("journal", f"≤ {size(journal_bytes(config))}", _journal(config)),
         Row("lag, typical", str(staleness.depth), "versions that generation runs ahead"),
-        _worst(config),
+        _worst(config, policy),
         Row(
             "loss",
             train.objective,
@@ -175,9 +142,12 @@ def derived(config: Config, available: int) -> list[Row]:
 def _step(config: Config) -> list[Row]:
     """What a step trains."""
     rollout, train = config.rollout, config.train
-    least, most = train.batch_groups * rollout.group_size, train.batch_groups * group_size(config)
+    least, most = (
+        train.batch_groups * rollout.group_size,
+        train.batch_groups * max_group_size(config),
+    )
     each = (
-        f"{rollout.group_size} to {group_size(config)}, more where prompts are harder"
+        f"{rollout.group_size} to {max_group_size(config)}, more where prompts are harder"
         if most > least
         else str(rollout.group_size)
     )
@@ -246,16 +216,12 @@ def _proximal(config: Config, live: int) -> str:
     }[config.staleness.proximal]
 
 
-def _more(config: Config) -> str:
-    more = max_groups(config)
-    return (
-        f"; ≤ {more:,} groups where the filter leaves many out"
-        if more > live_groups(config)
-        else ""
-    )
+def _more(policy: AdmissionPolicy) -> str:
+    most = policy.max_live_filtered
+    return f"; ≤ {most:,} groups where the filter leaves many out" if most > policy.max_live else ""
 
 
-def _worst(config: Config) -> Row:
+def _worst(config: Config, policy: AdmissionPolicy) -> Row:
     """The largest lag of a trained token, and what becomes of older ones."""
     name, staleness = "lag, worst", config.staleness
     bounded = staleness.on_stale != "train"
@@ -265,13 +231,12 @@ def _worst(config: Config) -> Row:
         "drop": "the group of older tokens is dropped",
         "train": "old tokens are trained",
     }[staleness.on_stale]
-    if not staleness.window:
+    if (lag := policy.worst_lag) is None:
         return Row(
             name,
             str(staleness.max_lag) if bounded else "no bound",
             f"{older}; no window: the oldest finished first",
         )
-    lag = largest_lag(config, max_groups(config))
     if bounded and lag > staleness.max_lag:
         return Row(name, str(staleness.max_lag), f"{older}; with this window some may be {lag} old")
     return Row(name, str(lag), f"{older}; with this window none is older than {lag}")

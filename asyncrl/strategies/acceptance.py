@@ -1,50 +1,21 @@
-"""The zero-variance filter as a part of admission. Invariant: where every group has a signal
-nothing changes, and what is admitted for the groups that will be filtered is bounded.
+"""End of a run whose filter leaves nearly nothing. Invariant: what is said follows from the groups
+that finished, whatever became of them afterwards (`History.recent`).
 
-A filter takes groups away after they were generated, so as many as a step needs have to be started
-for those that will be taken away, too. How many follows from the share that passed lately. Whether
-one did is in `History.recent`, whatever became of it afterwards.
+How many groups start for those that are filtered is admission's (`staleness.admission`).
 """
 
 from __future__ import annotations
 
-import math
-
-from asyncrl.config.flow import FACTOR
 from asyncrl.experience.history import RECENT
-
-LATELY = 64
-"""Finished groups that the share is measured over."""
-
-PRIOR = 4
-"""Groups with a signal that are added to those: the share is 1 before any has finished, and moves
-slowly at first."""
-
-
-def accept_rate(recent: bytes | bytearray) -> float:
-    """The share of groups that pass, in (0, 1]: of the last `LATELY` in `recent`, shrunk towards 1
-    by `PRIOR` groups."""
-    lately = recent[-LATELY:]
-    return (lately.count(1) + PRIOR) / (len(lately) + PRIOR)
-
-
-def wanted(cap: int, passed: int, rate: float, most: int | None = None) -> int:
-    """How many groups may be live, where `cap` might be without the filter, and `passed` of the
-    live ones have passed it.
-
-    Of the others `rate` (0, 1] will pass: `passed + (cap - passed) / rate`, rounded up, its second
-    term at most `FACTOR` times what it is without a filter. Never more than `most`, so that lag
-    stays in its bound even if all pass; and never less than `cap`.
-    """
-    missing = max(cap - passed, 0)
-    started = cap - missing + min(math.ceil(missing / rate), FACTOR * missing)
-    return started if most is None else max(cap, min(started, most))
 
 
 def below_floor(recent: bytes | bytearray, floor: float, patience: int) -> str:
-    """Why the run is not to go on: of the last `patience` (at least 1) groups in `recent` a share
-    smaller than `floor` [0, 1) passed, or none did. Empty where that is not so, and before so many
-    have finished. A `patience` over `RECENT` counts as that."""
+    """Return why the run is not to go on: of the last `patience` (at least 1) groups in `recent` a
+    share smaller than `floor` [0, 1) passed, or none did.
+
+    Empty where that is not so, and before so many groups have finished. A `patience` over `RECENT`
+    counts as that. Example: 3 of the last 512 passed, and a floor of 0.01 asks for 6: the run ends.
+    """
     patience = min(patience, RECENT)
     lately = recent[-patience:]
     if len(lately) < patience:

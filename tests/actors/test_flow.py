@@ -15,7 +15,7 @@ from asyncrl.config import VARIABLES, load
 from asyncrl.experience import events as e
 from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
-from staleness.admission import max_live, worst_lag
+from staleness.admission import AdmissionSettings, LiveGroups
 
 B = 3
 GROUP = 4
@@ -55,7 +55,8 @@ async def test_overprovision_starts_so_many_groups_for_each_that_a_step_needs(
     overprovision: float, most: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     made = await run_well(world(rollout={"overprovision": overprovision}))
-    assert max(live_over_time(made)) == most == max_live(1, B, overprovision)
+    assert max(live_over_time(made)) == most
+    assert most == LiveGroups(AdmissionSettings(1, B, overprovision)).max_live
 
 
 async def test_batch_mode_interrupts_what_a_full_step_does_not_need_and_leases_it_again_first(
@@ -123,7 +124,8 @@ async def test_nothing_is_taken_beyond_the_window_and_lag_is_bounded_by_it(
                 )
                 open_groups[groups[rollout]].remove(rollout)
                 open_groups = {group: members for group, members in open_groups.items() if members}
-    assert max(made.trained_lags()) <= worst_lag(1, B, 1.0, window)
+    worst = LiveGroups(AdmissionSettings(1, B, window=window)).worst_lag
+    assert worst is not None and max(made.trained_lags()) <= worst
 
 
 async def test_without_a_window_no_finished_group_waits_for_an_unfinished_one(
@@ -293,7 +295,8 @@ async def test_more_groups_are_started_where_the_filter_leaves_many_out(
     )
     made.verifiers._verdict = verdict
     await run_well(made)
-    assert max_live(1, B) < max(live_over_time(made)) <= min(4 * max_live(1, B), 7 * B)
+    live = LiveGroups(AdmissionSettings(1, B)).max_live
+    assert live < max(live_over_time(made)) <= min(4 * live, 7 * B)
 
 
 async def test_a_filter_that_leaves_hardly_anything_ends_the_run_by_name(

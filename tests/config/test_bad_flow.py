@@ -12,9 +12,10 @@ import pytest
 from asyncrl.cli import main
 from asyncrl.config import VARIABLES, Config, load
 from asyncrl.config.advice import advice
-from asyncrl.config.derived import derived, group_size, live_groups, max_groups
+from asyncrl.config.derived import derived
 from asyncrl.config.fields import FIELDS
-from staleness.admission import worst_lag
+from asyncrl.config.flow import admission_policy, max_group_size
+from staleness.admission import AdmissionSettings, LiveGroups
 
 FIRST_K = ("train.unit=rollout", "train.advantage=first_k")
 DROP = "staleness.on_stale=drop"
@@ -168,7 +169,7 @@ def test_the_window_that_the_sentence_names_is_the_widest_that_passes(
         f"rollout.overprovision={overprovision}",
         "train.batch_groups=7",
     ]
-    if worst_lag(depth, 7, overprovision, 1000) == 0:
+    if LiveGroups(AdmissionSettings(depth, 7, overprovision, window=1000)).worst_lag == 0:
         load(
             None, [*sets, "staleness.window=1000"], {}
         )  # a step needs every live group: none can be overtaken for long
@@ -457,13 +458,13 @@ def test_no_more_groups_are_started_for_filtered_ones_than_small_steps_train_in_
 ) -> None:
     """Within a max_lag of 4: five steps, which have 16 groups, or as few as their tokens need of
     the longest (8 * 32 tokens)."""
-    assert max_groups(load(None, [f"train.step_tokens={step_tokens}"], {})) == most
+    config = load(None, [f"train.step_tokens={step_tokens}"], {})
+    assert admission_policy(config).max_live_filtered == most
 
 
 def test_rollouts_that_live_are_counted_at_their_most() -> None:
     config = load(None, ["rollout.sizing=difficulty"], {})
     rows = {row.name: row for row in derived(config, available=2)}
-    assert (
-        f"; {live_groups(config) * group_size(config):,} rollouts" in rows["groups live"].meaning
-        and group_size(config) == 16
-    )
+    assert max_group_size(config) == 16
+    live = admission_policy(config).max_live * 16
+    assert f"; {live:,} rollouts" in rows["groups live"].meaning

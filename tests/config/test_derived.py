@@ -11,12 +11,11 @@ from asyncrl.config.derived import (
     LOG_BYTES,
     derived,
     journal_bytes,
-    live_groups,
-    max_groups,
     queue_bytes,
     size,
     steps,
 )
+from asyncrl.config.flow import admission_policy
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Scored
 from asyncrl.journal.sqlite import WAL_BYTES
@@ -38,8 +37,8 @@ def test_numbers_of_a_small_run() -> None:
         ],
         {},
     )
-    assert live_groups(config) == 9
-    assert max_groups(config) == 15, (
+    assert admission_policy(config).max_live == 9
+    assert admission_policy(config).max_live_filtered == 15, (
         "so many can be trained within a max_lag of 4, if all that are started for filtered ones "
         "pass"
     )

@@ -10,7 +10,13 @@ import pytest
 
 from asyncrl.config import Config
 from asyncrl.config.rules import contradictions
-from staleness.admission import worst_lag
+from staleness.admission import AdmissionSettings, LiveGroups
+
+
+def worst_lag(depth: int, batch: int, overprovision: float, window: int) -> int:
+    lag = LiveGroups(AdmissionSettings(depth, batch, overprovision, window)).worst_lag
+    assert lag is not None
+    return lag
 
 
 def refused(**sections: dict[str, object]) -> list[tuple[tuple[str, ...], str]]:

@@ -17,7 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staleness.admission import max_live, worst_lag
+from staleness.admission import AdmissionSettings, LiveGroups
+
+
+def max_live(depth: int, batch: int, f: float) -> int:
+    """Groups that admission lets live."""
+    return LiveGroups(AdmissionSettings(depth, batch, f)).max_live
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ def test_what_admission_promises_is_the_theorem(
 ) -> None:
     game = Game(batch, depth * batch + math.ceil(f * batch), window)
     assert max_live(depth, batch, f) == game.live
-    assert worst_lag(depth, batch, f, window) == game.bound
+    assert LiveGroups(AdmissionSettings(depth, batch, f, window)).worst_lag == game.bound
 
 
 def stubborn(game: Game) -> int:
