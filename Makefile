@@ -1,24 +1,41 @@
-# Two commands do all the set-up: `make run` trains the bundled main job, `make test` checks everything.
-# Both need Python 3.11 or newer, make and a package index, and are quick the second time.
+# Two commands do all the set-up: `make run` trains the bundled main job, `make test` checks the
+# project. Both need Python 3.11 or newer, make and a package index, and are quick the second time.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint fuzz soak sglang-cpu clean
+# One file of tests a process at a time (tests/conftest.py).
+PYTEST := $(BIN)/pytest -n auto --maxprocesses=8
+
+.PHONY: run test test-all lint ruff types imports fuzz soak sglang-cpu clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
 
-# One thread for each process: tests start many at a time, and oversubscribed cores make all of them ten times slower.
-test: export OMP_NUM_THREADS = 1
+# One thread for each process: tests start many at a time, and oversubscribed cores make all of them
+# ten times slower.
+test test-all soak: export OMP_NUM_THREADS = 1
+
+# What a person runs before a commit: minutes on two cores.
 test: lint
-	$(BIN)/pytest
+	$(PYTEST) -m "not explore"
+
+# All there is: the tests of `make test`, and those that try more seeds, kills and servers.
+test-all: lint
+	$(PYTEST)
 
 lint: $(READY)
+	@$(MAKE) --no-print-directory --jobs 2 ruff types imports
+
+ruff: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: $(READY)
 	$(BIN)/mypy
+
+imports: $(READY)
 	$(BIN)/lint-imports
 
 $(READY): requirements.lock pyproject.toml
@@ -50,9 +67,10 @@ FUZZ_S ?= 20
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/harness.py --seconds $(FUZZ_S)
 
-# Ten thousand runs in virtual time, each with other faults; a seed that fails is printed with the command that shows it again.
-soak: export OMP_NUM_THREADS = 1
+# What `make test` leaves out; then ten thousand runs in virtual time, each with other faults. A seed
+# that fails is printed with the command that shows it again.
 soak: $(READY)
+	$(PYTEST) -m explore
 	$(BIN)/asyncrl simulate --seeds 0:10000 --jobs $$(nproc)
 
 clean:

@@ -1,7 +1,40 @@
-"""Settings of the whole test tree: a property has no deadline of its own, because shared machines
-are slow at times."""
+"""Settings of the whole test tree: how properties are drawn, and who runs which file under `-n`."""
 
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
+# A property has no deadline of its own, because shared machines are slow at times.
 settings.register_profile("asyncrl", deadline=None)
 settings.load_profile("asyncrl")
+
+REAL = {"runs", "sglang"}
+"""Folders whose tests start whole runs and real servers."""
+
+
+class ByFile(LoadScopeScheduling):
+    """Gives a worker one file at a time, so that its tests share what its fixtures started.
+
+    The folders of `REAL` count as one file. Each of their tests takes two cores or so, several say
+    how long a run may take to end, and all tests of a real server share one.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = PurePath(nodeid.partition("::")[0])
+        return "real" if path.parent.name in REAL else str(path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put what takes longest first, so that no worker is left with it when the others are done."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: (item.path.parent.name not in REAL, item.path not in slow))
