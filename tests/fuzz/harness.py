@@ -1,25 +1,33 @@
 """Fuzzers by coverage, of every target: `make fuzz`, or `python tests/fuzz/harness.py --seconds 60
 --only frames`.
 
-Each target has a process of its own, as libFuzzer ends the one that it runs in. An input that is a
-finding is kept in `--keep`; run it again by `python tests/fuzz/harness.py --again frames-crash-…`.
+Each target has a process of its own, as libFuzzer ends the one that it runs in. It is forked from
+one that has imported everything. An input that is a finding is kept in `--keep`; run it again by
+`python tests/fuzz/harness.py --again frames-crash-…`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
+import io
 import os
-import subprocess
 import sys
 import tempfile
+import traceback
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from targets import Target
 
 PACKAGES = ["asyncrl", "actors", "targets", "tomllib"]
 LIMITS = ("-max_len=4096", "-rss_limit_mb=3000", "-timeout=10", "-print_final_stats=1")
 
 
-def found() -> dict[str, object]:
+def found() -> dict[str, Target]:
     """The targets by name, and one with a fault, for the test of this file."""
     from targets import TARGETS, Target
 
@@ -30,30 +38,49 @@ def found() -> dict[str, object]:
     return {target.name: target for target in (*TARGETS, Target("planted", [b"bunny"], planted))}
 
 
-def fuzz(name: str, seconds: int, keep: Path, runs: int) -> None:
+def fuzz(target: Target, seconds: int, keep: Path, runs: int) -> None:
     """Run one target until the time is over, or it fails: libFuzzer then ends this process, with a
     code other than 0."""
     import atheris
 
-    with atheris.instrument_imports(include=PACKAGES):
-        target = found()[name]
-    run = target.run  # type: ignore[attr-defined]
-    if name == "planted":
-        run = atheris.instrument_func(run)
+    run = atheris.instrument_func(target.run) if target.name == "planted" else target.run
     with tempfile.TemporaryDirectory() as corpus:
-        for number, seed in enumerate(target.seeds):  # type: ignore[attr-defined]
+        for number, seed in enumerate(target.seeds):
             Path(corpus, str(number)).write_bytes(seed)
         options = [
             sys.argv[0],
             corpus,
             f"-max_total_time={seconds}",
-            f"-artifact_prefix={keep}/{name}-",
+            f"-artifact_prefix={keep}/{target.name}-",
             *LIMITS,
         ]
         if runs:
             options += [f"-runs={runs}", "-seed=1"]
         atheris.Setup(options, run)
         atheris.Fuzz()
+
+
+def forked(target: Target, seconds: int, keep: Path, runs: int) -> tuple[int, str]:
+    """Fuzz one target in a process of its own; its exit status, and what it said."""
+    with tempfile.TemporaryDirectory() as files, tempfile.TemporaryFile() as said:
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            try:
+                tempfile.tempdir = files  # libFuzzer's process ends without a word to Python
+                for descriptor in (1, 2):
+                    os.dup2(said.fileno(), descriptor)
+                fuzz(target, seconds, keep, runs)
+            except SystemExit:  # a finding, which libFuzzer writes down at the exit of C
+                sys.stderr.flush()
+                ctypes.CDLL(None).exit(1)
+            finally:  # only where something was raised: else libFuzzer has ended this process
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(99)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        said.seek(0)
+        return status, said.read().decode(errors="replace")
 
 
 def main() -> int:
@@ -70,10 +97,9 @@ def main() -> int:
     parser.add_argument("--only", help="one target's name")
     parser.add_argument("--keep", type=Path, default=Path(".fuzz"), help="where findings are kept")
     parser.add_argument("--again", type=Path, help="an input that was kept")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.again:
-        found()[options.again.name.partition("-")[0]].run(options.again.read_bytes())  # type: ignore[attr-defined]
+        found()[options.again.name.partition("-")[0]].run(options.again.read_bytes())
         return 0
     if find_spec("atheris") is None:
         print(
@@ -82,36 +108,14 @@ def main() -> int:
         )
         return 0
     options.keep.mkdir(exist_ok=True)
-    if options.here:
-        fuzz(options.only, options.seconds, options.keep, options.runs)
-        return 0
-    names = [options.only] if options.only else [name for name in found() if name != "planted"]
+    import atheris
+
+    with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=PACKAGES):
+        targets = found()
+    names = [options.only] if options.only else [name for name in targets if name != "planted"]
     failed = []
     for name in names:
-        with (
-            tempfile.TemporaryDirectory() as files
-        ):  # libFuzzer's process ends without a word to Python
-            done = subprocess.run(
-                [
-                    *(
-                        sys.executable,
-                        __file__,
-                        "--here",
-                        "--only",
-                        name,
-                        "--keep",
-                        str(options.keep),
-                    ),
-                    *("--seconds", str(options.seconds), "--runs", str(options.runs)),
-                ],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | {"TMPDIR": files},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-        said = done.stdout + done.stderr
+        status, said = forked(targets[name], options.seconds, options.keep, options.runs)
         runs = next(
             (
                 line.rpartition(":")[2].strip()
@@ -120,8 +124,8 @@ def main() -> int:
             ),
             "?",
         )
-        print(f"{name:20} {runs:>10} inputs   {'FAILED' if done.returncode else 'ok'}", flush=True)
-        if done.returncode:
+        print(f"{name:20} {runs:>10} inputs   {'FAILED' if status else 'ok'}", flush=True)
+        if status:
             failed.append(name)
             print(said[-6000:])
     if failed:

@@ -122,48 +122,36 @@ def test_arbitrary_bytes(target: Target, text: bytes) -> None:
 # ---------------------------------------------------------------------------------------- coverage
 
 
-@pytest.mark.skipif(find_spec("atheris") is None, reason="atheris has no wheel for this machine")
-@pytest.mark.processes
-@pytest.mark.parametrize("name", [target.name for target in TARGETS])
-def test_a_few_thousand_inputs_of_atheris(name: str, tmp_path: Path) -> None:
-    """The same ones each time: what a fuzzer finds by luck is for `make fuzz`."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(HARNESS),
-            "--seconds",
-            "60",
-            "--runs",
-            "2000",
-            "--only",
-            name,
-            "--keep",
-            str(tmp_path),
-        ],
+needs_atheris = pytest.mark.skipif(
+    find_spec("atheris") is None, reason="atheris has no wheel for this machine"
+)
+
+
+def harness(keep: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run `harness.py`, which keeps its findings there, to its end."""
+    return subprocess.run(
+        [sys.executable, str(HARNESS), "--keep", str(keep), *more],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
+        check=False,
     )
+
+
+@needs_atheris
+@pytest.mark.processes
+def test_a_few_thousand_inputs_of_atheris(tmp_path: Path) -> None:
+    """The same ones each time: what a fuzzer finds by luck is for `make fuzz`."""
+    done = harness(tmp_path, "--seconds", "60", "--runs", "2000")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        [target.name, "2000", "inputs", "ok"] for target in TARGETS
+    ]
 
 
-@pytest.mark.skipif(find_spec("atheris") is None, reason="atheris has no wheel for this machine")
+@needs_atheris
 @pytest.mark.processes
 def test_atheris_finds_a_planted_fault(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(HARNESS),
-            "--seconds",
-            "30",
-            "--only",
-            "planted",
-            "--keep",
-            str(tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = harness(tmp_path, "--seconds", "30", "--only", "planted")
     assert done.returncode == 1
     assert "planted" in done.stdout and list(tmp_path.glob("planted-*")), done.stdout + done.stderr

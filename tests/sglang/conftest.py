@@ -1,11 +1,12 @@
-"""Real servers for a module's tests: one that all share, which takes half a minute to start, and
-more for tests that end them. Tests leave the shared one as they found it: ready, empty, and with
-the weights it was started with or others of the same shape."""
+"""Real servers: one that all tests share, as a start takes half a minute, and more for tests that
+need other arguments. Tests leave the shared one as they found it: ready, empty, at full speed, and
+with the weights it was started with or others of the same shape."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,13 @@ from real_sglang import PYTHON, SEED, START_S, Server, running
 
 from asyncrl.training.bundled import new_model, write_tokenizer
 
+USERS = {"sglang_server", "sglang_start", "sglang_last"}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whoever asks for a server waits for its start."""
     for item in items:
-        if isinstance(item, pytest.Function) and {"sglang_server", "sglang_start"} & set(
-            item.fixturenames
-        ):
+        if isinstance(item, pytest.Function) and USERS & set(item.fixturenames):
             item.add_marker(pytest.mark.processes)
             if not any(item.iter_markers("timeout")):
                 item.add_marker(pytest.mark.timeout(START_S + 120))
@@ -34,27 +35,58 @@ def sglang_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def sglang_start(
     sglang_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
-    """Starts a server of one's own with more arguments, for tests that end it. It lives as long as
-    the module: others want its cores."""
+    """Starts a server of one's own with more arguments. It lives as long as the test: others want
+    its cores."""
+    with ExitStack() as stack:
+        yield partial(_start, stack, sglang_model, tmp_path_factory)
+
+
+def _start(stack: ExitStack, model: Path, folders: pytest.TempPathFactory, *more: str) -> Server:
     if not PYTHON.exists():
         pytest.skip(
             "there is no environment for SGLang here; `make sglang-cpu` builds .venv-sglang"
         )
-    with ExitStack() as stack:
-
-        def start(*more: str) -> Server:
-            return stack.enter_context(
-                running(sglang_model, tmp_path_factory.mktemp("sglang_log") / "server.log", *more)
-            )
-
-        yield start
+    log = folders.mktemp("sglang_log") / "server.log"
+    return stack.enter_context(running(model, log, *more))
 
 
-@pytest.fixture(scope="module")
-def sglang_server(sglang_start: Callable[..., Server]) -> Server:
-    """The one that a module's tests share."""
-    return sglang_start()
+class Shared:
+    """One server at a time: the first who asks starts it, and so does the first after its end."""
+
+    def __init__(self, start: Callable[[ExitStack], Server]) -> None:
+        self._start, self._stack = start, ExitStack()
+        self._server: Server | None = None
+
+    def server(self) -> Server:
+        if self._server is None:
+            self._server = self._start(self._stack)
+        return self._server
+
+    def close(self) -> None:
+        self._server = None
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def sglang_shared(sglang_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    shared = Shared(lambda stack: _start(stack, sglang_model, tmp_path_factory))
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def sglang_server(sglang_shared: Shared) -> Server:
+    """The server that all tests share."""
+    return sglang_shared.server()
+
+
+@pytest.fixture
+def sglang_last(sglang_shared: Shared) -> Iterator[Server]:
+    """The shared server, for a test that ends it: the last of its folder, or the next test waits
+    for another one."""
+    yield sglang_shared.server()
+    sglang_shared.close()

@@ -122,6 +122,9 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
             finished = await gateway.fetch()
             close.set()
             nursery.cancel_scope.cancel()
+    httpx2.post(
+        f"{sglang_server.url}/slow_down", json={"forward_sleep_time": None}, timeout=60
+    ).raise_for_status()
 
     assert (
         finished.calls == 2

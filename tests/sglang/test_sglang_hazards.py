@@ -294,6 +294,8 @@ async def test_hazard_1_an_id_outside_the_vocabulary_does_not_reach_the_server(
         await s.ended(2)
 
 
+@pytest.mark.slow
+@pytest.mark.explore
 async def test_hazard_1_because_it_kills_the_server(sglang_start: Callable[..., Server]) -> None:
     """On a server of its own, which sends only news in each event: that reads the same."""
     server = sglang_start("--incremental-streaming-output")
@@ -494,7 +496,7 @@ async def test_a_load_in_place_keeps_what_old_weights_wrote(
     assert versions == {0, 1, 2} and gap > 100 * ROUNDING
 
 
-async def test_hazard_8_a_retracted_request_finds_its_own_old_keys_and_values_where_they_are_not_flushed(
+async def test_hazard_8_a_retracted_request_finds_its_own_old_keys_and_values_without_a_flush(
     client: Client, policies: list[Path]
 ) -> None:
     """A key by version is not enough for those: they were sent under the old one."""

@@ -4,6 +4,8 @@ decode meanwhile; and every way in which a load can fail. Of the hazards of the 
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -380,7 +382,7 @@ class _Meddling:
         await self._transfer.send(deadline_s)
 
 
-async def test_a_load_that_fails_half_way_is_named_leaves_the_server_paused_and_is_mended_by_a_whole_one(
+async def test_a_load_that_fails_half_way_is_named_leaves_a_pause_and_is_mended_by_a_whole_one(
     server: Server,
 ) -> None:
     narrower = Qwen3ForCausalLM(_config(head_dim=16))
@@ -501,7 +503,8 @@ async def test_pain_19_a_wrong_weight_that_nothing_else_notices_is_found_by_the_
         )
         with pytest.raises(
             HalfLoaded,
-            match=r"version 2: the server's log-probabilities differ by 0\.\d+ from those of the weights",
+            match=r"version 2: the server's log-probabilities differ by 0\.\d+ from those of "
+            "the weights",
         ):
             await publisher_sending(publish, group, wrong).load(2, weights(2))
         await publish.load(3, weights(3))
@@ -536,29 +539,7 @@ def _config(**changes: Any) -> Any:
     return config
 
 
-# ---------------------------------------------------------------------------- servers of one's own
-
-
-@pytest.mark.slow
-async def test_a_server_that_dies_during_a_load_is_named_at_once(
-    sglang_start: Callable[..., Server],
-) -> None:
-    import os
-    import signal
-
-    server = await trio.to_thread.run_sync(sglang_start)
-
-    async def kill() -> None:
-        os.killpg(server.group, signal.SIGKILL)
-
-    async with connected(server) as (client, group):
-        with trio.fail_after(DEADLINE_S / 2), pytest.raises(HalfLoaded) as failure:
-            await publisher(client, BroadcastTransfer(Meddler(group, 1, kill), DEADLINE_S)).load(
-                1, weights(1)
-            )
-        with pytest.raises((NotLoaded, ServerGone)):
-            await publisher(client, by_broadcast(group)).load(2, weights(2))
-    assert "version 1" in str(failure.value)
+# ------------------------------------------------------------------------ ranks, and a server's end
 
 
 async def test_a_group_for_another_number_of_ranks_is_refused_before_the_server_waits_for_it(
@@ -567,13 +548,15 @@ async def test_a_group_for_another_number_of_ranks_is_refused_before_the_server_
     async with connected(server, ranks=2) as (client, group):
         with pytest.raises(
             NotLoaded,
-            match=r"it has 1 tensor-parallel and 1 data-parallel ranks, and engine.sglang.tensor_parallel is 2",
+            match=r"it has 1 tensor-parallel and 1 data-parallel ranks, and "
+            "engine.sglang.tensor_parallel is 2",
         ):
             await publisher(client, by_broadcast(group)).load(1, weights(1))
         assert await client.ready()
 
 
 @pytest.mark.slow
+@pytest.mark.explore
 async def test_two_tensor_parallel_ranks_get_the_same_weights(
     sglang_start: Callable[..., Server],
 ) -> None:
@@ -585,3 +568,19 @@ async def test_two_tensor_parallel_ranks_get_the_same_weights(
             ranks = await client.checksums()
             assert loaded.exact == len(ranks[0].checksums) and len(ranks) == 2
             assert await client.score(PROMPT) == pytest.approx(scores(version, PROMPT), abs=EXACT)
+
+
+async def test_a_server_that_dies_during_a_load_is_named_at_once(
+    sglang_last: Server,
+) -> None:
+    async def kill() -> None:
+        os.killpg(sglang_last.group, signal.SIGKILL)
+
+    async with connected(sglang_last) as (client, group):
+        with trio.fail_after(DEADLINE_S / 2), pytest.raises(HalfLoaded) as failure:
+            await publisher(client, BroadcastTransfer(Meddler(group, 1, kill), DEADLINE_S)).load(
+                1, weights(1)
+            )
+        with pytest.raises((NotLoaded, ServerGone)):
+            await publisher(client, by_broadcast(group)).load(2, weights(2))
+    assert "version 1" in str(failure.value)
