@@ -61,9 +61,12 @@ def train(argv: list[str], **environment: str) -> subprocess.CompletedProcess[st
 
 
 @contextmanager
-def started(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
+def started(argv: list[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Run it beside the test; it is gone at the end of the block."""
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    env = os.environ | environment
+    process = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
     try:
         yield process
     finally:

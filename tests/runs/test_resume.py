@@ -25,16 +25,15 @@ from train_support import (
     processes,
     resume,
     started,
-    tiny_model,
     train,
     wait_for,
 )
 
 from asyncrl import journal
-from asyncrl.observe import summary
 from asyncrl.experience import events as e
-from asyncrl.observe.run_dir import JOURNAL, MODEL, PACKED, SUMMARY
 from asyncrl.launch.preflight import RUN_TOML
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import JOURNAL, MODEL, PACKED, SUMMARY
 from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -84,11 +83,6 @@ class Lived(NamedTuple):
             for event in self.events
             if isinstance(event, e.Admitted) and event.split == "train"
         ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def lived(
@@ -449,6 +443,7 @@ def why(run: Path) -> str:
     ).stdout
 
 
+@pytest.mark.explore
 def test_a_kill_of_each_role_loses_nothing(model: Path, tmp_path: Path) -> None:
     argv = [
         sys.executable,

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from train_support import command, end, processes, started, steps_done, tiny_model, wait_for
+from agents_run import AgentsRun
+from train_support import command, end, processes, started, steps_done, wait_for
 
 from asyncrl.observe import summary
 from asyncrl.observe.why import why
@@ -17,28 +18,16 @@ from asyncrl.observe.why import why
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory with random weights."""
-    return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def test_sigterm_drains_and_ends_with_0(model: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with started(command(model, run, train__steps=100_000, supervision__grace_s=60.0)) as process:
-        wait_for("status", lambda: (run / "status.json").exists())
-        assert "The run starts" in why(run, time.time())[0]
-        wait_for("step", lambda: steps_done(run) >= 2)
-        wait_for("news", lambda: "The run trains" in why(run, time.time())[0])
-        process.send_signal(signal.SIGTERM)
-        code, out, err = end(process)
-    assert code == 0, out + err
-    found = summary.read(run / "summary.json")
+def test_sigterm_drains_and_ends_with_0(talked_to: AgentsRun) -> None:
+    starting, training = talked_to.whys
+    assert "The run starts" in starting and "The run trains" in training
+    assert talked_to.status == 0, talked_to.said
+    found = summary.read(talked_to.run / "summary.json")
     assert found.ok and found.balances() and "--resume" in found.reason
-    assert why(run, time.time())[0].endswith(
+    assert why(talked_to.run, time.time())[0].endswith(
         "ago: stopped early, as asked; continue with --resume."
     )
-    assert processes(run) == {}
+    assert processes(talked_to.run) == {}
 
 
 def test_a_second_signal_ends_it_at_once(model: Path, tmp_path: Path) -> None:

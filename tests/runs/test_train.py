@@ -22,23 +22,16 @@ from train_support import (
     processes,
     started,
     steps_done,
-    tiny_model,
     train,
     wait_for,
 )
 
 from asyncrl import journal
-from asyncrl.observe import summary
 from asyncrl.experience import events as e
+from asyncrl.observe import summary
 from asyncrl.processes.machine import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory with random weights."""
-    return tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def check(run: Path) -> summary.Summary:
@@ -197,7 +190,10 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.explore] * (name != "chain_sum")) for name in TASKS],
+)
 def test_other_reasoning_gym_tasks(name: str, model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = train(

@@ -15,6 +15,8 @@ from asyncrl.simulation.run import SeedReport, simulate
 
 KILLS = 200
 SHARES = 8
+NEAR = 2, 7
+"""Shares that are run before each commit: one on policy, one ahead of it."""
 
 
 def config(share: int) -> Config:
@@ -47,7 +49,10 @@ def killed_at(number: int, config: Config, monkeypatch: pytest.MonkeyPatch) -> S
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize(
+    "share",
+    [pytest.param(n, marks=[pytest.mark.explore] * (n not in NEAR)) for n in range(SHARES)],
+)
 def test_a_run_killed_at_any_event_goes_on_and_finishes(
     share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
