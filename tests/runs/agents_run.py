@@ -128,7 +128,9 @@ def be_judged(port: int, key: str) -> tuple[str, float, str]:
         prompt = client.get("/v1/prompts/7").raise_for_status().json()["prompt"]
         asked = {"model": "policy", "prompt": prompt, "max_tokens": 8}
         client.post("/sessions/a/v1/completions", json=asked).raise_for_status()
-        judged = client.post("/v1/sessions/a/reward", json={"prompt_index": 7}).raise_for_status().json()
+        judged = (
+            client.post("/v1/sessions/a/reward", json={"prompt_index": 7}).raise_for_status().json()
+        )
         client.post("/sessions/b/v1/completions", json=asked).raise_for_status()
         refused = client.post("/v1/sessions/b/reward", json={"prompt_index": 40}).json()
     return prompt, judged["reward"], refused["error"]["code"]
