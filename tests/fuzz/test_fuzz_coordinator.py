@@ -9,7 +9,7 @@ import trio.testing
 from actor_world import World, configured
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_link import of_type
+from message_strategies import of_type
 
 from actors.coordinator.coordinator import TAKEN
 from asyncrl.ipc import messages

@@ -12,15 +12,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, get_args, get_origin
 
-import msgspec
 import numpy as np
 import pytest
 import trio
 import trio.testing
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from message_strategies import of_type
 
 from asyncrl.ipc import messages
 from asyncrl.ipc.framing import SocketPipe, StreamPipe
@@ -47,30 +46,6 @@ from asyncrl.ipc.link import (
 from asyncrl.ipc.waits import Pulse
 
 KEY = b"k" * 32
-
-
-def of_type(kind: object) -> st.SearchStrategy:
-    """Values of a field of a message; hypothesis cannot look into msgspec's structs by itself."""
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return st.builds(
-            kind, **{field.name: of_type(field.type) for field in msgspec.structs.fields(kind)}
-        )
-    if get_origin(kind) is list:
-        return st.lists(of_type(get_args(kind)[0]), max_size=3)
-    if get_origin(kind) is dict:
-        return st.dictionaries(*map(of_type, get_args(kind)), max_size=3)
-    if get_origin(kind) is Annotated:
-        (limits,) = kind.__metadata__  # type: ignore[attr-defined]
-        return st.floats(limits.ge, limits.le)
-    if kind is float:
-        return st.floats(allow_nan=False)
-    if kind is int:
-        return st.integers(-(2**63), 2**64 - 1)
-    if kind is str:
-        return st.text(st.characters(codec="utf-8"), max_size=20)
-    if get_args(kind) and get_origin(kind) is not None and "Literal" not in str(get_origin(kind)):
-        return st.one_of(*map(of_type, get_args(kind)))
-    return st.from_type(kind)
 
 
 a_message = st.sampled_from(messages.ALL).flatmap(of_type)

@@ -156,7 +156,7 @@ def tiny_model(path: Path) -> Path:
 def followed(run: Path) -> Any:
     """Who follows the run through its journal, and knows what may never happen
     (`bench/follower.py`)."""
-    place = Path(__file__).parent.parent / "bench" / "follower.py"
+    place = Path(__file__).parents[2] / "bench" / "follower.py"
     spec = importlib.util.spec_from_file_location("follower", place)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,33 @@
+"""Messages as hypothesis draws them."""
+
+from __future__ import annotations
+
+from typing import Annotated, get_args, get_origin
+
+import msgspec
+from hypothesis import strategies as st
+
+
+def of_type(kind: object) -> st.SearchStrategy:
+    """Values of a message's type, or of a field's; hypothesis cannot look into msgspec's structs by
+    itself."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return st.builds(
+            kind, **{field.name: of_type(field.type) for field in msgspec.structs.fields(kind)}
+        )
+    if get_origin(kind) is list:
+        return st.lists(of_type(get_args(kind)[0]), max_size=3)
+    if get_origin(kind) is dict:
+        return st.dictionaries(*map(of_type, get_args(kind)), max_size=3)
+    if get_origin(kind) is Annotated:
+        (limits,) = kind.__metadata__  # type: ignore[attr-defined]
+        return st.floats(limits.ge, limits.le)
+    if kind is float:
+        return st.floats(allow_nan=False)
+    if kind is int:
+        return st.integers(-(2**63), 2**64 - 1)
+    if kind is str:
+        return st.text(st.characters(codec="utf-8"), max_size=20)
+    if get_args(kind) and get_origin(kind) is not None and "Literal" not in str(get_origin(kind)):
+        return st.one_of(*map(of_type, get_args(kind)))
+    return st.from_type(kind)
