@@ -145,6 +145,10 @@ class Process:
         """Ask the child to end."""
         self.signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """Kill the child alone; what it leaves behind is killed by `wait`."""
+        self.signal(signal.SIGKILL)
+
     async def kill_group(self) -> int:
         """Kill the child and its group, and return its exit code once they are gone. A cancellation
         waits for that."""

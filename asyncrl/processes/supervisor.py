@@ -1,8 +1,7 @@
-"""Restart policies: one for one within a budget, or not at all. Invariant: whoever supervises a
-child leaves no child behind.
+"""Supervision of one child: it is started, waited for, and started again within a budget.
+Invariant: when `supervise` returns or raises, its child is dead.
 
-A rollout or reward actor that fails is started again; a trainer or coordinator that fails (a budget
-of no restarts) ends the run, with the child's own traceback.
+`asyncrl.processes.run_supervisor` supervises a whole run by it.
 """
 
 from __future__ import annotations
@@ -16,35 +15,43 @@ import trio
 
 
 class Child(Protocol):
-    """What is supervised; `asyncrl.processes.process.Process` is one."""
+    """A child of a supervisor: an `asyncrl.processes.process.Process`, or a simulated one."""
 
     async def wait(self) -> int:
         """The exit code, negative for a signal."""
         ...
 
+    def kill(self) -> None:
+        """Kill the child alone, and return at once. A child that has ended is left as it is."""
+        ...
+
     async def kill_group(self) -> int:
-        """Kill it, and return once it and all that it started is gone. A cancellation waits for
-        that."""
+        """Kill the child, and return its exit code once it and all that it started is gone. A
+        cancellation waits for that."""
         ...
 
     def tail(self) -> str:
-        """The last traceback, or lines, that it logged."""
+        """The last traceback that it logged, or else its last lines."""
         ...
 
 
 class RestartBudget(msgspec.Struct, frozen=True):
-    """At most `restarts` restarts within any `window_s` seconds."""
+    """At most `restarts` restarts within any `window_s` seconds.
+
+    For example, 2 restarts within 300 s: a child restarted at 0 s and at 100 s may be restarted
+    again at 300 s, when the first restart is 300 s old, and not at 299 s.
+    """
 
     restarts: int
     window_s: float
 
     def allows(self, restarted: Sequence[float], now: float) -> bool:
-        """Whether a child restarted at the times `restarted` may be restarted at `now`."""
+        """True if a child restarted at the times `restarted` may be restarted at `now`."""
         return sum(time > now - self.window_s for time in restarted) < self.restarts
 
 
 NO_RESTART = RestartBudget(0, 1.0)
-"""For those without whom there is no run."""
+"""The budget of the trainer and the coordinator, whose failure ends the run."""
 
 
 class ActorFailed(Exception):
@@ -73,14 +80,13 @@ async def supervise(
     *,
     budget: RestartBudget,
     on_exit: Callable[[str, int, bool], None],
-    wanted: Callable[[], bool] = lambda: True,
+    still_needed: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run a child until it ends with exit code 0; `start(incarnation)`, counted from 0, starts it.
 
     `on_exit(name, code, restarting)` is called at each end, before the next start. Raises
-    ActorFailed for a failure beyond `budget`. A child that is not `wanted` any more when it ends is
-    not started again, and its failure is none. Whatever ends this, a cancellation too, the child
-    and all it started are dead when it returns.
+    ActorFailed for a failure beyond `budget`. A child that is not needed any more when it ends is
+    not started again, and its failure raises nothing.
     """
     restarted: list[float] = []
     incarnation = 0
@@ -91,7 +97,7 @@ async def supervise(
         finally:
             await child.kill_group()
         now = trio.current_time()
-        needed = code != 0 and wanted()
+        needed = code != 0 and still_needed()
         restarting = needed and budget.allows(restarted, now)
         on_exit(name, code, restarting)
         if not needed:

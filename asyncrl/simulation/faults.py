@@ -17,7 +17,7 @@ import trio
 from trio.testing import MockClock
 
 from asyncrl.ipc.messages import Role
-from asyncrl.simulation.fakes import Garbage
+from asyncrl.simulation.fakes import FakeReceiver, Garbage
 from asyncrl.simulation.network import MemoryPipe, Wire
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.world import World
@@ -203,7 +203,7 @@ async def restart_everything(injector: Injector, draw: random.Random) -> None:
     """A user's Ctrl-C, and `--resume`."""
     if await injector.one(draw, ["trainer"]) is not None:
         injector.happened("restart_everything")
-        injector.world.drain()
+        injector.world.supervisor.interrupt()
 
 
 @kind
@@ -395,6 +395,11 @@ KINDS["lost_committed"] = partial(_edit, "lost_committed", b"Committed", 0, "rol
 # ------------------------------------------------------------------------------------- publication
 
 
+def _met(receiver: FakeReceiver, victim: SimProcess) -> bool:
+    """True once the receiver has met its fault, or can no longer meet it."""
+    return not (receiver.fault and victim.alive)
+
+
 async def _reception(what: str, fault: str, injector: Injector, draw: random.Random) -> None:
     while (process := await injector.one(draw, ["rollout"])) is not None and (
         receiver := process.receiver
@@ -402,9 +407,7 @@ async def _reception(what: str, fault: str, injector: Injector, draw: random.Ran
         victim = process
         receiver.failed = partial(injector.happened, what)
         receiver.fault = fault  # type: ignore[assignment]
-        await injector.until(
-            lambda receiver=receiver, victim=victim: not (receiver.fault and victim.alive)
-        )  # type: ignore[misc]
+        await injector.until(partial(_met, receiver, victim))
         if not receiver.fault:
             return
 

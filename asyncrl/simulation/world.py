@@ -1,16 +1,17 @@
-"""One run, life after life, until it is over. Invariant: only what is scripted or injected differs
-from real processes; the coordinator, the actors, their links, the journal's writer, the recovery
-and the supervision are the product's own.
+"""One run in virtual time, life after life, until it is over. Invariant: only what is scripted or
+injected differs from real processes; the coordinator, the actors, their links, the journal's
+writer, the recovery and the supervision are the product's own.
 
-    life   a coordinator's process, its actors and a launcher, as `asyncrl.launch.launcher` has them; it ends as a run ends
-    world  what lives lie on: the disk, the checkpoints, the checker; a life that did not finish is resumed, as a user would
+    life   one start of the run: a coordinator, its actors and their supervisor; it ends as a run
+           ends
+    world  what outlives a life: the disk, the checkpoints, the checker. A life that did not finish
+           is resumed, as a user would resume it.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,21 +34,12 @@ from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.ipc.link import EndOfStream, Link, LinkError
-from asyncrl.ipc.messages import (
-    Drain,
-    Draining,
-    Exited,
-    Hello,
-    Message,
-    Replace,
-    Role,
-    RunFinished,
-    StatusUpdate,
-)
+from asyncrl.ipc.messages import Hello, Message, Replace, Role, StatusUpdate
 from asyncrl.ipc.waits import WaitExpired
 from asyncrl.journal import Journal, JournalError
 from asyncrl.observe.metrics import Metrics
-from asyncrl.processes.supervisor import NO_RESTART, ActorFailed, RestartBudget, supervise
+from asyncrl.processes.run_supervisor import RunSupervisor
+from asyncrl.processes.supervisor import Child
 from asyncrl.simulation import fakes, policy
 from asyncrl.simulation.checker import Checker
 from asyncrl.simulation.network import MemoryPipe, pipes
@@ -58,10 +50,7 @@ from asyncrl.training.checkpoint_index import CheckpointError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-START_S = 300.0
-LAST_WORDS_S = 3.0
 BETWEEN_LIVES_S = 1.0
-MESSAGES = 64
 
 EXPECTED: dict[Role, tuple[type[BaseException], ...]] = {
     "coordinator": (JournalError,),
@@ -130,46 +119,28 @@ class World:
 
     async def life(self) -> LifeOutcome:
         """One start of the run, until it is over or cannot go on."""
-        self._finished: RunFinished | None = None
-        self._over, self._connected = trio.Event(), trio.Event()
         self._broadcasts: dict[int, fakes.Broadcast] = {}
-        self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES)
-        self._silence = trio.CancelScope()
         self.processes, self.coordinator = {}, None
-        failure = "the user's grace period was over"
+        self.supervisor = RunSupervisor(self.config, self, self)
+        self._ended_by = "the user's grace period was over"
         try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._supervise, "coordinator", 0)
-                with trio.move_on_after(START_S):
-                    await self._connected.wait()
-                if not self._connected.is_set():
-                    raise ActorFailed("coordinator-0", 0, "it did not start")
-                nursery.start_soon(self._watch)
-                for role, index in self._places():
-                    nursery.start_soon(self._supervise, role, index)
-                await self._over.wait()
-                failure = "everything was killed"
-                nursery.cancel_scope.cancel()
-        except* ActorFailed as failures:
-            failure = str(_first(failures))
+            end = await self.supervisor.run()
         finally:
             for process in self.processes.values():
                 process.kill()
-        finished = self._finished
-        ending = (
-            LifeOutcome(finished.ok, finished.ok, finished.reason)
-            if finished is not None
-            else LifeOutcome(False, False, failure)
-        )
-        self.lives.append(ending)
-        return ending
+        if end.finished is not None:
+            outcome = LifeOutcome(end.finished.ok, end.finished.ok, end.finished.reason)
+        else:
+            outcome = LifeOutcome(False, False, str(end.failure or self._ended_by))
+        self.lives.append(outcome)
+        return outcome
 
     def kill_everything(self) -> None:
         """The machine's power is lost."""
+        self._ended_by = "everything was killed"
         for process in self.processes.values():
             process.kill()
-        self._over.set()
+        self.supervisor.cancel()
 
     def start_of(self, process: SimProcess) -> str:
         """The name of one start of an actor in one life."""
@@ -181,24 +152,9 @@ class World:
         self.processes[process.name] = other
         self._nursery.start_soon(other.run, self._mains[process.role])
 
-    def tell(self, message: Message) -> None:
-        """Say something to the coordinator, as the launcher."""
-        with suppress(trio.WouldBlock):
-            self._to_coordinator.send_nowait(message)
-
-    def drain(self) -> None:
-        """What the first Ctrl-C does."""
-        self.tell(Drain())
-        self._nursery.cancel_scope.deadline = trio.current_time() + self.config.supervision.grace_s
-
     def alive(self, role: Role | None = None) -> list[SimProcess]:
         """The actors that run now."""
         return [p for p in self.processes.values() if p.alive and (role is None or p.role == role)]
-
-    def _places(self) -> Iterator[tuple[Role, int]]:
-        yield "trainer", 0
-        yield from (("rollout", index) for index in range(self.config.rollout.actors))
-        yield from (("reward", index) for index in range(self.config.reward.actors))
 
     @property
     def _mains(self) -> dict[Role, Callable[[SimProcess], Awaitable[None]]]:
@@ -209,33 +165,19 @@ class World:
             "trainer": self._trainer,
         }
 
-    async def _supervise(self, role: Role, index: int) -> None:
-        run = self.config.supervision
+    # ---------------------------------------------------------------------------------- RunActors
 
-        def start(incarnation: int) -> SimProcess:
-            process = SimProcess(role, index, incarnation, self._failed)
-            self.processes[process.name] = process
-            self._nursery.start_soon(process.run, self._mains[role])
-            return process
+    async def open(self, nursery: trio.Nursery) -> None:
+        """Have the tasks of actors run in this nursery."""
+        self._nursery = nursery
+        await trio.lowlevel.checkpoint()
 
-        def on_exit(name: str, code: int, restarting: bool) -> None:
-            if self._finished is None and code:
-                self.tell(Exited(role, index, code, restarting))
-
-        budget = (
-            RestartBudget(run.restarts, run.restart_window_s)
-            if role in ("rollout", "reward")
-            else NO_RESTART
-        )
-        try:
-            await supervise(f"{role}-{index}", start, budget=budget, on_exit=on_exit)
-        except ActorFailed:
-            if role != "coordinator":
-                with trio.move_on_after(run.grace_s + LAST_WORDS_S):
-                    await self._over.wait()
-            raise
-        if role == "coordinator" and self._finished is None:
-            raise ActorFailed("coordinator-0", 0, "")
+    def start(self, role: Role, index: int, incarnation: int) -> SimProcess:
+        """Start one actor as a task."""
+        process = SimProcess(role, index, incarnation, self._failed)
+        self.processes[process.name] = process
+        self._nursery.start_soon(process.run, self._mains[role])
+        return process
 
     def _failed(self, process: SimProcess, error: BaseException) -> None:
         for leaf in leaves(error):
@@ -246,53 +188,25 @@ class World:
                     leaf,
                 )
 
-    # ------------------------------------------------------------------------------------ launcher
-
-    async def _watch(self) -> None:
-        with trio.CancelScope() as self._silence:
-            self._heard()
-            await trio.sleep_forever()
-        raise ActorFailed("coordinator-0", 0, "nothing; its process stands still")
-
-    def _heard(self) -> None:
-        self._silence.deadline = trio.current_time() + self.config.supervision.stall_s
-
-    async def _converse(self, link: Link) -> None:
-        self._connected.set()
+    async def _listen(self, link: Link) -> None:
+        """Be the launcher's end of the coordinator's link."""
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write, link)
-                async for message, _ in link:
-                    match message:
-                        case Hello():
-                            pass
-                        case Draining():
-                            self._heard()
-                        case StatusUpdate():
-                            self._heard()
-                            self.checker.on_status(message)
-                        case Replace(role, index, incarnation, reason):
-                            self.checker.on_blame(
-                                f"{role}-{index}/{incarnation}/{len(self.lives)}", reason
-                            )
-                            process = self.processes.get(f"{role}-{index}")
-                            if process is not None and process.incarnation == incarnation:
-                                process.kill()
-                        case RunFinished():
-                            self._finished = message
-                            break
-                        case _:
-                            raise AssertionError(message)
-                nursery.cancel_scope.cancel()
-        except* LinkError:
+            await self.supervisor.converse(link)
+        except* (LinkError, EndOfStream):
             pass
-        if self._finished is not None:
-            self._over.set()
         await link.aclose()
 
-    async def _write(self, link: Link) -> None:
-        async for message in self._messages:
-            await link.send(message)
+    # -------------------------------------------------------------------------------- RunObserver
+
+    def on_status(self, update: StatusUpdate) -> None:
+        self.checker.on_status(update)
+
+    def on_replace(self, message: Replace) -> None:
+        name = f"{message.role}-{message.index}"
+        self.checker.on_blame(f"{name}/{message.incarnation}/{len(self.lives)}", message.reason)
+
+    def on_failure(self, name: str, code: int, restarting: bool, child: Child) -> None:
+        pass
 
     # ----------------------------------------------------------------------------------- processes
 
@@ -327,7 +241,7 @@ class World:
                 self._listening = nursery
                 ours, theirs = pipes()
                 process.connect(ours)
-                self._nursery.start_soon(self._converse, Link(theirs, peer="the coordinator"))
+                self._nursery.start_soon(self._listen, Link(theirs, peer="the coordinator"))
                 launcher = Link(ours, peer="the launcher")
                 await launcher.send(Hello("coordinator", 0, process.incarnation, 1))
                 nursery.start_soon(run.converse, Peer(Hello("launcher", 0, 0, 1), launcher))
@@ -358,18 +272,15 @@ class World:
         link = await self._dial(process)
         verifiers = fakes.FakeVerifiers(self.speeds.verdict_s)
         process.verifiers = verifiers
-        limits = {
-            "concurrency": self.config.reward.concurrency,
-            "deadline_s": self.config.task.verdict_s,
-        }
         async with link:
             await reward_actor(
                 link,
-                verifiers,
+                verifiers,  # type: ignore[arg-type]
                 process.waits,
                 Reporter(process.waits, report_s(self.config)),
-                **limits,
-            )  # type: ignore[arg-type]
+                concurrency=self.config.reward.concurrency,
+                deadline_s=self.config.task.verdict_s,
+            )
 
     async def _trainer(self, process: SimProcess) -> None:
         link = await self._dial(process)
@@ -484,7 +395,3 @@ class _Log:
                 "what is flushed is on disk",
                 f"event {target} is not: the last one there is {self._platter.last}",
             )
-
-
-def _first(failures: BaseExceptionGroup[ActorFailed]) -> BaseException:
-    return leaves(failures)[0]

@@ -15,13 +15,15 @@ from asyncrl.launch import launcher
 from asyncrl.launch.launcher import FAILED, _Launch
 from asyncrl.observe import summary
 from asyncrl.observe.run_dir import INITIAL, JOURNAL, SUMMARY
+from asyncrl.processes.run_supervisor import SupervisedEnd
 from asyncrl.processes.supervisor import ActorFailed
 
 
 def ended(run: Path) -> int:
     """The exit status after a coordinator that failed without a summary."""
     launch = _Launch(msgspec.convert({"run": {"dir": str(run)}}, Config), True, Console())
-    return launch._report(ActorFailed("coordinator-0", 1, "OSError: what it died of"))
+    failure = ActorFailed("coordinator-0", 1, "OSError: what it died of")
+    return launch._report(SupervisedEnd(None, failure))
 
 
 def test_a_damaged_journal_does_not_hide_what_the_run_died_of(
@@ -55,6 +57,9 @@ class _Silent:
     async def wait(self) -> int:
         await trio.sleep_forever()
         raise AssertionError
+
+    def kill(self) -> None:
+        raise AssertionError("nobody replaces it")
 
     async def kill_group(self) -> int:
         return -9

@@ -32,6 +32,9 @@ class Scripted:
             self.dead = True
         return self.code
 
+    def kill(self) -> None:
+        raise AssertionError("a supervisor of one child kills its group")
+
     async def kill_group(self) -> int:
         if not self.dead:
             self.killed = True
@@ -78,15 +81,15 @@ async def test_a_failure_is_restarted_alone(autojump_clock):
     ]
 
 
-async def test_who_is_not_wanted_any_more_is_not_started_again_and_has_not_failed(autojump_clock):
+async def test_who_is_not_needed_any_more_is_not_started_again_and_has_not_failed(autojump_clock):
     log = Log(Scripted(5, -9), Scripted(5, 1))
-    wanted = iter([True, False])
+    needed = iter([True, False])
     await supervise(
         "rollout-0",
         log.start,
         budget=RestartBudget(5, 300),
         on_exit=log.on_exit,
-        wanted=lambda: next(wanted),
+        still_needed=lambda: next(needed),
     )
     assert log.events == [0, ("rollout-0", -9, True), 1, ("rollout-0", 1, False)]
 
