@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
-from asyncrl.simulation.modelled import (
+from asyncrl.simulation.capacity.modelled import (
     GROUPS,
     MEMBERS,
     Measured,

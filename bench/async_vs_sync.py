@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 
-from asyncrl.simulation.modelled import (
+from asyncrl.simulation.capacity.modelled import (
     GROUPS,
     MEMBERS,
     Measured,

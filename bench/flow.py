@@ -20,7 +20,14 @@ from unittest import mock
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Group
 from asyncrl.ipc.messages import Split
-from asyncrl.simulation.modelled import GROUPS, MEMBERS, Measured, configured, lognormal, measure
+from asyncrl.simulation.capacity.modelled import (
+    GROUPS,
+    MEMBERS,
+    Measured,
+    configured,
+    lognormal,
+    measure,
+)
 from asyncrl.simulation.world import Speeds
 
 STEP_S = 60.0

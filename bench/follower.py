@@ -1,6 +1,6 @@
 """A run followed from outside, through its journal alone, life after life. Invariant: whatever is
 killed, what the journal held before is in the account after, and the account is kept without the
-product's own state (`asyncrl.simulation.reference_state`).
+product's own state (`asyncrl.simulation.checker.reference_state`).
 
 A life begins with the state that the run goes on from. The journal keeps it, beside the version
 that training starts from; so what was trained since that version's checkpoint is undone here too,
@@ -16,7 +16,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.journal import JournalError, SqliteHistory, read
 from asyncrl.observe.run_dir import JOURNAL
-from asyncrl.simulation.reference_state import ReferenceState, gone_on
+from asyncrl.simulation.checker.reference_state import ReferenceState, gone_on
 
 TRAINING = (e.Taken, e.Trained, e.Published, e.Checkpointed)
 

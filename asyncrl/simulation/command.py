@@ -146,7 +146,7 @@ def command(seeds: range, *, jobs: int, as_json: bool) -> int:
 
 def cluster(engines: int, seconds: float) -> int:
     """Run a cluster and print what it came to; the exit status."""
-    from asyncrl.simulation.scale import scale
+    from asyncrl.simulation.capacity.scale import scale
 
     began = time.process_time()
     came = scale(engines, seconds)

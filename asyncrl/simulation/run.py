@@ -19,7 +19,7 @@ from trio.testing import MockClock
 
 from asyncrl.config import Config
 from asyncrl.simulation import policy
-from asyncrl.simulation.checker import Checker, Violation
+from asyncrl.simulation.checker.checker import Checker, Violation
 from asyncrl.simulation.fakes import FakeTask, prompts_of
 from asyncrl.simulation.faults import Fault, Injector, carry_out, plan
 from asyncrl.simulation.schedule import replayable

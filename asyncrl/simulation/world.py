@@ -41,7 +41,7 @@ from asyncrl.observe.metrics import Metrics
 from asyncrl.processes.run_supervisor import RunSupervisor
 from asyncrl.processes.supervisor import Child
 from asyncrl.simulation import fakes, policy
-from asyncrl.simulation.checker import Checker
+from asyncrl.simulation.checker.checker import Checker
 from asyncrl.simulation.network import MemoryPipe, pipes
 from asyncrl.simulation.sim_disk import Mount, SimCheckpoint, SimDisk
 from asyncrl.simulation.sim_process import SimProcess, leaves

@@ -32,8 +32,8 @@ from asyncrl.ipc.waits import Waits
 from asyncrl.journal import Journal
 from asyncrl.journal.disk import DiskFull, Write
 from asyncrl.observe.diagnosis import diagnose
+from asyncrl.simulation.capacity.scale import scale
 from asyncrl.simulation.faults import Fault
-from asyncrl.simulation.scale import scale
 
 
 def alike(tokens: int, seconds_per_token: float) -> Callable[[Request], Script]:

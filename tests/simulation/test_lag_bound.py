@@ -11,7 +11,7 @@ import pytest
 from simulation_support import plain
 
 from asyncrl.ipc.messages import MicroBatch
-from asyncrl.simulation import checker
+from asyncrl.simulation.checker import checker
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.run import simulate
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.simulation.lockstep import LockstepEngine
-from asyncrl.simulation.modelled import (
+from asyncrl.simulation.capacity.lockstep import LockstepEngine
+from asyncrl.simulation.capacity.modelled import (
     GROUPS,
     MEMBERS,
     Measured,

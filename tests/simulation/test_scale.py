@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncrl import cli
-from asyncrl.simulation.scale import SLOTS, scale
+from asyncrl.simulation.capacity.scale import SLOTS, scale
 
 
 def test_a_small_cluster_keeps_its_slots_busy() -> None:

@@ -13,10 +13,10 @@ from actors.coordinator.leases import FLOOR_S
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import NoVerdict, Scored
 from asyncrl.simulation import policy
-from asyncrl.simulation.reference_state import Filling, ReferenceRollout
+from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout
 
 if TYPE_CHECKING:
-    from asyncrl.simulation.checker import Checker
+    from asyncrl.simulation.checker.checker import Checker
 
 GARBAGE = frozenset(
     {

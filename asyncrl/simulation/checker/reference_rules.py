@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from asyncrl.config import Config
-from asyncrl.simulation.reference_state import Filling, ReferenceRollout, ReferenceState
+from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout, ReferenceState
 
 
 class ReferenceRules:

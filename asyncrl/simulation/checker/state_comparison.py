@@ -10,7 +10,7 @@ from actors.coordinator.coordinator import Coordinator
 from asyncrl.ipc.messages import Split
 
 if TYPE_CHECKING:
-    from asyncrl.simulation.checker import Checker
+    from asyncrl.simulation.checker.checker import Checker
 
 
 def compare(w: Checker) -> None:

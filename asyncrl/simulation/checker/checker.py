@@ -35,10 +35,15 @@ from asyncrl.ipc.messages import (
     StatusUpdate,
 )
 from asyncrl.simulation import policy
-from asyncrl.simulation.event_checks import CHECKS
-from asyncrl.simulation.reference_rules import ReferenceRules
-from asyncrl.simulation.reference_state import Filling, ReferenceRollout, ReferenceState, gone_on
-from asyncrl.simulation.state_comparison import compare, compare_all, compare_shell
+from asyncrl.simulation.checker.event_checks import CHECKS
+from asyncrl.simulation.checker.reference_rules import ReferenceRules
+from asyncrl.simulation.checker.reference_state import (
+    Filling,
+    ReferenceRollout,
+    ReferenceState,
+    gone_on,
+)
+from asyncrl.simulation.checker.state_comparison import compare, compare_all, compare_shell
 
 if TYPE_CHECKING:
     from asyncrl.simulation.sim_process import SimProcess

@@ -23,8 +23,8 @@ from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.simulation import policy
-from asyncrl.simulation.checker import Violation
-from asyncrl.simulation.modelled import EventFold, rare_collections
+from asyncrl.simulation.capacity.modelled import EventFold, rare_collections
+from asyncrl.simulation.checker.checker import Violation
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.schedule import replayable
 from asyncrl.simulation.sim_process import SimProcess

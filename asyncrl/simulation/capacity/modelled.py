@@ -32,8 +32,8 @@ from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Message, MicroBatch, StatusUpdate
 from asyncrl.journal.disk import EventRows, Keep, Write
 from asyncrl.simulation import policy
-from asyncrl.simulation.checker import Checker
-from asyncrl.simulation.lockstep import LockstepEngine
+from asyncrl.simulation.capacity.lockstep import LockstepEngine
+from asyncrl.simulation.checker.checker import Checker
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.schedule import replayable
 from asyncrl.simulation.sim_disk import SimDisk
