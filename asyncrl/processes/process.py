@@ -16,7 +16,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -79,65 +79,87 @@ def spawn(
     log: Path,
     cores: Collection[int] | None = None,
     env: Mapping[str, str] | None = None,
+    descriptors: Collection[int] = (),
 ) -> Process:
     """Start `argv`, which calls `become_child` first, as the leader of a new session. Call it in
     the main thread of a trio run.
 
     Output and errors are appended to `log`. With `cores`, it runs on these only, and numerical
-    libraries start that many threads. `env` is added to this process's environment. Raises OSError.
+    libraries start that many threads. `env` is added to this process's environment. Of the open
+    files it inherits `descriptors` alone, under their numbers. Raises OSError.
     """
+    require_main_thread(name)
+    with log.open("ab") as file, _affinity(cores):
+        start = file.tell()
+        popen = subprocess.Popen(
+            argv,
+            env=environment(cores, env),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
+    return Process(name, popen.pid, popen.wait, log, start)
+
+
+def require_main_thread(name: str) -> None:
+    """Raises RuntimeError in another thread: its end would be the end of the child `name`."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
             f"{name} must be started from the main thread: its life is tied to the thread that "
             "starts it"
         )
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", _PARENT: str(os.getpid())}
-    if cores is not None:
-        environment |= dict.fromkeys(_THREADS, str(len(cores)))
-    with log.open("ab") as file, _affinity(cores):
-        start = file.tell()
-        popen = subprocess.Popen(
-            argv,
-            env=environment | dict(env or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    return Process(name, popen, log, start)
+
+
+def environment(
+    cores: Collection[int] | None = None, more: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a child that `become_child` makes one: this process's, as many threads as
+    there are `cores`, and `more`."""
+    threads = {} if cores is None else threads_of(len(cores))
+    inherited = {**os.environ, "PYTHONUNBUFFERED": "1", _PARENT: str(os.getpid())}
+    return inherited | threads | dict(more or {})
+
+
+def threads_of(count: int) -> dict[str, str]:
+    """The variables by which numerical libraries start `count` threads."""
+    return dict.fromkeys(_THREADS, str(count))
 
 
 class Process:
-    """A child, and the session that it leads."""
+    """A child of this process, and the session that it leads. `reap` takes its exit code from the
+    kernel, once it has ended."""
 
     def __init__(
-        self, name: str, popen: subprocess.Popen[bytes], log: Path, log_start: int
+        self, name: str, pid: int, reap: Callable[[], int], log: Path, log_start: int
     ) -> None:
         self.name = name
-        self.pid = popen.pid
+        self.pid = pid
         self.log = log
         self._log_start = log_start
-        self._popen = popen
-        self._pidfd = os.pidfd_open(popen.pid)
+        self._reap = reap
+        self._code: int | None = None
+        self._pidfd = os.pidfd_open(pid)
         self._ending = trio.Lock()
 
     async def wait(self) -> int:
         """The child's exit code (-9 where SIGKILL ended it), once nothing of its session is left:
         what the child left behind is killed."""
         async with self._ending:
-            if self._popen.returncode is None:
+            if self._code is None:
                 await trio.lowlevel.wait_readable(self._pidfd)
                 # Until it is reaped, a dead leader keeps its number, and so its group's, from being
                 # given to anybody else.
                 await self._empty_session()
-                self._popen.wait()
+                self._code = self._reap()
                 os.close(self._pidfd)
-        code: int = self._popen.returncode
-        return code
+                _reap_group(self.pid)
+        return self._code
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the child alone; nothing where it has ended."""
-        if self._popen.returncode is None:
+        if self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
@@ -152,8 +174,9 @@ class Process:
     async def kill_group(self) -> int:
         """Kill the child and its group, and return its exit code once they are gone. A cancellation
         waits for that."""
-        if self._popen.returncode is None:
+        if self._code is None:
             _kill(self.pid)
+            self.signal(signal.SIGKILL)  # a child just forked may not lead its group yet
         with trio.CancelScope(deadline=trio.current_time() + _KILL_S, shield=True):
             return await self.wait()
         raise RuntimeError(
@@ -194,6 +217,13 @@ class Process:
 def _kill(group: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
+
+
+def _reap_group(group: int) -> None:
+    """Take the exit codes of those dead of a group that this process has adopted (`forkserver`)."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
 
 
 def _living() -> list[int]:

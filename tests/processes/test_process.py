@@ -3,12 +3,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from process_support import BECOME, FOREVER, GRANDCHILD, forking, gone, lives, said
 
 from asyncrl.processes.process import (
     Process,
@@ -19,53 +19,23 @@ from asyncrl.processes.process import (
     spawn,
 )
 
-BECOME = (
-    "from asyncrl.processes.process import become_child; become_child(); import os, sys, "
-    "signal, subprocess, time\n"
-)
 
+@pytest.fixture(params=["spawned", "forked"])
+async def start(request, tmp_path):
+    """Starts a child that runs some code, in each of the two ways, which promise the same."""
 
-@pytest.fixture
-def start(tmp_path):
-    def start(code: str, **options) -> Process:
+    def spawned(code: str, **options) -> Process:
         return spawn(
             "actor-0", [sys.executable, "-c", BECOME + code], log=tmp_path / "log", **options
         )
 
-    return start
-
-
-async def said(process: Process, lines: int) -> list[str]:
-    """The child's first lines, once they are there; bounded by real time, because a real process
-    writes them."""
-    with trio.fail_after(30):
-        while (text := process.log.read_text()).count("\n") < lines:
-            await trio.lowlevel.checkpoint()
-    return text.splitlines()
-
-
-async def gone(pid: int) -> None:
-    """Wait until a process that is no child of ours has ended."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
+    if request.param == "spawned":
+        yield spawned
         return
-    try:
-        with trio.fail_after(60):
-            await trio.lowlevel.wait_readable(pidfd)
-    finally:
-        os.close(pidfd)
+    async with forking(tmp_path) as fork:
+        yield lambda code, **options: fork.start(BECOME + code, **options)
+        assert not fork.lost
 
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-FOREVER = "signal.pause()"
-GRANDCHILD = "p = subprocess.Popen(['sleep', '1000']); print(p.pid, flush=True)\n"
 
 pytestmark = pytest.mark.processes
 

@@ -1,0 +1,87 @@
+"""`python -m actors.preloaded FD MODULE RUN`: the fork server of a run, which has imported what
+actors need. Started by the launcher, and never by hand.
+
+Invariant: it computes nothing, starts no thread and opens no device: what is forked from it is as
+good as new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from asyncrl import config
+from asyncrl.config import Config
+from asyncrl.processes import forkserver
+
+MODULES = (
+    "actors.agents",
+    "actors.coordinator.coordinator",
+    "actors.coordinator.resume",
+    "actors.engines",
+    "actors.reward_actor",
+    "actors.roles",
+    "actors.rollout_actor",
+    "actors.trainer_actor",
+    "asyncrl.engines.embedded.engine",
+    "asyncrl.engines.scripted",
+    "asyncrl.engines.sglang.engine",
+    "asyncrl.journal",
+    "asyncrl.observe.metrics",
+    "asyncrl.tasks.text",
+    "asyncrl.training.checkpoint_io",
+    "asyncrl.training.learner",
+    "asyncrl.training.models",
+    "weightsync.collective",
+    "weightsync.server_group",
+)
+"""What the roles import when they start."""
+MAINS = {"actors": "actors.__main__", "actors.prepare": "actors.prepare"}
+"""The module with the `main` of each `python -m`."""
+
+
+def main() -> None:
+    control = forkserver.begin(sys.argv[1:])
+    settings = config.read(Path(sys.argv[3]) / "run.toml")
+    preload(settings)
+    request = forkserver.serve(control)
+    if request is not None:
+        importlib.import_module(MAINS[request.module]).main()
+
+
+def preload(settings: Config) -> None:
+    """Import what the actors of a run with these settings import, and see to it that each of them
+    draws other random numbers, as Python's own generator does in forks without being asked."""
+    import numpy as np
+    import torch
+
+    for module in MODULES:
+        importlib.import_module(module)
+    model_class(settings.model.path)
+    for seed in (np.random.seed, torch.default_generator.seed):
+        os.register_at_fork(after_in_child=seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise RuntimeError("what actors import has initialised CUDA, which no fork survives")
+
+
+def model_class(path: str) -> object:
+    """The class of the model at `path`, "" for the bundled one; None where its configuration, which
+    alone is read, cannot be: what it lacks the actors say."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    from asyncrl.training import bundled
+
+    if not path:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(bundled.model_config())]
+    with contextlib.suppress(Exception):  # transformers raises what it likes
+        found = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(found)]
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What a run's fork server has imported: an actor forked from it computes as a fresh one does."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from process_support import forking
+from train_support import tiny_model
+
+from actors import preloaded
+
+BEFORE = """
+import msgspec
+from actors import preloaded
+from asyncrl.config import Config
+preloaded.preload(msgspec.convert({settings}, Config))
+"""
+ACTOR = """
+from asyncrl.processes.process import become_child; become_child()
+import json, numpy, os, random, sys, threading
+before = set(sys.modules)
+import torch
+torch.set_num_threads({threads})
+
+def tasks():
+    return os.listdir("/proc/self/task")
+
+found = dict(cuda=torch.cuda.is_initialized(), forked_badly=torch.cuda._is_in_bad_fork())
+found["tasks"] = len(tasks())
+found["drawn"] = [random.random(), numpy.random.random(), torch.rand(1).item()]
+
+def compute():
+    inner = torch.nn.Linear(512, 512).bfloat16()  # which oneDNN multiplies
+    for _ in range(30):
+        weights = torch.randn(512, 512, requires_grad=True)
+        (weights @ weights).exp().sum().backward()
+        inner(weights.detach().bfloat16())
+    found["threads"], found["teams"] = torch.get_num_threads(), len(tasks())
+
+thread = threading.Thread(target=compute)  # as the trainer and the engine do
+thread.start()
+thread.join()
+from asyncrl.training.models import empty_model, load_model
+from asyncrl.tasks.text import Tokenizer
+load_model({model!r}), empty_model({model!r}), Tokenizer({model!r})
+import actors.roles, actors.trainer_actor, actors.rollout_actor, actors.reward_actor
+import asyncrl.training.learner, asyncrl.engines.embedded.engine, weightsync.collective
+found["imported"] = sorted(set(sys.modules) - before)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.processes
+async def test_a_forked_actor_computes_with_its_threads_and_imports_nothing(tmp_path: Path) -> None:
+    model = str(tiny_model(tmp_path / "model"))
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    settings = {"model": {"path": model}}
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    drawn: set[float] = set()
+    async with forking(tmp_path, BEFORE.format(settings=settings), **threads) as fork:
+        for used in (cores, cores[:1]):
+            process = fork.start(ACTOR.format(model=model, threads=len(used)), cores=used)
+            assert await process.wait() == 0, process.tail()
+            found = json.loads(process.log.read_text().splitlines()[-1])
+            assert not found["cuda"] and not found["forked_badly"]
+            assert found["tasks"] == len(used), "no thread but the main thread's team"
+            assert not drawn & set(found["drawn"]), "each actor draws other numbers"
+            drawn |= set(found["drawn"])
+            # `set_num_threads` starts a team for the main thread, and who computes has its own
+            assert found["threads"] == len(used) and found["teams"] == 2 * len(used)
+            heavy = [name for name in found["imported"] if name.count(".") < 2]
+            assert len(found["imported"]) < 10, heavy
+        assert not fork.lost
+
+
+def test_the_models_own_code_is_imported(tmp_path: Path) -> None:
+    for path in ("", str(tiny_model(tmp_path / "model"))):
+        model = preloaded.model_class(path)
+        assert model is not None and model.__name__ == "Qwen3ForCausalLM"
+    (tmp_path / "config.json").write_text("{")
+    assert preloaded.model_class(str(tmp_path)) is None
