@@ -201,8 +201,8 @@ def _keep(path: Path, found: run_status.RunStatus) -> None:
 
 async def rollout(place: ActorContext) -> None:
     """A rollout actor's process: an engine, and a receiver of weights."""
-    from actors.engines import open_engine
     from actors.rollout_actor import rollout_actor
+    from asyncrl.engines.spec import EngineContext, engine_kind
     from asyncrl.tasks.text import Tokenizer
     from asyncrl.training.models import empty_model, parameters_for_publication
     from weightsync.buckets import Plan
@@ -211,10 +211,9 @@ async def rollout(place: ActorContext) -> None:
     config, waits = place.config, Waits()
     model, tokenizer = empty_model(place.initial, _dtype(config)), Tokenizer(place.initial)
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
+    context = EngineContext(config, place.run, place.initial, place.index, model, tokenizer, waits)
     async with (
-        open_engine(
-            config, place.run, place.initial, place.index, model, tokenizer, waits
-        ) as engine,
+        engine_kind(config.engine.kind).open(context) as engine,
         Receiver.open() as receiver,
         await place.link() as link,
     ):

@@ -28,6 +28,7 @@ import trio
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.engines.embedded import EmbeddedEngine
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 
 PROMPT, LONGEST, MEAN, CONTEXT = 16, 112, 33, 128
@@ -101,13 +102,15 @@ class Embedded:
         weights = {name: p.detach().clone() for name, p in model.named_parameters()}
         self.engine = EmbeddedEngine(
             copy.deepcopy(model),
-            slots=slots,
-            context_tokens=CONTEXT,
-            chunk_tokens=8,
-            stop_ids=frozenset(),
-            run_seed=0,
-            kv="keep",
-            compile=compile,
+            EmbeddedOptions(
+                slots=slots,
+                context_tokens=CONTEXT,
+                chunk_tokens=8,
+                stop_ids=frozenset(),
+                run_seed=0,
+                kv="keep",
+                compile=compile,
+            ),
         )
         trio.run(self.engine.load, 0, weights)
         self.built = time.perf_counter() - begun

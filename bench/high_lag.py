@@ -44,6 +44,7 @@ from actors.coordinator.prompts import PromptSource
 from asyncrl import config as configuration
 from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.ipc.messages import MicroBatch, Sample, Span, Split
@@ -186,13 +187,15 @@ async def _run(cell: Cell, config: Config, initial: Path) -> Result:
     prompts = PromptSource(task, tokenizer, seed=config.run.seed, epochs=0)
     engine = EmbeddedEngine(
         load_model(initial),
-        slots=config.engine.slots,
-        context_tokens=config.engine.context_tokens,
-        chunk_tokens=config.engine.chunk_tokens,
-        stop_ids=frozenset(tokenizer.stop_ids),
-        run_seed=config.run.seed,
-        kv=config.engine.kv,
-        packed_from=8,
+        EmbeddedOptions(
+            slots=config.engine.slots,
+            context_tokens=config.engine.context_tokens,
+            chunk_tokens=config.engine.chunk_tokens,
+            stop_ids=frozenset(tokenizer.stop_ids),
+            run_seed=config.run.seed,
+            kv=config.engine.kv,
+            packed_from=8,
+        ),
     )
     generator = Generator(engine, task, prompts, tokenizer, config)
     learner = Learner(

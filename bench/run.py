@@ -35,6 +35,7 @@ from asyncrl import config as configuration
 from asyncrl import journal
 from asyncrl.config import Config
 from asyncrl.engines.embedded.engine import EmbeddedEngine
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
 from asyncrl.experience.micro_batches import micro_batches
@@ -146,13 +147,15 @@ def run_asynchronously(run: Path, slow: bool, steps: int) -> Config:
 async def generate_alone(work: Work, config: Config, model: torch.nn.Module) -> float:
     """Seconds to generate as many tokens from the same prompts, with every core."""
     engine = EmbeddedEngine(
-        model,  # type: ignore[arg-type]
-        slots=config.engine.slots,
-        context_tokens=config.engine.context_tokens,
-        chunk_tokens=config.engine.chunk_tokens,
-        stop_ids=frozenset(),
-        run_seed=config.run.seed,
-        kv=config.engine.kv,
+        model,
+        EmbeddedOptions(
+            slots=config.engine.slots,
+            context_tokens=config.engine.context_tokens,
+            chunk_tokens=config.engine.chunk_tokens,
+            stop_ids=frozenset(),
+            run_seed=config.run.seed,
+            kv=config.engine.kv,
+        ),
     )
     weights = dict(parameters_for_publication(model))  # type: ignore[arg-type]
     await engine.load(0, {name: tensor.clone() for name, tensor in weights.items()})

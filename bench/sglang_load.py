@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from actors.reporting import Reporter
 from actors.rollout_actor import rollout_actor
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
@@ -152,9 +153,7 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
         engine = SglangEngine(
             client,
             load,
-            slots=concurrent,
-            context_tokens=CONTEXT,
-            chunk_tokens=CHUNK,
+            EngineOptions(slots=concurrent, context_tokens=CONTEXT, chunk_tokens=CHUNK),
             vocab_size=VOCABULARY,
             stop_ids=frozenset(),
         )

@@ -37,7 +37,7 @@ from actors.coordinator.statistics import RunStatistics
 from actors.coordinator.stepping import Stepping
 from actors.coordinator.watchdog import tick
 from asyncrl.config import Config
-from asyncrl.config.derived import keeps_versions
+from asyncrl.config.engines import capabilities
 from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.ipc.link import Link, LinkError
 from asyncrl.ipc.messages import (
@@ -124,7 +124,7 @@ class Coordinator:
         self.pulse = Pulse()
         self.progress = progress
         self.roster = Roster(self.pulse.set)
-        self.keeps = keeps_versions(config)
+        self.keeps = capabilities(config.engine.kind).keeps_versions
         self.engine_pool = EnginePool(keeps=self.keeps)
         self.generation = Generation(store, self.engine_pool, prompts, config, metrics.garbled)
         self.scoring = Scoring(store, self.roster, config)

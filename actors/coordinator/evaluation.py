@@ -3,8 +3,8 @@ one version.
 
 The version is pinned in the engines when it is committed, and served to evaluation leases alone
 until every answer is judged; training and its publications go on meanwhile. Where an engine holds
-one version (`derived.keeps_versions`), the next publication waits for the last answer. If the last
-engine that had it is lost, the evaluation is given up by name, and the next version takes its
+one version (`Capabilities.keeps_versions`), the next publication waits for the last answer. If the
+last engine that had it is lost, the evaluation is given up by name, and the next version takes its
 place.
 """
 

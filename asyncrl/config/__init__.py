@@ -1,6 +1,6 @@
 """One frozen, typed configuration for a run."""
 
-from asyncrl.config.fields import ConfigError
+from asyncrl.config.errors import ConfigError
 from asyncrl.config.load import load, read, render, write
 from asyncrl.config.schema import VARIABLES, Config
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from asyncrl.config.engines import capabilities
 from asyncrl.config.fields import lookup
 from asyncrl.config.losses import bounded_above, clips_nothing
 from asyncrl.config.schema import Config
@@ -51,6 +52,7 @@ def advice(config: Config) -> Iterator[Advice]:
 def _idle(config: Config) -> Iterator[Advice]:
     """Settings of what is not chosen."""
     task, rollout, train = config.task, config.rollout, config.train
+    servers = "engine.sglang" in capabilities(config.engine.kind).tables
     unused = {
         "train.dual_clip": train.objective != "dual_clip" and "train.objective is not dual_clip",
         "train.prior_visits": train.advantage != "first_k" and "train.advantage is not first_k",
@@ -61,8 +63,8 @@ def _idle(config: Config) -> Iterator[Advice]:
         "rollout.group_size_max": rollout.sizing != "difficulty"
         and "rollout.sizing is not difficulty",
         "rollout.accept_floor": rollout.filter == "none" and "rollout.filter is none",
-        "engine.sglang.launch": config.engine.kind != "sglang" and "engine.kind is not sglang",
-        "engine.sglang.urls": config.engine.kind != "sglang" and "engine.kind is not sglang",
+        "engine.sglang.launch": not servers and "engine.kind is not sglang",
+        "engine.sglang.urls": not servers and "engine.kind is not sglang",
         "task.verifier": task.name != "jsonl" and "only lines of jsonl name verifiers",
     }
     for key, why in unused.items():

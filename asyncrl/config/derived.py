@@ -32,12 +32,6 @@ class Row(NamedTuple):
     meaning: str
 
 
-def keeps_versions(config: Config) -> bool:
-    """Whether an engine serves earlier versions beside the current one; an SGLang server holds
-    one."""
-    return config.engine.kind != "sglang"
-
-
 def queue_bytes(config: Config) -> int:
     """Most bytes of token arrays alive at one time: `int32` ids of prompt and response, `float32`
     log-probabilities of the response."""

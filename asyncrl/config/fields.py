@@ -11,21 +11,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.plugins import Named
 from asyncrl.config.schema import Config, Section
 
 NONE = "none"
 """A list of no tables, where it is said in one word."""
 TEXTS = tuple[str, ...]
-
-
-class ConfigError(Exception):
-    """The run cannot start as configured. Its text is one sentence on one printable line: where,
-    what is wrong, what is allowed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(
-            "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-        )
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -37,6 +29,7 @@ class Field(msgspec.Struct, frozen=True):
     kind: Any
     description: str
     allowed: str
+    named: Named | None = None
 
     @property
     def section(self) -> str:
@@ -53,7 +46,9 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What a string may be, or () where it may be anything."""
+        """The words that a string may be, or () where it may be anything."""
+        if self.named is not None:
+            return self.named.names
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
@@ -70,7 +65,9 @@ class Field(msgspec.Struct, frozen=True):
         return self.kind is str or bool(self.choices)
 
 
-def _allowed(kind: Any, metas: list[msgspec.Meta]) -> str:
+def _allowed(kind: Any, metas: list[msgspec.Meta], named: Named | None) -> str:
+    if named is not None:
+        return f"one of {', '.join(named.names)}, or module:name"
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(get_args(kind))
     if get_origin(kind) is dict:
@@ -96,12 +93,14 @@ def _allowed(kind: Any, metas: list[msgspec.Meta]) -> str:
 
 
 def _field(section: str, name: str, hint: Any) -> Field:
-    kind, metas = hint, []
+    kind, metas, named = hint, [], None
     if get_origin(hint) is Annotated:
         kind, *rest = get_args(hint)
         metas = [meta for meta in rest if isinstance(meta, msgspec.Meta)]
+        named = next((mark for mark in rest if isinstance(mark, Named)), None)
     description = next((meta.description for meta in metas if meta.description), "")
-    return Field(f"{section}.{name}", hint, kind, description, _allowed(kind, metas))
+    allowed = _allowed(kind, metas, named)
+    return Field(f"{section}.{name}", hint, kind, description, allowed, named)
 
 
 def _sections(cls: type[Section], within: str = "") -> dict[str, type[Section]]:
@@ -162,6 +161,8 @@ def checked(field: Field, value: Any, place: str) -> Any:
         problem = "does not fit in 64 bits"
     elif isinstance(value, float) and not math.isfinite(value):
         problem = f"is {value}"
+    elif field.named is not None and isinstance(value, str) and not field.named.allows(value):
+        problem = f"is {quoted(value)}"
     else:
         try:
             return msgspec.convert(value, field.hint)

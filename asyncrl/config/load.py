@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import msgspec
 import tomli_w
 
+from asyncrl.config.errors import ConfigError
 from asyncrl.config.fields import (
     FIELDS,
     SECTIONS,
-    ConfigError,
     Field,
     checked,
     lookup,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from asyncrl.config.engines import capabilities
 from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.losses import loss_contradictions
 from asyncrl.config.schema import Config
@@ -62,13 +63,19 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from flow_contradictions(config)
     yield from loss_contradictions(config)
     yield from _task(config)
-    yield from _sglang(config)
+    declared = capabilities(c.engine.kind)
+    if config.staleness.finish_on == "own" and not declared.keeps_versions:
+        yield (
+            ("staleness.finish_on", "engine.kind"),
+            "this engine holds one version, so no rollout can end under an older one: set "
+            "finish_on to mixed, or kind to embedded",
+        )
+    if "engine.sglang" in declared.tables:
+        yield from _sglang(config)
 
 
 def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    engine, sglang = config.engine, config.engine.sglang
-    if engine.kind != "sglang":
-        return
+    sglang = config.engine.sglang
     if bool(sglang.launch) == bool(sglang.urls):
         yield (
             ("engine.kind", "engine.sglang.launch", "engine.sglang.urls"),
@@ -107,12 +114,6 @@ def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield (
             ("engine.sglang.router", "engine.sglang.urls"),
             "a router stands before servers that run already: name them in urls too",
-        )
-    if config.staleness.finish_on == "own":
-        yield (
-            ("staleness.finish_on", "engine.kind"),
-            "a server holds one version, so no rollout can end under an older one: set finish_on "
-            "to mixed, or kind to embedded",
         )
     if sglang.backend == "nccl" and sglang.device == "cpu" and sglang.launch:
         yield (

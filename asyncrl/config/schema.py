@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from asyncrl.config.engines import ENGINES
+from asyncrl.config.plugins import Named
 from staleness.estimators import Estimator, IcePop
 
 Count = Annotated[int, Meta(ge=1)]
@@ -167,7 +169,8 @@ class EngineConfig(Section, frozen=True):
     """Who generates."""
 
     kind: Annotated[
-        Literal["embedded", "scripted", "sglang"],
+        str,
+        Named("engine", tuple(ENGINES)),
         Meta(
             description=(
                 "embedded: transformers in the rollout process; sglang: a server for each "

@@ -18,6 +18,7 @@ import trio
 from numpy.typing import NDArray
 
 from asyncrl.engines.draws import stream, uniforms
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.request_checks import refuse_misfit
 from asyncrl.ipc.messages import Finish
@@ -127,26 +128,23 @@ class _Slot:
 class ScriptedEngine:
     """An `Engine` (see `protocol`) that plays `script`.
 
-    `context_tokens` and `vocab_size` bound what `submit` accepts. `idle` hears of waits named
-    `weights` and `requests`, when they end. A request for a version that is not kept ends at once
-    as `interrupted`. Without `keeps` it has one version at a time, as a server does: a load ends
-    what is pinned to another.
+    `options.context_tokens` and `vocab_size` bound what `submit` accepts. `idle` hears of waits
+    named `weights` and `requests`, when they end. A request for a version that is not kept ends at
+    once as `interrupted`. Without `keeps_versions` it has one version at a time, as a server does:
+    a load ends what is pinned to another.
     """
 
     def __init__(
         self,
         script: Callable[[Request], Script],
+        options: EngineOptions,
         *,
-        slots: int,
-        context_tokens: int,
-        chunk_tokens: int,
         vocab_size: int,
         idle: Idle | None = None,
-        keeps: bool = True,
+        keeps_versions: bool = True,
     ) -> None:
-        self._keeps = keeps
-        self._script, self._slots, self._chunk_tokens = script, slots, chunk_tokens
-        self._context_tokens, self._vocab_size, self._idle = context_tokens, vocab_size, idle
+        self._script, self._options, self._keeps_versions = script, options, keeps_versions
+        self._vocab_size, self._idle = vocab_size, idle
         self._version: int | None = None
         self._kept: set[int] = set()
         self._waiting: deque[Request] = deque()
@@ -156,7 +154,7 @@ class ScriptedEngine:
 
     @property
     def slots(self) -> int:
-        return self._slots
+        return self._options.slots
 
     @property
     def version(self) -> int | None:
@@ -164,7 +162,9 @@ class ScriptedEngine:
 
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            refuse_misfit(request, vocab_size=self._vocab_size, context_tokens=self._context_tokens)
+            refuse_misfit(
+                request, vocab_size=self._vocab_size, context_tokens=self._options.context_tokens
+            )
         self._waiting.extend(requests)
         self._news.set()
 
@@ -182,7 +182,7 @@ class ScriptedEngine:
             if slot.request.version is None and until > slot.done:
                 self._ready.append(slot.take(until, self._sampled_by(slot.request), ""))
         self._version = version
-        if not self._keeps:
+        if not self._keeps_versions:
             self._kept.clear()
             self._end(lambda request: request.version not in (None, version))
         if pin:
@@ -245,9 +245,10 @@ class ScriptedEngine:
         ]:
             self._waiting.remove(request)
             self._ready.append(self._unstarted(request))
-        while self._version is not None and self._waiting and len(self._decoding) < self._slots:
+        options = self._options
+        while self._version is not None and self._waiting and len(self._decoding) < options.slots:
             request = self._waiting.popleft()
-            self._decoding.append(_Slot(request, self._script(request), self._chunk_tokens, now))
+            self._decoding.append(_Slot(request, self._script(request), options.chunk_tokens, now))
 
     async def _wait(self, due: float | None) -> None:
         begun, cause = trio.current_time(), "weights" if self._version is None else "requests"
@@ -260,7 +261,7 @@ class ScriptedEngine:
         """Chunks that are complete by now, and the end of what has ended."""
         now = trio.current_time()
         for slot in [slot for slot in self._decoding if slot.due <= now]:
-            until = min(slot.tokens, slot.done + self._chunk_tokens)
+            until = min(slot.tokens, slot.done + self._options.chunk_tokens)
             ended = until == slot.tokens
             if ended and slot.ends == "crash":
                 raise ScriptedCrash(

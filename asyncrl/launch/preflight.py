@@ -21,22 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import trio
 
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
-from asyncrl.config.schema import SglangConfig
+from asyncrl.engines.spec import engine_kind
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.observe.run_dir import JOURNAL
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.training.checkpoint_index import complete
 
 FREE_BYTES = 100 * 2**20
-SERVER_S = 10.0
-"""What a server gets to say what it is."""
-BUNDLED = "Qwen3ForCausalLM"
-"""The class of the bundled model."""
 RUN_TOML = "run.toml"
 LOCK = "lock"
 RESUMABLE = frozenset(
@@ -119,10 +114,7 @@ def check(config: Config, resume: Path | None, available: int) -> None:
         _gateway(config.gateway.port + index)
     if config.train.device == "cuda":
         _gpu()
-    if config.engine.kind == "sglang":
-        key = _sglang(config.engine.sglang)
-        for url in config.engine.sglang.urls:
-            trio.run(_fits, url, key, config)
+    engine_kind(config.engine.kind).check(config)
     if config.model.path:
         _model(Path(config.model.path))
     try:
@@ -311,65 +303,6 @@ def _gpu() -> None:
             f"train.device is 'cuda', and torch {version('torch')} is built for CPUs; install a "
             "CUDA build, or set it to cpu."
         )
-
-
-def _sglang(sglang: SglangConfig) -> str:
-    """The key of servers, empty where they ask for none."""
-    if sglang.launch and shutil.which(sglang.launch[0]) is None:
-        raise ConfigError(
-            f"engine.sglang.launch begins with {sglang.launch[0]!r}, and there is no such "
-            "program; give the Python of an environment "
-            f"with SGLang (`make sglang-cpu` builds one for a CPU)."
-        )
-    if not sglang.api_key_file:
-        return ""
-    try:
-        return Path(sglang.api_key_file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"engine.sglang.api_key_file is {sglang.api_key_file!r}, which cannot be read "
-            f"({error})."
-        ) from None
-
-
-async def _fits(url: str, key: str, config: Config) -> None:
-    """What a server says of itself that is there already. One that is not may come yet: its rollout
-    actor waits for it."""
-    from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
-    from asyncrl.engines.sglang.compatibility import examine
-
-    engine, architecture = config.engine, _architecture(config)
-    try:
-        async with Client.open(url, api_key=key, deadline_s=SERVER_S) as client:
-            await examine(
-                client,
-                architecture=architecture,
-                dtype=config.model.dtype,
-                context_tokens=engine.context_tokens,
-                slots=engine.slots,
-            )
-    except ServerGone:
-        return
-    except SglangError as error:
-        raise ConfigError(
-            f"engine.sglang.urls names a server that cannot be used: {error}."
-        ) from None
-
-
-def _architecture(config: Config) -> str:
-    """The class of the run's model; of the bundled one where none is given."""
-    if not config.model.path:
-        return BUNDLED
-    try:
-        found = json.loads((Path(config.model.path) / "config.json").read_bytes())["architectures"][
-            0
-        ]
-    except (OSError, ValueError, LookupError, TypeError):
-        raise ConfigError(
-            f"model.path is {config.model.path!r}, and config.json in it does not say its "
-            "architecture."
-        ) from None
-    return str(found)
 
 
 def _model(path: Path) -> None:

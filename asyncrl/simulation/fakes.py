@@ -15,6 +15,7 @@ import trio
 
 from actors.verifier_process import TimedVerdict
 from asyncrl.config import Config
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.ipc.messages import (
@@ -88,12 +89,7 @@ class FakeEngine:
         self._pace = seconds_per_token
         self._numbers: dict[int, int] = {}
         self._inner = ScriptedEngine(
-            self._script,
-            slots=config.engine.slots,
-            context_tokens=config.engine.context_tokens,
-            chunk_tokens=config.engine.chunk_tokens,
-            vocab_size=policy.VOCABULARY,
-            idle=idle,
+            self._script, EngineOptions.of(config.engine), vocab_size=policy.VOCABULARY, idle=idle
         )
         self.lag_s = 0.0  # before each emission
         self.dead = False

@@ -23,7 +23,8 @@ from actors.rollout_actor import rollout_actor
 from actors.trainer_actor import trainer_actor
 from actors.verifier_process import TimedVerdict
 from asyncrl.config import Config
-from asyncrl.config.derived import keeps_versions
+from asyncrl.config.engines import capabilities
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine, hashed
 from asyncrl.experience import events as e
@@ -421,12 +422,10 @@ class World:
         engine = self.config.engine
         return ScriptedEngine(
             self.script,
-            slots=engine.slots,
-            context_tokens=engine.context_tokens,
-            chunk_tokens=engine.chunk_tokens,
+            EngineOptions.of(engine),
             vocab_size=VOCABULARY,
             idle=waits.spent,
-            keeps=keeps_versions(self.config),
+            keeps_versions=capabilities(self.config.engine.kind).keeps_versions,
         )
 
     async def _receive(self, index: int, message: Prepare) -> Weights:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import MicroBatch, Prepare, Publish, Scored, Split, TokenCount, Verdict
 from asyncrl.ipc.waits import Waits
@@ -75,13 +76,15 @@ def engine_of(model: PreTrainedModel, config: Config, waits: Waits | None = None
     """An engine as a rollout actor has it."""
     return EmbeddedEngine(
         copy.deepcopy(model),
-        slots=config.engine.slots,
-        context_tokens=config.engine.context_tokens,
-        chunk_tokens=config.engine.chunk_tokens,
-        stop_ids=frozenset({STOP}),
-        run_seed=config.run.seed,
-        kv=config.engine.kv,
-        packed_from=config.engine.slots + 1,
+        EmbeddedOptions(
+            slots=config.engine.slots,
+            context_tokens=config.engine.context_tokens,
+            chunk_tokens=config.engine.chunk_tokens,
+            stop_ids=frozenset({STOP}),
+            run_seed=config.run.seed,
+            kv=config.engine.kv,
+            packed_from=config.engine.slots + 1,
+        ),
         idle=waits.spent if waits else None,
     )
 

@@ -23,6 +23,7 @@ from plain_loop import uniform
 from transformers import DynamicCache, PreTrainedModel
 
 from asyncrl.engines.embedded import EmbeddedEngine
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
@@ -200,13 +201,15 @@ def engine_of(name: str, kv: KV) -> EmbeddedEngine:
     """One that streams every token by itself. Each story leaves it empty."""
     return EmbeddedEngine(
         copy.deepcopy(models()[0]),
-        slots=4,
-        context_tokens=32,
-        chunk_tokens=1,
-        stop_ids=frozenset(),
-        run_seed=SEED,
-        kv=kv,
-        packed_from=5,
+        EmbeddedOptions(
+            slots=4,
+            context_tokens=32,
+            chunk_tokens=1,
+            stop_ids=frozenset(),
+            run_seed=SEED,
+            kv=kv,
+            packed_from=5,
+        ),
     )
 
 

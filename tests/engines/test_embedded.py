@@ -25,6 +25,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from asyncrl.engines.embedded import kernels
 from asyncrl.engines.embedded.batcher import Batcher
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 
 torch.set_num_threads(1)
@@ -33,9 +34,9 @@ TOLERANCE = 5e-5
 
 def batcher_of(model: PreTrainedModel, *, version: int | None = 0, **changed: Any) -> Batcher:
     settings: dict[str, Any] = {
-        "slots": 5, "context_tokens": CONTEXT, "stop_ids": frozenset(), "run_seed": 11, "kv": "keep", "compile": False, **changed,
+        "slots": 5, "context_tokens": CONTEXT, "chunk_tokens": 8, "stop_ids": frozenset(), "run_seed": 11, "kv": "keep", "compile": False, **changed,
     }  # fmt: skip
-    batcher = Batcher(copy.deepcopy(model), **settings)
+    batcher = Batcher(copy.deepcopy(model), EmbeddedOptions(**settings))
     if version is not None:
         load(batcher, version, model)
     return batcher

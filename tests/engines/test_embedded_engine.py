@@ -12,6 +12,7 @@ import trio.testing
 from reference import CONTEXT, greedy, random_model
 
 from asyncrl.engines.embedded import EmbeddedEngine
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Idle, Request
 
 torch.set_num_threads(1)
@@ -20,10 +21,7 @@ WEIGHTS = dict(MODEL.named_parameters())
 
 
 def engine_of(idle: Idle | None = None, chunk_tokens: int = 4) -> EmbeddedEngine:
-    return EmbeddedEngine(
-        copy.deepcopy(MODEL), slots=4, context_tokens=CONTEXT, chunk_tokens=chunk_tokens, stop_ids=frozenset(), run_seed=0, kv="keep",
-        idle=idle,
-    )  # fmt: skip
+    return EmbeddedEngine(copy.deepcopy(MODEL), EmbeddedOptions(slots=4, context_tokens=CONTEXT, chunk_tokens=chunk_tokens, stop_ids=frozenset(), run_seed=0, kv="keep"), idle=idle)  # fmt: skip
 
 
 def request(rollout: int, tokens: int = 10) -> Request:
@@ -129,13 +127,15 @@ async def test_cancelled_while_decoding_and_run_again() -> None:
 def test_an_engine_multiplies_as_it_is_told() -> None:
     engine = EmbeddedEngine(
         copy.deepcopy(MODEL),
-        slots=4,
-        context_tokens=CONTEXT,
-        chunk_tokens=4,
-        stop_ids=frozenset(),
-        run_seed=0,
-        kv="keep",
-        packed_from=3,
+        EmbeddedOptions(
+            slots=4,
+            context_tokens=CONTEXT,
+            chunk_tokens=4,
+            stop_ids=frozenset(),
+            run_seed=0,
+            kv="keep",
+            packed_from=3,
+        ),
     )
     assert engine.packed_from == 3
     assert engine_of().packed_from in range(1, 6)

@@ -9,6 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Engine, Request
 from asyncrl.engines.scripted import Script, ScriptedCrash, ScriptedEngine, hashed
 
@@ -37,7 +38,10 @@ def engine_of(
     script: Callable[[Request], Script], *, slots: int = 2, chunk_tokens: int = 2, **more: object
 ) -> ScriptedEngine:
     return ScriptedEngine(
-        script, slots=slots, context_tokens=64, chunk_tokens=chunk_tokens, vocab_size=256, **more
+        script,
+        EngineOptions(slots=slots, context_tokens=64, chunk_tokens=chunk_tokens),
+        vocab_size=256,
+        **more,
     )  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ import httpx2
 import numpy as np
 import trio
 
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.gateway.app import application
@@ -73,7 +74,9 @@ class Says:
 
 def scripted(script: Callable[[Request], Script], *, chunk_tokens: int = 4) -> ScriptedEngine:
     return ScriptedEngine(
-        script, slots=4, context_tokens=CONTEXT, chunk_tokens=chunk_tokens, vocab_size=VOCABULARY
+        script,
+        EngineOptions(slots=4, context_tokens=CONTEXT, chunk_tokens=chunk_tokens),
+        vocab_size=VOCABULARY,
     )
 
 

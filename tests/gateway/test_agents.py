@@ -18,6 +18,7 @@ import trio
 from gateway_world import CONTEXT, KEY, MODEL, Says, say, scripted, tokens, write_chat
 
 from asyncrl.engines.embedded import EmbeddedEngine
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.gateway.app import application
@@ -120,12 +121,14 @@ async def test_a_tool_using_agent_during_a_publication(tokenizer: Tokenizer) -> 
     models = [new_model(0), new_model(1)]
     plain = EmbeddedEngine(
         copy.deepcopy(models[0]),
-        slots=2,
-        context_tokens=CONTEXT,
-        chunk_tokens=2,
-        stop_ids=frozenset(),
-        run_seed=0,
-        kv="recompute",
+        EmbeddedOptions(
+            slots=2,
+            context_tokens=CONTEXT,
+            chunk_tokens=2,
+            stop_ids=frozenset(),
+            run_seed=0,
+            kv="recompute",
+        ),
     )
     first = scripted(Says(say(CALL)))
     await first.load(0, None)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from actors.engines.sglang import BUNDLED
 from asyncrl.config import ConfigError, load
 from asyncrl.engines.sglang.compatibility import refuse_other_model, refuse_other_start
 from asyncrl.engines.sglang.http_types import ModelInfo, ServerInfo
@@ -166,4 +167,4 @@ def test_a_run_looks_at_the_servers_that_are_there(
 def test_the_bundled_model_is_of_the_class_that_servers_are_asked_for() -> None:
     from transformers import AutoModelForCausalLM
 
-    assert AutoModelForCausalLM._model_mapping[type(model_config())].__name__ == preflight.BUNDLED  # type: ignore[no-untyped-call]
+    assert AutoModelForCausalLM._model_mapping[type(model_config())].__name__ == BUNDLED  # type: ignore[no-untyped-call]

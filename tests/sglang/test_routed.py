@@ -16,6 +16,7 @@ import trio
 from fake_sglang import FakeServer, token
 from trio.testing import MockClock
 
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.sglang.client import Client, ServerGone
 from asyncrl.engines.sglang.engine import SglangEngine
@@ -76,9 +77,7 @@ async def world() -> AsyncIterator[World]:
         engine = SglangEngine(
             routed,
             load,
-            slots=8,
-            context_tokens=400,
-            chunk_tokens=4,
+            EngineOptions(slots=8, context_tokens=400, chunk_tokens=4),
             vocab_size=97,
             stop_ids=frozenset(),
         )

@@ -14,6 +14,7 @@ import pytest
 import trio
 from real_sglang import Server
 
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang import client as client_module
 from asyncrl.engines.sglang.client import Client
@@ -93,9 +94,7 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
             engine = SglangEngine(
                 client,
                 load,
-                slots=4,
-                context_tokens=CONTEXT,
-                chunk_tokens=8,
+                EngineOptions(slots=4, context_tokens=CONTEXT, chunk_tokens=8),
                 vocab_size=VOCABULARY,
                 stop_ids=frozenset({END_ID}),
             )

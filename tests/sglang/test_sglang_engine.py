@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Engine, Request
 from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
 from asyncrl.engines.sglang.engine import ABORT_S, ABORTS, PATIENCE_S, SglangEngine
@@ -71,9 +72,7 @@ async def world(
         engine = SglangEngine(
             client,
             load,
-            slots=slots,
-            context_tokens=400,
-            chunk_tokens=8,
+            EngineOptions(slots=slots, context_tokens=400, chunk_tokens=8),
             vocab_size=97,
             stop_ids=frozenset({96}),
             idle=lambda why, seconds: idle.append((why, seconds)),
@@ -286,9 +285,7 @@ async def test_what_a_failed_load_may_have_decoded_never_leaves(autojump_clock: 
         engine = SglangEngine(
             client,
             load,
-            slots=4,
-            context_tokens=400,
-            chunk_tokens=8,
+            EngineOptions(slots=4, context_tokens=400, chunk_tokens=8),
             vocab_size=97,
             stop_ids=frozenset(),
         )

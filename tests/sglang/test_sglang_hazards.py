@@ -21,6 +21,7 @@ from collected import Collected
 from numpy.typing import NDArray
 from real_sglang import SEED, Server
 
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.engines.sglang.client import Client, Mode, RequestRefused, ServerGone
 from asyncrl.engines.sglang.engine import SglangEngine
@@ -161,9 +162,7 @@ async def serving(
         engine = SglangEngine(
             served or client,
             load,
-            slots=slots,
-            context_tokens=2040,
-            chunk_tokens=8,
+            EngineOptions(slots=slots, context_tokens=2040, chunk_tokens=8),
             vocab_size=VOCABULARY,
             stop_ids=stops,
         )
@@ -385,9 +384,7 @@ async def test_hazard_3_the_engine_sends_neither_requests_nor_aborts_while_it_ha
         engine = SglangEngine(
             client,
             load,
-            slots=8,
-            context_tokens=2040,
-            chunk_tokens=8,
+            EngineOptions(slots=8, context_tokens=2040, chunk_tokens=8),
             vocab_size=VOCABULARY,
             stop_ids=frozenset(),
         )

@@ -11,55 +11,33 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
 
-import numpy as np
+import msgspec
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from asyncrl.engines.embedded.lane import Lane, unstarted
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.embedded.programs import computing
 from asyncrl.engines.protocol import Chunk, Request
 
 
 class Batcher:
-    """The synchronous core of the embedded engine; the arguments are those of `EmbeddedEngine`."""
+    """The synchronous core of the embedded engine."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        slots: int,
-        context_tokens: int,
-        stop_ids: frozenset[int],
-        run_seed: int,
-        kv: Literal["keep", "recompute"],
-        compile: bool,
-        packed_from: int | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, options: EmbeddedOptions) -> None:
         embeddings = model.get_input_embeddings()
         assert isinstance(embeddings, nn.Embedding)
         self.vocab_size = embeddings.num_embeddings
-        _refuse_model(model, context_tokens, stop_ids, self.vocab_size)
-        stops = np.zeros(self.vocab_size, np.bool_)
-        stops[sorted(stop_ids)] = True
-        self._recompute = kv == "recompute"
-        self._lane: Callable[..., Lane] = partial(
-            Lane,
-            slots=slots,
-            context_tokens=context_tokens,
-            stops=stops,
-            run_seed=run_seed,
-            compile=compile,
-        )
-        self._current = self._lane(model, packed_from=packed_from)
+        _refuse_model(model, options, self.vocab_size)
+        self._recompute = options.kv == "recompute"
+        self._current = Lane(model, options, self.vocab_size)
+        # as measured: all lanes round alike
+        self._options = msgspec.structs.replace(options, packed_from=self.packed_from)
         self._kept: dict[int, Lane] = {}
-        self._spare: list[
-            Lane
-            # of versions that were let go: a lane costs a copy of the model, its cache and its
-            # programs
-        ] = []
+        # of versions that were let go: a lane costs a copy of the model, its cache and its programs
+        self._spare: list[Lane] = []
         self._asked: deque[Callable[[], None]] = deque()
         self._ready: list[Chunk] = []
         self._pauses = 0
@@ -157,7 +135,7 @@ class Batcher:
         return [self._current, *self._kept.values()]
 
     def _another(self) -> Lane:
-        return self._lane(copy.deepcopy(self._current.model), packed_from=self.packed_from)
+        return Lane(copy.deepcopy(self._current.model), self._options, self.vocab_size)
 
     def _queue(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -179,16 +157,15 @@ class Batcher:
             self._spare.append(lane)
 
 
-def _refuse_model(
-    model: PreTrainedModel, context_tokens: int, stop_ids: frozenset[int], vocab_size: int
-) -> None:
-    config = model.config
+def _refuse_model(model: PreTrainedModel, options: EmbeddedOptions, vocab_size: int) -> None:
+    """Raise ValueError where the model cannot be decoded with these options."""
+    config, context_tokens = model.config, options.context_tokens
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and context_tokens > longest:
         raise ValueError(
             f"engine.context_tokens is {context_tokens}, but the model holds {longest}; lower it"
         )
-    outside = [stop for stop in stop_ids if not 0 <= stop < vocab_size]
+    outside = [stop for stop in options.stop_ids if not 0 <= stop < vocab_size]
     if outside:
         raise ValueError(
             f"stop id {outside[0]} is outside the vocabulary of {vocab_size}; use the model's "

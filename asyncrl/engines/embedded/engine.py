@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal
 
 import torch
 import trio
 from transformers import PreTrainedModel
 
 from asyncrl.engines.embedded.batcher import Batcher
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.protocol import Emit, Idle, Request
 from asyncrl.engines.request_checks import refuse_misfit
 
@@ -21,14 +21,8 @@ class EmbeddedEngine:
 
     The engine owns `model` from here on, and samples nothing before the first `load`. Memory:
     `slots * context_tokens` keys and values a layer, and the weights; as much again for each
-    version that is kept at a time, and not given back. `stop_ids` end a rollout and are part of it.
-    Draws are keyed by `run_seed` and the request (`sampler`). `kv` says whether unfinished rollouts
-    keep their cache at a new version or have it recomputed; their recorded log-probabilities stay
-    what they were. `compile` compiles what the decode step does outside of linear layers (5-12 s
-    once a machine; without a C++ compiler a warning says that it has no effect). `packed_from` is
-    the number of rows from which on it multiplies with packed weights; None measures what is
-    faster. The two round differently, so engines of one run should have one. `idle` hears of waits
-    named `weights` and `requests`, when they end.
+    version that is kept at a time, and not given back. `idle` hears of waits named `weights` and
+    `requests`, when they end.
 
     Threads: torch's current setting (`torch.set_num_threads`) is used and never changed. Raises
     ValueError for a model with attention other than full, or a context the model cannot hold.
@@ -37,39 +31,18 @@ class EmbeddedEngine:
     def __init__(
         self,
         model: PreTrainedModel,
+        options: EmbeddedOptions,
         *,
-        slots: int,
-        context_tokens: int,
-        chunk_tokens: int,
-        stop_ids: frozenset[int],
-        run_seed: int,
-        kv: Literal["keep", "recompute"],
-        compile: bool = False,
-        packed_from: int | None = None,
         idle: Idle | None = None,
     ) -> None:
-        self._batcher = Batcher(
-            model,
-            slots=slots,
-            context_tokens=context_tokens,
-            stop_ids=stop_ids,
-            run_seed=run_seed,
-            kv=kv,
-            compile=compile,
-            packed_from=packed_from,
-        )
-        self._slots, self._context_tokens, self._chunk_tokens, self._idle = (
-            slots,
-            context_tokens,
-            chunk_tokens,
-            idle,
-        )
+        self._batcher = Batcher(model, options)
+        self._options, self._idle = options, idle
         self._model_lock = trio.Lock()
         self._news = trio.Event()
 
     @property
     def slots(self) -> int:
-        return self._slots
+        return self._options.slots
 
     @property
     def version(self) -> int | None:
@@ -83,7 +56,9 @@ class EmbeddedEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
             refuse_misfit(
-                request, vocab_size=self._batcher.vocab_size, context_tokens=self._context_tokens
+                request,
+                vocab_size=self._batcher.vocab_size,
+                context_tokens=self._options.context_tokens,
             )
         self._batcher.submit(requests)
         self._news.set()
@@ -126,7 +101,9 @@ class EmbeddedEngine:
             if not self._batcher.has_work:
                 await self._wait()
             async with self._model_lock:
-                chunks = await trio.to_thread.run_sync(self._batcher.advance, self._chunk_tokens)
+                chunks = await trio.to_thread.run_sync(
+                    self._batcher.advance, self._options.chunk_tokens
+                )
             if chunks:
                 await emit(chunks)
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.embedded.programs import Programs, new_cache
 from asyncrl.engines.embedded.slots import Slots
 from asyncrl.engines.protocol import Chunk, Request
@@ -31,24 +31,19 @@ class Lane:
     """Decodes requests with its own copy of the weights. `step` and `load` are called under
     `computing`."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        slots: int,
-        context_tokens: int,
-        stops: NDArray[np.bool_],
-        run_seed: int,
-        compile: bool,
-        packed_from: int | None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, options: EmbeddedOptions, vocab_size: int) -> None:
+        slots, context_tokens = options.slots, options.context_tokens
+        stops = np.zeros(vocab_size, np.bool_)
+        stops[sorted(options.stop_ids)] = True
         model.train(False)
         self.model = model.requires_grad_(False)
         self.version: int | None = None
         self.waiting: deque[Request] = deque()
         self._cache = new_cache(model, slots, context_tokens)
-        self.programs = Programs(model, self._cache, compile=compile, packed_from=packed_from)
-        self._slots = Slots(slots, context_tokens, stops=stops, run_seed=run_seed)
+        self.programs = Programs(
+            model, self._cache, compile=options.compile, packed_from=options.packed_from
+        )
+        self._slots = Slots(slots, context_tokens, stops=stops, run_seed=options.run_seed)
         self._count, self._context = slots, context_tokens
         self._enough = max(1, slots // 8)
         self._rows = 0

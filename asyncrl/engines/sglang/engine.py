@@ -22,6 +22,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.request_checks import refuse_misfit
 from asyncrl.engines.sglang.client import RequestRefused, ServerGone, SglangError
@@ -82,7 +83,7 @@ class _Live:
 
 class SglangEngine:
     """An `Engine` (see `protocol`) that is an SGLang server behind `client`, which must be ready to
-    hold `slots` requests.
+    hold `options.slots` requests.
 
     It samples nothing before the first `load`. It holds one version: `pin` is not honoured, and a
     request for another version than the one served ends as `interrupted`, at the latest just before
@@ -105,20 +106,14 @@ class SglangEngine:
         self,
         client: Served,
         load: Load,
+        options: EngineOptions,
         *,
-        slots: int,
-        context_tokens: int,
-        chunk_tokens: int,
         vocab_size: int,
         stop_ids: frozenset[int],
         idle: Idle | None = None,
     ) -> None:
-        self._client, self._load, self._slots = client, load, slots
-        self._context_tokens, self._chunk_tokens, self._vocab_size = (
-            context_tokens,
-            chunk_tokens,
-            vocab_size,
-        )
+        self._client, self._load, self._options = client, load, options
+        self._vocab_size = vocab_size
         self._stop_ids, self._idle = sorted(stop_ids), idle
         self._version: int | None = None
         self._waiting: deque[Request] = deque()
@@ -133,7 +128,7 @@ class SglangEngine:
 
     @property
     def slots(self) -> int:
-        return self._slots
+        return self._options.slots
 
     @property
     def version(self) -> int | None:
@@ -141,7 +136,9 @@ class SglangEngine:
 
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            refuse_misfit(request, vocab_size=self._vocab_size, context_tokens=self._context_tokens)
+            refuse_misfit(
+                request, vocab_size=self._vocab_size, context_tokens=self._options.context_tokens
+            )
         pinned = [request for request in requests if request.version is not None]
         self._waiting.extendleft(reversed(pinned))  # the next version waits until they are answered
         self._waiting.extend(request for request in requests if request.version is None)
@@ -205,7 +202,7 @@ class SglangEngine:
         for live in self._stopping:
             nursery.start_soon(self._abort, live)
         self._stopping = []
-        while self._waiting and len(self._live) < self._slots:
+        while self._waiting and len(self._live) < self._options.slots:
             request = self._waiting.popleft()
             if request.version is not None and (
                 request.version != self._version or self._loads.locked()
@@ -288,7 +285,7 @@ class SglangEngine:
             np.concatenate([request.ids, *live.told]),
             max_new_tokens=request.max_new_tokens - first,
             temperature=request.temperature,
-            stream_interval=self._chunk_tokens,
+            stream_interval=self._options.chunk_tokens,
             stop_ids=self._stop_ids,
             extra_key=f"{self._nonce}/{self._version}",
         )

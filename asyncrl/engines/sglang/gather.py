@@ -19,7 +19,7 @@ async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
     async def run(place: int, call: Callable[[], Awaitable[T]]) -> None:
         try:
             found[place] = await call()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (raised below, alone)
             failures.append(error)
             nursery.cancel_scope.cancel()
 

@@ -19,6 +19,7 @@ from trio.testing import MockClock
 
 from asyncrl.config import Config
 from asyncrl.engines.draws import stream
+from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.experience.rollout import RolloutStatus
@@ -117,9 +118,11 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
     def engine(process: SimProcess) -> ScriptedEngine:
         return ScriptedEngine(
             script,
-            slots=SLOTS,
-            context_tokens=config.engine.context_tokens,
-            chunk_tokens=config.engine.chunk_tokens,
+            EngineOptions(
+                slots=SLOTS,
+                context_tokens=config.engine.context_tokens,
+                chunk_tokens=config.engine.chunk_tokens,
+            ),
             vocab_size=policy.VOCABULARY,
             idle=process.waits.spent,
         )

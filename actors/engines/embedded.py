@@ -1,0 +1,67 @@
+"""The embedded engine of a rollout actor: the model in its own process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from asyncrl.engines.protocol import Engine
+from asyncrl.engines.spec import EngineContext, EngineKind
+from asyncrl.observe.run_dir import PACKED
+
+logger = logging.getLogger(__name__)
+
+
+class Embedded(EngineKind):
+    """`engine.kind = "embedded"`."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, context: EngineContext) -> AsyncIterator[Engine]:
+        """An engine that multiplies as the first one of this run found to be fastest."""
+        import torch
+
+        from asyncrl.engines.embedded.engine import EmbeddedEngine
+        from asyncrl.engines.embedded.options import EmbeddedOptions
+
+        config, run = context.config, context.run
+        with torch.no_grad():
+            for parameter in context.model.parameters():
+                # any finite numbers, for the engine to try its fast paths with before the first
+                # publication
+                parameter.normal_(std=0.05)
+        options = EmbeddedOptions(
+            slots=config.engine.slots,
+            context_tokens=config.engine.context_tokens,
+            chunk_tokens=config.engine.chunk_tokens,
+            stop_ids=frozenset(context.tokenizer.stop_ids),
+            run_seed=config.run.seed,
+            kv=config.engine.kv,
+            compile=config.engine.compile,
+            packed_from=_packed_from(run),
+        )
+        engine = EmbeddedEngine(context.model, options, idle=context.waits.spent)
+        _remember(run, engine.packed_from)
+        yield engine
+
+
+def _packed_from(run: Path) -> int | None:
+    """The number of rows that an engine of this run measured, None where none has yet."""
+    try:
+        return int((run / PACKED).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _remember(run: Path, packed_from: int) -> None:
+    """Keep what an engine measured, whole or not at all; a disk without room leaves it to the
+    next."""
+    partial = run / f"{PACKED}.{os.getpid()}"
+    try:
+        partial.write_text(f"{packed_from}\n")
+        partial.replace(run / PACKED)
+    except OSError as error:
+        logger.warning("what this engine measured is not kept: %s", error)

@@ -1,0 +1,264 @@
+"""SGLang servers of a rollout actor: one that it starts, one that runs already, or all that are
+behind a router."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.engines import Capabilities
+from asyncrl.config.schema import SglangConfig
+from asyncrl.engines.options import EngineOptions
+from asyncrl.engines.protocol import Engine
+from asyncrl.engines.spec import EngineContext, EngineKind
+from asyncrl.observe.logs import FOLDER
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncrl.engines.sglang.client import Client
+    from asyncrl.engines.sglang.routed import Served
+    from asyncrl.engines.sglang.weight_loader import WeightLoader
+
+SERVER_S = 10.0
+"""Seconds that a server gets to say what it is, before a run."""
+BUNDLED = "Qwen3ForCausalLM"
+"""The class of the bundled model."""
+
+
+class SglangServers(EngineKind):
+    """`engine.kind = "sglang"`."""
+
+    capabilities = Capabilities(keeps_versions=False, tables=frozenset({"engine.sglang"}))
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """The program, the key, and what servers that are there already say of themselves."""
+        key = _key(config.engine.sglang)
+        for url in config.engine.sglang.urls:
+            trio.run(_check_server, url, key, config)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, context: EngineContext) -> AsyncIterator[Engine]:
+        """One server, or all that are behind a router. A server's death ends the block with its
+        name."""
+        from asyncrl.engines.sglang.engine import SglangEngine
+
+        config, tokenizer = context.config, context.tokenizer
+        async with AsyncExitStack() as stack:
+            clients = await _clients(stack, context)
+            loaders = [
+                await stack.enter_async_context(_weight_loader(context, client))
+                for client in clients
+            ]
+            yield SglangEngine(
+                await _served(stack, config, clients),
+                partial(_load, loaders),
+                EngineOptions.of(config.engine),
+                vocab_size=tokenizer.sampled,
+                stop_ids=frozenset(tokenizer.stop_ids),
+                idle=context.waits.spent,
+            )
+
+
+# ----------------------------------------------------------------------------------- before a run
+
+
+def _key(sglang: SglangConfig) -> str:
+    """The key of servers, empty where they ask for none."""
+    if sglang.launch and shutil.which(sglang.launch[0]) is None:
+        raise ConfigError(
+            f"engine.sglang.launch begins with {sglang.launch[0]!r}, and there is no such "
+            "program; give the Python of an environment "
+            f"with SGLang (`make sglang-cpu` builds one for a CPU)."
+        )
+    if not sglang.api_key_file:
+        return ""
+    try:
+        return Path(sglang.api_key_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"engine.sglang.api_key_file is {sglang.api_key_file!r}, which cannot be read "
+            f"({error})."
+        ) from None
+
+
+async def _check_server(url: str, key: str, config: Config) -> None:
+    """Ask a server that is there already what it is. One that is not may come yet: its rollout
+    actor waits for it."""
+    from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
+    from asyncrl.engines.sglang.compatibility import examine
+
+    engine, architecture = config.engine, _architecture(config)
+    try:
+        async with Client.open(url, api_key=key, deadline_s=SERVER_S) as client:
+            await examine(
+                client,
+                architecture=architecture,
+                dtype=config.model.dtype,
+                context_tokens=engine.context_tokens,
+                slots=engine.slots,
+            )
+    except ServerGone:
+        return
+    except SglangError as error:
+        raise ConfigError(
+            f"engine.sglang.urls names a server that cannot be used: {error}."
+        ) from None
+
+
+def _architecture(config: Config) -> str:
+    """The class of the run's model; of the bundled one where none is given."""
+    if not config.model.path:
+        return BUNDLED
+    try:
+        found = json.loads((Path(config.model.path) / "config.json").read_bytes())["architectures"][
+            0
+        ]
+    except (OSError, ValueError, LookupError, TypeError):
+        raise ConfigError(
+            f"model.path is {config.model.path!r}, and config.json in it does not say its "
+            "architecture."
+        ) from None
+    return str(found)
+
+
+# ---------------------------------------------------------------------------------------- servers
+
+
+async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Client]:
+    """A client of each server of this actor, all of which fit the run and hold no request."""
+    from asyncrl.engines.sglang.compatibility import examine
+
+    config, index = context.config, context.index
+    sglang = config.engine.sglang
+    if sglang.launch:
+        urls = [await stack.enter_async_context(_launched(context))]
+    else:
+        urls = list(sglang.urls) if sglang.router else [sglang.urls[index]]
+    clients = [await stack.enter_async_context(_client(config, url)) for url in urls]
+    for client in () if sglang.launch else clients:
+        with context.waits.on(
+            "server", owner=f"rollout-{index}", deadline_s=2 * config.supervision.start_s
+        ):
+            await client.wait_there(config.supervision.start_s)
+        await examine(
+            client,
+            architecture=type(context.model).__name__,
+            dtype=config.model.dtype,
+            context_tokens=config.engine.context_tokens,
+            slots=config.engine.slots,
+        )
+        await client.abort_all()  # what an actor that died has left there
+    return clients
+
+
+async def _served(stack: AsyncExitStack, config: Config, clients: list[Client]) -> Served:
+    """Where requests go: to the router, or to the one server."""
+    from asyncrl.engines.sglang.routed import Routed
+
+    router = config.engine.sglang.router
+    if not router:
+        return clients[0]
+    return Routed(await stack.enter_async_context(_client(config, router)), clients)
+
+
+async def _load(
+    loaders: list[WeightLoader],
+    version: int,
+    weights: Mapping[str, torch.Tensor],
+    stop: Callable[[], None],
+) -> float:
+    """Load into every server; the longest pause of any, in seconds."""
+    from asyncrl.engines.sglang.gather import gather
+
+    loaded = await gather(*(partial(loader.load, version, weights, stop) for loader in loaders))
+    return max(one.pause_s for one in loaded)
+
+
+@asynccontextmanager
+async def _launched(context: EngineContext) -> AsyncIterator[str]:
+    """The address of a server of this actor's own, for the length of the block."""
+    from asyncrl.engines.sglang.servers import Launch, managed
+
+    config, index = context.config, context.index
+    sglang = config.engine.sglang
+    launch = Launch(
+        python=sglang.launch,
+        model=str(context.initial),
+        dtype=config.model.dtype,
+        device=sglang.device,
+        slots=config.engine.slots,
+        context_tokens=config.engine.context_tokens,
+        tensor_parallel=sglang.tensor_parallel,
+        seed=config.run.seed,
+        arguments=sglang.arguments,
+    )
+    log = context.run / FOLDER / f"server-{index}.log"
+    async with (
+        managed(
+            launch, log=log, name=f"server-{index}", ready_s=config.supervision.start_s
+        ) as server,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(server.watch)
+        yield server.url
+        nursery.cancel_scope.cancel()
+
+
+def _client(config: Config, url: str) -> AbstractAsyncContextManager[Client]:
+    from asyncrl.engines.sglang.client import Client
+
+    path = config.engine.sglang.api_key_file
+    return Client.open(
+        url,
+        api_key=Path(path).read_text().strip() if path else "",
+        deadline_s=config.publication.deadline_s,
+    )
+
+
+@asynccontextmanager
+async def _weight_loader(context: EngineContext, client: Client) -> AsyncIterator[WeightLoader]:
+    """The loader of weights of one server."""
+    from asyncrl.engines.sglang import canary
+    from asyncrl.engines.sglang.weight_loader import WeightLoader
+    from asyncrl.engines.sglang.weight_transfer import (
+        BroadcastTransfer,
+        DiskTransfer,
+        WeightTransfer,
+    )
+    from weightsync.server_group import ServerGroup
+
+    config, tokenizer = context.config, context.tokenizer
+    sglang, publication = config.engine.sglang, config.publication
+    async with AsyncExitStack() as stack:
+        transfer: WeightTransfer
+        if sglang.transfer == "broadcast":
+            opened = ServerGroup.open(
+                sglang.host,
+                sglang.tensor_parallel,
+                bucket_bytes=publication.bucket_bytes,
+                device="cuda" if sglang.backend == "nccl" else "cpu",
+            )
+            group = await stack.enter_async_context(opened)
+            transfer = BroadcastTransfer(group, publication.deadline_s)
+        else:
+            transfer = DiskTransfer(context.run / "weights" / f"rollout-{context.index}")
+        yield WeightLoader(
+            client,
+            transfer,
+            context.model,
+            canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
+            mode=sglang.interrupt,
+            tolerance=sglang.canary or canary.TOLERANCE[config.model.dtype],
+            deadline_s=publication.deadline_s,
+        )

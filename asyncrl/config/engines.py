@@ -1,0 +1,55 @@
+"""Engines by name, and what each says of itself before it is opened.
+
+Nothing asks for an engine by its name: who needs to know something of it asks its `Capabilities`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.plugins import load_named
+
+ENGINES = {
+    "embedded": "actors.engines.embedded:Embedded",
+    "scripted": "actors.engines.scripted:Scripted",
+    "sglang": "actors.engines.sglang:SglangServers",
+}
+"""What `engine.kind` may be called, and the class (`asyncrl.engines.spec.EngineKind`) of each."""
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What settings, coordinator and checks need to know of a kind of engine."""
+
+    keeps_versions: bool = True
+    """True if it serves a version that was loaded with `pin` beside each later one, until `unpin`.
+    Without it a load ends the requests of the version before, evaluation delays the next version,
+    and `staleness.finish_on = "own"` is refused."""
+
+    tables: frozenset[str] = frozenset()
+    """Tables of run.toml that are its own, such as `engine.sglang`. What is set in the table of an
+    engine that is not chosen does nothing, which is said."""
+
+
+def load_engine(kind: str) -> Any:
+    """The class that `engine.kind` names. Raises ConfigError where there is none, or where it
+    declares no capabilities."""
+    found = load_named(kind, "engine", ENGINES)
+    if not isinstance(getattr(found, "capabilities", None), Capabilities):
+        raise ConfigError(
+            f"engine.kind is {kind!r}, which is no engine: derive it from "
+            "asyncrl.engines.spec.EngineKind."
+        )
+    return found
+
+
+def capabilities(kind: str) -> Capabilities:
+    """What the engine that `engine.kind` names declares. Raises ConfigError.
+
+    >>> capabilities("embedded").keeps_versions, capabilities("sglang").keeps_versions
+    (True, False)
+    """
+    declared: Capabilities = load_engine(kind).capabilities
+    return declared

@@ -1,0 +1,65 @@
+"""A kind of engine: what it can do, what to check before a run, and how one is opened.
+
+`engine.kind` names a class that derives from `EngineKind`: one of `asyncrl.config.engines.ENGINES`,
+or a user's own by `module:name` (docs/extending.md).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from asyncrl.config import Config
+from asyncrl.config.engines import Capabilities, load_engine
+from asyncrl.engines.protocol import Engine
+from asyncrl.ipc.waits import Waits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from asyncrl.tasks.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class EngineContext:
+    """What an engine is opened with.
+
+    `run` is the run's directory, `initial` the directory of the model that the run began with,
+    `index` the rollout actor's number (from 0). `model` has the shape of the policy, and its
+    weights mean nothing: they come with the first `load`. `waits` counts idle seconds
+    (`waits.spent`).
+    """
+
+    config: Config
+    run: Path
+    initial: Path
+    index: int
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+    waits: Waits
+
+
+class EngineKind(ABC):
+    """Base of what `engine.kind` may name. It needs no torch to be imported: every process reads
+    its capabilities."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    @classmethod
+    def check(cls, config: Config) -> None:  # noqa: B027 (few need it)
+        """Find what can be known to fail before anything starts. Raises ConfigError."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, context: EngineContext) -> AbstractAsyncContextManager[Engine]:
+        """The engine of one rollout actor, for the length of a block; whatever it started ends
+        with the block."""
+
+
+def engine_kind(name: str) -> type[EngineKind]:
+    """The class that `engine.kind` names. Raises ConfigError."""
+    found: type[EngineKind] = load_engine(name)
+    return found
