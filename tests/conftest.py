@@ -34,7 +34,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put what takes longest first, so that no worker is left with it when the others are done."""
+    """Put what takes long or waits first, so that no worker is left with it at the end."""
     if hasattr(config, "workerinput"):
-        slow = {item.path for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: (item.path.parent.name not in REAL, item.path not in slow))
+        long = {
+            item.path
+            for item in items
+            if any(item.iter_markers("slow")) or any(item.iter_markers("processes"))
+        }
+        items.sort(key=lambda item: (item.path.parent.name not in REAL, item.path not in long))
