@@ -7,6 +7,7 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -63,3 +64,18 @@ def test_the_pages_link_to_what_is_there() -> None:
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_real_runs_and_servers_go_to_one_worker_and_other_files_anywhere(
+    pytestconfig: pytest.Config,
+) -> None:
+    settings = pytestconfig.pluginmanager.get_plugin(str(ROOT / "tests" / "conftest.py"))
+
+    def unit(file: Path) -> str:
+        return settings.ByFile._split_scope(None, f"{file.relative_to(ROOT)}::test_it[a/b::c]")
+
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    real = [file for file in files if file.parent.name in ("runs", "sglang")]
+    assert real and {unit(file) for file in real} == {"real"}
+    others = [unit(file) for file in files if file not in real]
+    assert len(set(others)) == len(others) > 50
