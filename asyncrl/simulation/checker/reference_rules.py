@@ -20,7 +20,7 @@ class ReferenceRules:
     training started from in it."""
 
     config: Config
-    account: ReferenceState
+    reference: ReferenceState
     here: set[int]
     version: int
     lineage: dict[int, int]
@@ -39,9 +39,9 @@ class ReferenceRules:
     def live(self) -> int:
         """Units that are not over."""
         return (
-            self.account.groups_live
+            self.reference.groups_live
             if self.config.train.unit == "group"
-            else self.account.rollouts_live
+            else self.reference.rollouts_live
         )
 
     @property
@@ -95,7 +95,7 @@ class ReferenceRules:
     def closes(self, filling: Filling) -> bool:
         """Whether it is closed with what it has: it is full, or has all there is and no group more
         may be live."""
-        alone = not self.account.rollouts_untaken and self._count(filling) > self.per_group * (
+        alone = not self.reference.rollouts_untaken and self._count(filling) > self.per_group * (
             self.cap - 1
         )
         return self.full(filling) or alone
@@ -108,11 +108,11 @@ class ReferenceRules:
     @property
     def open_step(self) -> int:
         """The step that takes next."""
-        begun = max(self.account.steps, default=-1)
+        begun = max(self.reference.steps, default=-1)
         return max(
             self.version,
             max(self.lineage),
-            begun + (begun >= 0 and self.closes(self.account.steps[begun])),
+            begun + (begun >= 0 and self.closes(self.reference.steps[begun])),
         )
 
     def rests_for(self) -> int | None:
