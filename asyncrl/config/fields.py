@@ -13,6 +13,7 @@ import msgspec
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import Named
+from asyncrl.config.renamed import VALUES
 from asyncrl.config.schema import Config, Section
 
 NONE = "none"
@@ -172,7 +173,9 @@ def checked(field: Field, value: Any, place: str) -> Any:
         return value
     hint = f" ({field.description})" if field.description else ""
     if field.choices and isinstance(value, str):
-        hint = f"; the nearest is {nearest(value, field.choices)}"
+        now = VALUES.get(field.key, {}).get(value)
+        hint = f"; {value} is called {now} now" if now else ""
+        hint = hint or f"; the nearest is {nearest(value, field.choices)}"
     raise ConfigError(f"{place}: {field.key} {problem}, and must be {field.allowed}{hint}.")
 
 

@@ -28,7 +28,7 @@ from asyncrl.config.fields import (
     quoted,
     shortened,
 )
-from asyncrl.config.renamed import RENAMED
+from asyncrl.config.renamed import about_old_name
 from asyncrl.config.rules import contradictions
 from asyncrl.config.schema import VARIABLES, Config, Section
 
@@ -207,11 +207,10 @@ def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any
 
 
 def _known(path: tuple[str, ...], place: str) -> Field:
-    """The field that `path` names, or a ConfigError with its name of today, or the nearest."""
-    if (now := RENAMED.get(".".join(path[:2]))) is not None or (
-        path[0] in RENAMED and (now := RENAMED[path[0]])
-    ):
-        raise ConfigError(f"{place}: {'.'.join(path[:2])} {now}.")
+    """Return the field that `path` names. Raises ConfigError with the new name of an old one, or
+    with the nearest."""
+    if old := about_old_name(path):
+        raise ConfigError(f"{place}: {old}.")
     key = ".".join(path)
     if path[0] not in SECTIONS:
         near = (
