@@ -25,7 +25,8 @@ from typing import NamedTuple
 import numpy as np
 import trio
 
-from actors.coordinator.batching import Batching, baseline
+from actors.coordinator.batching import Batching
+from actors.coordinator.eligibility import baseline
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.generation import Generation
 from actors.coordinator.peers import Peer
