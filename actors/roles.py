@@ -86,8 +86,9 @@ class ActorContext:
 
 async def coordinator(place: ActorContext) -> None:
     """The coordinator's process. It ends when the launcher has heard that the run is over."""
-    from actors.coordinator.coordinator import Coordinator, Outcome
+    from actors.coordinator.coordinator import Coordinator
     from actors.coordinator.event_store import EventStore
+    from actors.coordinator.lifecycle import Outcome
     from actors.coordinator.peers import Peer
     from actors.coordinator.prompts import PromptSource
     from actors.coordinator.resume import begin_again, resumed

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from actors.coordinator.event_store import EventStore
-from actors.coordinator.generation import taken_back
+from actors.coordinator.reclaiming import taken_back
 from asyncrl.experience.events import Dropped
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from message_strategies import of_type
 
-from actors.coordinator.coordinator import TAKEN
+from actors.coordinator.connections import ACCEPTED
 from asyncrl.ipc import messages
 from asyncrl.ipc.link import EndOfStream, LinkError, memory_links
 
@@ -58,7 +58,7 @@ def buffers_for(message: messages.Message, count: int) -> st.SearchStrategy[list
 def conversation(
     role: messages.Role,
 ) -> st.SearchStrategy[list[tuple[messages.Message, list[bytes]]]]:
-    own = list(TAKEN[role].items())
+    own = list(ACCEPTED[role].items())
 
     def one(kind: type[messages.Message], count: int):
         return said(kind).flatmap(

@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from actors.coordinator.coordinator import Coordinator, Outcome
+from actors.coordinator.coordinator import Coordinator
 from actors.coordinator.event_store import EventStore
+from actors.coordinator.lifecycle import Outcome
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
@@ -266,7 +267,7 @@ class Checker(CheckedRun):
         self._fresh = False
         self._looks += 1
         compare(self)
-        if coordinator is not None and coordinator.store is self.store:
+        if coordinator is not None and coordinator.parts.store is self.store:
             compare_shell(self, coordinator)
         if self._looks % FOLD_EVERY == 0:
             self.look_closely()

@@ -142,17 +142,17 @@ def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
     """What the coordinator keeps beside the state."""
     leased = {seen.id: seen.holder for seen in run.reference.rollouts.values() if seen.holder}
     held = [
-        (id, engine_handle.name)
-        for engine_handle in coordinator.engine_pool
-        for ids in engine_handle.held.values()
+        (id, engine.name)
+        for engine in coordinator.parts.engines
+        for ids in engine.held.values()
         for id in ids
     ]
     same = len(held) == len(leased) and dict(held) == leased
     run.hold(
         "slots", same, "engines hold {}, and leased are {}", sorted(held), sorted(leased.items())
     )
-    counted = Counter(name for name, _ in coordinator.scoring._with.values())
-    load = coordinator.scoring._load
+    counted = Counter(name for name, _ in coordinator.parts.scoring._with.values())
+    load = coordinator.parts.scoring._load
     run.hold(
         "slots",
         counted == +Counter(load),
