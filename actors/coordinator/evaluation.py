@@ -4,9 +4,9 @@ Invariant: every answer of one evaluation was sampled under one version.
 
 The version is pinned in the engines when it is committed. They serve it to the evaluation's leases
 alone until every answer is judged; training and its publications go on meanwhile. If an engine
-holds one version only (`Capabilities.keeps_versions`), the next publication waits for the last answer.
-If the last engine that had the version is lost, the evaluation is given up by name, and the next
-version is evaluated in its place.
+holds one version only (`Capabilities.keeps_versions`), the next publication waits for the last
+answer. If the last engine that had the version is lost, the evaluation is given up by name, and the
+next version is evaluated in its place.
 """
 
 from __future__ import annotations
