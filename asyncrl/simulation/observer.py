@@ -6,8 +6,8 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 
-from actors.coordinator.coordinator import Outcome
 from actors.coordinator.event_store import EventStore
+from actors.coordinator.lifecycle import Outcome
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Message, MicroBatch, StatusUpdate
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import trio
 
-from actors.coordinator.coordinator import Coordinator, Outcome
+from actors.coordinator.coordinator import Coordinator
 from actors.coordinator.event_store import EventStore
+from actors.coordinator.lifecycle import Outcome
 from actors.coordinator.peers import Peer
 from actors.coordinator.prompts import PromptSource
 from actors.coordinator.statistics import RunStatistics
