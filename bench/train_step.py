@@ -94,7 +94,7 @@ def rollouts(
                 prompt,
                 size - prompt,
                 float(rng.integers(0, 2)),
-                [Span(0, 0, size - prompt)],
+                [Span(0, prompt, size)],
             )
         )
         ids.append(rng.integers(0, VOCABULARY, size).astype(np.int32))

@@ -40,6 +40,7 @@ from asyncrl.experience.events import Checkpointed, Replayed, StoredForReplay, T
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.replay_buffer import ReplayGroup
 from asyncrl.experience.rollout import ImpossibleEvent, Rollout, RolloutStatus
+from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
 from asyncrl.ipc.messages import (
     CloseStep,
     Consumed,
@@ -65,23 +66,19 @@ asks."""
 logger = logging.getLogger(__name__)
 
 
-class PackedRollout(NamedTuple):
-    """A rollout on its way to the trainer. Arrays are int32 ids and float32 log-probabilities."""
+class SequenceToTrain(NamedTuple):
+    """A sequence on its way to the trainer, and its head in the micro-batch."""
 
-    prompt: bytes
-    ids: bytes | bytearray
-    behaviour: bytes | bytearray
     sample: Sample
+    sequence: TrainingSequence
 
 
-def _replayed_member(kept: ReplayGroup, place: int) -> PackedRollout:
-    """Pack member `place` of a group that was trained before."""
+def _replayed_member(kept: ReplayGroup, place: int) -> SequenceToTrain:
+    """Member `place` of a group that was trained before."""
     member = kept.members[place]
-    sizes = len(kept.prompt) // 4, len(member.ids) // 4
-    sample = Sample(
-        member.rollout, kept.group, *sizes, member.reward, list(member.spans), member=place
-    )
-    return PackedRollout(kept.prompt, member.ids, member.behaviour, sample)
+    sequence = kept.sequence(member)
+    sample = sequence.sample(member.rollout, kept.group, member.reward, member=place)
+    return SequenceToTrain(sample, sequence)
 
 
 class Stepping:
@@ -240,34 +237,21 @@ class Stepping:
 
     def _send(
         self,
-        pieces: list[PackedRollout],
+        pieces: list[SequenceToTrain],
         rewards: dict[int, list[float]],
         parts: dict[int, list[list[float]]],
     ) -> None:
-        most, ids, behaviour, mask, lags = (
-            max_lag(self._config),
-            bytearray(),
-            bytearray(),
-            bytearray(),
-            Counter[int](),
-        )
+        most, mask, lags = max_lag(self._config), bytearray(), Counter[int]()
         for piece in pieces:
-            ids += piece.prompt
-            ids += piece.ids
-            behaviour += piece.behaviour
-            mask += fresh_mask(piece.sample.spans, self._step, most)
-            lags.update(
-                {
-                    lag: n
-                    for lag, n in tokens_by_lag(piece.sample.spans, self._step).items()
-                    if lag <= most
-                }
-            )
+            mask += fresh_mask(piece.sequence.spans, self._step, most)
+            of_piece = tokens_by_lag(piece.sequence.spans, self._step)
+            lags.update({lag: n for lag, n in of_piece.items() if lag <= most})
+        sequences = [piece.sequence for piece in pieces]
         self._outstanding[self._step, self._index] = lags
         message = MicroBatch(
             self._step, self._index, [piece.sample for piece in pieces], rewards, parts
         )
-        self.trainer.queue(message, bytes(ids), bytes(behaviour), bytes(mask))
+        self.trainer.queue(message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask))
         self._index += 1
 
     def _replay(self) -> None:
@@ -306,26 +290,19 @@ class Stepping:
                 batch, {n: rewards[n] for n in named}, {n: parts[n] for n in named if any(parts[n])}
             )
 
-    def _piece(self, rollout: Rollout) -> PackedRollout:
-        prompt = self._store.experience.groups[rollout.group].prompt
-        return PackedRollout(prompt, rollout.ids, rollout.behaviour, self._sample(rollout))
-
-    def _sample(self, rollout: Rollout) -> Sample:
+    def _piece(self, rollout: Rollout) -> SequenceToTrain:
         group = self._store.experience.groups[rollout.group]
-        alone = self._config.train.unit == "rollout"
+        alone = self._config.train.unit == "rollout" and rollout.status is RolloutStatus.TAKEN
         scored = isinstance(rollout.verdict, Scored)
-        return Sample(
-            rollout=rollout.id,
-            group=group.id,
-            prompt_tokens=group.prompt_tokens,
-            response_tokens=rollout.tokens,
-            reward=rollout.verdict.reward if isinstance(rollout.verdict, Scored) else math.nan,
-            spans=list(rollout.spans),
-            baseline=baseline(group, rollout, self._config)
-            if alone and rollout.status is RolloutStatus.TAKEN
-            else None,
+        sequence = group.sequence(rollout)
+        sample = sequence.sample(
+            rollout.id,
+            group.id,
+            rollout.verdict.reward if isinstance(rollout.verdict, Scored) else math.nan,
+            baseline=baseline(group, rollout, self._config) if alone else None,
             member=group.scored.index(rollout) if scored else None,
         )
+        return SequenceToTrain(sample, sequence)
 
     def _tokens(self, rollout: Rollout) -> int:
         return self._store.experience.groups[rollout.group].prompt_tokens + rollout.tokens
@@ -359,11 +336,9 @@ class Stepping:
             ([rollout] for rollout in due), self._tokens, self._config.train.micro_tokens
         )
         for batch in batches or [[]]:
-            ids = b"".join(
-                self._store.experience.groups[rollout.group].prompt + rollout.ids
-                for rollout in batch
-            )
-            samples = [self._sample(rollout) for rollout in batch]
+            pieces = [self._piece(rollout) for rollout in batch]
+            samples = [piece.sample for piece in pieces]
+            ids = joined_ids(piece.sequence for piece in pieces)
             self.trainer.queue(ScoreProximal(self._step, samples, live, oldest), ids)
             self._proximal_tokens |= {rollout.id: self._scorable(rollout) for rollout in batch}
 

@@ -118,7 +118,7 @@ SAID: list[messages.Message] = [
     messages.ScoreResult(7, messages.NoVerdict("timeout"), 0.5),
     messages.ScoreResult(8, messages.Scored(1.0), 0.5),
     messages.MicroBatch(
-        1, 0, [messages.Sample(7, 3, 4, 4, 1.0, [messages.Span(1, 0, 4)])], {3: [1.0, 0.0]}
+        1, 0, [messages.Sample(7, 3, 4, 4, 1.0, [messages.Span(1, 4, 8)])], {3: [1.0, 0.0]}
     ),
     messages.Consumed(1, 0, [messages.TokenCount(7, 4, {"stale": 2})], 0.1),
     messages.Prepared(1, [2**64 - 1, 0], ""),

@@ -310,11 +310,21 @@ def test_lag_is_told_token_by_token() -> None:
 @pytest.mark.parametrize(
     ("spans", "said"),
     [
-        ([], "the spans of rollout 0 do not tile its 3 response tokens"),
-        ([Span(0, 0, 2)], "do not tile"),
-        ([Span(0, 0, 2), Span(0, 1, 3)], "do not tile"),
-        ([Span(0, 0, 4)], "do not tile"),
-        ([Span(0, 0, 2), Span(0, 2, 1), Span(0, 1, 3)], "do not tile"),
+        ([], "the spans of rollout 0 do not lie in order from the first to the last"),
+        ([Span(0, 0, 2)], "do not lie in order"),
+        ([Span(0, 0, 4)], "do not lie in order"),
+        (
+            [Span(0, 0, 2), Span(0, 1, 2)],
+            "rollout 0 do not lie in order from the first to the last",
+        ),
+        ([Span(0, 1, 4)], "do not lie in order from the first to the last of its response tokens"),
+        ([Span(0, 0, 1), Span(0, 2, 4)], r"response tokens \[1, 4\)"),
+        (
+            [Span(0, 0, 1), Span(0, 2, 3)],
+            "samples of 2 sampled tokens came with 3 log-probabilities",
+        ),
+        ([Span(0, -1, 2)], "do not lie in order"),
+        ([Span(0, 0, 4), Span(0, 4, 3)], "do not lie in order"),
         ([Span(1, 0, 3)], "a token of version 1 is newer than the policy that step 0 starts from"),
     ],
 )

@@ -76,13 +76,15 @@ class Rollout:
 
     @property
     def sample(self) -> Sample:
+        """Its head in a micro-batch; `spans` of this class count from the response's start."""
+        given = len(self.prompt)
         return Sample(
             self.number,
             self.group,
-            len(self.prompt),
+            given,
             len(self.response),
             self.reward,
-            self.spans,
+            [Span(span.version, given + span.start, given + span.end) for span in self.spans],
             self.baseline,
         )
 

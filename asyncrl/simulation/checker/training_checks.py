@@ -48,10 +48,9 @@ def check_batch(
             and bytes(ids[at + prompt : at + end]) == bytes(seen.ids)
             and bytes(behaviour[4 * place : 4 * place + size]) == bytes(seen.behaviour)
         )
-        whole = (
-            whole
-            and [(span.version, span.start, span.end) for span in sample.spans] == seen.spans()
-        )
+        given = sample.prompt_tokens
+        spans = [(span.version, span.start - given, span.end - given) for span in sample.spans]
+        whole = whole and spans == seen.spans()
         run.hold(
             "parallel", whole, "what is trained of rollout {} is not what was sampled", seen.id
         )
