@@ -81,7 +81,7 @@ class Checker(CheckedRun):
         self.closed = max(
             (event.version for event in self.events if isinstance(event, e.Published)), default=0
         )
-        self.version, self.bound = version, max(self.most * self.per_group, self.live)
+        self.version, self.bound = version, max(self.max_live_filtered * self.per_group, self.live)
         for step, rollouts in self.prescribed:
             self.hold(
                 "redo",
