@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.config.advice import advice
+from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size
 from asyncrl.config.losses import clips_nothing, ratios_weigh
 from asyncrl.config.schema import Config, TrainConfig
-from asyncrl.processes.process import divide_cores
 from staleness.admission import AdmissionPolicy
 
 EVENT_BYTES = 40

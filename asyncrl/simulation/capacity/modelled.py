@@ -23,7 +23,6 @@ import trio
 from trio.testing import MockClock
 
 from actors.coordinator.event_store import EventStore
-from actors.coordinator.lifecycle import Outcome
 from asyncrl.config import Config
 from asyncrl.config.rules import contradictions
 from asyncrl.engines.draws import stream
