@@ -33,12 +33,28 @@ class Batching:
     def __init__(self, store: EventStore, config: Config, exhausted: Callable[[], bool]) -> None:
         """`exhausted()` is True if no prompt is left."""
         self._store, self._config, self._exhausted = store, config, exhausted
-        self.judge = Eligibility(store, config)
+        self._eligibility = Eligibility(store, config)
         kind = GroupUnits if config.train.unit == "group" else RolloutUnits
-        self.unit: Units = kind(store, config, self.judge)
+        self._units: Units = kind(store, config, self._eligibility)
         self._policy = admission_policy(config)
-        self._max_units = self._policy.max_live * self.unit.per_group
+        self._max_units = self._policy.max_live * self._units.per_group
         self.units = self.tokens = 0
+
+    @property
+    def untaken(self) -> int:
+        """Units that no step has taken, finished or not."""
+        return self._units.untaken
+
+    @property
+    def filtered(self) -> int:
+        """Groups' worth of units that had no signal, since the last unit that was taken."""
+        return self._eligibility.filtered // self._units.per_group
+
+    def rewards(self) -> list[float]:
+        """Return the rewards of what was looked at since the last call, trained or not, and forget
+        them."""
+        rewards, self._eligibility.rewards = self._eligibility.rewards, []
+        return rewards
 
     @property
     def full(self) -> bool:
@@ -56,8 +72,8 @@ class Batching:
         many as may be live."""
         if self._config.train.step_tokens and steps:
             return self._policy.max_live
-        units = steps * self.unit.per_step - self.units - self.unit.untaken
-        return math.ceil(units / self.unit.per_group)
+        units = steps * self._units.per_step - self.units - self._units.untaken
+        return math.ceil(units / self._units.per_group)
 
     def next(self, step: int, size: Callable[[Rollout], int]) -> list[list[Rollout]]:
         """Choose units that fit one micro-batch, in which a rollout takes `size` tokens. A unit
@@ -69,7 +85,7 @@ class Batching:
         if max_lag(self._config) == 0:
             return self._in_turn(step, size)
         room, tokens, chosen = self._config.train.micro_tokens, 0, list[list[Rollout]]()
-        for unit in self.unit.offered(step):
+        for unit in self._units.offered(step):
             room -= sum(map(size, unit))
             if chosen and room < 0:
                 break
@@ -79,11 +95,16 @@ class Batching:
                 break
         return chosen
 
+    def retake(self, rollouts: list[Rollout]) -> list[list[Rollout]]:
+        """Return the units of rollouts that the open step had before a crash, in this order. Empty
+        where it is full."""
+        return [] if self.full else self._units.of(rollouts)
+
     def take(self, units: list[list[Rollout]]) -> None:
         """Add these to the open step."""
         self.units += len(units)
         self.tokens += sum(map(_tokens, units))
-        self.judge.take([rollout for unit in units for rollout in unit])
+        self._eligibility.take([rollout for unit in units for rollout in unit])
 
     def close(self) -> None:
         """Open another step."""
@@ -97,8 +118,8 @@ class Batching:
         group costs nothing here: the step needs them all.
         """
         room, tokens, chosen = self._config.train.micro_tokens, 0, list[list[Rollout]]()
-        piece = math.ceil(self.unit.per_step / PIECES)
-        for unit in self.unit.in_turn(step):
+        piece = math.ceil(self._units.per_step / PIECES)
+        for unit in self._units.in_turn(step):
             room -= sum(map(size, unit))
             if chosen and room < 0:
                 return chosen
@@ -112,7 +133,7 @@ class Batching:
         """Choose all of the step at once, or nothing."""
         tokens, chosen = 0, list[list[Rollout]]()
         in_turn = max_lag(self._config) == 0
-        for unit in self.unit.in_turn(step) if in_turn else self.unit.offered(step):
+        for unit in self._units.in_turn(step) if in_turn else self._units.offered(step):
             chosen.append(unit)
             tokens += _tokens(unit)
             if self._enough(len(chosen), tokens):
@@ -124,12 +145,12 @@ class Batching:
         units += self.units
         if budget := self._config.train.step_tokens:
             return self.tokens + tokens >= budget or units >= self._max_units
-        return units >= self.unit.per_step
+        return units >= self._units.per_step
 
     def _last(self, chosen: list[list[Rollout]]) -> bool:
         """True if nothing else can come for the step: these are all there is, finished or not, and
         no group can start."""
-        return (self._exhausted() and len(chosen) == self.unit.untaken) or self._alone(chosen)
+        return (self._exhausted() and len(chosen) == self._units.untaken) or self._alone(chosen)
 
     def _alone(self, chosen: list[list[Rollout]]) -> bool:
         """True if the step has, with these, all there is, and leaves no room for another group:
@@ -139,7 +160,9 @@ class Batching:
         left out, no group of 4 fits beside the 5: the step is closed with these.
         """
         units = self.units + len(chosen)
-        return units > self._max_units - self.unit.per_group and len(chosen) == self.unit.untaken
+        return (
+            units > self._max_units - self._units.per_group and len(chosen) == self._units.untaken
+        )
 
 
 def _tokens(unit: list[Rollout]) -> int:

@@ -154,7 +154,7 @@ class Stepping:
     @property
     def filtered(self) -> int:
         """Groups' worth of units without a signal, since the last unit that had one."""
-        return self._batching.judge.filtered // self._batching.unit.per_group
+        return self._batching.filtered
 
     @property
     def unsaved(self) -> str:
@@ -180,7 +180,7 @@ class Stepping:
 
     @property
     def _no_more_work(self) -> bool:
-        return self._exhausted() and not self._batching.unit.untaken
+        return self._exhausted() and not self._batching.untaken
 
     # ---------------------------------------------------------------------------------------- feed
 
@@ -208,11 +208,7 @@ class Stepping:
         if (prescribed := self._store.experience.prescribed) is None:
             return [] if self._redone else self._batching.next(self._step, self._tokens)
         step, rollouts = prescribed
-        return (
-            self._batching.unit.of(rollouts)
-            if step == self._step and not self._batching.full
-            else []
-        )
+        return self._batching.retake(rollouts) if step == self._step else []
 
     @property
     def _redone(self) -> bool:
@@ -419,11 +415,10 @@ class Stepping:
             alarms(message.metrics, trained, discarded, self._config.staleness), message.version
         )
         self.version = message.version
-        rewards = self._batching.judge.rewards
+        rewards = self._batching.rewards()
         self.metrics = message.metrics | ({"reward": float(np.mean(rewards))} if rewards else {})
         if self._config.train.replay_groups:
             self.metrics["replayed_tokens"] = float(self._replayed)
-        rewards.clear()
         self._replayed = 0
         self.last_activity = self.last_step = trio.current_time()
         every = self._config.train.checkpoint_every

@@ -46,7 +46,8 @@ class Units(Protocol):
         ...
 
     def of(self, rollouts: list[Rollout]) -> list[list[Rollout]]:
-        """Units of rollouts that were taken in this order before a crash."""
+        """Units of rollouts that were taken in this order. Example: rollouts of the groups 4, 4, 7
+        are two groups, or three single rollouts."""
         ...
 
 
