@@ -20,7 +20,10 @@ import trio
 
 from actors.reporting import Reporter, report_s
 from asyncrl.config import Config
-from asyncrl.ipc.link import Link, UnixAddress, connect, read_key, serve
+from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.endpoints import connect, serve
+from asyncrl.ipc.keys import read_key
+from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Hello,
     MicroBatch,

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.experience.rollout import ImpossibleEvent, Rollout
-from asyncrl.ipc.link import LinkError
+from asyncrl.ipc.errors import LinkError
 from asyncrl.ipc.messages import ChunkHead
 
 SUSPECT = 3

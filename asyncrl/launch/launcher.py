@@ -24,7 +24,9 @@ from rich.console import Console
 from asyncrl.config import Config
 from asyncrl.config.cores import divide_cores
 from asyncrl.experience.rollout import ImpossibleEvent
-from asyncrl.ipc.link import UnixAddress, new_key, read_key, serve, write_key
+from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.endpoints import serve
+from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.ipc.messages import Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
 from asyncrl.observe import summary

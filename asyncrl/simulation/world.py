@@ -32,7 +32,8 @@ from actors.rollout_actor import Receive, rollout_actor
 from actors.trainer_actor import trainer_actor
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Engine
-from asyncrl.ipc.link import EndOfStream, Link, LinkError
+from asyncrl.ipc.errors import EndOfStream, LinkError
+from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import Hello, Message, Replace, Role, StatusUpdate
 from asyncrl.ipc.waits import WaitExpired
 from asyncrl.journal import JournalError

@@ -31,7 +31,8 @@ from asyncrl.engines.scripted import Script, ScriptedEngine, hashed
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience, fold
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.ipc.link import Link, LinkBroken, LinkError
+from asyncrl.ipc.errors import LinkBroken, LinkError
+from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Exited,
     Hello,

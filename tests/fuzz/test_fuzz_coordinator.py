@@ -13,7 +13,8 @@ from message_strategies import of_type
 
 from actors.coordinator.connections import ACCEPTED
 from asyncrl.ipc import messages
-from asyncrl.ipc.link import EndOfStream, LinkError, memory_links
+from asyncrl.ipc.errors import EndOfStream, LinkError
+from asyncrl.ipc.link import memory_links
 
 SMALL = st.one_of(st.integers(0, 12), st.sampled_from([-1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1]))
 
