@@ -1,5 +1,5 @@
-"""Errors that end an actor from outside. Each names the process that was lost, so that the log of
-the survivor says why it ended."""
+"""What ends an actor from outside. Invariant: each names who was lost, so that the log of the
+survivor says why it ended."""
 
 
 class CoordinatorLost(ConnectionError):

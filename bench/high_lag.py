@@ -265,7 +265,7 @@ async def _step(
             len(asked[n]),
             tokens,
             scores[n],
-            [Span(version, len(asked[n]), len(asked[n]) + tokens)],
+            [Span(version, 0, tokens)],
         )
 
     for index, batch in enumerate(

@@ -1,4 +1,4 @@
-"""Addresses of links' servers. Invariant: a socket file belongs to one living server, and to
+"""Where a link's server is found. Invariant: a socket file belongs to one living server, and to
 this user alone."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TcpAddress(msgspec.Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """True if it can only be reached from this machine. Another name than `localhost` is not
+        """Whether it can only be reached from this machine. Another name than `localhost` is not
         asked for: who answers may lie."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
@@ -69,8 +69,9 @@ async def dial(address: Address) -> trio.SocketStream:
     sock = _stream_socket(socket.AF_UNIX)
     try:
         with _socket_name(address.path) as name:
-            # at once, or not at all: a Unix socket has no connection in progress
-            sock.connect(name)
+            sock.connect(
+                name
+            )  # at once, or not at all: a Unix socket has no connection in progress
     except BaseException:
         sock.close()
         raise

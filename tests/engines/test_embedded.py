@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -34,10 +33,10 @@ TOLERANCE = 5e-5
 
 
 def batcher_of(model: PreTrainedModel, *, version: int | None = 0, **changed: Any) -> Batcher:
-    options = EmbeddedOptions(
-        slots=5, context_tokens=CONTEXT, chunk_tokens=8, stop_ids=frozenset(), run_seed=11
-    )
-    batcher = Batcher(copy.deepcopy(model), msgspec.structs.replace(options, **changed))
+    settings: dict[str, Any] = {
+        "slots": 5, "context_tokens": CONTEXT, "chunk_tokens": 8, "stop_ids": frozenset(), "run_seed": 11, "kv": "keep", "compile": False, **changed,
+    }  # fmt: skip
+    batcher = Batcher(copy.deepcopy(model), EmbeddedOptions(**settings))
     if version is not None:
         load(batcher, version, model)
     return batcher

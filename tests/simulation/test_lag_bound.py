@@ -41,9 +41,8 @@ def lags(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
         at = 0
         for sample in batch.samples:
             for span in sample.spans:
-                tokens = span.end - span.start
-                found[batch.step - span.version] += sum(mask[at : at + tokens])
-                at += tokens
+                found[batch.step - span.version] += sum(mask[at + span.start : at + span.end])
+            at += sample.response_tokens
         looked(self, batch, ids, behaviour, mask)
 
     monkeypatch.setattr(checker.Checker, "on_batch", on_batch)
