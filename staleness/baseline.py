@@ -1,14 +1,15 @@
-"""What a rollout is expected to earn, known before its group is complete. Invariant: a baseline
-depends on the others alone.
+"""Baseline of a rollout that is trained before its group is complete. Invariant: it depends on the
+others alone.
 
-A baseline leaves the policy gradient unbiased if nothing of the rollout has a part in it, and that
+A baseline leaves the policy gradient unbiased if nothing of the rollout has a part in it. That
 includes *which* of the others are in it. A rollout may be taken once it is finished and `k` of the
-others are judged; how many more are judged by then depends on how long it took itself, so the mean
-over those judged so far is biased where reward has to do with length. The first `k` judged among
-the others are the same whenever the rollout ends. So a slow rollout, which finds all the others
-judged, still gets the first `k` of them and no more: they may be the short ones and far from what
-is expected, but that costs variance and not bias. Not to be mixed: all the others for the slow
-ones, k of them for the fast ones.
+others are judged. More of them may be judged by then, and their number depends on how long the
+rollout took itself. So the mean over all judged so far is biased where reward has to do with
+length. The first `k` judged of the others are the same whenever the rollout ends.
+
+A slow rollout finds all the others judged, and still gets the first `k` of them and no more. They
+may be the short ones, and far from what is expected: that costs variance, and not bias. The two are
+not to be mixed: all the others for slow rollouts, and k of them for fast ones.
 
 No torch here: the coordinator imports this.
 """
@@ -21,17 +22,21 @@ from typing import NamedTuple
 
 
 class Prior(NamedTuple):
-    """Mean of a prompt's rewards in earlier visits, and what they count for. A group is given the
-    one there is when it is admitted, so that its own rewards can have no part in it."""
+    """Mean of a prompt's rewards in earlier visits, and `seen`, the number of rewards that they
+    count for. A group is given its prior when it is admitted, so its own rewards have no part in
+    it."""
 
     mean: float = 0.0
     seen: float = 0.0
 
 
 def first_k(others: Sequence[float], k: int) -> float:
-    """Mean of the first `k` (>= 1) rewards of `others`, which are the rewards of the other members
-    with a verdict, in the order in which they were judged. Raises ValueError where there are fewer
-    than `k`: the rollout may not be taken yet."""
+    """Return the mean of the first `k` (>= 1) of `others`: the rewards of the other members with a
+    verdict, in the order in which they were judged.
+
+    Raises ValueError where there are fewer than `k`: the rollout may not be taken yet. Example:
+    [1.0, 0.0, 1.0] and k = 2 give 0.5.
+    """
     if not 1 <= k <= len(others):
         raise ValueError(
             f"a baseline of the first {k} others needs as many verdicts among them, and there "
@@ -41,11 +46,12 @@ def first_k(others: Sequence[float], k: int) -> float:
 
 
 def shrunk(others: Sequence[float], k: int, prior: Prior, visits: float) -> float:
-    """`first_k`, shrunk towards the prompt's prior: `(k * first_k + p * prior) / (k + p)` with `p =
-    min(visits, prior.seen)`.
+    """Return `first_k`, shrunk towards the prompt's prior: `(k * first_k + p * prior) / (k + p)`
+    with `p = min(visits, prior.seen)`.
 
     `visits` (>= 0) is the weight of the prior beside the `k` others, in rewards. A prior never
-    visited weighs nothing. Raises ValueError as `first_k` does.
+    visited weighs nothing. Raises ValueError as `first_k` does. Example: a first_k of 0.5 with
+    k = 2, and a prior of 1.0 with p = 2, give 0.75.
     """
     weight = min(visits, prior.seen)
     return (k * first_k(others, k) + weight * prior.mean) / (k + weight)

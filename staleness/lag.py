@@ -1,8 +1,12 @@
-"""How old tokens are. Invariant: there is one definition of lag, per token: `step - version`.
+"""Lag of tokens, in versions. Invariant: there is one definition, per token: `step - version`.
 
-`step` is the step being trained, which makes version `step + 1`; a token sampled under the version
-the step starts from has lag 0. Spans tile the response, so whatever is said of tokens follows from
-them alone. No torch here: the coordinator imports this.
+`step` is the step that trains the token. It starts from version `step` and makes version
+`step + 1`, so a token that was sampled under the version the step starts from has lag 0. Spans
+tile the response, so everything about tokens follows from them.
+
+Example: the spans [0, 10) of version 3 and [10, 15) of version 4 have lags 2 and 1 in step 5.
+
+No torch here: the coordinator imports this.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from asyncrl.ipc.messages import Span
 
 
 class LagSums(NamedTuple):
-    """Lag of a set of tokens, in versions, as sums that add up over rollouts: token count, sum of
+    """Lag of a set of tokens, as sums that add up over rollouts: number of tokens, sum of their
     lags, largest lag."""
 
     tokens: int = 0
@@ -23,7 +27,7 @@ class LagSums(NamedTuple):
     largest: int = 0
 
     def merge(self, other: LagSums) -> LagSums:
-        """The sums of both sets."""
+        """Return the sums of both sets."""
         return LagSums(
             self.tokens + other.tokens, self.total + other.total, max(self.largest, other.largest)
         )
@@ -35,8 +39,8 @@ class LagSums(NamedTuple):
 
 
 def _lags(spans: Iterable[Span], step: int) -> Iterable[tuple[int, int]]:
-    """(lag, tokens) of each span. Raises ValueError where a token is younger than the policy it is
-    to train."""
+    """Yield (lag, tokens) of each span. Raises ValueError where a token is younger than the policy
+    that it is to train."""
     for span in spans:
         lag = step - span.version
         if lag < 0:
@@ -48,24 +52,28 @@ def _lags(spans: Iterable[Span], step: int) -> Iterable[tuple[int, int]]:
 
 
 def rollout_lag(spans: Sequence[Span], step: int) -> int:
-    """Lag of a rollout: its largest token lag, 0 for an empty response."""
+    """Return the largest lag of its tokens; 0 for an empty response."""
     return max((lag for lag, tokens in _lags(spans, step) if tokens), default=0)
 
 
 def fresh_mask(spans: Sequence[Span], step: int, max_lag: int) -> bytes:
-    """One `uint8` a response token: 1 where its lag is at most `max_lag`, else 0."""
+    """Return one `uint8` for each response token: 1 where its lag is at most `max_lag`, else 0.
+
+    Example: spans of 2 tokens of version 3 and 1 of version 4 give 0, 0, 1 for step 5 and
+    `max_lag` 1.
+    """
     return b"".join(
         (b"\x01" if lag <= max_lag else b"\x00") * tokens for lag, tokens in _lags(spans, step)
     )
 
 
 def stale_tokens(spans: Sequence[Span], step: int, max_lag: int) -> int:
-    """How many tokens have a lag over `max_lag`."""
+    """Return the number of tokens with a lag over `max_lag`."""
     return sum(tokens for lag, tokens in _lags(spans, step) if lag > max_lag)
 
 
 def tokens_by_lag(spans: Sequence[Span], step: int) -> Counter[int]:
-    """Number of tokens at each lag."""
+    """Return the number of tokens at each lag."""
     counts: Counter[int] = Counter()
     for lag, tokens in _lags(spans, step):
         if tokens:
@@ -74,7 +82,7 @@ def tokens_by_lag(spans: Sequence[Span], step: int) -> Counter[int]:
 
 
 def lag_sums(counts: Counter[int]) -> LagSums:
-    """Sums over the tokens that `tokens_by_lag` counted."""
+    """Return sums over the tokens that `tokens_by_lag` counted."""
     return LagSums(
         sum(counts.values()),
         sum(lag * tokens for lag, tokens in counts.items()),

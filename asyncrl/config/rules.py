@@ -1,7 +1,7 @@
-"""What settings say about each other. Invariant: a configuration that passes here contradicts
-itself nowhere, whatever the machine.
+"""Contradictions between settings. Invariant: a configuration that passes here contradicts itself
+nowhere, whatever the machine.
 
-What depends on the machine (cores, ports, directories) is `asyncrl.launch.preflight`'s.
+`asyncrl.launch.preflight` checks what depends on the machine: cores, ports, directories.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The keys that contradict each other, and what to do about it, as the end of a sentence."""
+    """Yield the keys that contradict each other, and the remedy as the end of a sentence."""
     c, task, rollout = config, config.task, config.rollout
     if rollout.k_min > rollout.group_size:
         yield (

@@ -1,6 +1,6 @@
-"""Where research plugs in: which prompt next, how many rollouts, what a filter leaves, what is
-trained again. Invariant: a strategy is a function of what it is given; it has no clock, no I/O and
-no state of its own, so a resumed run decides as the one that was not stopped.
+"""Strategies: the next prompt, the rollouts of a prompt, the end of a run whose filter leaves
+nothing, the groups that are trained again.
 
-Each kind of strategy has a table of the names that `run.toml` gives them.
+Invariant: a strategy is a function of what it is given. It has no clock, no I/O and no state of its
+own, so a resumed run decides as the one that was not stopped.
 """

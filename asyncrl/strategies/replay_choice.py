@@ -1,9 +1,9 @@
-"""Which trained groups are trained once more, with the versions that sampled them. Invariant: no
-token over `max_lag`, and no group without a signal.
+"""Choice of trained groups that are trained once more, with the versions that sampled them.
+Invariant: no token over `max_lag`, and no group without a signal.
 
-The rollouts stay what they were, and their spans tell the truth, so lag, mask and corrections are
-those of any old rollout (rollout replay: DOTS, arXiv 2506.05316). That none is replayed twice is
-the business of who keeps them (asyncrl/experience/replay_buffer.py).
+The rollouts stay as they were, and their spans say which versions sampled them. So lag, mask and
+corrections are those of any old rollout (rollout replay: DOTS, arXiv 2506.05316). The replay buffer
+sees to it that none is replayed twice (asyncrl/experience/replay_buffer.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A group that was trained: the smallest version among its tokens, and its rewards."""
+    """Group that was trained: its number, the smallest version among its tokens, its rewards."""
 
     group: int
     oldest: int
@@ -23,15 +23,19 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def useful(candidate: Candidate, step: int, max_lag: int) -> bool:
-    """Whether `step` can train it again. What is not useful for a step is not for a later one
-    either: it need not be kept."""
+    """Return True if `step` can train it again. A candidate that is not useful for a step is not
+    useful for a later one either, so it need not be kept."""
     return step - candidate.oldest <= max_lag and len(set(candidate.rewards)) > 1
 
 
 def replayed(candidates: Iterable[Candidate], step: int, max_lag: int, count: int) -> list[int]:
-    """At most `count` (>= 0) groups to train again in `step`: those whose rewards vary most
+    """Return at most `count` (>= 0) groups to train again in `step`: those whose rewards vary most
     (population variance), then the youngest, then those admitted last. Fewer where fewer are
-    useful."""
+    useful.
+
+    Example: rewards (1, 0), (1, 1) and (1, 0, 0, 0) have variances 0.25, 0 and 0.1875. With
+    `count` 2 the first and the third are chosen, in this order.
+    """
     found = [
         (_variance(c.rewards), c.oldest, c.group) for c in candidates if useful(c, step, max_lag)
     ]

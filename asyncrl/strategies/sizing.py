@@ -1,11 +1,14 @@
-"""How many rollouts a prompt gets. Invariant: between `least` and `most`, whatever its history.
+"""Number of rollouts of a prompt. Invariant: between `least` and `most`, whatever the history.
 
 `fixed`        `least`
-`difficulty`   as many as it takes for one of them to solve the prompt with the chance `FOUND`: the smallest n with 1 - (1 - p)^n >= FOUND,
-               where p is the posterior mean of the chance that one rollout does. A prompt that was never seen gets `least`.
+`difficulty`   as many as it takes for one of them to solve the prompt with the chance `FOUND`
+
+With `difficulty` that is the smallest n with 1 - (1 - p)^n >= FOUND, where p is the posterior mean
+of the chance that one rollout solves the prompt. Example: p = 0.1 needs 22 rollouts, as
+1 - 0.9^22 = 0.902. A prompt that was never seen gets `least`.
 
 So `difficulty` costs more only where p < 1 - (1 - FOUND)^(1 / least), which is 0.25 for 8 rollouts.
-Where no prompt is ever solved it costs `most` / `least` times what `fixed` does, and never more.
+Where no prompt is ever solved it costs `most` / `least` times as much as `fixed`, and never more.
 """
 
 from __future__ import annotations
@@ -17,21 +20,21 @@ from typing import Protocol
 from asyncrl.experience.history import History
 
 FOUND = 0.9
-"""The chance that a group has a member that solves the prompt, which `difficulty` sizes for."""
+"""Chance, aimed at by `difficulty`, that a group has a member that solves the prompt."""
 
 
 class Sizing(Protocol):
-    """What sizes. 1 <= `least` <= `most`."""
+    """Rule for the size of groups. 1 <= `least` <= `most`."""
 
     def __init__(self, least: int, most: int) -> None: ...
 
     def size(self, history: History, prompt_index: int) -> int:
-        """The rollouts of the next group of this prompt."""
+        """Return the number of rollouts of the next group of this prompt."""
         ...
 
 
 class Fixed:
-    """The same for all."""
+    """The same size for all."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
