@@ -1,7 +1,8 @@
-"""The agents' gateway of a rollout actor. Invariant: a session that has ended is a line of
-`RUN/sessions/rollout-N.jsonl`, at the latest when the actor has drained; what its engine samples
-for agents is nobody's lease; and where the task judges, it is in processes that can be killed, as
-everywhere.
+"""The agents' gateway of a rollout actor.
+
+Invariant: a session that has ended is a line of `RUN/sessions/rollout-N.jsonl`, at the latest when
+the actor has drained. Tokens that the engine samples for agents belong to no lease. The task's
+verifiers run in processes that can be killed, as everywhere.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.text import Tokenizer
 
 MODEL = "policy"
-"""What agents call the model."""
+"""The name by which agents call the model."""
 
 logger = logging.getLogger(__name__)
 
 
 class Agents:
-    """An open gateway: it takes its chunks, and closes before the engine does."""
+    """An open gateway. It takes its chunks, and closes before the engine does."""
 
     def __init__(self, generator: EngineGenerator, waits: Waits, close_s: float) -> None:
         self._generator, self._waits, self._close_s = generator, waits, close_s
         self.closing, self.closed = trio.Event(), trio.Event()
 
     def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Those of leases; the others are the gateway's."""
+        """Keep the chunks of agents for the gateway. Returns those of leases."""
         return self._generator.take(chunks)
 
     async def close(self) -> None:
         """Take no more calls, end those that run, and return when every session is written. Raises
-        WaitExpired."""
+        WaitExpired if that takes longer than `supervision.grace_s`."""
         self.closing.set()
         with self._waits.on("the agents' gateway", owner="rollout", deadline_s=self._close_s):
             await self.closed.wait()
@@ -70,8 +71,8 @@ class _Examiner:
         )
 
     async def judge(self, prompt_index: int, reply: bytes) -> Verdict:
-        """In the actor's nursery, because a handler's error would be this one call's alone; and for
-        as long as it is waited for."""
+        """Judge a reply, as long as the caller waits. It runs in the actor's nursery, because an
+        error of the verifiers must end the actor and not this one call alone."""
         send, receive = trio.open_memory_channel[Verdict](1)
         scope = trio.CancelScope()
 
@@ -99,8 +100,8 @@ async def open_agents(
     waits: Waits,
     reporter: Reporter,
 ) -> AsyncIterator[Agents]:
-    """The gateway of the rollout actor `index`, at its port of loopback. The engine must run while
-    it is open. Raises VerifierLost."""
+    """Open the gateway of the rollout actor `index`, at its port of loopback. The engine must run
+    while it is open. Raises VerifierLost if the task cannot be opened."""
     generator = EngineGenerator(engine, first_number(index, incarnation))
     agents, tokenizer = Agents(generator, waits, config.supervision.grace_s), _tokenizer(initial)
     settings = Settings(
@@ -138,7 +139,7 @@ async def open_agents(
 
 
 def _tokenizer(initial: Path) -> Tokenizer:
-    """With the model's chat template, where it has one."""
+    """The model's tokenizer, with its chat template if it has one."""
     try:
         return Tokenizer(initial, chat=True)
     except TaskError as error:
@@ -147,12 +148,12 @@ def _tokenizer(initial: Path) -> Tokenizer:
 
 
 async def _write(gateway: Gateway, path: Path, reporter: Reporter) -> None:
-    """One line for each session, in the order in which they end. Cancelled, it ends when none is
-    left."""
+    """Write one line for each session, in the order in which they end. Cancelled, it ends when none
+    is left."""
     while True:
         finished = await gateway.fetch()
         reporter.count(f"sessions_{finished.end}")
-        with trio.CancelScope(shield=True):  # nobody else has it any more
+        with trio.CancelScope(shield=True):  # the session is nowhere else any more
             await trio.to_thread.run_sync(
                 partial(_append, path, msgspec.json.encode(finished) + b"\n")
             )

@@ -1,5 +1,5 @@
-"""What ends an actor from outside. Invariant: each names who was lost, so that the log of the
-survivor says why it ended."""
+"""Errors that end an actor from outside. Each names the process that was lost, so that the log of
+the survivor says why it ended."""
 
 
 class CoordinatorLost(ConnectionError):

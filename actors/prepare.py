@@ -1,9 +1,10 @@
-"""`python -m actors.prepare RUN`: the bundled model, warmed up. Invariant: `RUN/initial` is a whole
-model, or not there.
+"""`python -m actors.prepare RUN` makes the bundled model, warmed up.
 
-In a process of its own, because the warm-up needs torch, and the launcher never imports it. One
-thread: so small a model gains nothing from more, and loses everything where another program uses
-the core.
+Invariant: `RUN/initial` is a whole model, or not there.
+
+This is a process of its own, because the warm-up needs torch, and the launcher never imports it. It
+has one thread: so small a model gains nothing from more, and threads that share a core with another
+program are far slower.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""What an actor tells of itself, about once a second. Invariant: every second and every count is
-reported once."""
+"""An actor's report of itself, about once a second.
+
+Invariant: every second and every count is reported once.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ from asyncrl.ipc.messages import Report
 from asyncrl.ipc.waits import Waits
 
 REPORT_S = 1.0
+"""Seconds between two reports of an actor, at least."""
 REPORTS_PER_S = 16
-"""Reports that a coordinator is sent in a second, from all its rollout and reward actors."""
+"""Reports that all rollout and reward actors together send in a second, at most."""
 
 
 def report_s(config: Config) -> float:
-    """Seconds between two reports of a rollout or reward actor: the more there are, the more seldom
-    each reports."""
+    """Seconds between two reports of a rollout or reward actor. Example: 48 actors report every
+    3 s each."""
     return max(REPORT_S, (config.rollout.actors + config.reward.actors) / REPORTS_PER_S)
 
 
@@ -34,11 +37,11 @@ class Reporter:
         self._since = trio.current_time()
 
     def count(self, name: str, increase: float = 1.0) -> None:
-        """Add to a counter; its name is a metric's label, so take few different ones."""
+        """Add to a counter. Its name is a metric's label, so take few different ones."""
         self._counts[name] += increase  # type: ignore[assignment]
 
     def take(self) -> Report:
-        """Everything since the last call."""
+        """The report of everything since the last call."""
         now = trio.current_time()
         total = self._waits.idle()
         idle = {cause: seconds - self._sent.get(cause, 0.0) for cause, seconds in total.items()}

@@ -1,11 +1,17 @@
-"""The reward actor: a nursery around verifiers that can be killed. Invariant: each answer gets one
-verdict, in bounded time.
+"""The reward actor: a nursery around verifiers that can be killed.
+
+Invariant: each answer gets one verdict, in bounded time.
 
 A verifier that returns a finite number gives `Scored`. Else the verdict is `NoVerdict`, never a
-reward of zero: `raised: …`, `timeout` (its worker was killed at the deadline), `crashed` (its
-worker died by itself, twice), `not a number: …`, `not finite`, `too large`, and where rewards by
-name are not those that the verifier has said `unnamed rewards: …` or `other rewards: …`. Each
-answer has a worker process of its own while it is judged, so no other answer notices.
+reward of zero, with one of these reasons:
+
+    raised: …            the verifier raised an error
+    timeout              its worker was killed at the deadline
+    crashed              its worker died by itself, twice
+    not a number: …, not finite, too large
+    unnamed rewards: …, other rewards: …    not the rewards that the verifier has named before
+
+Each answer has a worker process of its own while it is judged, so no other answer is touched.
 """
 
 from __future__ import annotations
@@ -46,11 +52,11 @@ OPENING_S = 120.0
 START_S = 10.0
 """Seconds in which a worker must be forked."""
 ENDING_S = 1.0
-"""Seconds that answers in flight, and then the workers, get when the actor ends."""
+"""Seconds that open answers, and then the workers, get when the actor ends."""
 
 
 class VerifierLost(RuntimeError):
-    """The process that forks workers ended or stands still. The actor cannot go on; its successor
+    """The process that forks workers ended or stands still. The actor cannot go on. Its successor
     starts a new one."""
 
 
@@ -60,11 +66,11 @@ class _Worker(NamedTuple):
 
 
 class VerifierPool:
-    """Judges answers, each in a worker process of its own; workers are forked when none is idle,
-    and used again.
+    """Judges answers, each in a worker process of its own. A worker is forked when none is idle,
+    and is used again.
 
-    Made by `open_verifiers`. The caller bounds how many answers it asks for at a time: that is how
-    many workers there are.
+    It is made by `open_verifiers`. The caller bounds the number of answers at a time, and so the
+    number of workers.
     """
 
     def __init__(self, control: trio.SocketStream, waits: Waits, *, deadline_s: float) -> None:
@@ -74,11 +80,12 @@ class VerifierPool:
         self._idle: list[_Worker] = []
         self._starting = trio.Lock()
         self.slowest: tuple[float, Split, int] = (0.0, "train", -1)
-        """Seconds, and the item they were spent on."""
+        """The most seconds of a verdict, and the split and index of its prompt."""
 
     async def judge(self, split: Split, prompt_index: int, ids: bytes | memoryview) -> TimedVerdict:
-        """The verdict on `int32` response ids; within twice the deadline, as an answer whose worker
-        dies is given to one more. Cancelled, it kills the worker. Raises VerifierLost."""
+        """Judge a response (`ids` int32). It takes at most twice the deadline, because an answer
+        whose worker dies is given to one more. Cancelled, it kills the worker. Raises
+        VerifierLost."""
         answer = VerifyRequest(split, prompt_index, bytes(ids))
         given = (
             await self._attempt(answer)
@@ -89,7 +96,7 @@ class VerifierPool:
         return given
 
     async def _attempt(self, answer: VerifyRequest) -> TimedVerdict | None:
-        """One worker's verdict; None where it died."""
+        """The verdict of one worker; None if the worker died."""
         worker = self._idle.pop() if self._idle else await self._start()
         given: TimedVerdict | None = None
         try:
@@ -136,11 +143,8 @@ _LOST = "the process that starts verifiers ended; its own error is in this actor
 async def open_verifiers(
     task: TaskConfig, seed: int, tokenizer: str, waits: Waits
 ) -> AsyncIterator[VerifierPool]:
-    """Verifiers of the task's answers, with `tokenizer` (a model directory) to read them; none of
-    their processes outlives the block.
-
-    Raises VerifierLost where the task cannot be opened.
-    """
+    """Open verifiers of the task's answers, which `tokenizer` (a model directory) decodes. None of
+    their processes outlives the block. Raises VerifierLost if the task cannot be opened."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await trio.lowlevel.open_process(
@@ -179,11 +183,11 @@ async def reward_actor(
     concurrency: int,
     deadline_s: float,
 ) -> None:
-    """Serve the coordinator until it drains this actor, judging at most `concurrency` answers at a
-    time; `deadline_s` is a verifier's.
+    """Serve the coordinator until it drains this actor. At most `concurrency` answers are judged at
+    a time, and a verifier has `deadline_s` seconds.
 
-    What is not judged when the drain's second is over is not judged here: it is sealed in the
-    journal and asked for again.
+    Answers that are open when the drain's ENDING_S are over are not judged here. Their rollouts are
+    sealed in the journal, so a resumed run asks for their verdicts again.
     """
     places = trio.Semaphore(concurrency)
 
@@ -251,8 +255,8 @@ async def _exchange(
 
 
 async def _ask(stream: trio.SocketStream, answer: VerifyRequest) -> TimedVerdict | None:
-    """A worker's reply; None where it died, or where what it runs, which is somebody else's code,
-    has sent what is no reply."""
+    """A worker's reply; None if the worker died, or if the verifier in it, which is a user's code,
+    has sent something else."""
     try:
         await stream.send_all(frame(answer))
         head = await _exactly(stream, LENGTH.size)

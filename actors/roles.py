@@ -20,7 +20,10 @@ import trio
 
 from actors.reporting import Reporter, report_s
 from asyncrl.config import Config
-from asyncrl.ipc.link import Link, UnixAddress, connect, read_key, serve
+from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.endpoints import connect, serve
+from asyncrl.ipc.keys import read_key
+from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Hello,
     MicroBatch,
@@ -86,8 +89,9 @@ class ActorContext:
 
 async def coordinator(place: ActorContext) -> None:
     """The coordinator's process. It ends when the launcher has heard that the run is over."""
-    from actors.coordinator.coordinator import Coordinator, Outcome
+    from actors.coordinator.coordinator import Coordinator
     from actors.coordinator.event_store import EventStore
+    from actors.coordinator.lifecycle import Outcome
     from actors.coordinator.peers import Peer
     from actors.coordinator.prompts import PromptSource
     from actors.coordinator.resume import begin_again, resumed
@@ -108,7 +112,7 @@ async def coordinator(place: ActorContext) -> None:
         tokenizer,
         seed=config.run.seed,
         epochs=config.task.epochs,
-        curriculum=config.task.curriculum,
+        choice=config.task.curriculum,
     )
     metrics = Metrics()
     metrics.describe(task=config.task.name, engine=config.engine.kind, run=str(place.run))

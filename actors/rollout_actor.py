@@ -1,11 +1,13 @@
-"""The rollout actor: a nursery around an engine. Invariant: what it streams is what its engine
-sampled, under the version the engine said.
+"""The rollout actor: a nursery around an engine.
 
-    leases     coordinator → engine.submit                     (the engine queues what has no slot yet)
-    chunks     engine.run → coordinator                        (one frame for all slots)
-    weights    coordinator: Prepare → receive beside decoding → Prepared → Commit → engine.load → Committed
+Invariant: it streams the tokens that its engine sampled, under the version that the engine said.
 
-Nothing is kept here: a rollout's tokens live with the coordinator from when they are streamed, so
+    leases     coordinator → engine.submit         (the engine queues those that have no slot yet)
+    chunks     engine.run → coordinator            (one frame for all slots)
+    weights    Prepare → receive, beside decoding → Prepared
+               Commit → engine.load → Committed
+
+Nothing is kept here: a rollout's tokens are with the coordinator as soon as they are streamed. So
 this process may be killed at any time.
 """
 
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Received(Protocol):
-    """Weights in a staging place, and what they were checked by."""
+    """Weights that were received and are not served yet, and their checksums."""
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]: ...
@@ -53,11 +55,11 @@ class Received(Protocol):
 
 
 Receive = Callable[[Prepare], Awaitable[Received]]
-"""Takes part in one broadcast; raises TransferError."""
+"""Takes part in one broadcast. Raises TransferError."""
 
 
 class _Staging:
-    """The one publication that this actor is receiving, or has received and not committed."""
+    """The one publication that this actor receives, or has received and not committed."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -66,8 +68,8 @@ class _Staging:
         self._scope = trio.CancelScope()
 
     async def prepare(self, message: Prepare) -> Prepared:
-        """Receive. Every Prepare has one answer, also where an abort or a newer publication ended
-        it."""
+        """Receive the weights. Every Prepare has one answer, even if an abort or a newer
+        publication ended it."""
         self.abort()
         self._publication = message.publication
         with trio.CancelScope() as self._scope:
@@ -85,7 +87,7 @@ class _Staging:
         self._publication, self._staged = -1, None
 
     def take(self, publication: int) -> Received | None:
-        """What `publication` staged, once."""
+        """Take the weights of `publication`, once; None if they are not here."""
         if publication != self._publication:
             return None
         staged, self._staged = self._staged, None
@@ -93,7 +95,8 @@ class _Staging:
 
 
 def requests(message: Leases, ids: memoryview) -> list[Request]:
-    """The engine's requests of a frame of leases."""
+    """The engine's requests for a frame of leases. `ids` is int32: for each lease its prompt, and
+    then the response tokens that there are."""
     tokens = np.frombuffer(ids, np.int32)
     found, at = [], 0
     for lease in message.leases:
@@ -115,10 +118,10 @@ def requests(message: Leases, ids: memoryview) -> list[Request]:
 
 
 class AgentsProtocol(Protocol):
-    """Whoever else the engine samples for."""
+    """Agents, for whom the engine samples beside leases."""
 
     def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Takes its own, and gives those of leases back."""
+        """Keep the chunks of agents. Returns those of leases."""
         ...
 
     async def close(self) -> None: ...
@@ -131,8 +134,8 @@ async def rollout_actor(
     reporter: Reporter,
     agents: AgentsProtocol | None = None,
 ) -> None:
-    """Serve the coordinator until it drains this actor. A lost link ends it with the link's
-    error."""
+    """Serve the coordinator until it drains this actor. Raises the link's error if the link
+    breaks, and CoordinatorLost if it ends before."""
     staging = _Staging(receive)
 
     async def emit(chunks: Sequence[Chunk]) -> None:

@@ -1,14 +1,15 @@
-"""The trainer actor: a nursery around a learner. Invariant: what computes is carried out one at a
-time, in the order it came.
+"""The trainer actor: a nursery around a learner.
 
-    micro-batch      accumulate its gradients → Consumed
-    score_proximal   score texts under the weights there are, and keep the scores
-    close step       one optimizer step, one version more → Stepped
-    publish          send the weights as they are → Transferred
-                     (beside accumulation, never beside an optimizer step)
-    save             write a checkpoint → Saved
+Invariant: commands that compute are carried out one at a time, in the order in which they came.
 
-It waits only for commands; what that costs is the trainer's idle time.
+    MicroBatch      accumulate its gradients                       → Consumed
+    ScoreProximal   score tokens under the present weights, and keep the scores
+    CloseStep       one optimizer step, one version more           → Stepped
+    Publish         send the present weights                       → Transferred
+    Save            write a checkpoint                             → Saved
+
+Weights are sent beside accumulation, never beside an optimizer step. The actor waits only for
+commands; the seconds of these waits are the trainer's idle time.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOR_EVER_S = 1e9
-"""A command may be long in coming while engines are at work; the end of the link, and the
-coordinator's watchdog, bound it."""
+"""Seconds for which a command may be long in coming while engines are at work. The end of the link,
+and the coordinator's watchdog, end this wait."""
 COMMANDS = 64
-"""Commands that may wait here. The coordinator has two micro-batches outstanding at most, and few
+"""Commands that may wait here. The coordinator has at most two micro-batches outstanding, and few
 other commands."""
 
 
 class LearnerProtocol(Protocol):
-    """What a trainer actor drives. Its methods are called one at a time, and let links go on while
-    they compute."""
+    """A learner, as a trainer actor drives it. Its methods are called one at a time, and let links
+    go on while they compute."""
 
     @property
     def version(self) -> int: ...
@@ -71,12 +72,12 @@ class LearnerProtocol(Protocol):
     async def step(self) -> dict[str, float]: ...
 
     async def save(self, cursor: int) -> Path:
-        """Raises CheckpointError where it cannot be written."""
+        """Write a checkpoint. Raises CheckpointError if that is not possible."""
         ...
 
 
 class Sent(Protocol):
-    """What a transfer sent: one checksum a bucket."""
+    """The result of a transfer: one checksum a bucket."""
 
     @property
     def checksums(self) -> list[int]: ...
@@ -98,8 +99,9 @@ async def trainer_actor(
     waits: Waits,
     reporter: Reporter,
 ) -> None:
-    """Serve the coordinator until it drains this actor. Its link is what bounds the wait for a
-    command: it ends with the coordinator, whose watchdog ends a run that stands still."""
+    """Serve the coordinator until it drains this actor. Raises CoordinatorLost if the link ends
+    before. The wait for a command ends at the latest with the link, which ends with the
+    coordinator, whose watchdog ends a run that stands still."""
     weights = trio.Lock()  # held while the weights must not change
 
     async def publish(

@@ -1,18 +1,19 @@
-"""Where verifiers run: processes that can be killed. Invariant: a process judges one answer at a
-time, so killing it harms no other.
+"""The processes in which verifiers run, and which can be killed.
+
+Invariant: a process judges one answer at a time, so killing it harms no other answer.
 
     reward actor ── control socket ──▶ nursery process ── fork ──▶ worker, worker, …
          └────────────── one socket pair for each worker ──────────────┘
 
-The nursery process (`python -m actors.verifier_process FD`) opens the task once and then only forks
-and buries workers: a new worker costs milliseconds and shares the task's memory. What it starts in
-has no second thread, so that a fork is safe. Workers talk over sockets; what a verifier prints goes
-to standard error. A worker and all that its verifier started are one process group. When the reward
-actor is gone the control socket ends, and with it every worker.
+The nursery process (`python -m actors.verifier_process FD`) opens the task once. Then it only
+forks and buries workers: a new worker costs milliseconds and shares the task's memory. It has no
+second thread, so a fork is safe. Workers talk over sockets; the output of a verifier goes to
+standard error. A worker and all that its verifier started are one process group. When the reward
+actor is gone, the control socket ends, and with it every worker.
 
-On sockets a frame is `u32 length, msgpack`; the control socket carries `Start`, with the worker's
-end of its socket pair as a descriptor, answered by the worker's process id as a u32, and `Bury`,
-which has no answer.
+On sockets a frame is `u32 length, msgpack`. The control socket carries `Start` and `Bury`. `Start`
+comes with the worker's end of its socket pair as a descriptor, and is answered by the worker's
+process id as a u32. `Bury` has no answer.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ FRAME_BYTES = 2**24
 SAID = 200
 """Characters of an exception's text that a verdict keeps."""
 LARGEST = 1e38
-"""Largest reward, either sign, as `staleness.advantages` has it: what is larger could not be
+"""Largest reward of either sign, as `staleness.advantages` has it. A larger one could not be
 trained."""
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """The first frame on the control socket: what to judge with. `tokenizer` is a model
-    directory."""
+    """The first frame on the control socket: the task, its seed, and the model directory of the
+    `tokenizer`."""
 
     task: TaskConfig
     seed: int
@@ -91,7 +92,7 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdict:
-    """What the task's verifier says of an answer, whatever it does short of not returning."""
+    """Judge an answer with the task's verifier. Whatever the verifier raises becomes a verdict."""
     start = time.perf_counter()
     try:
         ids = np.frombuffer(answer.ids, "<i4").tolist()
@@ -100,14 +101,14 @@ def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdi
         verdict = NoVerdict(str(error))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (a user's code may raise SystemExit too)
         verdict = NoVerdict(f"raised: {type(error).__name__}: {str(error)[:SAID]}")
     return TimedVerdict(verdict, time.perf_counter() - start)
 
 
 def read(value: Any) -> Verdict:
-    """A verifier's result as a verdict: a finite number is a reward, True and False are 1 and 0. Of
-    several each must be one, and their sum."""
+    """Read a verifier's result as a verdict. A finite number is a reward, True and False are 1 and
+    0. Of several named rewards, each and their sum must be finite numbers."""
     try:
         reward = float(value) if not isinstance(value, str | bytes) else None
     except (TypeError, ValueError, OverflowError):
@@ -124,13 +125,13 @@ def read(value: Any) -> Verdict:
 
 
 def serve_answers(sock: socket.socket, task: Task, tokenizer: Tokenizer) -> None:
-    """A worker's life: judge what comes, one at a time, until the socket ends."""
+    """Live as a worker: judge answers, one at a time, until the socket ends."""
     while (answer := receive(sock, VerifyRequest)) is not None:
         sock.sendall(frame(judge(task, tokenizer, answer)))
 
 
 def receive(sock: socket.socket, kind: type[T]) -> T | None:
-    """The next frame; None where the peer ended. Raises ValueError where it is none."""
+    """The next frame; None if the peer ended. Raises ValueError if it is no `kind`."""
     head = _exactly(sock, LENGTH.size)
     if head is None:
         return None
@@ -139,7 +140,8 @@ def receive(sock: socket.socket, kind: type[T]) -> T | None:
 
 
 def length(head: bytes) -> int:
-    """The bytes that a frame's head announces. Raises ValueError for more than FRAME_BYTES."""
+    """The number of bytes that a frame's head announces. Raises ValueError if it is over
+    FRAME_BYTES."""
     size: int = LENGTH.unpack(head)[0]
     if size > FRAME_BYTES:
         raise ValueError(f"a frame of {size} bytes is announced, over the limit of {FRAME_BYTES}")
@@ -147,7 +149,7 @@ def length(head: bytes) -> int:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """What a frame holds. Raises ValueError where it is no `kind`."""
+    """The message of a frame. Raises ValueError if it is no `kind`."""
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except RecursionError as error:
@@ -174,7 +176,7 @@ class _Nursery:
         self._workers: set[int] = set()
 
     def run(self) -> None:
-        """Until the control socket ends; then no worker is left."""
+        """Serve until the control socket ends. Then no worker is left."""
         try:
             while (command := self._next()) is not None:
                 match command:
@@ -242,8 +244,8 @@ def _end_with(parent: int) -> None:
 
 
 def main(descriptor: int) -> None:
-    """The nursery process. Standard output becomes standard error: nothing a verifier prints
-    reaches anybody's protocol."""
+    """Be the nursery process. Standard output becomes standard error, so that the output of a
+    verifier reaches no protocol."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)
     control = socket.socket(fileno=descriptor)

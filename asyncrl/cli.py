@@ -201,9 +201,10 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
     from asyncrl.config.derived import derived
     from asyncrl.launch import preflight
     from asyncrl.observe.display import show_derived
+    from asyncrl.observe.run_dir import RUN_TOML
     from asyncrl.processes.machine import available_cores
 
-    path = args.config or (resume / preflight.RUN_TOML if resume else None)
+    path = args.config or (resume / RUN_TOML if resume else None)
     cores = available_cores()
     config = preflight.resolved(
         configuration.load(path, args.sets, os.environ), resume, datetime.now()

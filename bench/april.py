@@ -22,7 +22,7 @@ from asyncrl.simulation.capacity.modelled import (
     measure,
     roofline,
 )
-from asyncrl.simulation.world import Speeds
+from asyncrl.simulation.fake_world import Speeds
 
 MEAN, LONGEST = 2_800, 28_000
 TRAINED_TOKEN_S = 3e-5

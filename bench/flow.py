@@ -28,7 +28,7 @@ from asyncrl.simulation.capacity.modelled import (
     lognormal,
     measure,
 )
-from asyncrl.simulation.world import Speeds
+from asyncrl.simulation.fake_world import Speeds
 
 STEP_S = 60.0
 ENGINES = 2

@@ -3,7 +3,7 @@
 The bulk, a million, goes through the receiver itself, `Link` over a pipe in memory, one link for
 each frame. The rest comes over real sockets from a process of its own, one connection for each
 frame, as the first bad one closes it: from peers that prove the key and then break the rules, and
-from peers that have none. A server takes such connections in no faster than `link.REFUSAL_S` lets
+from peers that have none. A server takes such connections in no faster than `endpoints.REFUSAL_S` lets
 it.
 
 Beside it a good peer sends a request and waits for its reply, on another link of the same server:
@@ -33,8 +33,12 @@ import msgspec
 import trio
 
 from asyncrl.ipc import messages
-from asyncrl.ipc.framing import Bytes
-from asyncrl.ipc.link import EndOfStream, Link, LinkError, UnixAddress, connect, new_key, serve
+from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.endpoints import connect, serve
+from asyncrl.ipc.errors import EndOfStream, LinkError
+from asyncrl.ipc.keys import new_key
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.pipes import Bytes
 
 ASKING = messages.CloseStep(7)
 GOOD = [

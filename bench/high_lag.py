@@ -265,7 +265,7 @@ async def _step(
             len(asked[n]),
             tokens,
             scores[n],
-            [Span(version, 0, tokens)],
+            [Span(version, len(asked[n]), len(asked[n]) + tokens)],
         )
 
     for index, batch in enumerate(

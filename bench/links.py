@@ -22,7 +22,10 @@ from pathlib import Path
 import trio
 
 from asyncrl.ipc import messages
-from asyncrl.ipc.link import Address, Link, TcpAddress, UnixAddress, connect, new_key, serve
+from asyncrl.ipc.address import Address, TcpAddress, UnixAddress
+from asyncrl.ipc.endpoints import connect, serve
+from asyncrl.ipc.keys import new_key
+from asyncrl.ipc.link import Link
 
 SIZES = {"64 B": 64, "64 B, 32 a write": 64, "4 KB": 2**12, "64 KB": 2**16, "4 MB": 2**22}
 MESSAGE = messages.CloseStep(7)

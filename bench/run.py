@@ -98,7 +98,7 @@ class Work:
                 len(self.prompts[r]) // 4,
                 len(self.ids[r]) // 4,
                 self.rewards[r],
-                [Span(0, 0, len(self.ids[r]) // 4)],
+                [Span(0, len(self.prompts[r]) // 4, len(self.prompts[r] + self.ids[r]) // 4)],
             )
             for r in batch
         ]

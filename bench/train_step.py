@@ -32,9 +32,8 @@ from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import MicroBatch, Sample, Span
 from asyncrl.training.learner import Learner
 from asyncrl.training.linear import accelerate
-from staleness.advantages import Grpo, RewardedSamples
-from staleness.advantages.as_tensors import advantage_tensors
-from staleness.corrections import IcePop
+from staleness.advantages import advantages
+from staleness.estimators import IcePop
 
 SIZE, VOCABULARY = 8, 64
 BAND = IcePop()
@@ -95,7 +94,7 @@ def rollouts(
                 prompt,
                 size - prompt,
                 float(rng.integers(0, 2)),
-                [Span(0, 0, size - prompt)],
+                [Span(0, prompt, size)],
             )
         )
         ids.append(rng.integers(0, VOCABULARY, size).astype(np.int32))
@@ -156,8 +155,7 @@ class Padded:
                 logs[log_at : log_at + s.response_tokens].copy()
             )
             at, log_at = at + end, log_at + s.response_tokens
-        given = RewardedSamples(samples, step.batch.rewards, {})
-        advantage = advantage_tensors(Grpo(), given).value[:, None]
+        advantage = advantages("grpo", samples, step.batch.rewards, {}).value[:, None]
         logits = self.model(ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
         current = -F.cross_entropy(
             logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"

@@ -158,7 +158,7 @@ class LiveGroups:
     formula = "(depth + overprovision) × batch_groups"
 
     def __init__(self, settings: AdmissionSettings) -> None:
-        self._settings = settings
+        self.settings = settings
 
     @classmethod
     def applies(cls, settings: AdmissionSettings) -> bool:
@@ -166,14 +166,14 @@ class LiveGroups:
 
     @property
     def max_live(self) -> int:
-        depth, groups, overprovision, *_ = self._settings
+        depth, groups, overprovision, *_ = self.settings
         return depth * groups + math.ceil(overprovision * groups)
 
     @property
     def max_live_filtered(self) -> int:
         """As the protocol says. Never so many that a lag could leave `max_lag` if all of them
         passed."""
-        settings, live = self._settings, self.max_live
+        settings, live = self.settings, self.max_live
         if settings.filter == "none" or settings.unit == "rollout":
             return live
         in_time = math.floor((settings.max_lag + 1) * self.smallest_step)
@@ -186,15 +186,15 @@ class LiveGroups:
 
         Example: 2 groups in a step, L = 4 and window 3 make ceil(6 / 2) - 1 = 2 versions.
         """
-        if not self._settings.window:
+        if not self.settings.window:
             return None
         live, least = self.max_live_filtered, self.smallest_step
-        return 0 if least >= live else math.ceil((live + self._settings.window - 1) / least) - 1
+        return 0 if least >= live else math.ceil((live + self.settings.window - 1) / least) - 1
 
     @property
     def widest_window(self) -> int:
         """Widest window that keeps lag within `max_lag`; 0 where none does."""
-        in_time = math.floor((self._settings.max_lag + 1) * self.smallest_step)
+        in_time = math.floor((self.settings.max_lag + 1) * self.smallest_step)
         return max(0, in_time - self.max_live + 1)
 
     @property
@@ -206,7 +206,7 @@ class LiveGroups:
         ceil(100 / 40) = 3 groups at least. Of rollouts trained one by one it has ceil(100 / 10) =
         10 at least, which are 10 / 4 groups.
         """
-        settings = self._settings
+        settings = self.settings
         if not settings.step_tokens:
             return Fraction(settings.batch_groups)
         if settings.unit == "rollout":
@@ -217,7 +217,7 @@ class LiveGroups:
         return Fraction(math.ceil(settings.step_tokens / (members * settings.max_new_tokens)))
 
     def may_start(self, live: LiveWork) -> int:
-        settings, most = self._settings, self.max_live
+        settings, most = self.settings, self.max_live
         if settings.unit == "rollout":
             return max(0, math.floor(most - live.rollouts_live / settings.group_size))
         if settings.filter == "zero_variance":
@@ -228,7 +228,7 @@ class LiveGroups:
         return max(0, most - live.groups_live)
 
     def contradictions(self) -> Iterator[Contradiction]:
-        settings, lag = self._settings, self.worst_lag
+        settings, lag = self.settings, self.worst_lag
         if settings.depth > settings.max_lag:
             yield Contradiction(
                 ("staleness.depth", "staleness.max_lag"),

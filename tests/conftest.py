@@ -20,13 +20,13 @@ REAL = {"runs", "sglang"}
 class ByFile(LoadScopeScheduling):
     """Gives a worker one file at a time, so that its tests share what its fixtures started.
 
-    The folders of `REAL` count as one file. Each of their tests takes two cores or so, several say
-    how long a run may take to end, and all tests of a real server share one.
+    A folder of `REAL` counts as one file. Its tests start many processes each, several say how long
+    a run may take to end, and all share one server or one finished run.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         path = PurePath(nodeid.partition("::")[0])
-        return "real" if path.parent.name in REAL else str(path)
+        return path.parent.name if path.parent.name in REAL else str(path)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -1,9 +1,10 @@
-"""What no engine of this run can have sampled. Invariant: a chunk with a defect is nobody's tokens:
-none of it is kept, booked or counted.
+"""Finds chunks that no engine of this run can have sampled.
 
-A frame is looked at as a whole, and chunk by chunk only where something in it is wrong. The rollout
-of a bad chunk is buried under the defect, whatever it held: with the bad chunk its engine may have
-lost more than it says. The good chunks of the same frame stand.
+Invariant: the tokens of a chunk with a defect are nobody's: none of them is kept or counted.
+
+A frame is looked at as a whole, and chunk by chunk only if something in it is wrong. The rollout of
+a bad chunk is buried under the defect's name with all its tokens, because its engine may have lost
+more than it says. The good chunks of the same frame stand.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Literal
 import numpy as np
 
 from asyncrl.experience.rollout import ImpossibleEvent, Rollout
-from asyncrl.ipc.link import LinkError
+from asyncrl.ipc.errors import LinkError
 from asyncrl.ipc.messages import ChunkHead
 
 SUSPECT = 3
-"""Bad chunks that cost an engine its place. One may be a flipped bit, and costs a rollout; whoever
-sends three is broken, and what else it samples is not to be believed. A frame whose arrays do not
-fit counts once: nobody knows which of its chunks is bad."""
+"""Bad chunks that cost an engine its place. One may be a flipped bit, and costs a rollout. An
+engine that sends three is broken, and its other tokens are not to be believed. A frame whose arrays
+do not fit counts once, because it is unknown which of its chunks is bad."""
 
 Defect = Literal[
     "unequal",
@@ -33,14 +34,21 @@ Defect = Literal[
     "wrong_start",
     "over_budget",
 ]
-"""Why a rollout is buried for what came of it: arrays that do not fit the heads, an id outside of
-the vocabulary, a log-probability that is not finite, a version that is not published, none at all,
-or not the one that the rollout is pinned to, tokens that do not follow those that there are, or
-more of them than were asked for."""
+"""The name of a chunk's defect.
+
+    unequal            the arrays of the frame do not fit its heads
+    vocabulary         an id is outside of the vocabulary
+    nan                a log-probability is not finite
+    future_version     the version is not committed yet
+    negative_version   the version is negative
+    wrong_version      the version is not the one that the rollout is pinned to
+    wrong_start        the tokens do not follow those that there are
+    over_budget        there are more tokens than were asked for
+"""
 
 
 def fits(heads: Sequence[ChunkHead], ids: memoryview, behaviour: memoryview) -> bool:
-    """Whether both arrays are as long as the heads say together."""
+    """True if both arrays, of four bytes a token, are as long as all heads say together."""
     counts = [head.count for head in heads]
     return min(counts, default=0) >= 0 and len(ids) == len(behaviour) == 4 * sum(counts)
 
@@ -51,17 +59,22 @@ def defects(
     behaviour: memoryview,
     *,
     vocabulary: int,
-    published: int | None,
+    newest: int | None,
 ) -> dict[int, Defect]:
-    """The bad chunks of a frame whose arrays fit, by their place in `heads`, as far as that can be
-    told without the rollouts. `published` is the newest version that may have sampled anything."""
+    """The defects of a frame whose arrays fit, by the chunk's place in `heads`, as far as they show
+    without the rollouts. `newest` is the newest version that may have sampled anything; None if
+    none may.
+
+    Example: heads with the counts 2 and 1, the ids 5, 6 and 700, and a vocabulary of 100 give
+    {1: "vocabulary"}.
+    """
     if not len(ids):
         return {}
     tokens, scores = (
         np.frombuffer(ids, np.uint32),
         np.frombuffer(behaviour, np.float32),
     )  # a negative id is a large one
-    newest = -1 if published is None else published
+    newest = -1 if newest is None else newest
     finite = np.isfinite(scores)
     if (
         tokens.max() < vocabulary
@@ -85,8 +98,7 @@ def defects(
 
 
 def refusal(head: ChunkHead, rollout: Rollout) -> Defect:
-    """Why the heart did not take these tokens for this rollout, which is leased for this
-    attempt."""
+    """The defect for which a chunk cannot follow its rollout, which is leased for this attempt."""
     if head.version < 0:
         return "negative_version"
     if head.start != rollout.tokens:
@@ -98,13 +110,14 @@ class Suspects:
     """The engines that have sent bad chunks."""
 
     def __init__(self, heard: Callable[[Defect], None]) -> None:
-        """`heard` hears of each bad chunk."""
+        """`heard(defect)` hears of each bad chunk."""
         self._heard = heard
         self.seen: dict[str, Counter[Defect]] = {}
 
     def add(self, sender: str, found: Sequence[Defect], *, engine: bool) -> None:
-        """`sender`, who has an `engine` or has none, has sent these. Raises Refused where that
-        makes `SUSPECT` of them, and LinkError where there is no engine to be suspected."""
+        """The actor `sender`, which has an `engine` or has none, has sent bad chunks. Raises
+        ImpossibleEvent if these make `SUSPECT` of them, and LinkError if there is no engine to be
+        suspected."""
         for defect in found:
             self._heard(defect)
         if not engine:

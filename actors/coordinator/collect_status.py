@@ -1,95 +1,116 @@
-"""The status of a run, gathered from everybody who knows a part of it. Invariant: it only looks."""
+"""Collects the state of a run from the parts that know it. It only reads.
+
+`RunStatus` is all of it, for `asyncrl status`, `asyncrl why` and a run that stalled. `StatusUpdate`
+is the few numbers that the launcher shows every second.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
 
 import trio
 
+from actors.coordinator.collect_summary import mean_lag
+from actors.coordinator.components import Components
 from actors.coordinator.lifecycle import Phase
 from actors.reporting import report_s
 from asyncrl.config.flow import admission_policy
 from asyncrl.experience.rollout import RolloutStatus
-from asyncrl.ipc.messages import Report, Role
+from asyncrl.ipc.messages import Report, Role, StatusUpdate
+from asyncrl.observe.diagnosis import listed
 from asyncrl.observe.run_status import NAMED, ActorStatus, AwaitedRollout, GroupCounts, RunStatus
 from asyncrl.observe.summary import RolloutTotals, TokenTotals
 
-if TYPE_CHECKING:
-    from actors.coordinator.coordinator import Coordinator
+NAN = float("nan")
 
 
-def collect_status(run: Coordinator) -> RunStatus:
-    """How `run` stands now."""
-    now, config, training, experience = (
-        trio.current_time(),
-        run.config,
-        run.training,
-        run.store.experience,
-    )
-    statuses, progress, leases = experience.statuses(), run.progress, run.generation.out
-    generated_per_s, trained_per_s = progress.rates
-    outcome = run.outcome
+def collect_status(parts: Components) -> RunStatus:
+    """The state of the run at this moment."""
+    now, config, stepping = trio.current_time(), parts.config, parts.stepping
+    experience, statistics, leases = parts.store.experience, parts.statistics, parts.leases
+    statuses = experience.statuses()
+    generated_per_s, trained_per_s = statistics.rates
+    outcome = parts.outcome
     return RunStatus(
         at=time.time(),
-        seconds=progress.seconds,
-        phase=run.life.phase.value,
-        step=training.version if training else 0,
+        seconds=statistics.seconds,
+        phase=parts.lifecycle.phase.value,
+        step=stepping.version if stepping else 0,
         steps=config.train.steps,
-        published=run.publishing.published,
-        token_s=now - run.generation.progress,
-        verdict_s=now - run.scoring.progress,
-        step_s=now - (training.stepped if training else progress.began),
+        published=parts.publishing.committed,
+        token_s=now - parts.chunks.last_activity,
+        verdict_s=now - parts.scoring.last_activity,
+        step_s=now - (stepping.last_step if stepping else statistics.began),
         stall_s=config.supervision.stall_s,
         report_s=report_s(config),
-        window_s=progress.window_s,
-        idle={role: dict(causes) for role, causes in progress.recent().items()},
+        window_s=statistics.window_s,
+        idle={role: dict(causes) for role, causes in statistics.recent().items()},
         generated_per_s=generated_per_s,
         trained_per_s=trained_per_s,
-        actors=[_actor(run, name, now, statuses[RolloutStatus.TAKEN]) for name in run.expected],
-        waits=run.waits.table(),
-        publication=run.publishing.under_way(now),
-        evaluating=run.evaluation.running,
+        actors=[
+            _actor(parts, name, now, statuses[RolloutStatus.TAKEN])
+            for name in parts.lifecycle.expected
+        ],
+        waits=parts.waits.table(),
+        publication=parts.publishing.under_way(now),
+        evaluating=parts.evaluation.running,
         rollouts={status.value: count for status, count in statuses.items()},
         groups=GroupCounts(
             live=experience.groups_live,
             most=admission_policy(config).max_live,
             complete=len(experience.ready()),
-            filtered=training.filtered if training else 0,
+            filtered=stepping.filtered if stepping else 0,
             patience=config.rollout.filter_patience,
         ),
-        awaited=[
-            AwaitedRollout(
-                rollout=id,
-                owner=experience.rollouts[id].holder,
-                attempt=held.attempt,
-                tokens=experience.rollouts[id].tokens,
-                seconds=now - held.since,
-                deadline_s=held.deadline - held.since,
-            )
-            for id, held in leases.oldest(NAMED)
-        ],
+        awaited=_awaited(parts, now),
         lease_p95_s=leases.times.p95_s,
         lease_deadline_s=leases.times.deadline_s,
-        pump_s=progress.pump_s,
+        pump_s=statistics.pump_s,
         tokens=TokenTotals.of(experience.ledger.tokens),
         ledger=RolloutTotals.of(experience.ledger.rollouts),
-        journal=run.journal(),
-        restarts=dict(progress.restarts),
-        alarms=[alarm.sentence for alarm in training.alarms] if training else [],
-        ok=outcome.ok if outcome and run.life.phase is Phase.STOP else None,
+        journal=parts.journal_status(),
+        restarts=dict(statistics.restarts),
+        alarms=[alarm.sentence for alarm in stepping.alarms] if stepping else [],
+        ok=outcome.ok if outcome and parts.lifecycle.phase is Phase.STOP else None,
         reason=outcome.reason if outcome else "",
     )
 
 
-def _actor(run: Coordinator, name: str, now: float, taken: int) -> ActorStatus:
-    role, peer, engine_handle = _role(name), run.roster.get(name), run.engine_pool.get(name)
-    streamed = run.generation.streamed.get(name)
-    if peer is None:
-        incarnation, pid, since = run.gone.get(name, (-1, 0, run.progress.began))
-        return ActorStatus(
-            name=name, role=role, here=False, incarnation=incarnation, pid=pid, seconds=now - since
+def _awaited(parts: Components, now: float) -> list[AwaitedRollout]:
+    """The oldest leases, at most NAMED of them."""
+    rollouts = parts.store.experience.rollouts
+    return [
+        AwaitedRollout(
+            rollout=id,
+            owner=rollouts[id].holder,
+            attempt=lease.attempt,
+            tokens=rollouts[id].tokens,
+            seconds=now - lease.since,
+            deadline_s=lease.deadline - lease.since,
         )
+        for id, lease in parts.leases.oldest(NAMED)
+    ]
+
+
+def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
+    """The state of one actor; `taken` rollouts are with the trainer."""
+    role, peer = _role(name), parts.roster.get(name)
+    if peer is None:
+        last = parts.roster.last_seen.get(name)
+        return ActorStatus(
+            name=name,
+            role=role,
+            here=False,
+            incarnation=last.incarnation if last else -1,
+            pid=last.pid if last else 0,
+            seconds=now - (last.at if last else parts.statistics.began),
+        )
+    engine, streamed = parts.engines.get(name), parts.chunks.streamed.get(name)
+    if engine is not None:
+        holds = sum(map(len, engine.held.values()))
+    else:
+        holds = parts.scoring.held(name) if role == "reward" else taken
     report: Report = peer.report
     return ActorStatus(
         name=name,
@@ -104,21 +125,60 @@ def _actor(run: Coordinator, name: str, now: float, taken: int) -> ActorStatus:
             if seconds and report.seconds
         },
         waits=report.waits,
-        holds=sum(map(len, engine_handle.held.values()))
-        if engine_handle
-        else run.scoring.held(name)
-        if role == "reward"
-        else taken,
-        version=engine_handle.version if engine_handle else None,
+        holds=holds,
+        version=engine.version if engine else None,
         streamed_s=None if streamed is None or role != "rollout" else now - streamed,
     )
 
 
 def _role(name: str) -> Role:
-    return (
-        "trainer"
-        if name.startswith("trainer")
-        else "rollout"
-        if name.startswith("rollout")
-        else "reward"
+    """The role in an actor's name. Example: `rollout-3` is of role `rollout`."""
+    if name.startswith("trainer"):
+        return "trainer"
+    return "rollout" if name.startswith("rollout") else "reward"
+
+
+def collect_update(parts: Components) -> StatusUpdate:
+    """The numbers that the launcher shows."""
+    statistics, stepping, experience = parts.statistics, parts.stepping, parts.store.experience
+    generated_per_s, trained_per_s = statistics.rates
+    lags = stepping.lags if stepping else Counter[int]()
+    accuracy, pauses = parts.evaluation.accuracy, parts.publishing.pauses
+    accuracy_version = max(accuracy, default=-1)
+    phase, note = _phase(parts)
+    return StatusUpdate(
+        seconds=statistics.seconds,
+        phase=phase,
+        step=stepping.version if stepping else 0,
+        steps=parts.config.train.steps,
+        reward=stepping.metrics.get("reward", NAN) if stepping else NAN,
+        accuracy=accuracy.get(accuracy_version, NAN),
+        accuracy_version=accuracy_version,
+        generated_per_s=generated_per_s,
+        trained_per_s=trained_per_s,
+        lag_mean=mean_lag(lags) or 0.0,
+        lag_max=max(lags, default=0),
+        queue_items=experience.queue_items,
+        queue_bytes=experience.queue_bytes,
+        idle_trainer=statistics.idle("trainer") or 0.0,
+        idle_rollout=statistics.idle("rollout") or 0.0,
+        pause_seconds=max(pauses[-1].values(), default=0.0) if pauses else 0.0,
+        note=note,
     )
+
+
+def _phase(parts: Components) -> tuple[str, str]:
+    """The activity of the run in a word, and what it waits for if that may take long."""
+    stepping = parts.stepping
+    match parts.lifecycle.phase:
+        case Phase.INIT:
+            return "starting", f"waiting for {listed(parts.lifecycle.missing)}"
+        case Phase.READY:
+            return "starting", f"publishing version {stepping.version if stepping else 0}"
+        case Phase.RUN:
+            if stepping is not None and stepping.finished:
+                evaluating = parts.evaluation.running is not None
+                return "finishing", "evaluating the last version" if evaluating else ""
+            return "training", ""
+        case _:
+            return "draining", ""

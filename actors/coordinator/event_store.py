@@ -1,5 +1,8 @@
-"""The only gateway to experience. Invariant: every event that is applied is journalled, in that
-order, and nothing else changes the state."""
+"""The only way to change experience.
+
+Invariant: every event that is applied is journalled, in that order, and nothing else changes the
+state.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from asyncrl.experience.experience import Experience
 
 
 class EventLog(Protocol):
-    """Where events go: the journal, or a list in tests."""
+    """The place where events go: the journal, or a list in tests."""
 
     @property
     def appended(self) -> int:
@@ -23,12 +26,12 @@ class EventLog(Protocol):
         ...
 
     def append(self, event: AnyEvent) -> int:
-        """Keep the event; its number. Never waits."""
+        """Keep the event. Returns its number. Never waits."""
         ...
 
     def keep(self, version: int, experience: Experience) -> int:
-        """Keep the whole state, as of now, for the checkpoint of `version`; the number of the last
-        event."""
+        """Keep the whole present state for the checkpoint of `version`. Returns the number of the
+        last event."""
         ...
 
     def compact(self, version: int) -> None:
@@ -36,7 +39,7 @@ class EventLog(Protocol):
         ...
 
     async def room(self) -> None:
-        """Return when more may be appended: back-pressure for whoever brings events."""
+        """Return when more may be appended. A task that brings events waits here."""
         ...
 
     async def flush(self) -> None:
@@ -45,15 +48,15 @@ class EventLog(Protocol):
 
 
 class EventStore:
-    """Experience, and its journal."""
+    """The state of all rollouts, and its journal."""
 
     def __init__(self, experience: Experience, log: EventLog) -> None:
         self.experience = experience
         self.log = log
 
     def record(self, event: AnyEvent) -> None:
-        """Apply, then journal. Raises `Refused` and journals nothing where the event is
-        impossible."""
+        """Apply an event, then journal it. Raises ImpossibleEvent, and journals nothing, if it
+        cannot happen."""
         self.experience.apply(event)
         self.log.append(event)
 
@@ -68,9 +71,9 @@ class EventStore:
         return self.log.durable
 
     def keep(self, version: int) -> None:
-        """A checkpoint of `version` belongs to the state as it is now."""
+        """Keep the present state, to which a checkpoint of `version` belongs."""
         self.log.keep(version, self.experience)
 
     def compact(self, version: int) -> None:
-        """No run goes back behind the checkpoint of `version` any more."""
+        """Forget events from before the checkpoint of `version`: no run goes back behind it."""
         self.log.compact(version)

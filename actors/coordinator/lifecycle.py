@@ -1,17 +1,22 @@
-"""The life of a run. Invariant: it goes INIT → READY → RUN → DRAIN → STOP, never back, and each
-phase has a deadline.
+"""The life of a run.
 
-phase   waits for                                      goes on when                  at its deadline
------   --------------------------------------------   ---------------------------   ---------------------------------------------
-INIT    every actor, for the first time                all have come                 the run fails, and names who did not come
-READY   the first publication                          every engine has weights      the run fails: nothing happened (the watchdog)
-RUN     tokens, verdicts and steps                     the run is over               the run fails: nothing happened (the watchdog)
-DRAIN   the end of each stream, from source to sink    the journal is flushed        the next stage, with what there is
-STOP    the launcher, which is told the outcome        it hangs up                   the process ends all the same
+Invariant: it goes INIT → READY → RUN → DRAIN → STOP, never back, and each phase has a deadline.
 
-A run may be over in any phase; it drains in each case. The stages of a drain follow the data:
+phase  waits for                      goes on when              at its deadline
+-----  -----------------------------  ------------------------  ---------------------------------
+INIT   every actor's first coming     all have come             the run fails, and names the actors
+                                                                that did not come
+READY  the first publication          every engine has weights  the run fails (the watchdog)
+RUN    tokens, verdicts and steps     the run is over           the run fails (the watchdog)
+DRAIN  the end of each stream, from   the journal is flushed    the next stage begins
+       source to sink
+STOP   the launcher, which is told    it hangs up               the process ends all the same
+       the outcome
 
-    rollouts parked → rollout actors Drained → reward actors Drained → the checkpoint, and the trainer Drained → the journal flushed
+A run may be over in any phase, and drains in each case. The stages of a drain follow the data:
+
+    rollouts parked → rollout actors Drained → reward actors Drained
+      → the checkpoint, and the trainer Drained → the journal flushed
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ GOODBYE_S = 2.0
 
 
 class Phase(enum.Enum):
-    """Where a run is in its life."""
+    """The place of a run in its life."""
 
     INIT = "init"
     READY = "ready"
@@ -37,8 +42,8 @@ class Phase(enum.Enum):
 
 
 class Stage(enum.Enum):
-    """A part of the drain, and the share of `supervision.grace_s` that has passed when the next one
-    begins at the latest."""
+    """A part of the drain. Its value is the share of `supervision.grace_s` that has passed when the
+    next stage begins at the latest, 0 to 1."""
 
     PARK = 0.3
     ROLLOUT = 0.4
@@ -47,9 +52,16 @@ class Stage(enum.Enum):
     JOURNAL = 0.95
 
 
+class Outcome(NamedTuple):
+    """The end of a run, and its reason."""
+
+    ok: bool
+    reason: str
+
+
 class OverduePhase(NamedTuple):
-    """A phase has lasted too long: `missing` names the actors that never came, or is empty where
-    nothing happened any more."""
+    """A phase has lasted too long. `missing` names the actors that never came. It is empty if all
+    came, and nothing happened any more."""
 
     phase: Phase
     missing: tuple[str, ...]
@@ -60,14 +72,15 @@ class Lifecycle:
 
     def __init__(self, expected: Iterable[str], settings: SupervisionConfig, now: float) -> None:
         """`expected` are the names of the actors without which the run does not begin."""
-        self._missing = dict.fromkeys(expected)
+        self.expected = tuple(expected)
+        self._missing = dict.fromkeys(self.expected)
         self._settings = settings
         self.phase = Phase.INIT
         self.since = now
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The actors that have never been there."""
+        """The expected actors that have never been ready."""
         return tuple(self._missing)
 
     def came(self, name: str, now: float) -> None:
@@ -77,48 +90,48 @@ class Lifecycle:
             self._enter(Phase.READY, now)
 
     def published(self, now: float) -> None:
-        """Engines have weights."""
+        """Every engine has weights."""
         if self.phase is Phase.READY:
             self._enter(Phase.RUN, now)
 
     def over(self, now: float) -> None:
-        """The run is over, for whatever reason. Raises ValueError where it was before."""
+        """The run is over, for whatever reason. Raises ValueError if it was over before."""
         if self.ending:
             raise ValueError(f"the run is over already: it is in {self.phase.value}")
         self._enter(Phase.DRAIN, now)
 
     def drained(self, now: float) -> None:
-        """Nothing is under way any more. Raises ValueError where the run was not drained."""
+        """Nothing is under way any more. Raises ValueError if the run was not draining."""
         if self.phase is not Phase.DRAIN:
             raise ValueError(f"a run stops after its drain, not after {self.phase.value}")
         self._enter(Phase.STOP, now)
 
     @property
     def ending(self) -> bool:
-        """Whether the run is over, so that nothing new begins."""
+        """True if the run is over, so that nothing new begins."""
         return self.phase in (Phase.DRAIN, Phase.STOP)
 
-    def deadline(self, progress: float) -> float:
-        """Until when the phase may last, where something happened last at `progress`: a token, a
-        verdict or a step."""
+    def deadline(self, last_activity: float) -> float:
+        """The time until which the phase may last. At `last_activity` a token, a verdict or a step
+        came last."""
         match self.phase:
             case Phase.INIT:
                 return self.since + self._settings.start_s
             case Phase.READY | Phase.RUN:
-                return max(self.since, progress) + self._settings.stall_s
+                return max(self.since, last_activity) + self._settings.stall_s
             case Phase.DRAIN:
                 return self.since + self._settings.grace_s
             case Phase.STOP:
                 return self.since + GOODBYE_S
 
     def stage_deadline(self, stage: Stage) -> float:
-        """When a stage of the drain, which has begun, is over at the latest."""
+        """The time at which a stage of the drain, which has begun, is over at the latest."""
         return self.since + self._settings.grace_s * stage.value
 
-    def late(self, progress: float, now: float) -> OverduePhase | None:
-        """Whether the phase has lasted too long and the run must fail; None in an ending, whose
-        deadlines end themselves."""
-        if self.ending or now < self.deadline(progress):
+    def late(self, last_activity: float, now: float) -> OverduePhase | None:
+        """The phase, if it has lasted too long and the run must fail; else None. An ending has
+        deadlines of its own, so it is never late."""
+        if self.ending or now < self.deadline(last_activity):
             return None
         return OverduePhase(self.phase, self.missing)
 

@@ -1,5 +1,8 @@
-"""The actors that are connected. Invariant: at most one peer has a name, and sending to one never
-waits: who does not read is cut off."""
+"""The actors that are connected.
+
+Invariant: at most one peer has a name. Sending to a peer never waits; a peer that does not read is
+cut off.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import logging
 from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import trio
 
@@ -14,8 +18,8 @@ from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import Hello, Message, Report, Role
 
 OUTBOX = 512
-"""Frames that may wait for one peer. What is given to an actor is bounded by its slots, so a full
-outbox means it does not read."""
+"""Frames that may wait for one peer. The work of an actor is bounded by its slots, so a full outbox
+means that it does not read."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +37,10 @@ class Peer:
         self.incarnation = hello.incarnation
         self.link = link
         self.report = Report(0.0, {}, {}, [])
-        self.heard = 0.0  # when it said anything last
+        self.heard = 0.0  # seconds on trio's clock when it said anything last
         self.scope = trio.CancelScope()  # around its connection
         self.freed: Callable[[], None] = lambda: None
-        self._wanted = False  # whether somebody has more for it
+        self._more_waits = False  # somebody had no room for more
         self._outbox, self._frames = trio.open_memory_channel[Frame](OUTBOX)
         self._later: deque[Frame] = deque()
 
@@ -50,16 +54,16 @@ class Peer:
             self.scope.cancel()
 
     def queue(self, message: Message, *buffers: object) -> None:
-        """As `send`, for what is bounded elsewhere and may be more than an outbox holds: it waits
-        its turn, in the order of queueing."""
+        """Send a frame whose number is bounded elsewhere, and may be more than an outbox holds. It
+        waits its turn, in the order of queueing."""
         self._later.append((message, buffers))
         self._refill()
 
     def has_room(self) -> bool:
-        """Whether it may be given more of what can wait, which has half of the outbox. Where not,
-        `freed` is called as soon as it may."""
+        """True if it may be given more frames of those that can wait, which have half of the
+        outbox. If not, `freed` is called as soon as it may."""
         full = 2 * self._outbox.statistics().current_buffer_used >= OUTBOX
-        self._wanted |= full
+        self._more_waits |= full
         return not full
 
     async def write(self) -> None:
@@ -67,26 +71,39 @@ class Peer:
         async for message, buffers in self._frames:
             await self.link.send(message, *buffers)  # type: ignore[arg-type]
             self._refill()
-            if self._wanted and not self._outbox.statistics().current_buffer_used:
-                self._wanted = False
+            if self._more_waits and not self._outbox.statistics().current_buffer_used:
+                self._more_waits = False
                 self.freed()
 
     def _refill(self) -> None:
-        """What is queued has half of the outbox, so that it keeps nobody from sending."""
+        """Move queued frames to the outbox, as far as half of it: the rest is for `send`."""
         while self._later and 2 * self._outbox.statistics().current_buffer_used < OUTBOX:
             self._outbox.send_nowait(self._later.popleft())
 
 
+class LastSeen(NamedTuple):
+    """An actor that was connected and is lost: its incarnation and process, and the seconds on
+    trio's clock when its link ended."""
+
+    incarnation: int
+    pid: int
+    at: float
+
+
 class Roster:
-    """Who is connected, by name."""
+    """The connected actors, by name. `last_seen` has those whose link ended, `drained` those that
+    said so."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
+        """`changed()` is called when an actor comes, goes, or has room again."""
         self._peers: dict[str, Peer] = {}
         self._roles: defaultdict[Role, list[Peer]] = defaultdict(list)  # by index
         self._changed = changed
+        self.last_seen: dict[str, LastSeen] = {}
+        self.drained: set[str] = set()
 
     def add(self, peer: Peer) -> Peer | None:
-        """Let `peer` in; the peer of that name it takes the place of, if any."""
+        """Let `peer` in. Returns the peer of that name that it replaces, if any."""
         if (previous := self._peers.get(peer.name)) is not None:
             self._roles[peer.role].remove(previous)
         self._peers[peer.name] = peer
@@ -96,7 +113,7 @@ class Roster:
         return previous
 
     def remove(self, peer: Peer) -> bool:
-        """Forget `peer`; False if another has taken its name already."""
+        """Take `peer` out. Returns False if another one has its name already."""
         if self._peers.get(peer.name) is not peer:
             return False
         del self._peers[peer.name]

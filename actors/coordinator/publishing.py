@@ -1,10 +1,16 @@
-"""Weights to engines: the shell around one publication at a time. Invariant: what `published` names
-was committed, and is in the journal.
+"""Brings weights to engines: the shell around one publication at a time.
 
-A publication is due when an engine does not serve the trainer's version (a step was taken, or an
-engine came or came back), or when that version is to be pinned for evaluation. Where a rollout ends
-under the version that it began with, every version is pinned, until nobody needs it. One that fails
-is tried again, in a new epoch; FAILURES in a row end the run.
+Invariant: the version `committed` is in the journal (`Published`), and every engine has been told
+to serve it before it is told anything else. The version `served` is one that every engine which
+decodes serves, or it serves a later one.
+
+    Publishing.committed   set when the commit is decided; new groups count as admitted under it
+    Publishing.served      set when every engine has answered; the same version, moments later
+
+A publication is due if an engine does not serve the trainer's version (a step was taken, or an
+engine came), or if that version is to be pinned for evaluation. With `finish_on = own` every
+version is pinned until nobody needs it. A publication that fails is tried again in a new epoch.
+FAILURES in a row end the run.
 """
 
 from __future__ import annotations
@@ -36,10 +42,10 @@ from weightsync.publication import (
 )
 
 FAILURES = 5
-"""Publications that may fail in a row. Each has fenced whoever was at fault, so more of them mean
-that something else is."""
+"""Publications that may fail in a row. Each has fenced the actor at fault, so more failures mean
+another cause."""
 RECENT = 32
-"""Publications that are remembered one by one; a run may have any number."""
+"""Publications that are remembered one by one. A run may have any number."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +56,18 @@ class Publishing:
     def __init__(
         self,
         store: EventStore,
-        engine_pool: EnginePool,
+        engines: EnginePool,
         config: Config,
         *,
         fence: Callable[[str, str], None],
         give_up: Callable[[str], None],
         done: Callable[[int, bool], None],
     ) -> None:
-        """`fence(actor, reason)` has an engine replaced, `give_up(reason)` ends the run,
-        `done(version, pinned)` hears of what every engine serves, and whether it is to be
-        evaluated."""
+        """`fence(actor, reason)` has an engine replaced. `give_up(reason)` ends the run.
+        `done(version, evaluate)` hears of each version that every engine serves; `evaluate` is True
+        if it was pinned for evaluation."""
         self._store = store
-        self._engine_pool = engine_pool
+        self._engines = engines
         self._fence = fence
         self._give_up = give_up
         self._done = done
@@ -76,23 +82,24 @@ class Publishing:
         self._began = 0.0
         self._pauses: dict[int, float] = {}
         self._failures = 0
-        self.published: int | None = None
+        self.committed: int | None = None
+        """The last version whose publication was decided in this process; None before the first."""
+        self.served: int | None = None
+        """The last version that every engine served; None before the first publication is done."""
         self.total = Publications()  # all of them
-        self.failed: list[str] = []  # why, of each of the last RECENT that were tried again
-        self.seconds: list[
-            float
-        ] = []  # of each of the last RECENT, from preparation to the last engine's answer
-        self.pauses: list[
-            dict[int, float]
-        ] = []  # the seconds that each engine's decoding stood still, of the same
+        self.failed: list[str] = []  # the reasons of the last RECENT that were tried again
+        # of the last RECENT: seconds from preparation to the last engine's answer
+        self.seconds: list[float] = []
+        # of the same: seconds in which each engine's decoding stood still, by its index
+        self.pauses: list[dict[int, float]] = []
 
     @property
     def waiting_for(self) -> str:
-        """Whom the publication under way waits for; empty where there is none."""
+        """The actors that the publication under way waits for, in words; empty if there is none."""
         return self._current.waiting_for if self._current is not None else ""
 
     def under_way(self, now: float) -> PublicationStatus | None:
-        """The publication that is under way."""
+        """The publication that is under way; None if there is none."""
         if (current := self._current) is None:
             return None
         return PublicationStatus(
@@ -106,20 +113,21 @@ class Publishing:
 
     @property
     def busy(self) -> bool:
+        """True while a publication is under way."""
         return self._current is not None
 
     # ---------------------------------------------------------------------------------- membership
 
     def trainer(self, peer: Peer, port: int) -> None:
-        """The trainer is there; engines fetch from its `port`."""
+        """The trainer is ready; engines receive from its `port`."""
         self._trainer = peer, port
 
     def join(self, member: int) -> None:
-        """An engine without weights is there."""
+        """An engine without weights is ready."""
         self._membership = self._membership.left(member).joined(member)
 
     def lose(self, member: int, reason: str) -> None:
-        """An engine is gone; there is nothing left to fence."""
+        """An engine is gone, so there is nothing left to fence."""
         self._membership = self._membership.left(member)
         if self._current is not None:
             actions = self._current.lost(member, reason, trio.current_time())
@@ -130,11 +138,11 @@ class Publishing:
     # ------------------------------------------------------------------------------------- driving
 
     def pump(self, version: int, pin: bool) -> None:
-        """Start what is due. `version` is the trainer's; `pin` says whether it is to be
-        evaluated."""
+        """Start the publication that is due, if any. `version` is the trainer's. With `pin` it is
+        to be evaluated."""
         if self._current is not None or self._trainer is None or not self._membership.members:
             return
-        if not pin and not self._engine_pool.behind(version):
+        if not pin and not self._engines.behind(version):
             return
         self._number += 1
         self._began, self._pauses, self._pin = trio.current_time(), {}, pin
@@ -150,7 +158,7 @@ class Publishing:
         self._carry_out(self._current.begin(self._began))
 
     def late(self, now: float) -> None:
-        """Time has passed."""
+        """Give up what the publication under way has waited for too long; `now` is trio's clock."""
         if self._current is not None:
             self._carry_out(self._current.late(now))
 
@@ -163,10 +171,10 @@ class Publishing:
             self._carry_out(self._current.prepared(member, message, trio.current_time()))
 
     def on_committed(self, member: int, name: str, message: Committed) -> None:
-        """An engine serves the version now."""
+        """The engine `name` serves the version now."""
         if self._current is None or message.publication != self._number:
             return
-        self._engine_pool.serve(name, message.version, pin=self._pin or self._own)
+        self._engines.serve(name, message.version, pin=self._pin or self._own)
         self._pauses[member] = message.pause_seconds
         self._carry_out(self._current.committed(member, message, trio.current_time()))
 
@@ -177,18 +185,18 @@ class Publishing:
                     assert self._trainer is not None
                     self._trainer[0].send(message)
                 case ToMember(member, message):
-                    if (engine_handle := self._engine_pool.get(f"rollout-{member}")) is not None:
-                        engine_handle.peer.send(message)
+                    if (engine := self._engines.get(f"rollout-{member}")) is not None:
+                        engine.peer.send(message)
                 case Decided(version):
                     self._store.record(Published(version))
-                    self.published = version
+                    self.committed = version
                 case Fence(member, reason):
                     self._membership = self._membership.left(member)
                     self._fence(f"rollout-{member}", reason)
                 case FenceTrainer(reason):
                     self._give_up(f"the trainer does not answer: {reason}")
                 case Done(version):
-                    self._current, self._failures = None, 0
+                    self._current, self._failures, self.served = None, 0, version
                     self._count(trio.current_time() - self._began, self._pauses)
                     self._done(version, self._pin)
                 case Failed(reason):

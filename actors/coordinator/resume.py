@@ -1,8 +1,10 @@
-"""Going on after an end. Invariant: a resumed run trains from the newest whole checkpoint that the
-journal knows, and keeps everything that was generated and judged since.
+"""Goes on with a run that has ended.
 
-What it cannot use it names and puts aside, never deletes: a checkpoint that is damaged, or newer
-than the journal because its last events were not on disk when everything was killed.
+Invariant: a resumed run trains from the newest whole checkpoint that the journal knows, and keeps
+everything that was generated and judged since.
+
+A checkpoint that it cannot use is named and put aside, never deleted: it is damaged, or newer than
+the journal because the journal's last events were not on disk when everything was killed.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from actors.coordinator.event_store import EventStore
-from actors.coordinator.generation import taken_back
+from actors.coordinator.reclaiming import taken_back
 from asyncrl.experience.events import Dropped
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
@@ -24,29 +26,32 @@ logger = logging.getLogger(__name__)
 
 
 class FoundCheckpoint(Protocol):
-    """Weights on disk."""
+    """A checkpoint on disk."""
 
     @property
     def version(self) -> int: ...
 
     def verify(self) -> None:
-        """Raises CheckpointError where it is not what was written."""
+        """Raises CheckpointError if it is not what was written."""
         ...
 
     def set_aside(self) -> None:
-        """Nothing starts from it any more."""
+        """Put it where nothing starts from it any more."""
         ...
 
 
 def resumed(
     history: JournalReader, checkpoints: Sequence[FoundCheckpoint]
 ) -> tuple[Experience, int]:
-    """The state to go on from, and the version that training starts from: that of the newest of
-    `checkpoints` (oldest first) that is whole and in the journal, or 0. Newer ones are set aside.
-    Raises JournalError."""
-    numbers = {
-        version: number for number, version in history.snapshots()
-    }  # the newest of each version
+    """The state to go on from, and the version that training starts from. This is the version of
+    the newest of `checkpoints` (oldest first) that is whole and in the journal, or 0. Newer ones
+    are set aside. Raises JournalError.
+
+    Example: of the checkpoints 10, 20 and 30, the journal knows 10 and 20, and 20 is whole. Then 30
+    is set aside, and training goes on from version 20.
+    """
+    # by version, the number of the event after which its state was kept last
+    numbers = {version: number for number, version in history.snapshots()}
     after, version = numbers.get(0, 0), 0
     base = Experience.of(history.snapshot(after)) if 0 in numbers else Experience()
     for checkpoint in reversed(checkpoints):
@@ -67,7 +72,8 @@ def resumed(
 
 
 def begin_again(store: EventStore, journal: Journal, version: int) -> None:
-    """Write down where the run goes on from, and take back what actors that are gone had."""
+    """Write down the version that the run goes on from, and take back the rollouts of actors that
+    are gone."""
     journal.abandon(version)
     journal.keep(version, store.experience)
     experience = store.experience

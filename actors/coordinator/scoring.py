@@ -1,5 +1,8 @@
-"""Sealed rollouts to verdicts. Invariant: each is with exactly one reward actor, or waits for one;
-what a lost actor had is asked again."""
+"""Asks reward actors for the verdicts on sealed rollouts.
+
+Invariant: a sealed rollout is with exactly one reward actor, or waits for one. The rollouts of a
+lost actor are asked again.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from asyncrl.ipc.messages import NoVerdict, Scored, ScoreRequest, ScoreResult
 logger = logging.getLogger(__name__)
 
 AHEAD = 2
-"""A reward actor is given this many times what it judges at a time, so that it never waits for the
-next."""
+"""A reward actor is given this many times the answers that it judges at a time, so that it never
+waits for the next."""
 
 
 class Scoring:
-    """Which reward actor judges what."""
+    """The answers that each reward actor has to judge."""
 
     def __init__(self, store: EventStore, roster: Roster, config: Config) -> None:
         self._store = store
@@ -31,18 +34,20 @@ class Scoring:
         # A reward actor answers within the verifier's deadline, after what it was given before, and
         # once more for a worker that died.
         self._patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0
-        self._due: deque[int] = deque()  # sealed, and with nobody
-        self._listed = 0  # the last sealing that was put there
-        self._with: dict[
-            int, tuple[str, float]
-        ] = {}  # rollout → (reward actor, deadline), the earliest first
-        self._load: dict[str, int] = {}
+        self._due: deque[int] = deque()  # sealed rollouts that are with no reward actor
+        self._listed = 0  # the number of the last sealing that was put there
+        # rollout → (reward actor, deadline), the earliest deadline first
+        self._with: dict[int, tuple[str, float]] = {}
+        self._load: dict[str, int] = {}  # answers that each reward actor has
         self.no_verdicts: dict[str, int] = {}
+        """Answers without a verdict, by reason."""
         self.slowest: tuple[float, int] = (0.0, -1)
-        self.progress = trio.current_time()
+        """Seconds of the slowest verdict, and the prompt's index; -1 before the first."""
+        self.last_activity = trio.current_time()
+        """Seconds on trio's clock when a verdict came last."""
 
     def dispatch(self) -> None:
-        """Ask for every verdict that is due and that a reward actor has room for."""
+        """Ask for every verdict that is due, as far as reward actors have room."""
         experience = self._store.experience
         for sealed in experience.to_judge(self._listed):
             self._due.append(sealed.id)
@@ -68,10 +73,10 @@ class Scoring:
             peer.send(ScoreRequest(rollout.id, group.split, group.prompt_index), bytes(rollout.ids))
 
     def on_score_result(self, sender: Peer, message: ScoreResult) -> None:
-        """Book a verdict; one that came from an actor that was given up meanwhile is ignored,
-        another gives it."""
-        holder = self._with.get(message.rollout)
-        if holder is None or holder[0] != sender.name:
+        """Write down a verdict. One from an actor that was given up meanwhile is ignored, because
+        another actor gives it."""
+        asked, _ = self._with.get(message.rollout, ("", 0.0))
+        if asked != sender.name:
             return
         self._release(message.rollout)
         rollout = self._store.experience.rollouts.get(message.rollout)
@@ -90,36 +95,37 @@ class Scoring:
             reason = verdict.reason.split(":", 1)[0]
             if reason not in self.no_verdicts:
                 logger.warning(
-                    "an answer to item %d has no verdict: %s; others for the same reason are "
+                    "an answer to prompt %d has no verdict: %s; others for the same reason are "
                     "only counted",
                     prompt_index,
                     verdict.reason,
                 )
             self.no_verdicts[reason] = self.no_verdicts.get(reason, 0) + 1
-        self.progress = trio.current_time()
+        self.last_activity = trio.current_time()
         self.slowest = max(self.slowest, (message.seconds, prompt_index))
         self._store.record(Judged(message.rollout, verdict))
 
     def held(self, name: str) -> int:
-        """How many answers a reward actor has."""
+        """Count the answers that a reward actor has."""
         return self._load.get(name, 0)
 
     def complaint(self) -> str:
-        """What verifiers failed of most, in words; empty where all gave their verdicts."""
+        """The most frequent reason for which verifiers gave no verdict, in words. Empty if all
+        gave one."""
         if not self.no_verdicts:
             return ""
         reason, count = max(self.no_verdicts.items(), key=lambda item: item[1])
         return f" ({count} answers without a verdict: {reason})"
 
     def lose(self, peer: Peer) -> None:
-        """A reward actor is gone: what it held is asked again."""
+        """A reward actor is gone: its answers are asked again."""
         lost = [id for id, (name, _) in self._with.items() if name == peer.name]
         for rollout in lost:
             self._release(rollout)
         self._due.extendleft(reversed(lost))
 
     def overdue(self, now: float) -> str | None:
-        """A reward actor that owes a verdict for too long."""
+        """The reward actor that has owed a verdict for too long; None if there is none."""
         for name, deadline in self._with.values():
             return name if deadline < now else None
         return None

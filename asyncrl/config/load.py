@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import tomli_w
 
 from asyncrl.config.errors import ConfigError
@@ -27,10 +28,9 @@ from asyncrl.config.fields import (
     quoted,
     shortened,
 )
-from asyncrl.config.renamed import RENAMED
+from asyncrl.config.renamed import about_old_name
 from asyncrl.config.rules import contradictions
 from asyncrl.config.schema import VARIABLES, Config, Section
-from staleness.corrections import Correction
 
 PREFIX = "ASYNCRL_"
 
@@ -90,7 +90,7 @@ def render(config: Config) -> str:
         for field in sorted(
             fields, key=lambda field: field.is_table
         ):  # a table takes every key that follows it
-            value = _plain(lookup(config, field.key))
+            value = msgspec.to_builtins(lookup(config, field.key))
             parts.append(_comment(field))
             parts.append(
                 tomli_w.dumps({section: {field.name: value}})
@@ -101,15 +101,9 @@ def render(config: Config) -> str:
     return "".join(parts).rstrip() + "\n"
 
 
-def _plain(value: Any) -> Any:
-    """A setting as TOML has it: corrections as tables."""
-    if isinstance(value, tuple):
-        return [item.table() if isinstance(item, Correction) else item for item in value]
-    return value
-
-
 def _comment(field: Field) -> str:
-    choices = f" ({field.words})" if field.words else ""
+    words = field.choices or (*field.entries,)
+    choices = f" ({', '.join(words)})" if words else ""
     return f"# {field.description}{choices}\n"
 
 
@@ -213,11 +207,10 @@ def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any
 
 
 def _known(path: tuple[str, ...], place: str) -> Field:
-    """The field that `path` names, or a ConfigError with its name of today, or the nearest."""
-    if (now := RENAMED.get(".".join(path[:2]))) is not None or (
-        path[0] in RENAMED and (now := RENAMED[path[0]])
-    ):
-        raise ConfigError(f"{place}: {'.'.join(path[:2])} {now}.")
+    """Return the field that `path` names. Raises ConfigError with the new name of an old one, or
+    with the nearest."""
+    if old := about_old_name(path):
+        raise ConfigError(f"{place}: {old}.")
     key = ".".join(path)
     if path[0] not in SECTIONS:
         near = (

@@ -1,8 +1,10 @@
-"""Settings that had another name: who writes an old one is told the new one."""
+"""Old names of settings and of their values: whoever writes one is told the new one."""
 
 from __future__ import annotations
 
-_MOVED = {
+from collections.abc import Sequence
+
+MOVED = {
     "task.choice": "task.curriculum",
     "rollout.max_hops": "rollout.max_resumes",
     "run.lease_s": "rollout.lease_s",
@@ -21,8 +23,28 @@ _MOVED = {
     "door.port": "gateway.port",
     "door": "gateway",
 }
+"""Old name of a setting or section → new one."""
 
-RENAMED = {old: f"is called {new} now" for old, new in _MOVED.items()} | {
-    "rollout.top_p": "is gone: the whole distribution is sampled, because no engine records the kept set",
+GONE = {
+    "rollout.top_p": (
+        "is gone: the whole distribution is sampled, because no engine records the kept set"
+    )
 }
-"""The old name of a setting or section → the end of the sentence that says so."""
+"""Setting that there was → the end of the sentence that says why there is none."""
+
+VALUES = {"staleness.on_stale": {"recycle": "restart"}}
+"""Setting → its old values, each with its new name."""
+
+
+def about_old_name(path: Sequence[str]) -> str:
+    """Return what is to be known of an old setting, as a sentence without its full stop, or ""
+    where `path` (section, name, …) is none.
+
+    Example: ("run", "cores") gives "run.cores is called machine.cores now".
+    """
+    for key in (".".join(path[:2]), path[0]):
+        if key in MOVED:
+            return f"{key} is called {MOVED[key]} now"
+        if key in GONE:
+            return f"{key} {GONE[key]}"
+    return ""

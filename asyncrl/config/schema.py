@@ -13,9 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.config.engines import ENGINES
-from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
 from asyncrl.config.plugins import Named
-from staleness.corrections import Correction, IcePop
+from staleness.estimators import Estimator, IcePop
 
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
@@ -49,8 +48,9 @@ class TaskConfig(Section, frozen=True):
     ] = ""
     verifier: Annotated[
         str,
-        Named("verifier", ("exact", "number")),
-        Meta(description="`jsonl`: verifier of lines that name none"),
+        Meta(
+            description="`jsonl`: verifier of lines that name none: exact, number, or module:function"
+        ),
     ] = "exact"
     template: Annotated[str, Meta(description="the prompt's text around {question}")] = (
         "{question}\n"
@@ -61,8 +61,7 @@ class TaskConfig(Section, frozen=True):
     train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
     eval_size: Annotated[int, Meta(ge=0, description="held-out prompts; 0: no evaluation")] = 128
     curriculum: Annotated[
-        str,
-        Named("curriculum", ("in_order", "unsolved", "difficulty")),
+        Literal["in_order", "unsolved", "difficulty"],
         Meta(
             description=(
                 "which prompt comes next: each in turn, none that all rollouts solved "
@@ -171,7 +170,7 @@ class EngineConfig(Section, frozen=True):
 
     kind: Annotated[
         str,
-        ENGINES.named,
+        Named("engine", tuple(ENGINES)),
         Meta(
             description=(
                 "embedded: transformers in the rollout process; sglang: a server for each "
@@ -303,8 +302,17 @@ class TrainConfig(Section, frozen=True):
         ),
     ] = "group"
     advantage: Annotated[
-        str,
-        ADVANTAGES.named,
+        Literal[
+            "grpo",
+            "dr_grpo",
+            "rloo",
+            "mc_grpo",
+            "gdpo",
+            "reinforce_pp",
+            "first_k",
+            "min_variance",
+            "min_variance_logits",
+        ],
         Meta(description="how much better a rollout did than what is expected of its prompt"),
     ] = "grpo"
     prior_visits: Annotated[
@@ -318,8 +326,7 @@ class TrainConfig(Section, frozen=True):
         ),
     ] = 4.0
     objective: Annotated[
-        str,
-        OBJECTIVES.named,
+        Literal["clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward"],
         Meta(description="what is minimized, per token"),
     ] = "clip"
     dual_clip: Annotated[
@@ -408,7 +415,7 @@ class StalenessConfig(Section, frozen=True):
         ),
     ] = "mask"
     correction: Annotated[
-        tuple[Correction, ...],
+        tuple[Estimator, ...],
         Meta(
             description="which tokens are left out, and what the others weigh, one after the other"
         ),

@@ -1,5 +1,5 @@
-"""What a rollout actor asks of an engine. Invariant: a chunk carries the version that sampled it,
-as the engine itself says.
+"""The protocol of engines: what a rollout actor submits, and what it gets back. Invariant: a chunk
+carries the version that sampled it, as the engine itself says.
 
 An engine is driven by one task (`run`); every other method is called from the same trio thread and
 returns at once, except `load`. It owns no link and knows no coordinator: the rollout actor is its
@@ -28,6 +28,16 @@ class Request(msgspec.Struct, frozen=True):
     most `max_new_tokens` (at least 1) more are sampled, at `temperature` (0: greedy). The draw of
     response token i depends on (run seed, `key`, i) and the distribution alone. `version` pins the
     weights to a version the engine was told to keep; None follows whatever is current.
+
+    A prompt of three tokens, of whose response two are known; three more are to come, at the
+    response's indices 2, 3 and 4:
+
+    >>> request = Request(
+    ...     rollout=7, attempt=1, key=7, ids=np.array([11, 12, 13, 21, 22], np.int32),
+    ...     prefix_tokens=2, max_new_tokens=3, temperature=1.0,
+    ... )
+    >>> len(request.ids) - request.prefix_tokens  # tokens of the prompt
+    3
     """
 
     rollout: int
@@ -46,6 +56,13 @@ class Chunk(msgspec.Struct, frozen=True):
     `ids` int32 and `behaviour` float32 have equal length, which may be 0 where only `finish` is
     news. `behaviour` is the log-probability of the temperature-scaled distribution (of the unscaled
     one where greedy) at the moment of sampling. A stop id is part of `ids`.
+
+    An answer to the request above in two chunks, between which the weights changed:
+
+    >>> first = Chunk(7, 1, 4, 2, np.array([23], np.int32), np.array([-0.7], np.float32))
+    >>> last = Chunk(7, 1, 5, 3, np.array([24, 0], np.int32), np.zeros(2, np.float32), "stop")
+    >>> [(c.version, c.start, c.start + len(c.ids), c.finish) for c in (first, last)]
+    [(4, 2, 3, ''), (5, 3, 5, 'stop')]
     """
 
     rollout: int
@@ -58,18 +75,45 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 Idle = Callable[[str, float], None]
-"""Where an engine says what it waited for (`weights`, `requests`), and for how many seconds."""
+"""Where an engine reports a wait that ended: its name (`weights`, `requests`), and its seconds."""
 
 Emit = Callable[[Sequence[Chunk]], Awaitable[None]]
+"""Where an engine gives its chunks: those of all slots at a time, in the order of sampling within a
+rollout."""
 
 
 class Engine(Protocol):
     """Streams chunks, can be interrupted at a token boundary, loads a publication between two
-    decode steps."""
+    decode steps.
+
+    A script of three tokens, in chunks of two, under version 4:
+
+    >>> import trio
+    >>> from asyncrl.engines.options import EngineOptions
+    >>> from asyncrl.engines.scripted import Script, ScriptedEngine
+    >>> ids, behaviour = np.array([7, 8, 0], np.int32), np.full(3, -0.7, np.float32)
+    >>> sizes = EngineOptions(slots=1, context_tokens=16, chunk_tokens=2)
+    >>> engine: Engine = ScriptedEngine(lambda _: Script(ids, behaviour, 0.0), sizes, vocab_size=10)
+    >>> async def decode() -> None:
+    ...     async def emit(chunks: Sequence[Chunk]) -> None:
+    ...         for chunk in chunks:
+    ...             print(chunk.version, chunk.start, chunk.ids.tolist(), chunk.finish or "…")
+    ...         if chunks[-1].finish:
+    ...             scope.cancel()
+    ...         await trio.lowlevel.checkpoint()
+    ...
+    ...     with trio.CancelScope() as scope:
+    ...         await engine.load(4, None)
+    ...         engine.submit([Request(1, 1, 1, np.array([5], np.int32), 0, 8, 1.0)])
+    ...         await engine.run(emit)
+    >>> trio.run(decode)
+    4 0 [7, 8] …
+    4 2 [0] stop
+    """
 
     @property
     def slots(self) -> int:
-        """How many rollouts it decodes at a time."""
+        """Rollouts that it decodes at a time."""
         ...
 
     @property
@@ -92,9 +136,11 @@ class Engine(Protocol):
         self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
     ) -> float:
         """Swap to `weights` (by parameter name; None for an engine without weights) between two
-        decode steps, and return the seconds decoding stood still. With `pin`, also keep them to
-        serve requests of that version until `unpin`; any number of versions may be kept, and all
-        are decoded side by side."""
+        decode steps, and return the seconds decoding stood still.
+
+        With `pin`, an engine that keeps versions (`Capabilities`) also keeps these to serve
+        requests of that version until `unpin`; any number may be kept, and all are decoded side by
+        side. Another one ends requests of another version as `interrupted`."""
         ...
 
     def unpin(self, version: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from asyncrl.experience.rollout import Group, ImpossibleEvent, RolloutStatus
+from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Scored, Span
 
 
@@ -38,6 +39,10 @@ class ReplayGroup(msgspec.Struct, array_like=True):
     @property
     def rewards(self) -> tuple[float, ...]:
         return tuple(member.reward for member in self.members)
+
+    def sequence(self, member: ReplayMember) -> TrainingSequence:
+        """The prompt and a member's response, to be trained again."""
+        return TrainingSequence.single_turn(self.prompt, member.ids, member.behaviour, member.spans)
 
     @property
     def oldest(self) -> int:

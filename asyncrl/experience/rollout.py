@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 
 from asyncrl.experience.events import Admitted
+from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Finish, NoVerdict, Scored, Span, Split, Verdict
 
 TOKEN_BYTES = 8
@@ -253,6 +254,10 @@ class Group(msgspec.Struct):
         return [
             member.verdict.parts for member in self.members if isinstance(member.verdict, Scored)
         ]
+
+    def sequence(self, member: Rollout) -> TrainingSequence:
+        """The prompt and what there is of a member's response, to be trained."""
+        return TrainingSequence.single_turn(self.prompt, member.ids, member.behaviour, member.spans)
 
     def comparable(self, verdict: Scored) -> bool:
         """Whether a verdict is made of as many rewards as those that there are."""

@@ -1,4 +1,4 @@
-"""Where a link's server is found. Invariant: a socket file belongs to one living server, and to
+"""Addresses of links' servers. Invariant: a socket file belongs to one living server, and to
 this user alone."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TcpAddress(msgspec.Struct, frozen=True):
 
     @property
     def loopback(self) -> bool:
-        """Whether it can only be reached from this machine. Another name than `localhost` is not
+        """True if it can only be reached from this machine. Another name than `localhost` is not
         asked for: who answers may lie."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
@@ -69,9 +69,8 @@ async def dial(address: Address) -> trio.SocketStream:
     sock = _stream_socket(socket.AF_UNIX)
     try:
         with _socket_name(address.path) as name:
-            sock.connect(
-                name
-            )  # at once, or not at all: a Unix socket has no connection in progress
+            # at once, or not at all: a Unix socket has no connection in progress
+            sock.connect(name)
     except BaseException:
         sock.close()
         raise

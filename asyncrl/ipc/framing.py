@@ -1,196 +1,165 @@
-"""Bytes to and from a peer, below the frames of `asyncrl.ipc.link`. Invariant: a pipe knows whether
-its last send stopped halfway.
+"""Frames: one message and its buffers as bytes, and back. Invariant: limits are checked before
+anything is allocated, and nothing but `messages.ALL` is ever built from what arrives.
 
-Sockets are driven directly: the system call first, trio only where it would block. That makes a
-small frame cheap, and lets the kernel alone copy a large one. Any other trio stream works too, for
-tests.
+    bytes       u32   number of bytes that follow, up to the end of the frame
+    written     u32   bytes of the message
+    count       u32   number of buffers
+    sizes       u32   bytes of each buffer, `count` times
+    message           msgpack
+    buffers           each padded with zeros to a multiple of 8 bytes
+
+Integers are little-endian. A message of 3 bytes with one buffer of 10 bytes is a frame of
+4 + 4 + 4 + 4 + 3 + 16 = 35 bytes, of which `bytes` says 31.
 """
 
 from __future__ import annotations
 
-import contextlib
-import select
-import socket
-from collections.abc import Sequence
-from typing import Literal, Protocol
+import struct
+from typing import TYPE_CHECKING, Any, Union
 
-import trio
+import msgspec
+import numpy as np
 
-Bytes = bytes | bytearray | memoryview
-Refusal = Literal[
-    "key",
-    "certificate",
-    "silent",
-    "slow",
-    "oversized",
-    "malformed",
-    "broken",
-    "crowded",
-    "descriptors",
-]
-"""Why a connection was closed, as counted: no or another run's key, no certificate of the run's
-authority, no answer in time, a frame that does not get on, a frame over the limits, a frame that
-does not parse, an end inside a frame or a failing connection, too many others, no file descriptor
-left to accept with."""
+from asyncrl.ipc.errors import LinkError
+from asyncrl.ipc.messages import ALL, Message
+from asyncrl.ipc.pipes import Bytes
 
-FAILURES = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
-"""What a pipe's methods raise where the connection fails, or was closed here."""
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
-_MIB = 2**20
+MAX_FRAME = 256 * 2**20
+MAX_MESSAGE = 4 * 2**20
+"""Bytes of a message without its buffers: decoded, they can take some thirty times the memory."""
+MAX_BUFFERS = 8
+BULKY = 2**14
+"""Bytes of buffers from which they are neither joined with the head to be sent, nor read ahead
+of."""
+
+_PREFIX = struct.Struct("<III")
+_HEADS = [struct.Struct(f"<{3 + count}I") for count in range(MAX_BUFFERS + 1)]
+_PADDING = [bytes(size) for size in range(8)]
+_NOTHING = memoryview(bytearray())
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[ALL])  # noqa: UP007
+_encoder = msgspec.msgpack.Encoder()
 
 
-class LinkError(Exception):
-    """A link failed and is closed. Its message is a sentence; `reason` is what is counted."""
+class ArrivingFrame(msgspec.Struct, eq=False):
+    """A frame whose message is read, and whose `body` (its buffers, with padding) is filled up to
+    `filled`. `end` is the place after what was taken of the bytes that were ahead."""
 
-    def __init__(self, reason: Refusal, sentence: str) -> None:
-        super().__init__(sentence)
-        self.reason: Refusal = reason
+    message: Message
+    sizes: tuple[int, ...]
+    body: memoryview
+    filled: int
+    end: int
 
-
-class LinkBroken(LinkError):
-    """The link is closed, here or there; the last frames sent may not have arrived."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__("broken", sentence)
-
-
-class Pipe(Protocol):
-    """Bytes both ways. Its methods raise `FAILURES`."""
-
-    @property
-    def torn(self) -> bool:
-        """The last send stopped, or failed, after its first byte and before its last."""
-        ...
-
-    @property
-    def blocked_s(self) -> float:
-        """Seconds sends waited for the peer."""
-        ...
-
-    async def send(self, parts: Sequence[Bytes]) -> None:
-        """Send all the parts (none empty), in order."""
-        ...
-
-    async def receive_into(self, view: memoryview) -> int:
-        """Receive at least one byte and at most as many as fit; 0 at the end of the stream.
-        Cancelled, it has received nothing."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close at once; whoever waits in the pipe gets `trio.ClosedResourceError`."""
-        ...
+    def buffers(self) -> tuple[memoryview, ...]:
+        """The buffers, without padding: parts of `body`."""
+        found, at = [], 0
+        for size in self.sizes:
+            found.append(self.body[at : at + size])
+            at += _padded(size)
+        return tuple(found)
 
 
-class SocketPipe:
-    """A pipe over the socket of `stream`, which it takes."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        family, kind = stream.socket.family, stream.socket.type
-        self._sock = socket.socket(family, kind, fileno=stream.socket.detach())
-        self._sock.setblocking(False)
-        self.torn = False
-        self.blocked_s = 0.0
-
-    async def send(self, parts: Sequence[Bytes]) -> None:
-        size = left = sum(map(len, parts))
-        self.torn = (
-            True  # from here, so that an interrupt between the system call and its count is seen
+def encode_frame(
+    message: Message, buffers: tuple[Buffer, ...], max_frame: int
+) -> tuple[list[Bytes], int]:
+    """The frame in non-empty parts, and its bytes. Raises ValueError for a frame over the limits,
+    or a buffer that is not C-contiguous."""
+    if len(buffers) > MAX_BUFFERS:
+        raise ValueError(
+            f"{type(message).__name__} has {len(buffers)} buffers, and a frame takes at most "
+            f"{MAX_BUFFERS}; join some"
         )
-        while True:
-            try:
-                sent = self._sock.send(parts[0]) if len(parts) == 1 else self._sock.sendmsg(parts)
-            except BlockingIOError:
-                sent = 0
-            left -= sent
-            if not left:
-                self.torn = False
-                return
-            self.torn = left < size
-            parts = _after(parts, sent)
-            await self._wait_writable()
-
-    async def writable(self) -> None:
-        """Return once the socket takes bytes: at once, where it does."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLOUT)
-        if not poll.poll(0):
-            await self._wait_writable()
-
-    def send_now(self, data: bytes) -> None:
-        """Send what the socket takes without waiting: last words, before it is closed."""
-        with contextlib.suppress(OSError):
-            self._sock.send(data)
-
-    async def receive_into(self, view: memoryview) -> int:
-        while True:
-            try:
-                return self._sock.recv_into(view)
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._sock)
-
-    async def aclose(self) -> None:
-        if self._sock.fileno() >= 0:
-            trio.lowlevel.notify_closing(self._sock)
-            self._sock.close()
-
-    async def _wait_writable(self) -> None:
-        since = trio.current_time()
-        try:
-            await trio.lowlevel.wait_writable(self._sock)
-        finally:
-            self.blocked_s += trio.current_time() - since
+    views = [_flat(buffer) for buffer in buffers]
+    sizes = [len(view) for view in views]
+    head = _HEADS[len(views)]
+    first = bytearray(head.size)
+    _encoder.encode_into(message, first, head.size)
+    written = len(first) - head.size
+    body = sum(_padded(size) for size in sizes)
+    size = len(first) + body
+    if size > max_frame:
+        raise ValueError(
+            f"{type(message).__name__} is a frame of {size} bytes, and a link takes at most "
+            f"{max_frame}; split it"
+        )
+    if written > MAX_MESSAGE:
+        raise ValueError(
+            f"{type(message).__name__} is {written} bytes without its buffers, over the "
+            f"{MAX_MESSAGE} of a link; split it"
+        )
+    head.pack_into(first, 0, size - _PREFIX.size, written, len(views), *sizes)
+    if body < BULKY:
+        for view in views:
+            first += view
+            first += _PADDING[-len(view) % 8]
+        return [first], size
+    parts: list[Bytes] = [first]
+    for view in views:
+        parts += (part for part in (view, _PADDING[-len(view) % 8]) if part)
+    return parts, size
 
 
-class StreamPipe:
-    """A pipe over any trio stream, which it owns."""
-
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self._stream = stream
-        self.torn = False
-        self.blocked_s = 0.0
-
-    async def send(self, parts: Sequence[Bytes]) -> None:
-        since = trio.current_time()
-        self.torn = True  # a stream does not say how much of a cancelled send went out
-        try:
-            await self._stream.send_all(b"".join(parts))
-            self.torn = False
-        finally:
-            self.blocked_s += trio.current_time() - since
-
-    async def receive_into(self, view: memoryview) -> int:
-        data = await self._stream.receive_some(len(view))
-        view[: len(data)] = data
-        return len(data)
-
-    async def aclose(self) -> None:
-        with trio.CancelScope(shield=True):  # it does not block: its own scope is cancelled
-            await trio.aclose_forcefully(self._stream)
-
-
-class Turns:
-    """Lets other tasks run once every mebibyte or 64 operations, and sees a cancellation at each: a
-    schedule costs more than a small frame does."""
-
-    def __init__(self) -> None:
-        self._left = _MIB
-
-    async def take(self, size: int) -> None:
-        """A checkpoint before an operation on at most `size` bytes."""
-        self._left -= size + _MIB // 64
-        if self._left > 0:
-            await trio.lowlevel.checkpoint_if_cancelled()
-        else:
-            self._left = _MIB
-            await trio.lowlevel.checkpoint()
+def begin_frame(
+    ahead: memoryview, at: int, to: int, *, max_frame: int, peer: str
+) -> ArrivingFrame | int:
+    """The frame that begins at `ahead[at]`, as far as the bytes up to `to` have it; where they do
+    not have all of its message, the number of bytes that must be there. Raises LinkError."""
+    have = to - at
+    if have < _PREFIX.size:
+        return _PREFIX.size
+    size: int
+    written: int
+    count: int
+    size, written, count = _PREFIX.unpack_from(ahead, at)
+    if size + _PREFIX.size > max_frame:
+        raise LinkError(
+            "oversized",
+            f"{peer} announced a frame of {size} bytes, over the limit of {max_frame}",
+        )
+    if written > MAX_MESSAGE or count > MAX_BUFFERS:
+        raise LinkError(
+            "oversized",
+            f"{peer} announced a message of {written} bytes with {count} buffers, over the limits",
+        )
+    head = _HEADS[count].size
+    body = size + _PREFIX.size - head - written
+    if body < 0:
+        raise LinkError("malformed", f"{peer} sent a frame whose message is longer than the frame")
+    if have < head + written:
+        return head + written
+    sizes: tuple[int, ...] = _HEADS[count].unpack_from(ahead, at)[3:] if count else ()
+    if sum(map(_padded, sizes)) != body:
+        raise LinkError("malformed", f"{peer} sent a frame whose parts do not add up to its length")
+    start = at + head
+    message = _message(ahead[start : start + written], peer)
+    # unlike bytearray, numpy does not touch the memory first
+    memory = np.empty(body, np.uint8).data if body else _NOTHING
+    filled = min(body, have - head - written)
+    end = start + written + filled
+    if filled:
+        memory[:filled] = ahead[start + written : end]
+    return ArrivingFrame(message, sizes, memory, filled, end)
 
 
-def _after(parts: Sequence[Bytes], sent: int) -> Sequence[Bytes]:
-    """What is left of `parts` after their first `sent` bytes."""
-    if not sent:
-        return parts
-    for index, part in enumerate(parts):
-        if sent < len(part):
-            return [memoryview(part)[sent:], *parts[index + 1 :]]
-        sent -= len(part)
-    return []
+def _message(data: memoryview, peer: str) -> Message:
+    try:
+        message: Message = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        # it quotes the peer, and is going to a log
+        why = str(error)[:200].encode("unicode_escape").decode()
+        raise LinkError("malformed", f"{peer} sent a message that does not parse: {why}") from error
+    return message
+
+
+def _flat(buffer: Buffer) -> memoryview:
+    view = memoryview(buffer)
+    if not view.c_contiguous:
+        raise ValueError("a buffer must be C-contiguous; send a copy of the array")
+    return view.cast("B") if view.nbytes else _NOTHING
+
+
+def _padded(size: int) -> int:
+    return size + -size % 8

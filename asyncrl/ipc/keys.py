@@ -20,7 +20,8 @@ from pathlib import Path
 
 import trio
 
-from asyncrl.ipc.framing import FAILURES, LinkError, Pipe
+from asyncrl.ipc.errors import LinkError
+from asyncrl.ipc.pipes import FAILURES, Pipe
 from asyncrl.ipc.tls import why
 
 KEY_BYTES = 32

@@ -31,7 +31,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Span(Part, frozen=True):
-    """Tokens `[start, end)` of a response, sampled under `version`."""
+    """Tokens `[start, end)`, sampled under `version`. Positions count from the first token of a
+    response in a rollout and a chunk, and from the first token of all in a training sequence.
+
+    Example: `Span(7, 3, 5)`: version 7 sampled the fourth and the fifth token.
+    """
 
     version: int
     start: int
@@ -197,10 +201,18 @@ class TrainerReady(Message, frozen=True):
 
 
 class Sample(Part, frozen=True):
-    """One rollout of a micro-batch. `spans` tile its response. `baseline` is what is subtracted
+    """The head of one training sequence in a micro-batch (`TrainingSequence.sample`).
+
+    `prompt_tokens` (at least 1) lie before its first sampled token, and `response_tokens` from
+    there to its last sampled one. `spans` are its sampled tokens, by their positions in the
+    sequence; the others of the response were given, and are context only. `baseline` is subtracted
     from its reward, where the coordinator knows it (`unit = rollout`); None: the trainer derives it
     from the group's rewards. `member` is its place among the rewards of its group in the
-    micro-batch; None: any of those equal to its own."""
+    micro-batch; None: any of those equal to its own.
+
+    Example: 2 prompt tokens, 3 sampled, 1 given, 2 sampled: `prompt_tokens` 2, `response_tokens` 6,
+    `spans` (3, 2, 5) and (4, 6, 8), `sampled_tokens` 5.
+    """
 
     rollout: int
     group: int
@@ -211,14 +223,19 @@ class Sample(Part, frozen=True):
     baseline: float | None = None
     member: int | None = None
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the spans cover."""
+        return sum(span.end - span.start for span in self.spans)
+
 
 class MicroBatch(Message, frozen=True):
     """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a
     verdict, for every group named, or, where advantages are relative to the batch, for every group
     of the step; `parts` their parts, where there are any, in the same order. Buffer 0: `int32` ids,
     for each sample its prompt and then its response. Buffer 1: `float32` behaviour
-    log-probabilities of the responses. Buffer 2: `uint8` mask of the responses, 1 where the token
-    may enter the loss."""
+    log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens, 1 where
+    the token may enter the loss, 0 where it is too old."""
 
     step: int
     index: int

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from asyncrl.ipc.framing import Bytes, SocketPipe
+from asyncrl.ipc.pipes import Bytes, SocketPipe
 
 _RECORDS = 2**16  # bytes encrypted or decrypted at a time
 
@@ -78,7 +78,7 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 class Credentials(NamedTuple):
-    """What the files of a `Tls` hold, for one end of a link."""
+    """Contents of the files of a `Tls`, for one end of a link."""
 
     context: ssl.SSLContext
     own: bytes
@@ -111,7 +111,7 @@ class TlsPipe:
 
     async def shake(self) -> bytes:
         """The handshake, before anything else; returns what names this connection's two
-        certificates. Raises `wire.FAILURES`, of which ssl.SSLError says that the other end is not
+        certificates. Raises `pipes.FAILURES`, of which ssl.SSLError says that the other end is not
         to be trusted."""
         while True:
             try:
@@ -152,9 +152,8 @@ class TlsPipe:
 
     async def aclose(self) -> None:
         if not self.torn:
-            with contextlib.suppress(
-                ssl.SSLError, ValueError
-            ):  # then what leaves is the alert that says what was wrong
+            # where it fails, what leaves is the alert that says what was wrong
+            with contextlib.suppress(ssl.SSLError, ValueError):
                 self._tls.unwrap()
             if data := self._leaving.read():
                 self._pipe.send_now(data)
@@ -172,7 +171,7 @@ class TlsPipe:
 
 
 def why(error: ssl.SSLError) -> str:
-    """What went wrong, in a few words for a sentence."""
+    """A few words for a sentence about what went wrong."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate was refused ({error.verify_message})"
     return f"the two did not agree on TLS ({_words(error)})"

@@ -1,5 +1,5 @@
-"""The only way to wait. Invariant: every wait has a name, an owner and a deadline, and is in the
-table while it lasts.
+"""The table of waits. Invariant: every wait has a name, an owner and a deadline, and is in the
+table while it lasts. There is no other way to wait.
 
 One `Waits` for each process, handed to whoever waits. Time is trio's clock, so it is virtual where
 the run is.
@@ -45,7 +45,7 @@ class _Cause(msgspec.Struct):
 
 
 class Waits:
-    """Who waits for what, now and so far. Every method is called from the trio thread."""
+    """The waits of a process, now and so far. Every method is called from the trio thread."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
@@ -106,7 +106,8 @@ class PulseStatistics(msgspec.Struct, frozen=True):
 
 
 class Pulse:
-    """Something changed: wakes one pump loop, without polling. Many `set`s before a wait are one.
+    """A sign that something changed: wakes one pump loop, without polling. Many `set`s before a
+    wait are one.
 
     `set` is synchronous. `wait` takes the pulse in the step in which it returns: cancelled, it has
     taken nothing, and the next `wait` returns at once.

@@ -22,8 +22,11 @@ import trio
 from rich.console import Console
 
 from asyncrl.config import Config
+from asyncrl.config.cores import divide_cores
 from asyncrl.experience.rollout import ImpossibleEvent
-from asyncrl.ipc.link import UnixAddress, new_key, read_key, serve, write_key
+from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.endpoints import serve
+from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.ipc.messages import Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
 from asyncrl.observe import summary
@@ -42,7 +45,7 @@ from asyncrl.observe.run_dir import (
     SUMMARY,
 )
 from asyncrl.processes.machine import available_cores
-from asyncrl.processes.process import Process, divide_cores, last_words, spawn
+from asyncrl.processes.process import Process, last_words, spawn
 from asyncrl.processes.run_supervisor import RunSupervisor, SupervisedEnd
 from asyncrl.processes.supervisor import ActorFailed, Child, describe_exit
 

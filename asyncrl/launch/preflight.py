@@ -27,14 +27,11 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
 from asyncrl.engines.spec import engine_kind
 from asyncrl.journal import JournalError, SqliteHistory
-from asyncrl.observe.run_dir import JOURNAL
-from asyncrl.strategies.curriculum import CURRICULA
+from asyncrl.observe.run_dir import JOURNAL, LOCK, RUN_TOML
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.training.checkpoint_index import complete
 
 FREE_BYTES = 100 * 2**20
-RUN_TOML = "run.toml"
-LOCK = "lock"
 RESUMABLE = frozenset(
     key
     for key, field in FIELDS.items()
@@ -118,7 +115,6 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     engine_kind(config.engine.kind).check(config)
     if config.model.path:
         _model(Path(config.model.path))
-    CURRICULA.find(config.task.curriculum)
     try:
         open_task(config.task, config.run.seed)
     except TaskError as error:
@@ -151,18 +147,6 @@ def claimed(config: Config) -> Iterator[Path]:
         except OSError as error:
             raise ConfigError(_unwritable(run, error)) from None
         yield run
-
-
-def lives(run: Path) -> bool:
-    """Whether a process has claimed this run directory, and has not ended."""
-    try:
-        with (run / LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is no lock to have
-        return False
-    return False
 
 
 def _cores(config: Config, available: int) -> None:

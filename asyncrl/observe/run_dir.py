@@ -1,4 +1,14 @@
-"""Where things are in a run's directory. Invariant: each name is written once, here."""
+"""The names of the files in a run's directory. Each name is written once, here."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+RUN_TOML = "run.toml"
+"""The resolved settings of the run."""
+LOCK = "lock"
+"""Held by the launcher as long as it lives."""
 
 KEY = "key"
 """The run's key, readable by its user alone."""
@@ -11,15 +21,27 @@ SUMMARY = "summary.json"
 BEFORE = "summary.before.json"
 """The summary that a resumed run had left."""
 GATEWAY_KEY = "gateway.key"
-"""What agents prove themselves with; readable by the run's user alone."""
+"""The key of the agents' gateway, readable by the run's user alone."""
 SESSIONS = "sessions"
-"""What agents did, a file for each rollout actor, a line for each session."""
+"""The agents' sessions: a file for each rollout actor, a line for each session."""
 MODEL = "model"
 """The model after the last step, as a Hugging Face directory."""
 PACKED = "packed_from"
-"""From how many rows on the run's engines multiply with packed weights: measured once, so that a
-resumed run rounds as before."""
+"""The number of rows from which on the run's engines multiply with packed weights. It is measured
+once, so that a resumed run rounds as before."""
 STATUS = "status.json"
-"""How the run stands, or stood last; written about once a second."""
+"""The run status, written about once a second."""
 STALL = "stall.json"
-"""How the run stood when its watchdog ended it."""
+"""The run status at the moment when the watchdog ended the run."""
+
+
+def lives(run: Path) -> bool:
+    """True if a process has claimed this run directory, and has not ended."""
+    try:
+        with (run / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no lock to have
+        return False
+    return False

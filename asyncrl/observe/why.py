@@ -9,10 +9,9 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.config import ConfigError
-from asyncrl.launch.preflight import RUN_TOML, lives
 from asyncrl.observe import run_status
 from asyncrl.observe.diagnosis import diagnose, duration, idle
-from asyncrl.observe.run_dir import STALL, STATUS
+from asyncrl.observe.run_dir import RUN_TOML, STALL, STATUS, lives
 from asyncrl.observe.run_status import RunStatus
 
 OLD_S = 10.0

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import trio
 
 _PARENT = "_ASYNCRL_PARENT_PID"
@@ -274,48 +273,3 @@ def last_words(text: str) -> str:
     lines = [line.strip(" |+-") for line in text.splitlines()]
     said = [line for line in lines if _EXCEPTION.match(line)] or [line for line in lines if line]
     return said[-1] if said else "it said nothing"
-
-
-# --------------------------------------------------------------------------------------- the cores
-
-
-class Shares(msgspec.Struct, frozen=True):
-    """The cores of each trainer and each rollout actor, and of everybody else, who gets one
-    thread."""
-
-    trainers: list[tuple[int, ...]]
-    rollouts: list[tuple[int, ...]]
-    others: tuple[int, ...]
-
-
-def divide_cores(
-    available: Sequence[int], trainers: int, rollouts: int, trainer_cores: int
-) -> Shares:
-    """Divide `available` (at least one) between `trainers` trainer and `rollouts` rollout
-    processes.
-
-    The trainers get `trainer_cores` together (0: half), as far as that leaves each process a core
-    of its own. With fewer cores than processes the two sides still do not share, and with one core
-    all share it. The others may use every core.
-    """
-    cores = list(dict.fromkeys(available))
-    count = len(cores)
-    if not count:
-        raise ValueError(
-            "there are no cores to divide; check machine.cores and the affinity of this process"
-        )
-    if count == 1 or not trainers or not rollouts:
-        return Shares(_deal(cores, trainers), _deal(cores, rollouts), tuple(cores))
-    least, most = (trainers, count - rollouts) if count >= trainers + rollouts else (1, count - 1)
-    split = min(max(trainer_cores or count // 2, least), most)
-    return Shares(_deal(cores[:split], trainers), _deal(cores[split:], rollouts), tuple(cores))
-
-
-def _deal(cores: Sequence[int], processes: int) -> list[tuple[int, ...]]:
-    """Near-equal consecutive parts; one core each, in turn, where there are too few."""
-    if processes >= len(cores):
-        return [(cores[index % len(cores)],) for index in range(processes)]
-    return [
-        tuple(cores[len(cores) * index // processes : len(cores) * (index + 1) // processes])
-        for index in range(processes)
-    ]

@@ -19,7 +19,8 @@ import msgspec
 import trio
 
 from asyncrl.config import Config
-from asyncrl.ipc.link import Link, LinkError
+from asyncrl.ipc.errors import LinkError
+from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Drain,
     Draining,

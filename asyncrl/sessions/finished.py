@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Finish, Span
 
 End = Literal["rewarded", "given_up", "expired", "drained"]
@@ -37,34 +38,15 @@ class Sampled(msgspec.Struct, frozen=True):
         return len(self.ids) >> 2
 
 
-class Leaf(msgspec.Struct, frozen=True):
-    """One sequence to train on: all that the model saw up to the end of one leaf of the tree.
-
-    `ids`, `mask` and `behaviour` have one item for each token. `mask` is 1 where the token was
-    sampled and belongs to no other leaf's mask; `behaviour` is its log-probability there, 0
-    elsewhere. `spans` tile exactly what the mask marks.
-    """
-
-    ids: bytes
-    mask: bytes
-    behaviour: bytes
-    spans: tuple[Span, ...]
-
-    @property
-    def tokens(self) -> int:
-        return len(self.ids) >> 2
-
-    @property
-    def trained(self) -> int:
-        """How many tokens the mask marks."""
-        return self.mask.count(1)
-
-
 class FinishedSession(msgspec.Struct, frozen=True):
-    """A session that has ended. `reward` is finite, and None unless it is `rewarded`;
+    """A session that has ended. `reward` is finite, and None unless `end` is `rewarded`;
     `prompt_index` is the prompt of the run's task that the session was about, where its reward said
-    so. `sampled` is the tokens of all masks together, `unused` those that were sampled and seen by
-    nobody. `meetings` counts how calls met what was there, by name."""
+    so. `meetings` counts how calls met what was there, by name.
+
+    `leaves` has one sequence for each leaf of the tree: all that the model saw up to the leaf's
+    end. A sampled token is marked by the mask of exactly one of them. `sampled` is the tokens of
+    all masks together; `unused` were sampled too, and seen by nobody.
+    """
 
     session: str
     end: End
@@ -74,4 +56,4 @@ class FinishedSession(msgspec.Struct, frozen=True):
     sampled: int
     unused: int
     meetings: dict[Meeting, int]
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[TrainingSequence, ...]

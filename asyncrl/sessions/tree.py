@@ -19,8 +19,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Span
-from asyncrl.sessions.finished import Leaf, Meeting, Sampled
+from asyncrl.sessions.finished import Meeting, Sampled
 
 ID = 4
 """Bytes of a token id; of a log-probability, too."""
@@ -122,13 +123,13 @@ class Tree:
             strand, tokens = strand.parent, strand.at
         return b"".join(reversed(pieces))
 
-    def leaves(self) -> Iterator[Leaf]:
+    def leaves(self) -> Iterator[TrainingSequence]:
         """One sequence for each strand in which anything was sampled, in the order in which they
         began."""
         for strand in self._strands:
             if strand.spans:
                 before = bytes(strand.base)
-                yield Leaf(
+                yield TrainingSequence(
                     ids=self.ids(TreePosition(strand, strand.tokens)),
                     mask=before + strand.mask,
                     behaviour=before * ID + strand.behaviour,

@@ -8,8 +8,9 @@ policy.py       weights that are a number, and the tokens they sample: exact, so
 fakes.py        scripted engine, learner, verifiers and prompts
 sim_disk.py     what outlives a process: journal and checkpoints
 sim_process.py  an actor that is killed, stopped and started again
-world.py        the coordinator's process and the actors, supervised by the product's own
-                supervisor; life after life until the run is over
+world.py        the coordinator and the actors as tasks, supervised by the product's own supervisor
+fake_world.py   a world of fakes, whose disk outlives it
+observer.py     what is told of a world, to whoever checks or measures
 faults.py       the kinds of fault, and a plan of them from the seed
 run.py          one seed; `asyncrl simulate`
 command.py      many seeds, counted

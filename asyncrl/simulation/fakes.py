@@ -7,7 +7,7 @@ What may go wrong with them is in their attributes; `faults.py` turns those.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from asyncrl.ipc.messages import (
     TokenCount,
 )
 from asyncrl.simulation import policy
+from asyncrl.simulation.observer import WorldObserver
 from weightsync.errors import TransferError
 
 if TYPE_CHECKING:
@@ -205,16 +206,6 @@ class EngineCrash(RuntimeError):
     """A fault of the plan."""
 
 
-class TrainingObserver(Protocol):
-    """Who looks at what the learner does."""
-
-    def on_batch(
-        self, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview
-    ) -> None: ...
-
-    def on_step(self, version: int, weights: int) -> None: ...
-
-
 class FakeLearner:
     """Adds up what it is given. It is the transfer, too: `broadcasts` is where engines find what it
     sent, by publication."""
@@ -225,23 +216,22 @@ class FakeLearner:
         self,
         version: int,
         weights: int,
-        keys: Mapping[int, int],
-        checker: TrainingObserver,
+        observer: WorldObserver,
         broadcasts: dict[int, Broadcast],
     ) -> None:
         self.version, self.weights = version, weights
-        self._keys, self._checker, self._broadcasts = keys, checker, broadcasts
+        self._observer, self._broadcasts = observer, broadcasts
         self._added = 0
         self.seconds_per_token, self.step_s, self.send_s = 0.0005, 0.05, 0.02
-        self.store: Callable[[FakeLearner, int], Any] = lambda learner, cursor: None
-        """Writes a checkpoint, an async function that returns its path."""
+        self.save_checkpoint: Callable[[FakeLearner, int], Any] = lambda learner, cursor: None
+        """Writes a checkpoint: an async function that returns its path."""
         self.fail_send = False
         self.failed_send: Callable[[], None] = lambda: None
 
     async def accumulate(
         self, batch: MicroBatch, buffers: Sequence[memoryview]
     ) -> list[TokenCount]:
-        self._checker.on_batch(batch, *buffers)
+        self._observer.on_batch(batch, *buffers)
         ids, mask = np.frombuffer(buffers[0], np.int32), np.frombuffer(buffers[2], np.uint8)
         await trio.sleep(len(mask) * self.seconds_per_token)
         counts, at, place = [], 0, 0
@@ -252,7 +242,7 @@ class FakeLearner:
             )
             lets = mask[place : place + sample.response_tokens]
             self._added += policy.contribution(
-                self._keys[sample.rollout], ids[start:end], lets, sample.reward
+                self._observer.keys[sample.rollout], ids[start:end], lets, sample.reward
             )
             fresh = int(lets.sum())
             stale = sample.response_tokens - fresh
@@ -270,11 +260,11 @@ class FakeLearner:
         await trio.sleep(self.step_s)
         self.weights = policy.stepped(self.weights, self._added & policy.MASK)
         self.version, self._added = self.version + 1, 0
-        self._checker.on_step(self.version, self.weights)
+        self._observer.on_step(self.version, self.weights)
         return {"loss": 0.0}
 
     async def save(self, cursor: int) -> Any:
-        return await self.store(self, cursor)
+        return await self.save_checkpoint(self, cursor)
 
     async def send(self, message: Publish) -> FakeWeights:
         broadcast = self._broadcasts.setdefault(message.publication, Broadcast())

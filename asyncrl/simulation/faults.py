@@ -17,10 +17,10 @@ import trio
 from trio.testing import MockClock
 
 from asyncrl.ipc.messages import Role
+from asyncrl.simulation.fake_world import FakeWorld
 from asyncrl.simulation.fakes import FakeReceiver, Garbage
 from asyncrl.simulation.network import MemoryPipe, Wire
 from asyncrl.simulation.sim_process import SimProcess
-from asyncrl.simulation.world import World
 
 LOOK_S = 0.05
 """Seconds between two looks for a victim."""
@@ -43,12 +43,13 @@ class Injector:
     """Does a plan's faults to a world. `injected` counts them by kind, `here` those that touch the
     present life."""
 
-    def __init__(self, world: World, clock: MockClock) -> None:
+    def __init__(self, world: FakeWorld, clock: MockClock) -> None:
         self.world, self.clock = world, clock
         self.injected: Counter[str] = Counter()
         self.here: Counter[str] = Counter()
         self.lasting: Counter[str] = Counter()
         self._repeats: dict[str, tuple[list[bytes], bool]] = {}
+        self._garbled: set[str] = set()  # starts of actors that sent bad chunks
         world.dialled = self._dialled
 
     def life(self) -> None:
@@ -90,9 +91,15 @@ class Injector:
         finally:
             self.lasting[kind] -= 1
 
+    def garbled(self, process: SimProcess, chunks: int) -> None:
+        """An actor sends so many bad chunks."""
+        start = self.world.start_of(process)
+        self._garbled.add(start)
+        self.world.observer.on_garbage(start, chunks)
+
     def repeat(self, process: SimProcess) -> None:
         """Whoever takes this actor's place says again what it said last."""
-        garbled = self.world.start_of(process) in self.world.checker.garbled
+        garbled = self.world.start_of(process) in self._garbled
         self._repeats[process.name] = list(process.pipes[0].sent), garbled
 
     def _dialled(self, process: SimProcess, pipe: MemoryPipe) -> None:
@@ -108,7 +115,7 @@ class Injector:
                     first = False
                     self.happened("link_repeats")
                     if garbled:
-                        self.world.checker.garbled[self.world.start_of(process)] += len(frames)
+                        self.garbled(process, len(frames))
                     yield from (old for old in frames if b"Hello" not in old)
 
             pipe.out.edit = edit
@@ -299,12 +306,12 @@ async def engine_crashes(injector: Injector, draw: random.Random) -> None:
 
 async def _garbage(what: Garbage, injector: Injector, draw: random.Random) -> None:
     if (process := await _engine(injector, draw)) is not None and process.engine is not None:
-        engine, checker = process.engine, injector.world.checker
+        engine = process.engine
 
         def made() -> None:
             if engine.garbage_left == chunks:
                 injector.happened(f"garbage_{what}")
-            checker.garbled[injector.world.start_of(process)] += 1
+            injector.garbled(process, 1)
 
         chunks = draw.choice((1, 3))  # three cost the engine its place
         engine.made_garbage, engine.garbage, engine.garbage_left = made, what, chunks
@@ -354,7 +361,8 @@ async def _verifiers(what: str, attribute: str, injector: Injector, draw: random
             if not counted:
                 injector.happened(what)
             counted = True
-            injector.world.checker.refused += how == "refuse"
+            if how == "refuse":
+                injector.world.observer.on_refusal()
 
         verifiers.faulted = faulted
         setattr(verifiers, attribute, True)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
-from asyncrl.ipc.framing import Bytes
 from asyncrl.ipc.link import Link
+from asyncrl.ipc.pipes import Bytes
 
 CAPACITY = 4 * 2**20
 """Bytes under way in one direction before a sender waits, as a socket's buffers do."""

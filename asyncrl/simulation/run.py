@@ -19,11 +19,13 @@ from trio.testing import MockClock
 
 from asyncrl.config import Config
 from asyncrl.simulation import policy
-from asyncrl.simulation.checker.checker import Checker, Violation
-from asyncrl.simulation.fakes import FakeTask, prompts_of
+from asyncrl.simulation.checker.checker import Checker
+from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld, Speeds
+from asyncrl.simulation.fakes import prompts_of
 from asyncrl.simulation.faults import Fault, Injector, carry_out, plan
+from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.schedule import replayable
-from asyncrl.simulation.world import BETWEEN_LIVES_S, LifeOutcome, Speeds, World
+from asyncrl.simulation.world import LifeOutcome, World
 
 LIVES = 40
 """Lives after which a run that never finishes is stuck."""
@@ -39,7 +41,7 @@ EXPLAINED: dict[str, str] = {
     r"stopped early|grace period": r"restart_everything",
     r"everything was killed": r"kill_everything|checkpoint_damaged",
     r"coordinator-0 was killed": r"kill_coordinator",
-    r"coordinator-0 ended with exit code 1; the last it said:\nJournalError: the simulated disk is": r"disk_.*",
+    r"coordinator-0 ended with exit code 1; .*\nJournalError: the simulated disk is": r"disk_.*",
     r"the last checkpoint was not written": r"checkpoint_fails",
     r"stands still|coordinator-0 ended with exit code 0": r"stop_coordinator|clock_jumps",
     r"trainer": rf"kill_trainer|checkpoint_cut|transfer_.*|{_FROZEN}",
@@ -161,17 +163,17 @@ def configured(seed: int) -> Config:
 class _Steps(trio.abc.Instrument):
     """Has the checker look after each step of a task."""
 
-    def __init__(self, world: World) -> None:
-        self._world, self._checker = world, world.checker
+    def __init__(self, world: World, checker: Checker) -> None:
+        self._world, self._checker = world, checker
         self.count = 0
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         self.count += 1
         try:
-            self._checker.look(self._world)
+            self._checker.look(self._world.coordinator)
             if self.count % WAITS_EVERY == 0:
                 for process in self._world.processes.values():
-                    self._checker.look_at_waits(process)
+                    self._checker.look_at_waits(process.name, process.waits)
             if self.count > STEPS:
                 self._checker.violated(
                     "liveness", f"{STEPS} steps of tasks, and the run is not over"
@@ -212,14 +214,13 @@ async def _run(seed: int, config: Config, faults: Sequence[Fault], clock: MockCl
         start_s=lambda: draw.uniform(0.05, 0.6),
         step_s=draw.choice((0.02, 0.2, 0.5)),
     )
-    source = FakeTask(config)
     checker = Checker(seed, config, lambda cursor: None)
-    world = World(seed, config, checker, speeds)
+    world = FakeWorld(seed, config, checker, speeds)
     prompts = world.prompts()
     checker.train_item = prompts.train_item
     checker.clock = trio.current_time
     injector = Injector(world, clock)
-    steps = _Steps(world)
+    steps = _Steps(world, checker)
     trio.lowlevel.add_instrument(steps)
     try:
         with trio.move_on_after(LIMIT_S) as limit:
@@ -235,7 +236,7 @@ async def _run(seed: int, config: Config, faults: Sequence[Fault], clock: MockCl
     if limit.cancelled_caught:
         checker.violated("liveness", f"{LIMIT_S:g} virtual seconds, and the run is not over")
     if checker.violation is None:
-        _judge(world, source)
+        _judge(world, checker)
     return SeedReport(
         seed=seed,
         lives=world.lives,
@@ -247,12 +248,12 @@ async def _run(seed: int, config: Config, faults: Sequence[Fault], clock: MockCl
         digest=checker.digest.hexdigest(),
         versions=dict(checker.lineage),
         lost_tail=checker.lost_tail,
-        discarded=checker.account.tokens_discarded,
+        discarded=checker.reference.tokens_discarded,
         violation=checker.violation,
     )
 
 
-async def _live(world: World, injector: Injector) -> None:
+async def _live(world: FakeWorld, injector: Injector) -> None:
     """Life after life, until the run is done."""
     for _ in range(LIVES):
         injector.life()
@@ -264,26 +265,26 @@ async def _live(world: World, injector: Injector) -> None:
                 (pattern for pattern in EXPLAINED if re.search(pattern, ending.reason)), None
             )
         ) is None:
-            world.checker.violated(
+            world.observer.violated(
                 "liveness", f"a life ended for a reason that no fault has: {ending.reason}"
             )
         elif not any(re.fullmatch(EXPLAINED[pattern], kind) for kind in +injector.here):
-            world.checker.violated(
+            world.observer.violated(
                 "liveness",
                 f"no fault of this life explains its end: {ending.reason}; there were "
                 f"{dict(injector.here)}",
             )
         await trio.sleep(BETWEEN_LIVES_S)
-    world.checker.violated(
+    world.observer.violated(
         "liveness",
         f"the run did not finish in {LIVES} lives, the last of which ended: "
         f"{world.lives[-1].reason}",
     )
 
 
-def _judge(world: World, source: FakeTask) -> None:
+def _judge(world: FakeWorld, checker: Checker) -> None:
     """What a finished run must have come to."""
-    config, checker = world.config, world.checker
+    config = world.config
     last = max(checker.lineage)
     done = last == config.train.steps or "used up" in world.lives[-1].reason
     checker.hold(
@@ -296,7 +297,7 @@ def _judge(world: World, source: FakeTask) -> None:
     )
     lost = {
         reason: count
-        for reason, count in checker.account.discarded.items()
+        for reason, count in checker.reference.discarded.items()
         if reason != "evaluation"
     }
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness

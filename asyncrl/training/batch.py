@@ -1,5 +1,9 @@
-"""A micro-batch as tensors. Invariant: whatever is known of a response token has the same place in
-every tensor.
+"""A micro-batch as tensors. Invariant: the facts of a sampled token have the same place in every
+tensor.
+
+From here on only sampled tokens count. Given tokens are context: they are in the forward passes,
+and nothing is predicted for them. So the mask of a sequence may have any holes, and whatever comes
+after this module sees none.
 
 Nothing here is done token by token in Python: samples and spans are, and numpy spreads them over
 their tokens.
@@ -20,9 +24,12 @@ from asyncrl.training.packing import PackedBatch, pack
 
 
 class Batch(NamedTuple):
-    """The bundles, and for each response token its behaviour log-probability (float32), whether it
-    may enter the loss (bool), the place of its sample in the batch (int64), and the version that
-    sampled it and its lag (int64 >= 0)."""
+    """The bundles of a micro-batch, and one item for each sampled token in every tensor.
+
+    `behaviour` is its log-probability (float32), `mask` is True where it may enter the loss (bool),
+    `sample_index` the place of its sample in the batch (int64), `version` the version that sampled
+    it, and `lag` the step minus that (int64 >= 0).
+    """
 
     bundles: list[PackedBatch]
     behaviour: Tensor
@@ -41,13 +48,13 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bo
     ids, behaviour, mask = (
         np.frombuffer(b, dtype) for b, dtype in zip(buffers, ("<i4", "<f4", "u1"), strict=True)
     )
-    responses = [s.response_tokens for s in batch.samples]
-    if not len(behaviour) == len(mask) == sum(responses):
+    version = torch.from_numpy(versions(batch.samples))
+    sampled = [s.sampled_tokens for s in batch.samples]
+    if not len(behaviour) == len(mask) == sum(sampled):
         raise ValueError(
-            f"samples of {sum(responses)} response tokens came with {len(behaviour)} "
+            f"samples of {sum(sampled)} sampled tokens came with {len(behaviour)} "
             f"log-probabilities and {len(mask)} of mask"
         )
-    version = torch.from_numpy(versions(batch.samples))
     lag = batch.step - version
     if len(lag) and int(lag.min()) < 0:
         raise ValueError(
@@ -58,34 +65,64 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bo
         texts(batch.samples, ids, shared=shared),
         torch.from_numpy(behaviour.copy()),
         torch.from_numpy(mask.copy()) != 0,
-        torch.repeat_interleave(torch.tensor(responses)),
+        torch.repeat_interleave(torch.tensor(sampled)),
         version,
         lag,
     )
 
 
 def texts(samples: Sequence[Sample], ids: NDArray[np.int32], *, shared: bool) -> list[PackedBatch]:
-    """Prompts and responses laid out for forward passes as `pack` does. Raises ValueError where
-    they are not of the samples."""
-    return pack(
+    """Sequences laid out for forward passes as `pack` does, in which sampled tokens alone are
+    predicted. Raises ValueError where the ids are not of the samples."""
+    bundles = pack(
         ids, [s.prompt_tokens for s in samples], [s.response_tokens for s in samples], shared=shared
     )
+    if all(s.sampled_tokens == s.response_tokens for s in samples):
+        return bundles
+    sampled = torch.from_numpy(_sampled(samples))
+    place = torch.cumsum(sampled, dim=0) - 1
+    return [_without_given(bundle, sampled[bundle.tokens], place) for bundle in bundles]
 
 
 def versions(samples: Sequence[Sample]) -> NDArray[np.int64]:
-    """The version of each response token, from the spans. Raises ValueError where they do not tile
-    a response."""
+    """The version of each sampled token, from the spans. Raises ValueError where these do not begin
+    with the first token of a response, end with its last, and ascend without overlapping."""
     for sample in samples:
-        end = 0
+        first, last = sample.prompt_tokens, sample.prompt_tokens + sample.response_tokens
+        end = first
         for span in sample.spans:
-            if span.start != end or span.end < span.start:
+            if span.start < end or span.end < span.start:
                 break
             end = span.end
-        if end != sample.response_tokens:
-            raise ValueError(
-                f"the spans of rollout {sample.rollout} do not tile its {sample.response_tokens} "
-                "response tokens"
-            )
+        else:
+            if end == last and (not sample.spans or sample.spans[0].start == first):
+                continue
+        raise ValueError(
+            f"the spans of rollout {sample.rollout} do not lie in order from the first to the last "
+            f"of its response tokens [{first}, {last})"
+        )
     spans = [(span.version, span.end - span.start) for sample in samples for span in sample.spans]
     of, tokens = np.array(spans, dtype=np.int64).reshape(-1, 2).T
     return np.repeat(of, tokens)
+
+
+def _sampled(samples: Sequence[Sample]) -> NDArray[np.bool_]:
+    """True for each sampled token among the response tokens of all samples."""
+    lengths: list[int] = []
+    for sample in samples:
+        end = sample.prompt_tokens
+        for span in sample.spans:
+            lengths += (span.start - end, span.end - span.start)
+            end = span.end
+    return np.repeat(np.tile([False, True], len(lengths) // 2), lengths)
+
+
+def _without_given(bundle: PackedBatch, sampled: Tensor, place: Tensor) -> PackedBatch:
+    """The bundle with sampled tokens alone to be predicted (bool [tokens]). `place` is where each
+    response token of the micro-batch is among the sampled ones (int64)."""
+    return bundle._replace(
+        logit_positions=bundle.logit_positions[sampled],
+        rows=bundle.rows[sampled],
+        targets=bundle.targets[sampled],
+        tokens=place[bundle.tokens[sampled]],
+    )

@@ -89,7 +89,7 @@ class ProximalLogprobs:
     def _keep(self, samples: Sequence[Sample], scores: Tensor) -> None:
         for sample, piece in zip(
             samples,
-            torch.split(scores, [sample.response_tokens for sample in samples]),
+            torch.split(scores, [sample.sampled_tokens for sample in samples]),
             strict=True,
         ):
             self._scores[sample.rollout] = piece.numpy().copy()
@@ -101,7 +101,7 @@ class ProximalLogprobs:
             np.concatenate(
                 [
                     np.zeros(0, np.float32),
-                    *(self._of(s.rollout, s.response_tokens) for s in samples),
+                    *(self._of(s.rollout, s.sampled_tokens) for s in samples),
                 ]
             )
         )

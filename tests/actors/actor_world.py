@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 import trio
 
-from actors.coordinator.coordinator import Coordinator, Outcome
+from actors.coordinator.coordinator import Coordinator
 from actors.coordinator.event_store import EventStore
+from actors.coordinator.lifecycle import Outcome
 from actors.coordinator.prompts import PromptSource
 from actors.coordinator.statistics import RunStatistics
 from actors.errors import CoordinatorLost
@@ -30,7 +31,8 @@ from asyncrl.engines.scripted import Script, ScriptedEngine, hashed
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience, fold
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.ipc.link import Link, LinkBroken, LinkError
+from asyncrl.ipc.errors import LinkBroken, LinkError
+from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Exited,
     Hello,
@@ -277,7 +279,7 @@ class World:
             self.source,
             seed=0,
             epochs=self.config.task.epochs,
-            curriculum=self.config.task.curriculum,
+            choice=self.config.task.curriculum,
         )
         self.coordinator = Coordinator(
             self.config,
@@ -315,7 +317,7 @@ class World:
     def holds(self, name: str) -> bool:
         """Whether an actor is in the middle of a training rollout: some of its tokens are
         streamed."""
-        engine_handle = self.coordinator.engine_pool.get(name)
+        engine_handle = self.coordinator.parts.engines.get(name)
         return engine_handle is not None and any(
             self.store.experience.rollouts[id].tokens for id in engine_handle.held["train"]
         )

@@ -40,13 +40,13 @@ async def test_an_alarm_lasts_as_long_as_its_cause_and_is_counted(
         for version in range(1, 6):
             await world.until(
                 lambda version=version: bool(
-                    (t := world.coordinator.training) and t.version >= version
+                    (t := world.coordinator.parts.stepping) and t.version >= version
                 )
             )
-            scraped[version] = world.coordinator.metrics.registry.get_sample_value(
+            scraped[version] = world.coordinator.parts.metrics.registry.get_sample_value(
                 "asyncrl_alarm", {"cause": "divergence"}
             )
-            told[version] = collect_status(world.coordinator).alarms
+            told[version] = collect_status(world.coordinator.parts).alarms
 
     with caplog.at_level(logging.WARNING):
         outcome = await world.run(watch)

@@ -103,7 +103,7 @@ async def test_a_bad_chunk_costs_its_rollout_and_not_the_engine(
     else:
         assert len(buried) == 1 and stand <= booked and len(stand) > 0
     assert (
-        world.coordinator.metrics.registry.get_sample_value(
+        world.coordinator.parts.metrics.registry.get_sample_value(
             "asyncrl_bad_chunks_total", {"reason": reason}
         )
         == 1
@@ -152,7 +152,7 @@ async def test_the_sentence_names_what_was_wrong(autojump_clock: trio.testing.Mo
     assert outcome.ok and replaced(world) == [
         "it sent what cannot be: 3 bad chunks (2 nan, 1 vocabulary)"
     ]
-    assert world.coordinator.generation.suspects.seen == {}, "its successor begins without a past"
+    assert world.coordinator.parts.chunks.suspects.seen == {}, "its successor begins without a past"
 
 
 async def test_two_bad_chunks_cost_no_engine(autojump_clock: trio.testing.MockClock) -> None:
@@ -241,6 +241,6 @@ def test_every_bad_chunk_is_found_and_no_other(counts: list[int], data: st.DataO
         memoryview(ids.tobytes()),
         memoryview(behaviour.tobytes()),
         vocabulary=10,
-        published=published,
+        newest=published,
     )
     assert found == due

@@ -20,7 +20,7 @@ async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_vers
     world.check()
     assert outcome.ok and outcome.reason == "all 4 steps are done"
     assert world.learner.version == 4
-    assert sorted(world.coordinator.evaluation.accuracy) == [0, 2, 4]
+    assert sorted(world.coordinator.parts.evaluation.accuracy) == [0, 2, 4]
     taken = [event for event in world.log.events if isinstance(event, e.Taken)]
     assert {event.step for event in taken} == {0, 1, 2, 3}
     assert [version for version, _ in world.learner.saved] == [2, 4]
@@ -247,7 +247,10 @@ async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(
         world.tell(Drain())
         began = trio.current_time()
         await world.until(
-            lambda: world.coordinator.life.ending and len(world.coordinator.drained) == 3
+            lambda: (
+                world.coordinator.parts.lifecycle.ending
+                and len(world.coordinator.parts.roster.drained) == 3
+            )
         )
         assert trio.current_time() - began < 5.0
 
@@ -275,8 +278,8 @@ async def test_an_engine_that_joins_late_is_caught_up_and_disturbs_nobody(
     asked = sum(
         isinstance(event, e.Admitted) and event.split == "evaluation" for event in world.log.events
     )
-    assert asked == 4 * len(world.coordinator.evaluation.accuracy)
-    assert world.coordinator.publishing.failed == []
+    assert asked == 4 * len(world.coordinator.parts.evaluation.accuracy)
+    assert world.coordinator.parts.publishing.failed == []
 
 
 RUNS = {
@@ -307,7 +310,7 @@ async def test_every_shape_of_run_exits_by_itself(
     world.check()
     assert outcome.ok and world.learner.version == world.config.train.steps
     if world.config.task.eval_size:
-        assert {0, world.config.train.steps} <= world.coordinator.evaluation.accuracy.keys()
+        assert {0, world.config.train.steps} <= world.coordinator.parts.evaluation.accuracy.keys()
 
 
 async def test_more_steps_than_data_trains_what_there_is(
@@ -324,7 +327,7 @@ async def test_more_steps_than_data_trains_what_there_is(
         sum(isinstance(event, e.Admitted) and event.split == "train" for event in world.log.events)
         == 7
     )
-    assert 4 in world.coordinator.evaluation.accuracy and world.learner.saved[-1][0] == 4
+    assert 4 in world.coordinator.parts.evaluation.accuracy and world.learner.saved[-1][0] == 4
     assert world.store.experience.ledger.rollouts.live == 0
 
 
@@ -381,4 +384,4 @@ async def test_the_summary_says_what_the_events_say(autojump_clock: trio.testing
         >= 5
         and 0 < summary.publication.seconds < world.seconds
     )
-    assert summary.accuracy.start == world.coordinator.evaluation.accuracy[0]
+    assert summary.accuracy.start == world.coordinator.parts.evaluation.accuracy[0]

@@ -39,28 +39,28 @@ def small(**sections: dict[str, object]) -> World:
 def everybody_gone(world: World) -> None:
     """What holds after every end: nobody holds anything, and the accounts balance."""
     world.check()
-    assert world.coordinator.life.phase is Phase.STOP
+    assert world.coordinator.parts.lifecycle.phase is Phase.STOP
     assert not any(rollout.holder for rollout in world.store.experience.rollouts.values())
 
 
 # ------------------------------------------------------------------------ asked to, in every phase
 
 MOMENTS: dict[str, Callable[[World], bool]] = {
-    "before anybody came": lambda world: any(world.coordinator.roster.of("launcher")),
-    "while some are missing": lambda world: any(world.coordinator.roster.of("rollout")),
-    "during the first publication": lambda world: world.coordinator.publishing.busy,
+    "before anybody came": lambda world: any(world.coordinator.parts.roster.of("launcher")),
+    "while some are missing": lambda world: any(world.coordinator.parts.roster.of("rollout")),
+    "during the first publication": lambda world: world.coordinator.parts.publishing.busy,
     "before the first step": lambda world: world.holds("rollout-0"),
     "while a step closes": lambda world: (
-        world.coordinator.training is not None and world.coordinator.training.closing
+        world.coordinator.parts.stepping is not None and world.coordinator.parts.stepping.closing
     ),
     "during a later publication": lambda world: (
-        world.learner.version >= 2 and world.coordinator.publishing.busy
+        world.learner.version >= 2 and world.coordinator.parts.publishing.busy
     ),
     "while verdicts are awaited": lambda world: (
-        world.learner.version >= 1 and world.coordinator.scoring.held("reward-0") > 0
+        world.learner.version >= 1 and world.coordinator.parts.scoring.held("reward-0") > 0
     ),
     "during an evaluation": lambda world: (
-        world.learner.version >= 2 and world.coordinator.evaluation.running is not None
+        world.learner.version >= 2 and world.coordinator.parts.evaluation.running is not None
     ),
     "while a checkpoint is written": lambda world: (
         world.learner.version >= 2 and len(world.learner.saved) == 0
@@ -89,8 +89,8 @@ async def test_a_run_that_is_asked_to_stop_drains_within_its_grace(
     assert trio.current_time() - asked < 3.0, (
         "nobody was in the way, so no stage has to wait for its deadline"
     )
-    if (training := world.coordinator.training) is not None:
-        assert training.saved == training.version
+    if (stepping := world.coordinator.parts.stepping) is not None:
+        assert stepping.saved == stepping.version
 
 
 @pytest.mark.parametrize("who", ["rollout-0", "reward-0", "trainer-0"])
@@ -132,7 +132,7 @@ async def test_who_hangs_in_the_drain_costs_its_share_of_the_grace(
     async def user() -> None:
         nonlocal asked
         await world.until(lambda: world.learner.version >= 2 and world.holds("rollout-0"))
-        peer = world.coordinator.roster.get(who)
+        peer = world.coordinator.parts.roster.get(who)
         assert peer is not None
         peer.send = lambda *frame: None  # type: ignore[method-assign]
         asked = trio.current_time()
@@ -142,7 +142,7 @@ async def test_who_hangs_in_the_drain_costs_its_share_of_the_grace(
     world.check()
     assert outcome.ok and 1.0 < trio.current_time() - asked < SETTLED_S
     others = {"rollout-0", "reward-0", "trainer-0"} - {who}
-    assert others <= world.coordinator.drained
+    assert others <= world.coordinator.parts.roster.drained
 
 
 async def test_a_drain_does_not_ask_again_for_a_checkpoint_that_cannot_be_written(
@@ -182,7 +182,7 @@ async def test_streams_end_from_source_to_sink(autojump_clock: trio.testing.Mock
             super().add(name)
 
     async def watch() -> None:
-        world.coordinator.drained = Drained()
+        world.coordinator.parts.roster.drained = Drained()
 
     outcome = await world.run(watch)
     assert outcome.ok
@@ -204,7 +204,7 @@ async def test_the_launcher_hears_of_the_drain_before_any_actor_can_end_of_it(
 
     async def watch() -> None:
         for role in ("launcher", "rollout", "reward", "trainer"):
-            for peer in world.coordinator.roster.of(role):  # type: ignore[arg-type]
+            for peer in world.coordinator.parts.roster.of(role):  # type: ignore[arg-type]
 
                 def send(
                     message: Message, *buffers: object, send=peer.send, name=peer.name
@@ -229,18 +229,21 @@ async def test_who_comes_in_the_drain_is_sent_home(autojump_clock: trio.testing.
     world.learner._step_s = 3.0
 
     async def user() -> None:
-        await world.until(lambda: world.learner.version >= 1 and world.coordinator.training.closing)  # type: ignore[union-attr]
+        await world.until(
+            lambda: world.learner.version >= 1 and world.coordinator.parts.stepping.closing
+        )  # type: ignore[union-attr]
         world.tell(Drain())
         await world.until(
             lambda: (
-                world.coordinator.life.ending and world.coordinator.roster.get("rollout-0") is None
+                world.coordinator.parts.lifecycle.ending
+                and world.coordinator.parts.roster.get("rollout-0") is None
             )
         )
         await world._keep("rollout", 0)
 
     with trio.fail_after(100):
         outcome = await world.run(user)
-    assert outcome.ok and "rollout-0" in world.coordinator.drained
+    assert outcome.ok and "rollout-0" in world.coordinator.parts.roster.drained
     everybody_gone(world)
 
 
@@ -262,7 +265,7 @@ async def test_an_actor_that_never_comes_ends_the_run_by_name(
     world._keep = without  # type: ignore[method-assign, assignment]
 
     async def watch() -> None:
-        world.coordinator.stalled = stalls.append
+        world.coordinator.parts.stalled = stalls.append
 
     outcome = await world.run(watch)
     assert not outcome.ok and outcome.reason.startswith(
@@ -279,7 +282,7 @@ async def test_an_actor_that_fails_before_it_has_begun_ends_the_run(
     world = small()
 
     async def launcher() -> None:
-        await world.until(lambda: any(world.coordinator.roster.of("launcher")))
+        await world.until(lambda: any(world.coordinator.parts.roster.of("launcher")))
         world.tell(Exited("rollout", 7, 1, True))
 
     outcome = await world.run(launcher)
@@ -295,7 +298,7 @@ async def stalled(world: World, *others: Callable[[], object]) -> tuple[str, Run
     stalls: list[RunStatus] = []
 
     async def watch() -> None:
-        world.coordinator.stalled = stalls.append
+        world.coordinator.parts.stalled = stalls.append
 
     outcome = await world.run(watch, *others)
     assert (
@@ -342,7 +345,7 @@ async def test_a_stalled_verifier_is_named(autojump_clock: trio.testing.MockCloc
     world.verifiers._seconds = 1e6
 
     async def patient() -> None:
-        world.coordinator.scoring._patience_s = 1e9
+        world.coordinator.parts.scoring._patience_s = 1e9
 
     reason, found = await stalled(world, patient)
     assert "verifiers are the slow side" in reason and "reward-0" in reason
@@ -372,7 +375,7 @@ async def test_a_strange_report_harms_nobody(
 
     async def stranger() -> None:
         await world.until(lambda: world.learner.version >= 1)
-        peer = world.coordinator.roster.get("reward-0")
+        peer = world.coordinator.parts.roster.get("reward-0")
         assert peer is not None
         peer.report = Report(0.0, {"verdict": 5.0}, {}, [Wait("x" * 1000, "", 1e10, 1e10)])
         run_status.write(world.coordinator.status(), tmp_path / "status.json")
@@ -444,6 +447,6 @@ async def test_every_shape_of_run_ends(
         outcome = await world.run(murderer)
     everybody_gone(world)
     assert outcome.ok, outcome.reason
-    assert world.coordinator.evaluation.accuracy.keys() >= {0, world.learner.version}
+    assert world.coordinator.parts.evaluation.accuracy.keys() >= {0, world.learner.version}
     assert world.learner.saved[-1][0] == world.learner.version
     assert not [event for event in world.log.events if isinstance(event, e.Buried)]

@@ -13,8 +13,8 @@ import trio
 from actor_world import MemoryLog, World, configured
 from numpy import float32, full, int32
 
-from actors.coordinator.coordinator import Outcome
 from actors.coordinator.event_store import EventStore
+from actors.coordinator.lifecycle import Outcome
 from actors.coordinator.resume import begin_again
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
@@ -65,12 +65,12 @@ async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothi
     world.learner._step_s = 1.0
 
     async def user() -> None:
-        training = lambda: world.coordinator.training  # noqa: E731
+        stepping = lambda: world.coordinator.parts.stepping  # noqa: E731
         await world.until(
             lambda: (
                 world.learner.version >= 3
-                and training().closing is closing
-                and training()._selection.units > 0
+                and stepping().closing is closing
+                and stepping()._batching.units > 0
             )
         )
         world.tell(Drain())
@@ -152,7 +152,8 @@ async def test_a_successor_that_comes_before_its_predecessor_is_gone_takes_its_w
     async def successor() -> None:
         def busy():
             return (
-                world.holds("rollout-0") and world.coordinator.scoring._load.get("reward-0", 0) > 1
+                world.holds("rollout-0")
+                and world.coordinator.parts.scoring._load.get("reward-0", 0) > 1
             )
 
         await world.until(lambda: world.learner.version >= 2 and busy())
@@ -177,8 +178,8 @@ async def test_a_long_checkpoint_does_not_hold_up_publications(
     world.learner.save = save  # type: ignore[method-assign, assignment]
     outcome = await world.run()
     world.check()
-    assert outcome.ok and world.coordinator.publishing.failed == []
-    assert max(world.coordinator.publishing.seconds) < 5
+    assert outcome.ok and world.coordinator.parts.publishing.failed == []
+    assert max(world.coordinator.parts.publishing.seconds) < 5
 
 
 async def test_a_run_that_starves_saves_once(autojump_clock: trio.testing.MockClock) -> None:
@@ -330,7 +331,9 @@ async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(
         world.store = EventStore(Experience(), journal)
 
         async def fill() -> None:
-            world.coordinator.journal = lambda: run_status.JournalStatus(trouble=journal.trouble)
+            world.coordinator.parts.journal_status = lambda: run_status.JournalStatus(
+                trouble=journal.trouble
+            )
             await trio.sleep(at)
             disk.full = True
             await trio.sleep(90.0)
@@ -361,7 +364,7 @@ def _held(root: object) -> dict[str, int]:
             stack += [
                 (f"{place}.{name}", getattr(thing, name))
                 for name in names
-                if name not in ("log", "out")
+                if name not in ("log", "leases", "_leases")
             ]  # leases forget with time
     return found
 

@@ -40,7 +40,7 @@ async def test_responses_ten_times_as_long_as_the_others_are_not_buried(
     world.script = lengths
     outcome = await world.run()
     world.check()
-    times = world.coordinator.generation.out.times
+    times = world.coordinator.parts.leases.times
     assert outcome.ok and times.p95_s is not None and times.deadline_s < 100.0
     assert world.of(e.Buried) == []
     expired = {
@@ -58,7 +58,7 @@ async def test_responses_ten_times_as_long_as_the_others_are_not_buried(
     } | set(world.store.experience.rollouts)
     scraped = {
         sample.name: sample.value
-        for family in world.coordinator.metrics.registry.collect()
+        for family in world.coordinator.parts.metrics.registry.collect()
         for sample in family.samples
     }
     assert scraped["asyncrl_lease_tail_seconds"] == pytest.approx(times.p95_s, rel=0.5)
@@ -145,7 +145,7 @@ async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(
     async def murderer() -> None:
         await world.until(
             lambda: (
-                (engine_handle := world.coordinator.engine_pool.get("rollout-0")) is not None
+                (engine_handle := world.coordinator.parts.engines.get("rollout-0")) is not None
                 and len(engine_handle.held["train"]) == 5
             )
         )
@@ -184,7 +184,7 @@ async def test_an_engine_that_gives_everything_back_unasked_fails_what_it_decode
     async def abort() -> None:
         await world.until(
             lambda: (
-                (engine_handle := world.coordinator.engine_pool.get("rollout-0")) is not None
+                (engine_handle := world.coordinator.parts.engines.get("rollout-0")) is not None
                 and len(engine_handle.held["train"]) == 5
             )
         )

@@ -59,7 +59,7 @@ async def test_every_evaluation_is_of_one_version_and_none_is_given_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     made = await finished(world("sglang"))
-    assert sorted(made.coordinator.evaluation.accuracy) == [0, 3, 6, 9, 12]
+    assert sorted(made.coordinator.parts.evaluation.accuracy) == [0, 3, 6, 9, 12]
     answered = under(made)
     assert len(answered) == 5 * 4 and all(len(versions) == 1 for versions in answered.values())
 
@@ -83,10 +83,10 @@ async def test_an_engine_lost_during_an_evaluation_costs_no_answer(
     made = world("sglang")
 
     async def kill() -> None:
-        await made.until(lambda: made.coordinator.evaluation.running == 3)
+        await made.until(lambda: made.coordinator.parts.evaluation.running == 3)
         await trio.sleep(0.5)
         made.kill("rollout-1")
 
     await finished(made, kill)
-    assert sorted(made.coordinator.evaluation.accuracy) == [0, 3, 6, 9, 12]
+    assert sorted(made.coordinator.parts.evaluation.accuracy) == [0, 3, 6, 9, 12]
     assert all(len(versions) == 1 for versions in under(made).values())

@@ -103,7 +103,7 @@ async def test_no_rollout_has_two_versions_where_each_ends_under_its_own(
     assert 2 <= kept.most <= 4 + 3, "several versions are kept at once, and max_lag + 3 at most"
     trained = {event.rollout for event in world.log.events if isinstance(event, e.Trained)}
     late = {rollout for rollout in trained if len(versions(world).get(rollout, ())) == 1}
-    assert late and world.coordinator.evaluation.accuracy.keys() >= {0, 12}
+    assert late and world.coordinator.parts.evaluation.accuracy.keys() >= {0, 12}
     assert max(world.trained_lags()) >= 1
     assert buried(world).keys() <= {"version_gone"}
 
@@ -134,16 +134,16 @@ async def test_what_nobody_needs_is_forgotten(autojump_clock: trio.testing.MockC
                 if r.spans and not r.sealed
             }
             if (
-                not world.coordinator.publishing.busy
-                and world.coordinator.publishing.published is not None
+                not world.coordinator.parts.publishing.busy
+                and world.coordinator.parts.publishing.committed is not None
             ):
-                for engine_handle in world.coordinator.engine_pool:
+                for engine_handle in world.coordinator.parts.engines:
                     assert live | {engine_handle.version} <= engine_handle.kept
                     most = max(most, len(engine_handle.kept - live - {engine_handle.version}))
 
     await finished(world, watch)
     assert most <= 2
-    for engine_handle, engine in zip(world.coordinator.engine_pool, kept.engines, strict=False):
+    for engine_handle, engine in zip(world.coordinator.parts.engines, kept.engines, strict=False):
         assert engine._kept == engine_handle.kept  # type: ignore[attr-defined]
 
 
@@ -158,7 +158,7 @@ async def test_an_engine_that_dies_with_the_only_copy_costs_what_began_with_it_a
     world.restart_s = 0.05
 
     def old() -> bool:
-        published = world.coordinator.publishing.published
+        published = world.coordinator.parts.publishing.committed
         return any(
             r.holder and r.spans and r.spans[0].version != published
             for r in world.store.experience.rollouts.values()

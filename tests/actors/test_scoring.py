@@ -89,7 +89,7 @@ async def test_a_group_is_judged_by_one_set_of_rewards_whatever_its_verifier_bec
     assert store.experience.groups[0].parts == [[1.0, 0.5], [0.0, 0.5]]
     assert scoring.no_verdicts == {"other rewards": 2}
     assert [record.getMessage() for record in caplog.records] == [
-        "an answer to item 7 has no verdict: other rewards: 0 of them, where others of the group "
+        "an answer to prompt 7 has no verdict: other rewards: 0 of them, where others of the group "
         "have 2; others for the same reason are "
         "only counted"
     ]

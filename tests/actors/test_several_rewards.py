@@ -12,8 +12,7 @@ from actor_world import ScriptedVerifiers, World, configured
 
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
-from staleness.advantages import BUILT_IN, RewardedSamples
-from staleness.advantages.as_tensors import advantage_tensors
+from staleness.advantages import advantages
 
 
 def right_and_brief(split: Split, prompt_index: int, ids: bytes) -> Verdict:
@@ -49,7 +48,6 @@ async def test_the_trainer_gets_the_parts_of_each_reward(
                 and sample.reward == verdict.reward
             )
             trained[sample.rollout] += 1
-        given = RewardedSamples(batch.samples, batch.rewards, batch.parts)
-        result = advantage_tensors(BUILT_IN[advantage](), given)
+        result = advantages(advantage, batch.samples, batch.rewards, batch.parts)  # type: ignore[arg-type]
         assert torch.isfinite(result.value).all()
     assert max(trained.values()) == 2, "some were trained once more"

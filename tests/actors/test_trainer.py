@@ -29,7 +29,7 @@ async def test_texts_are_scored_before_the_step_that_follows_them(
     """After it their version is gone."""
     learner, waits = ScriptedLearner(), Waits()
     here, there = memory_links()
-    samples = [Sample(7, 3, 2, 3, float("nan"), [Span(0, 0, 3)])]
+    samples = [Sample(7, 3, 2, 3, float("nan"), [Span(0, 2, 5)])]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trainer_actor, there, learner, learner, waits, Reporter(waits))
         for step in range(2):

@@ -252,7 +252,7 @@ async def trained(
                     len(prompt) // 4,
                     len(ids) // 4,
                     scores[group][member],
-                    [Span(step, 0, len(ids) // 4)],
+                    [Span(step, len(prompt) // 4, len(prompt + ids) // 4)],
                 )
             )
             for buffer, part in zip(

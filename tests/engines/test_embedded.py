@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -33,10 +34,10 @@ TOLERANCE = 5e-5
 
 
 def batcher_of(model: PreTrainedModel, *, version: int | None = 0, **changed: Any) -> Batcher:
-    settings: dict[str, Any] = {
-        "slots": 5, "context_tokens": CONTEXT, "chunk_tokens": 8, "stop_ids": frozenset(), "run_seed": 11, "kv": "keep", "compile": False, **changed,
-    }  # fmt: skip
-    batcher = Batcher(copy.deepcopy(model), EmbeddedOptions(**settings))
+    options = EmbeddedOptions(
+        slots=5, context_tokens=CONTEXT, chunk_tokens=8, stop_ids=frozenset(), run_seed=11
+    )
+    batcher = Batcher(copy.deepcopy(model), msgspec.structs.replace(options, **changed))
     if version is not None:
         load(batcher, version, model)
     return batcher

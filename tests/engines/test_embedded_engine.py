@@ -21,7 +21,14 @@ WEIGHTS = dict(MODEL.named_parameters())
 
 
 def engine_of(idle: Idle | None = None, chunk_tokens: int = 4) -> EmbeddedEngine:
-    return EmbeddedEngine(copy.deepcopy(MODEL), EmbeddedOptions(slots=4, context_tokens=CONTEXT, chunk_tokens=chunk_tokens, stop_ids=frozenset(), run_seed=0, kv="keep"), idle=idle)  # fmt: skip
+    options = EmbeddedOptions(
+        slots=4,
+        context_tokens=CONTEXT,
+        chunk_tokens=chunk_tokens,
+        stop_ids=frozenset(),
+        run_seed=0,
+    )
+    return EmbeddedEngine(copy.deepcopy(MODEL), options, idle=idle)
 
 
 def request(rollout: int, tokens: int = 10) -> Request:

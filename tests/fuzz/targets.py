@@ -42,9 +42,10 @@ from asyncrl.experience.events import (
 from asyncrl.experience.experience import fold
 from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.ipc import messages
-from asyncrl.ipc.framing import Bytes
+from asyncrl.ipc.errors import EndOfStream, LinkError
 from asyncrl.ipc.keys import prove_to_client, prove_to_server, proving
-from asyncrl.ipc.link import EndOfStream, Link, LinkError
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.pipes import Bytes
 from asyncrl.observe import summary
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.jsonl import JsonlTask
@@ -93,7 +94,7 @@ class Script:
 
 
 def framed(text: bytes, *buffers: bytes) -> bytes:
-    """A frame as `asyncrl.ipc.link` describes it, of a message in msgpack and of buffers; made here
+    """A frame as `asyncrl.ipc.framing` describes it, of a message in msgpack and of buffers; made here
     a second time."""
     padded = b"".join(buffer + bytes(-len(buffer) % 8) for buffer in buffers)
     sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
@@ -118,7 +119,7 @@ SAID: list[messages.Message] = [
     messages.ScoreResult(7, messages.NoVerdict("timeout"), 0.5),
     messages.ScoreResult(8, messages.Scored(1.0), 0.5),
     messages.MicroBatch(
-        1, 0, [messages.Sample(7, 3, 4, 4, 1.0, [messages.Span(1, 0, 4)])], {3: [1.0, 0.0]}
+        1, 0, [messages.Sample(7, 3, 4, 4, 1.0, [messages.Span(1, 4, 8)])], {3: [1.0, 0.0]}
     ),
     messages.Consumed(1, 0, [messages.TokenCount(7, 4, {"stale": 2})], 0.1),
     messages.Prepared(1, [2**64 - 1, 0], ""),

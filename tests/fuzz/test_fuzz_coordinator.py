@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from message_strategies import of_type
 
-from actors.coordinator.coordinator import TAKEN
+from actors.coordinator.connections import ACCEPTED
 from asyncrl.ipc import messages
-from asyncrl.ipc.link import EndOfStream, LinkError, memory_links
+from asyncrl.ipc.errors import EndOfStream, LinkError
+from asyncrl.ipc.link import memory_links
 
 SMALL = st.one_of(st.integers(0, 12), st.sampled_from([-1, 2**31, 2**63 - 1, -(2**63), 2**64 - 1]))
 
@@ -58,7 +59,7 @@ def buffers_for(message: messages.Message, count: int) -> st.SearchStrategy[list
 def conversation(
     role: messages.Role,
 ) -> st.SearchStrategy[list[tuple[messages.Message, list[bytes]]]]:
-    own = list(TAKEN[role].items())
+    own = list(ACCEPTED[role].items())
 
     def one(kind: type[messages.Message], count: int):
         return said(kind).flatmap(

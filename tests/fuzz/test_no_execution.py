@@ -63,7 +63,7 @@ TORCH_OBJECTS = {
 
 JUSTIFIED = {
     (
-        "asyncrl/config/plugins.py",
+        "asyncrl/tasks/verifiers.py",
         "importlib.import_module",
     ): "imports the module that run.toml names, never one that data names",
 }

@@ -22,27 +22,19 @@ from hypothesis import strategies as st
 from message_strategies import of_type
 
 from asyncrl.ipc import messages
-from asyncrl.ipc.framing import SocketPipe, StreamPipe
-from asyncrl.ipc.link import (
+from asyncrl.ipc.address import TcpAddress, UnixAddress, parse_address
+from asyncrl.ipc.endpoints import (
     DESCRIPTORS_S,
-    FRAME_S,
-    MAX_MESSAGE,
     REFUSAL_S,
     UNAUTHENTICATED,
-    EndOfStream,
-    Link,
-    LinkBroken,
-    LinkError,
-    TcpAddress,
-    UnixAddress,
     connect,
-    memory_links,
-    new_key,
-    parse_address,
-    read_key,
     serve,
-    write_key,
 )
+from asyncrl.ipc.errors import EndOfStream, LinkBroken, LinkError
+from asyncrl.ipc.framing import MAX_MESSAGE
+from asyncrl.ipc.keys import new_key, read_key, write_key
+from asyncrl.ipc.link import FRAME_S, Link, memory_links
+from asyncrl.ipc.pipes import SocketPipe, StreamPipe
 from asyncrl.ipc.waits import Pulse
 
 KEY = b"k" * 32
@@ -737,7 +729,7 @@ async def test_nothing_is_decoded_without_the_key(serving, data):
 
 
 async def test_a_silent_peer_is_refused_in_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("asyncrl.ipc.link.AUTHENTICATION_S", 0.05)
+    monkeypatch.setattr("asyncrl.ipc.endpoints.AUTHENTICATION_S", 0.05)
     refusals = Refusals()
     async with trio.open_nursery() as nursery:
         serving = functools.partial(
@@ -754,7 +746,7 @@ async def test_a_silent_peer_is_refused_in_time(tmp_path, monkeypatch):
 
 async def test_silent_peers_do_not_keep_out_one_who_has_the_key(serving, monkeypatch):
     """Nor does one who waits for them to time out."""
-    monkeypatch.setattr("asyncrl.ipc.link.AUTHENTICATION_S", 600.0)
+    monkeypatch.setattr("asyncrl.ipc.endpoints.AUTHENTICATION_S", 600.0)
     start, refusals = serving
     bound = await start()
     with trio.fail_after(60):
@@ -769,7 +761,7 @@ async def test_silent_peers_do_not_keep_out_one_who_has_the_key(serving, monkeyp
 
 
 async def test_links_are_counted(tmp_path, nursery, monkeypatch):
-    monkeypatch.setattr("asyncrl.ipc.link.MAX_LINKS", 2)
+    monkeypatch.setattr("asyncrl.ipc.endpoints.MAX_LINKS", 2)
     refusals = Refusals()
     bound = await nursery.start(
         functools.partial(serve, UnixAddress(tmp_path / "s"), KEY, echo, refused=refusals.refused)
@@ -830,7 +822,7 @@ async def test_a_server_without_descriptors_tries_again_and_lets_in_who_waited(
 
 
 async def test_a_silent_server_is_refused_in_time(tmp_path, monkeypatch, nursery):
-    monkeypatch.setattr("asyncrl.ipc.link.AUTHENTICATION_S", 0.02)
+    monkeypatch.setattr("asyncrl.ipc.endpoints.AUTHENTICATION_S", 0.02)
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     with pytest.raises(LinkError, match="within") as caught:
         await connect(TcpAddress("127.0.0.1", listeners[0].socket.getsockname()[1]), KEY)

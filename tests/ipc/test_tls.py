@@ -16,20 +16,13 @@ import trustme
 from test_link import KEY, Refusals, echo, frame_of
 
 from asyncrl.ipc import messages
-from asyncrl.ipc.address import dial
-from asyncrl.ipc.framing import SocketPipe
-from asyncrl.ipc.link import (
-    EndOfStream,
-    Link,
-    LinkBroken,
-    LinkError,
-    TcpAddress,
-    Tls,
-    UnixAddress,
-    connect,
-    new_key,
-    serve,
-)
+from asyncrl.ipc.address import TcpAddress, UnixAddress, dial
+from asyncrl.ipc.endpoints import connect, serve
+from asyncrl.ipc.errors import EndOfStream, LinkBroken, LinkError
+from asyncrl.ipc.keys import new_key
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.pipes import SocketPipe
+from asyncrl.ipc.tls import Tls
 
 HERE = TcpAddress("127.0.0.1", 0)
 
@@ -132,8 +125,8 @@ async def test_another_machine_is_refused_without_tls_at_both_ends(host, monkeyp
     async def nothing_is_sent(*args: object) -> None:
         raise AssertionError("the network was asked")
 
-    monkeypatch.setattr("asyncrl.ipc.link.dial", nothing_is_sent)
-    monkeypatch.setattr("asyncrl.ipc.link.listening", nothing_is_sent)
+    monkeypatch.setattr("asyncrl.ipc.endpoints.dial", nothing_is_sent)
+    monkeypatch.setattr("asyncrl.ipc.endpoints.listening", nothing_is_sent)
     with pytest.raises(ValueError, match="links between machines need TLS"):
         await connect(TcpAddress(host, 1), KEY)
     with pytest.raises(ValueError, match="links between machines need TLS"):
@@ -293,7 +286,7 @@ async def test_what_is_not_tls_is_refused(serving, data):
 
 async def test_a_plain_end_and_a_tls_end_do_not_meet(nursery, serving, other_machine, monkeypatch):
     monkeypatch.setattr(
-        "asyncrl.ipc.link.AUTHENTICATION_S", 1.0
+        "asyncrl.ipc.endpoints.AUTHENTICATION_S", 1.0
     )  # each waits for the other to begin
     bound, refusals = serving
     with pytest.raises(LinkError):
@@ -304,7 +297,7 @@ async def test_a_plain_end_and_a_tls_end_do_not_meet(nursery, serving, other_mac
 
 
 async def test_a_peer_that_is_silent_in_the_handshake_is_refused_in_time(serving, monkeypatch):
-    monkeypatch.setattr("asyncrl.ipc.link.AUTHENTICATION_S", 0.05)
+    monkeypatch.setattr("asyncrl.ipc.endpoints.AUTHENTICATION_S", 0.05)
     bound, refusals = serving
     stream = await dial(bound)
     await refusals.reach(1)

@@ -99,8 +99,10 @@ async def test_pain_02_an_engine_that_hangs_in_a_publication_is_fenced(
         return await honest(index, message)
 
     async def deaf() -> None:
-        await world.until(lambda: world.learner.version >= 2 and world.coordinator.publishing.busy)
-        peer = world.coordinator.roster.get("rollout-1")
+        await world.until(
+            lambda: world.learner.version >= 2 and world.coordinator.parts.publishing.busy
+        )
+        peer = world.coordinator.parts.roster.get("rollout-1")
         assert phase == "prepare" or peer is not None
         if phase == "commit" and peer is not None:
             send = peer.send
@@ -114,7 +116,7 @@ async def test_pain_02_an_engine_that_hangs_in_a_publication_is_fenced(
     world.check()
     assert outcome.ok and world.learner.version == 8 and hung
     assert [message.index for message in world.heard if isinstance(message, Replace)] == [1]
-    assert max(world.coordinator.publishing.seconds) < 4 * deadline_s and world.seconds < 60.0
+    assert max(world.coordinator.parts.publishing.seconds) < 4 * deadline_s and world.seconds < 60.0
 
 
 async def test_pain_02_a_trainer_that_hangs_in_a_publication_ends_the_run_by_name(
@@ -173,9 +175,12 @@ async def test_pain_03_short_runs_of_every_shape_exit(
         world.check()
         reached = min(steps, -(-prompts // batch_groups))
         assert outcome.ok and world.learner.version == reached, outcome.reason
-        assert {0, reached} <= world.coordinator.evaluation.accuracy.keys() and world.learner.saved[
-            -1
-        ][0] == reached
+        assert {
+            0,
+            reached,
+        } <= world.coordinator.parts.evaluation.accuracy.keys() and world.learner.saved[-1][
+            0
+        ] == reached
 
 
 # ------------------------------------------------------------------------------- 4: start-up races
@@ -196,7 +201,7 @@ async def test_pain_04_no_rollout_before_the_first_weights(
         submit = made.submit
 
         def watched(requests: Sequence[Request]) -> None:
-            began.append((made.version, world.coordinator.publishing.published))
+            began.append((made.version, world.coordinator.parts.publishing.committed))
             submit(requests)
 
         made.submit = watched  # type: ignore[method-assign]
@@ -212,7 +217,7 @@ async def test_pain_04_no_rollout_before_the_first_weights(
         "rollout-1",
         "rollout-2",
     }
-    assert world.coordinator.publishing.failed == []
+    assert world.coordinator.parts.publishing.failed == []
 
 
 # ----------------------------------------------------------------------------- 5: engines that die
@@ -458,7 +463,8 @@ async def test_pain_13_a_slow_trainer_fills_no_memory(
             groups.append(len(world.store.experience.groups))
             tokens.append(world.store.experience.ledger.tokens.live)
             frames.extend(
-                peer._outbox.statistics().current_buffer_used for peer in world.coordinator.roster
+                peer._outbox.statistics().current_buffer_used
+                for peer in world.coordinator.parts.roster
             )
 
     outcome = await world.run(look)
@@ -556,17 +562,19 @@ async def test_pain_20_engines_decode_while_weights_travel(
 
     def append(event: e.AnyEvent, honest=world.log.append) -> int:  # type: ignore[no-untyped-def]
         if isinstance(event, e.Extended):
-            streamed.append(world.coordinator.publishing.busy)
+            streamed.append(world.coordinator.parts.publishing.busy)
         return honest(event)
 
     world._receive, world.log.append = receive, append  # type: ignore[method-assign]
     outcome = await world.run()
     world.check()
-    assert outcome.ok and min(world.coordinator.publishing.seconds) >= 3.0
+    assert outcome.ok and min(world.coordinator.parts.publishing.seconds) >= 3.0
     assert sum(streamed) > len(streamed) / 2
     assert (
         max(
-            pause for pauses in world.coordinator.publishing.pauses[1:] for pause in pauses.values()
+            pause
+            for pauses in world.coordinator.parts.publishing.pauses[1:]
+            for pause in pauses.values()
         )
         < 0.1
     )
@@ -609,7 +617,7 @@ async def asked(world: World) -> str:
     async def ask() -> None:
         await trio.sleep_until(60.0)
         said.append(diagnose(world.coordinator.status()))
-        world.coordinator.end(True, "asked")
+        world.coordinator.parts.end(True, "asked")
 
     await world.run(ask)
     return said[0]

@@ -6,14 +6,11 @@ import sys
 
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 from process_support import BECOME, FOREVER, GRANDCHILD, forking, gone, lives, said
 
 from asyncrl.processes.process import (
     Process,
     become_child,
-    divide_cores,
     last_traceback,
     last_words,
     spawn,
@@ -208,61 +205,3 @@ def test_last_words_are_an_exception_where_there_is_one() -> None:
     assert last_words(group) == "ValueError: no memory is left"
     assert last_words("Traceback (most recent call last):\nzlib.Error: x\n") == "zlib.Error: x"
     assert last_words("one\n two \n\n") == "two" and last_words(" \n") == "it said nothing"
-
-
-# --------------------------------------------------------------------------------------- the cores
-
-
-some_cores = st.lists(st.integers(0, 255), min_size=1, max_size=32, unique=True)
-
-
-@given(some_cores, st.integers(0, 6), st.integers(0, 12), st.integers(0, 40))
-def test_shares(available, trainers, rollouts, trainer_cores):
-    shares = divide_cores(available, trainers, rollouts, trainer_cores)
-    everyone = shares.trainers + shares.rollouts
-    assert (len(shares.trainers), len(shares.rollouts)) == (trainers, rollouts)
-    assert all(share and len(set(share)) == len(share) for share in everyone), (
-        "each has at least one core"
-    )
-    assert {core for share in everyone for core in share} <= set(available)
-    assert shares.others == tuple(available)
-    used = [core for share in everyone for core in share]
-    if len(available) >= trainers + rollouts and trainers and rollouts and len(available) > 1:
-        assert sorted(used) == sorted(available), "each core has one owner, and none is left over"
-        for side in (shares.trainers, shares.rollouts):
-            assert max(map(len, side)) - min(map(len, side)) <= 1
-        wish = trainer_cores or len(available) // 2
-        got = sum(map(len, shares.trainers))
-        assert got == wish or (got == trainers > wish) or (got == len(available) - rollouts < wish)
-    elif len(available) > 1 and trainers and rollouts:
-        assert not {c for s in shares.trainers for c in s} & {
-            c for s in shares.rollouts for c in s
-        }, "the two sides do not share"
-        for side in (shares.trainers, shares.rollouts):
-            used = [core for share in side for core in share]
-            assert len(set(used)) == len(used) or all(len(share) == 1 for share in side), (
-                "a shared core is a process's only one"
-            )
-
-
-@pytest.mark.parametrize(
-    ("available", "trainers", "rollouts", "trainer_cores", "expected"),
-    [
-        ([5], 1, 2, 0, ([(5,)], [(5,), (5,)])),
-        ([0, 1], 1, 1, 0, ([(0,)], [(1,)])),
-        ([0, 1], 1, 3, 0, ([(0,)], [(1,), (1,), (1,)])),
-        ([0, 1, 2], 1, 1, 0, ([(0,)], [(1, 2)])),
-        ([0, 1, 2, 3], 1, 1, 3, ([(0, 1, 2)], [(3,)])),
-        ([0, 1, 2, 3], 1, 1, 9, ([(0, 1, 2)], [(3,)])),
-        ([0, 1, 2, 3], 1, 3, 2, ([(0,)], [(1,), (2,), (3,)])),
-        ([0, 1, 2, 3], 0, 2, 0, ([], [(0, 1), (2, 3)])),
-    ],
-)
-def test_shares_of_small_machines(available, trainers, rollouts, trainer_cores, expected):
-    shares = divide_cores(available, trainers, rollouts, trainer_cores)
-    assert (shares.trainers, shares.rollouts) == expected
-
-
-def test_no_cores():
-    with pytest.raises(ValueError, match="no cores"):
-        divide_cores([], 1, 1, 0)

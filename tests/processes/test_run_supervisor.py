@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from asyncrl.config import Config
-from asyncrl.ipc.link import EndOfStream, Link, LinkError
+from asyncrl.ipc.errors import EndOfStream, LinkError
+from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Drain,
     Draining,

@@ -31,9 +31,8 @@ from train_support import (
 
 from asyncrl import journal
 from asyncrl.experience import events as e
-from asyncrl.launch.preflight import RUN_TOML
 from asyncrl.observe import summary
-from asyncrl.observe.run_dir import JOURNAL, MODEL, PACKED, SUMMARY
+from asyncrl.observe.run_dir import JOURNAL, MODEL, PACKED, RUN_TOML, SUMMARY
 from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

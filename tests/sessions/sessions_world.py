@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Span
-from asyncrl.sessions.finished import Leaf, Sampled
+from asyncrl.sessions.finished import Sampled
 
 
 def ids(tokens: list[int]) -> bytes:
@@ -53,7 +54,7 @@ class Samples:
         )  # type: ignore[arg-type]
 
 
-def check(leaves: list[Leaf], made: dict[float, tuple[list[int], int, int]]) -> None:
+def check(leaves: list[TrainingSequence], made: dict[float, tuple[list[int], int, int]]) -> None:
     """Each sampled token is trained exactly once, after exactly what the model saw, at its
     version."""
     seen: list[float] = []

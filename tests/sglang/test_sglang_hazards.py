@@ -294,7 +294,6 @@ async def test_hazard_1_an_id_outside_the_vocabulary_does_not_reach_the_server(
 
 
 @pytest.mark.slow
-@pytest.mark.explore
 async def test_hazard_1_because_it_kills_the_server(sglang_start: Callable[..., Server]) -> None:
     """On a server of its own, which sends only news in each event: that reads the same."""
     server = sglang_start("--incremental-streaming-output")

@@ -41,8 +41,9 @@ def lags(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
         at = 0
         for sample in batch.samples:
             for span in sample.spans:
-                found[batch.step - span.version] += sum(mask[at + span.start : at + span.end])
-            at += sample.response_tokens
+                tokens = span.end - span.start
+                found[batch.step - span.version] += sum(mask[at : at + tokens])
+                at += tokens
         looked(self, batch, ids, behaviour, mask)
 
     monkeypatch.setattr(checker.Checker, "on_batch", on_batch)

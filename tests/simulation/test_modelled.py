@@ -25,7 +25,7 @@ from asyncrl.simulation.capacity.modelled import (
     measure,
     roofline,
 )
-from asyncrl.simulation.world import Speeds
+from asyncrl.simulation.fake_world import Speeds
 
 STEP = GROUPS * MEMBERS
 

@@ -10,7 +10,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.ipc.link import EndOfStream, LinkBroken
+from asyncrl.ipc.errors import EndOfStream, LinkBroken
 from asyncrl.ipc.messages import Drain, Interrupt
 from asyncrl.simulation.network import CAPACITY, MemoryPipe, links, pipes
 

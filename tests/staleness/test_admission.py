@@ -4,16 +4,20 @@ orders. The theorem has a file of its own (test_window_bound.py)."""
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from staleness import admission
 from staleness.admission import (
     MAX_STARTS_PER_GROUP,
     POLICIES,
@@ -270,3 +274,19 @@ def test_a_step_is_filled_at_once_instead_of_in_turn() -> None:
     assert mean[0] < 3 < 10 < mean[1]
     surplus = [sum(passed for _, passed in runs) / len(runs) - 16 for runs in (aware, unaware)]
     assert surplus[1] == 0 and surplus[0] < 2, "what is left over serves the next step"
+
+
+def test_the_rule_of_the_page_on_extending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class and its test run as they stand there, and settings choose the class once it is
+    listed."""
+    page = Path(__file__).parents[2] / "docs/extending.md"
+    section = page.read_text().split("## Add an admission rule")[1].split("\n## ")[0]
+    names: dict[str, Any] = {"Work": Work}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(compile(block, page.name, "exec"), names)
+    names["test_a_large_group_fills_as_much_as_two"]()
+    monkeypatch.setattr(admission, "POLICIES", (names["LiveRollouts"], *POLICIES))
+    large = AdmissionSettings(0, 2, sizing="difficulty", group_size=8, group_size_max=16)
+    (found,) = choose_policy(large).contradictions()
+    assert "rollout.group_size_max" in found.keys
+    assert type(choose_policy(AdmissionSettings(0, 2))) is LiveGroups

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from training_world import Rollout, alone, build, micro_batch, rollouts
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import Span
 from asyncrl.training.learner import Learner
-from staleness.corrections import BUILT_IN, IcePop
+from staleness.estimators import Estimator, IcePop
 
 OBJECTIVES = ("clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward")
 ADVANTAGES = (
@@ -137,7 +137,7 @@ def same(of_whole: dict[str, float], of_split: dict[str, float]) -> None:
 @settings(max_examples=25)
 @given(
     objective=st.sampled_from(OBJECTIVES),
-    correction=st.lists(st.sampled_from(list(BUILT_IN.values())), max_size=3, unique=True),
+    correction=st.lists(st.sampled_from(get_args(Estimator)), max_size=3, unique=True),
     proximal=st.sampled_from(("behaviour", "loglinear", "recompute")),
     places=st.lists(st.integers(0, 3), min_size=sum(GROUPS), max_size=sum(GROUPS)),
     seed=st.integers(0, 9),
@@ -148,7 +148,7 @@ def test_any_split_gives_the_same_step(
     """Those of whole rollouts too: a rollout is in one rectangle, and nothing is compared across
     rollouts."""
     if proximal == "behaviour" and objective != "reinforce":
-        correction = [kind for kind in correction if not kind().only_weighs]
+        correction = [kind for kind in correction if not kind.weights]
     entries = tuple(kind() for kind in correction)
     every = [rollout for group in groups(seed) for rollout in group]
     for rollout in every:
@@ -182,7 +182,7 @@ def test_the_median_is_not_trained_and_is_counted() -> None:
     assert count.discarded.get("stale", 0) == len(rollout.response) - sum(rollout.mask)
 
 
-@pytest.mark.parametrize("kind", list(BUILT_IN.values()))
+@pytest.mark.parametrize("kind", get_args(Estimator))
 def test_what_a_correction_leaves_out_has_its_name(kind: Any) -> None:
     every = [rollout for group in groups(4) for rollout in group]
     for rollout in every:
@@ -310,11 +310,21 @@ def test_lag_is_told_token_by_token() -> None:
 @pytest.mark.parametrize(
     ("spans", "said"),
     [
-        ([], "the spans of rollout 0 do not tile its 3 response tokens"),
-        ([Span(0, 0, 2)], "do not tile"),
-        ([Span(0, 0, 2), Span(0, 1, 3)], "do not tile"),
-        ([Span(0, 0, 4)], "do not tile"),
-        ([Span(0, 0, 2), Span(0, 2, 1), Span(0, 1, 3)], "do not tile"),
+        ([], "the spans of rollout 0 do not lie in order from the first to the last"),
+        ([Span(0, 0, 2)], "do not lie in order"),
+        ([Span(0, 0, 4)], "do not lie in order"),
+        (
+            [Span(0, 0, 2), Span(0, 1, 2)],
+            "rollout 0 do not lie in order from the first to the last",
+        ),
+        ([Span(0, 1, 4)], "do not lie in order from the first to the last of its response tokens"),
+        ([Span(0, 0, 1), Span(0, 2, 4)], r"response tokens \[1, 4\)"),
+        (
+            [Span(0, 0, 1), Span(0, 2, 3)],
+            "samples of 2 sampled tokens came with 3 log-probabilities",
+        ),
+        ([Span(0, -1, 2)], "do not lie in order"),
+        ([Span(0, 0, 4), Span(0, 4, 3)], "do not lie in order"),
         ([Span(1, 0, 3)], "a token of version 1 is newer than the policy that step 0 starts from"),
     ],
 )

@@ -21,7 +21,7 @@ from transformers import (
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import MicroBatch, Sample, Span
-from staleness.corrections import IcePop
+from staleness.estimators import IcePop
 
 VOCABULARY = 23
 SIZES = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -76,13 +76,15 @@ class Rollout:
 
     @property
     def sample(self) -> Sample:
+        """Its head in a micro-batch; `spans` of this class count from the response's start."""
+        given = len(self.prompt)
         return Sample(
             self.number,
             self.group,
-            len(self.prompt),
+            given,
             len(self.response),
             self.reward,
-            self.spans,
+            [Span(span.version, given + span.start, given + span.end) for span in self.spans],
             self.baseline,
         )
 

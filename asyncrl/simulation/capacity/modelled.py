@@ -22,23 +22,22 @@ import msgspec
 import trio
 from trio.testing import MockClock
 
-from actors.coordinator.coordinator import Outcome
 from actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.config.rules import contradictions
 from asyncrl.engines.draws import stream
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Message, MicroBatch, StatusUpdate
+from asyncrl.ipc.messages import StatusUpdate
 from asyncrl.journal.disk import EventRows, Keep, Write
 from asyncrl.simulation import policy
 from asyncrl.simulation.capacity.lockstep import LockstepEngine
-from asyncrl.simulation.checker.checker import Checker
+from asyncrl.simulation.fake_world import FakeWorld, Speeds
+from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.schedule import replayable
 from asyncrl.simulation.sim_disk import SimDisk
 from asyncrl.simulation.sim_process import SimProcess
-from asyncrl.simulation.world import Speeds, World
 from staleness.lag import rollout_lag, tokens_by_lag
 
 SIGMA = 1.0
@@ -165,13 +164,22 @@ def _mean(counts: Mapping[int, int]) -> float:
     return sum(value * count for value, count in counts.items()) / sum(counts.values())
 
 
-class EventFold(Checker):
-    """Looks at the ledger alone, once a second."""
+class LedgerChecker(WorldObserver):
+    """Checks the ledger alone, once a second. `lineage` are the weights of each version."""
 
-    tokens_trained = 0
+    store: EventStore
 
-    def begin(self, store: EventStore, version: int, cursor: int, last: int) -> None:
-        self.store, self.count = store, 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0  # events
+        self.tokens_trained = 0
+        self.lineage: dict[int, int] = {}
+
+    def on_begin(self, store: EventStore, version: int, cursor: int, last: int) -> None:
+        self.store = store
+
+    def on_start(self, version: int, weights: int) -> None:
+        self.lineage[version] = weights
 
     def on_event(self, number: int, event: e.AnyEvent) -> None:
         self.count += 1
@@ -184,11 +192,14 @@ class EventFold(Checker):
             self.tokens_trained += event.trained
             del self.keys[event.rollout]
 
-    def on_status(self, status: StatusUpdate) -> None:
+    def on_status(self, update: StatusUpdate) -> None:
         self.check()
 
+    def on_step(self, version: int, weights: int) -> None:
+        self.lineage[version] = weights
+
     def check(self) -> None:
-        """The ledger balances, and has trained what was booked as trained."""
+        """The ledger balances, and has trained what was journalled as trained."""
         ledger = self.store.experience.ledger
         self.hold("ledger", ledger.balances(), "the ledger does not balance")
         self.hold(
@@ -197,29 +208,6 @@ class EventFold(Checker):
             "{} tokens are trained",
             ledger.tokens.trained,
         )
-
-    def on_start(self, version: int, weights: int) -> None:
-        """Nothing is resumed."""
-
-    def on_keep(self, version: int) -> None:
-        """Nothing."""
-
-    def on_outcome(self, outcome: Outcome) -> None:
-        """It is stopped in the middle."""
-
-    def on_delivered(self, process: str, message: Message) -> None:
-        """Nothing."""
-
-    def on_told(self, process: str, message: Message) -> None:
-        """Nothing."""
-
-    def on_batch(
-        self, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview
-    ) -> None:
-        """Nothing."""
-
-    def on_step(self, version: int, weights: int) -> None:
-        self.lineage[version] = weights
 
 
 class _Sample(NamedTuple):
@@ -234,13 +222,11 @@ class _Sample(NamedTuple):
     discarded: Counter[str]
 
 
-class _Meter(EventFold):
-    """Measures between the publications of versions `begin` and `end`."""
+class _Meter(LedgerChecker):
+    """Measures between the publications of versions `first` and `last`."""
 
-    def __init__(
-        self, seed: int, config: Config, first: int, last: int, idle_s: Callable[[], float]
-    ) -> None:
-        super().__init__(seed, config, lambda cursor: None)
+    def __init__(self, first: int, last: int, idle_s: Callable[[], float]) -> None:
+        super().__init__()
         self._first, self._last, self._idle_s = first, last, idle_s
         self.marks: list[_Sample] = []
         self._rollout_s = self._published = self._taken = 0.0
@@ -282,7 +268,7 @@ class _Meter(EventFold):
                 self.stop()
 
 
-class Sieve(SimDisk):
+class NullDisk(SimDisk):
     """A disk that forgets at once: nothing is resumed from it."""
 
     newest = 0
@@ -354,9 +340,9 @@ async def _run(
             length, decode_s, vocab_size=policy.VOCABULARY, idle=process.waits.spent, **sizes
         )
 
-    meter = _Meter(config.run.seed, config, first, last, trainer_idle_s)
-    world = World(config.run.seed, config, meter, speeds)
-    world.sim_disk, world.engine = Sieve(), engine
+    meter = _Meter(first, last, trainer_idle_s)
+    world = FakeWorld(config.run.seed, config, meter, speeds)
+    world.sim_disk, world.make_engine = NullDisk(), engine
     reason = f"nothing came of it in {LIMIT_S:g} virtual seconds"
     with trio.move_on_after(LIMIT_S):
         async with trio.open_nursery() as nursery:

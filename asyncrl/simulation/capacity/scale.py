@@ -24,12 +24,12 @@ from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.simulation import policy
-from asyncrl.simulation.capacity.modelled import EventFold, rare_collections
-from asyncrl.simulation.checker.checker import Violation
+from asyncrl.simulation.capacity.modelled import LedgerChecker, rare_collections
+from asyncrl.simulation.fake_world import FakeWorld, Speeds
+from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.run import silence
 from asyncrl.simulation.schedule import replayable
 from asyncrl.simulation.sim_process import SimProcess
-from asyncrl.simulation.world import Speeds, World
 
 MEDIAN, TAIL = 300.0, 0.45
 SHORTEST, LONGEST = 16, 1200
@@ -99,7 +99,7 @@ def scale(engines: int, seconds: float, *, seed: int = 0, seconds_per_token: flo
 
 async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float) -> Scaled:
     config = configured(engines, seed)
-    checker = EventFold(seed, config, lambda cursor: None)
+    checker = LedgerChecker()
     draw = random.Random(seed)
     speeds = Speeds(
         verdict_s=1.0,
@@ -107,7 +107,7 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
         trained_token_s=2e-2 / engines,
         step_s=1.0,
     )
-    world = World(seed, config, checker, speeds)
+    world = FakeWorld(seed, config, checker, speeds)
 
     def script(request: Request) -> Script:
         share = (stream(seed, request.key) + 1) / (2**64 + 2)
@@ -127,7 +127,7 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
             idle=process.waits.spent,
         )
 
-    world.engine = engine
+    world.make_engine = engine
     in_flight: list[int] = []
 
     async def look() -> None:

@@ -20,7 +20,7 @@ class ReferenceRules:
     training started from in it."""
 
     config: Config
-    account: ReferenceState
+    reference: ReferenceState
     here: set[int]
     version: int
     lineage: dict[int, int]
@@ -39,13 +39,13 @@ class ReferenceRules:
     def live(self) -> int:
         """Units that are not over."""
         return (
-            self.account.groups_live
+            self.reference.groups_live
             if self.config.train.unit == "group"
-            else self.account.rollouts_live
+            else self.reference.rollouts_live
         )
 
     @property
-    def cap(self) -> int:
+    def max_live(self) -> int:
         """Groups that may be live where none is filtered."""
         groups = self.config.train.batch_groups
         return self.config.staleness.depth * groups + math.ceil(
@@ -53,27 +53,30 @@ class ReferenceRules:
         )
 
     @property
-    def most(self) -> int:
+    def max_live_filtered(self) -> int:
         """Groups that may be live. Where a filter leaves some out, others are started for them, as
         far as lag and a factor of 4 allow."""
         train, staleness = self.config.train, self.config.staleness
         if self.config.rollout.filter == "none" or train.unit == "rollout":
-            return self.cap
+            return self.max_live
         return min(
-            4 * self.cap,
-            max(self.cap, (self.max_lag + 1) * train.batch_groups - max(0, staleness.window - 1)),
+            4 * self.max_live,
+            max(
+                self.max_live,
+                (self.max_lag + 1) * train.batch_groups - max(0, staleness.window - 1),
+            ),
         )
 
     @property
     def worst_lag(self) -> int:
-        """The largest lag that the window leaves possible: of a group that has `most` before it or
-        beside it, and is overtaken by all that the window lets overtake it. Where a step needs all
-        that may be live there is nobody to wait for."""
+        """Largest lag that the window leaves possible: of a group that has all other live ones
+        before it or beside it, and is overtaken by all that the window lets overtake it. Where a
+        step needs all that may be live there is nobody to wait for."""
         groups = self.config.train.batch_groups
         return (
             0
-            if self.most == groups
-            else math.ceil((self.most + self.config.staleness.window - 1) / groups) - 1
+            if self.max_live_filtered == groups
+            else math.ceil((self.max_live_filtered + self.config.staleness.window - 1) / groups) - 1
         )
 
     def units(self, rollouts: Sequence[ReferenceRollout]) -> list[list[ReferenceRollout]]:
@@ -89,14 +92,14 @@ class ReferenceRules:
         train, count = self.config.train, self._count(filling, more)
         if train.step_tokens:
             tokens = filling.tokens + sum(len(seen.versions) for seen in more)
-            return tokens >= train.step_tokens or count >= self.per_group * self.cap
+            return tokens >= train.step_tokens or count >= self.per_group * self.max_live
         return count >= self.per_group * train.batch_groups
 
     def closes(self, filling: Filling) -> bool:
         """Whether it is closed with what it has: it is full, or has all there is and no group more
         may be live."""
-        alone = not self.account.rollouts_untaken and self._count(filling) > self.per_group * (
-            self.cap - 1
+        alone = not self.reference.rollouts_untaken and self._count(filling) > self.per_group * (
+            self.max_live - 1
         )
         return self.full(filling) or alone
 
@@ -108,11 +111,11 @@ class ReferenceRules:
     @property
     def open_step(self) -> int:
         """The step that takes next."""
-        begun = max(self.account.steps, default=-1)
+        begun = max(self.reference.steps, default=-1)
         return max(
             self.version,
             max(self.lineage),
-            begun + (begun >= 0 and self.closes(self.account.steps[begun])),
+            begun + (begun >= 0 and self.closes(self.reference.steps[begun])),
         )
 
     def rests_for(self) -> int | None:

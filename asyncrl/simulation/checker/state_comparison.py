@@ -1,29 +1,31 @@
-"""The product's state beside the checker's account. Invariant: each is asked, neither is
+"""Comparison of the product's state with the reference. Invariant: each is asked, neither is
 changed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from actors.coordinator.coordinator import Coordinator
 from asyncrl.ipc.messages import Split
-
-if TYPE_CHECKING:
-    from asyncrl.simulation.checker.checker import Checker
+from asyncrl.simulation.checker.checked_run import CheckedRun
 
 
-def compare(w: Checker) -> None:
+def compare(run: CheckedRun) -> None:
     """The counts, and the rollouts that events named since."""
-    mine, theirs = w.account, w.store.experience
+    mine, theirs = run.reference, run.store.experience
     tokens, rollouts = theirs.ledger.tokens, theirs.ledger.rollouts
     generated = mine.tokens, mine.tokens_trained, mine.tokens_live, +mine.tokens_discarded
     written = tokens.total, tokens.trained, tokens.live, Counter(tokens.discarded)
-    w.hold("ledger", generated == written, "tokens: {}, and the ledger says {}", generated, written)
+    run.hold(
+        "ledger", generated == written, "tokens: {}, and the ledger says {}", generated, written
+    )
     admitted = mine.admitted, mine.trained, len(mine.rollouts), +mine.discarded
     written = rollouts.total, rollouts.trained, rollouts.live, Counter(rollouts.discarded)
-    w.hold("ledger", admitted == written, "rollouts: {}, and the ledger says {}", admitted, written)
-    w.hold("ledger", theirs.ledger.balances(), "the ledger does not balance")
+    run.hold(
+        "ledger", admitted == written, "rollouts: {}, and the ledger says {}", admitted, written
+    )
+    run.hold("ledger", theirs.ledger.balances(), "the ledger does not balance")
     live = mine.groups_live, mine.groups_untaken, mine.rollouts_live, mine.rollouts_untaken
     counted = (
         theirs.groups_live,
@@ -31,7 +33,7 @@ def compare(w: Checker) -> None:
         theirs.rollouts_live,
         theirs.rollouts_untaken,
     )
-    w.hold(
+    run.hold(
         "queue",
         live == counted,
         "groups and rollouts that are live, and untaken: {}, not {}",
@@ -39,17 +41,17 @@ def compare(w: Checker) -> None:
         counted,
     )
     queue = theirs.queue_items, theirs.queue_bytes
-    w.hold("queue", mine.queue == queue, "the queue holds {}, not {}", mine.queue, queue)
+    run.hold("queue", mine.queue == queue, "the queue holds {}, not {}", mine.queue, queue)
     for id in mine.touched:
-        _rollout(w, id)
+        _rollout(run, id)
     mine.touched.clear()
 
 
-def _rollout(w: Checker, id: int) -> None:
-    mine, theirs = w.account.rollouts.get(id), w.store.experience.rollouts.get(id)
+def _rollout(run: CheckedRun, id: int) -> None:
+    mine, theirs = run.reference.rollouts.get(id), run.store.experience.rollouts.get(id)
     if mine is None or theirs is None:
-        end = w.account.ended.get(id)
-        w.hold(
+        end = run.reference.ended.get(id)
+        run.hold(
             "once",
             mine is None and theirs is None,
             "rollout {} is live for one, and {} for the other",
@@ -59,51 +61,53 @@ def _rollout(w: Checker, id: int) -> None:
         return
     spans = [(span.version, span.start, span.end) for span in theirs.spans]
     same = mine.ids == theirs.ids and mine.behaviour == theirs.behaviour and mine.spans() == spans
-    w.hold("parallel", same, "rollout {} is not what was sampled: spans {}", id, spans)
+    run.hold("parallel", same, "rollout {} is not what was sampled: spans {}", id, spans)
     same = (mine.holder, mine.attempt, mine.failures) == (
         theirs.holder,
         theirs.attempt,
         theirs.failures,
     )
-    w.hold("leases", same, "rollout {} is with {!r}, not with {!r}", id, mine.holder, theirs.holder)
+    run.hold(
+        "leases", same, "rollout {} is with {!r}, not with {!r}", id, mine.holder, theirs.holder
+    )
 
 
-def compare_all(w: Checker, invariant: str) -> None:
+def compare_all(run: CheckedRun, invariant: str) -> None:
     """Everything there is, and what is due."""
-    mine, theirs = w.account, w.store.experience
+    mine, theirs = run.reference, run.store.experience
     live = sorted(mine.rollouts), sorted(theirs.rollouts)
-    w.hold(invariant, live[0] == live[1], "rollouts {} are live, not {}", *live)
+    run.hold(invariant, live[0] == live[1], "rollouts {} are live, not {}", *live)
     live = sorted(mine.groups), sorted(theirs.groups)
-    w.hold(invariant, live[0] == live[1], "groups {} are live, not {}", *live)
+    run.hold(invariant, live[0] == live[1], "groups {} are live, not {}", *live)
     cursor = theirs.history.cursor
-    w.hold(
+    run.hold(
         invariant,
         mine.cursor == cursor,
         "the next prompt is looked for from {} on, not from {}",
         mine.cursor,
         cursor,
     )
-    w.hold(
+    run.hold(
         invariant,
         list(mine.kept) == list(theirs.replay_buffer.kept),
         "groups {} are kept, not {}",
         list(mine.kept),
         list(theirs.replay_buffer.kept),
     )
-    w.hold(
+    run.hold(
         invariant,
         mine.restarts == theirs.restarts,
         "{} start again, not {}",
         mine.restarts,
         theirs.restarts,
     )
-    due = {id for _, rollouts in w.prescribed for id in rollouts}
+    due = {id for _, rollouts in run.prescribed for id in rollouts}
     begun = {
         n for n, group in mine.groups.items() if group.steps or not due.isdisjoint(group.members)
     }
     complete = [n for n, group in mine.groups.items() if mine.complete(group) and n not in begun]
     ready = [group.id for split in get_args(Split) for group in theirs.ready(split)]
-    w.hold(
+    run.hold(
         invariant,
         sorted(complete) == sorted(ready),
         "groups {} are complete, and ready are {}",
@@ -117,12 +121,12 @@ def compare_all(w: Checker, invariant: str) -> None:
     ]
     judged = sorted((seen.oldest, seen.id) for seen in waiting if seen.group.event.split == "train")
     offered = [(rollout.oldest, rollout.id) for rollout in theirs.judged()]
-    w.hold(
+    run.hold(
         invariant, judged == offered, "rollouts {} are judged, and on offer are {}", judged, offered
     )
     first, oldest = mine.oldest(due), theirs.oldest()
     same = (first and first.event.group) == (oldest and oldest.id)
-    w.hold(
+    run.hold(
         invariant,
         same,
         "the oldest group is {}, not {}",
@@ -130,48 +134,51 @@ def compare_all(w: Checker, invariant: str) -> None:
         oldest and oldest.id,
     )
     for id in mine.rollouts:
-        _rollout(w, id)
-    compare(w)
+        _rollout(run, id)
+    compare(run)
 
 
-def compare_shell(w: Checker, run: Coordinator) -> None:
+def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
     """What the coordinator keeps beside the state."""
-    leased = {seen.id: seen.holder for seen in w.account.rollouts.values() if seen.holder}
+    leased = {seen.id: seen.holder for seen in run.reference.rollouts.values() if seen.holder}
     held = [
-        (id, engine_handle.name)
-        for engine_handle in run.engine_pool
-        for ids in engine_handle.held.values()
+        (id, engine.name)
+        for engine in coordinator.parts.engines
+        for ids in engine.held.values()
         for id in ids
     ]
     same = len(held) == len(leased) and dict(held) == leased
-    w.hold(
+    run.hold(
         "slots", same, "engines hold {}, and leased are {}", sorted(held), sorted(leased.items())
     )
-    counted = Counter(name for name, _ in run.scoring._with.values())
-    load = run.scoring._load
-    w.hold(
+    counted = Counter(name for name, _ in coordinator.parts.scoring._with.values())
+    load = coordinator.parts.scoring._load
+    run.hold(
         "slots",
         counted == +Counter(load),
         "reward actors have {}, and {} are counted",
         counted,
         load,
     )
-    if w.answered is not None and (seen := w.account.rollouts.get(w.answered.rollout)) is not None:
-        w.hold(
+    if (
+        run.answered is not None
+        and (seen := run.reference.rollouts.get(run.answered.rollout)) is not None
+    ):
+        run.hold(
             "verdicts",
-            seen.verdict == w.answered.verdict,
+            seen.verdict == run.answered.verdict,
             "{} was delivered, and booked is {}",
-            w.answered,
+            run.answered,
             seen.verdict,
         )
-    w.answered = None
-    booked = w.account.tokens
-    if w.excused:
-        w.delivered, w.excused = booked, False
-    w.hold(
+    run.answered = None
+    booked = run.reference.tokens
+    if run.excused:
+        run.delivered, run.excused = booked, False
+    run.hold(
         "tokens are booked",
-        w.delivered == booked,
+        run.delivered == booked,
         "{} tokens were delivered, and {} booked",
-        w.delivered,
+        run.delivered,
         booked,
     )

@@ -1,0 +1,111 @@
+"""Turns prompts into groups of rollouts.
+
+Invariant: training prompts are admitted in one order, which follows from the settings and the
+history. A prompt that must start again comes before any new one.
+
+The coordinator's loop calls `admit` with the number of groups that may start (see
+`Stepping.groups_to_admit`). An evaluation starts its own groups (evaluation.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import trio
+
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.prompts import PromptSource
+from asyncrl.config import Config
+from asyncrl.experience.events import Admitted, Dropped
+from asyncrl.ipc.messages import Split
+from asyncrl.strategies.sizing import SIZINGS
+
+
+class Admission:
+    """Starts groups, as far as there are prompts."""
+
+    def __init__(self, store: EventStore, prompts: PromptSource, config: Config) -> None:
+        self._store = store
+        self._prompts = prompts
+        self._config = config
+        rollout = config.rollout
+        self._max_size = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
+        self._sizing = SIZINGS[rollout.sizing](rollout.group_size, self._max_size)
+        self._no_prompt_left = False  # when one was looked for last
+        self.too_long = 0
+        """Training prompts that did not fit the context, since the last that did."""
+        self.first_admission = math.inf
+        """Seconds on trio's clock at which admission began; infinite before."""
+
+    @property
+    def exhausted(self) -> bool:
+        """True if no training prompt is left."""
+        experience = self._store.experience
+        return not experience.restarts and (
+            self._no_prompt_left or self._prompts.train_item(experience.history.cursor) is None
+        )
+
+    def admit(self, groups: int) -> None:
+        """Start so many new training groups, or as many as there are prompts for."""
+        experience = self._store.experience
+        self.first_admission = min(self.first_admission, trio.current_time())
+        if groups <= 0:
+            return
+        live = {
+            group.prompt_index for group in experience.groups.values() if group.split == "train"
+        }
+        for _ in range(groups):
+            if experience.restarts:
+                stale_group, prompt_index = next(iter(experience.restarts.items()))
+                live.add(prompt_index)
+                self.start("train", prompt_index, restarts=stale_group)
+                continue
+            chosen = self._prompts.next(experience.history, live)
+            self._no_prompt_left = chosen is None
+            if chosen is None:
+                return
+            live.add(chosen.prompt_index)
+            self.start("train", chosen.prompt_index, cursor=chosen.cursor)
+
+    def start(
+        self,
+        split: Split,
+        prompt_index: int,
+        *,
+        version: int | None = None,
+        restarts: int | None = None,
+        cursor: int = 0,
+    ) -> bool:
+        """Admit one group. Returns False, and drops the group under the name `prompt_too_long`, if
+        its prompt leaves no room for an answer.
+
+        `version` pins the weights, `restarts` is the stale group whose prompt starts again, and
+        `cursor` is the place where the next training prompt is looked for.
+        """
+        experience, rollout = self._store.experience, self._config.rollout
+        group, prompt = experience.next_group, self._prompts.ids(split, prompt_index)
+        size = self._sizing.size(experience.history, prompt_index) if split == "train" else 1
+        # The key of its draws is not the group's number, because that counts evaluations too. A
+        # restarted group has a negative place, so it never shares the draws of another.
+        place = experience.prompts[split] if restarts is None else -1 - restarts
+        self._store.record(
+            Admitted(
+                group=group,
+                first=experience.next_rollout,
+                size=size,
+                split=split,
+                prompt_index=prompt_index,
+                prompt=prompt,
+                max_new_tokens=rollout.max_new_tokens,
+                version=version,
+                restarts=restarts,
+                key=self._max_size * place if split == "train" else place,
+                cursor=cursor,
+            )
+        )
+        fits = len(prompt) // 4 + rollout.max_new_tokens <= self._config.engine.context_tokens
+        if split == "train":
+            self.too_long = 0 if fits else self.too_long + 1
+        if not fits:
+            self._store.record(Dropped(group, "prompt_too_long"))
+        return fits

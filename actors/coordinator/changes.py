@@ -1,0 +1,45 @@
+"""Waits of the coordinator's loop: for any change, or for a condition."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+
+from asyncrl.ipc.waits import Pulse, WaitExpired, Waits
+
+logger = logging.getLogger(__name__)
+
+
+class Changes:
+    """Wakes the one task that waits for something to happen. Many changes before a wait are one."""
+
+    def __init__(self, waits: Waits, stall_s: float) -> None:
+        """`stall_s` is more than the seconds between two ticks (watchdog.py), each of which is a
+        change."""
+        self._waits = waits
+        self._stall_s = stall_s
+        self._pulse = Pulse()
+
+    def set(self) -> None:
+        """Something happened. Never waits."""
+        self._pulse.set()
+
+    async def next(self, name: str) -> None:
+        """Wait until something happened since the last wait. The wait expires only if this process
+        itself stood still; then there is enough to do."""
+        with (
+            suppress(WaitExpired),
+            self._waits.on(name, owner="coordinator", deadline_s=self._stall_s),
+        ):
+            await self._pulse.wait()
+
+    async def until(self, name: str, done: Callable[[], bool], deadline: float) -> None:
+        """Wait until `done()`, or until `deadline` (trio's clock), of which the log is told."""
+        with trio.move_on_at(deadline) as patience:
+            while not done():
+                await self.next(name)
+        if patience.cancelled_caught:
+            logger.warning("drained without %s", name)

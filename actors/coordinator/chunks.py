@@ -1,0 +1,143 @@
+"""Takes in the tokens that engines stream.
+
+Invariant: every sampled token is counted once: it belongs to its rollout, or it is late, or its
+chunk has a defect and is nobody's (chunk_validation.py).
+
+    a chunk with a defect                       the rollout is buried under the defect's name
+    of a rollout that is not with the sender    its tokens are late
+    else                                        its tokens extend the rollout
+      that ends with `interrupted`              the rollout is taken back (reclaiming.py)
+      that ends with `stop` or `length`         the rollout is sealed
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+import trio
+
+from actors.coordinator.chunk_validation import Defect, Suspects, defects, fits, refusal
+from actors.coordinator.engine_pool import EnginePool
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.leases import LeaseTable
+from actors.coordinator.reclaiming import Reclaiming
+from asyncrl.experience.events import Extended, LateTokens, Sealed
+from asyncrl.experience.rollout import ImpossibleEvent, Rollout
+from asyncrl.ipc.messages import ChunkHead, Chunks
+
+logger = logging.getLogger(__name__)
+
+
+class ChunkIntake:
+    """Counts what engines sampled, to its rollout or as late."""
+
+    def __init__(
+        self,
+        store: EventStore,
+        engines: EnginePool,
+        leases: LeaseTable,
+        reclaiming: Reclaiming,
+        *,
+        vocabulary: int,
+        garbled: Callable[[Defect], None],
+    ) -> None:
+        """`vocabulary` is larger than any id that is sampled; `garbled` hears of each bad chunk."""
+        self._store = store
+        self._engines = engines
+        self._leases = leases
+        self._reclaiming = reclaiming
+        self._vocabulary = vocabulary
+        self.suspects = Suspects(garbled)
+        self.streamed: dict[str, float] = {}
+        """Seconds on trio's clock when each engine streamed last, by its name."""
+        self.last_activity = trio.current_time()
+        """Seconds on trio's clock when any engine streamed last."""
+
+    def on_chunks(
+        self, sender: str, message: Chunks, ids: memoryview, behaviour: memoryview
+    ) -> None:
+        """Take in one frame of chunks: `ids` int32 and `behaviour` float32, both [tokens], those of
+        each head one after another.
+
+        Raises ImpossibleEvent, after the good chunks of the frame were taken in, if this was the
+        engine's `SUSPECT`-th bad chunk; and LinkError if the sender has no engine.
+
+        Example: heads with the counts 3 and 2 come with five ids; ids 0 to 2 are the first head's.
+        """
+        if not fits(message.heads, ids, behaviour):
+            for head in message.heads:  # it is unknown which tokens are whose
+                self._bury(sender, head, "unequal")
+            self._suspect(sender, ["unequal"])
+            return
+        bad = defects(
+            message.heads,
+            ids,
+            behaviour,
+            vocabulary=self._vocabulary,
+            newest=self._store.experience.version,
+        )
+        self.last_activity = self.streamed[sender] = trio.current_time()
+        given_back = any(head.finish == "interrupted" for head in message.heads)
+        queued = self._reclaiming.queued(sender) if given_back else ()
+        at = 0
+        for place, head in enumerate(message.heads):
+            end = at + 4 * head.count
+            rollout = self._store.experience.rollouts.get(head.rollout)
+            if place in bad:
+                self._bury(sender, head, bad[place])
+            elif rollout is None or not _is_with(rollout, sender, head):
+                if head.count:
+                    self._store.record(LateTokens(head.count))
+            elif head.count and not self._extend(
+                rollout, head, bytes(ids[at:end]), bytes(behaviour[at:end])
+            ):
+                bad[place] = refusal(head, rollout)
+                self._bury(sender, head, bad[place])
+            elif head.finish:
+                self._finish(rollout, head, queued)
+            at = end
+        if bad:
+            self._suspect(sender, list(bad.values()))
+
+    def _extend(self, rollout: Rollout, head: ChunkHead, ids: bytes, behaviour: bytes) -> bool:
+        """Append a chunk to its rollout. Returns False, with nothing done, if it cannot follow."""
+        pinned = self._leases.of(rollout.id).version
+        if pinned is not None and head.version != pinned:
+            return False
+        try:
+            self._store.record(
+                Extended(head.rollout, head.attempt, head.version, head.start, ids, behaviour)
+            )
+        except ImpossibleEvent:
+            return False
+        return True
+
+    def _finish(self, rollout: Rollout, head: ChunkHead, queued: Collection[int]) -> None:
+        """The engine has ended a rollout: it is complete, or was interrupted."""
+        if head.finish == "interrupted":
+            self._reclaiming.interrupted(rollout, queued)
+            return
+        self._leases.times.took(trio.current_time() - self._leases.of(rollout.id).since)
+        self._reclaiming.release(rollout)
+        self._store.record(Sealed(head.rollout, head.attempt, head.finish))
+
+    def _bury(self, sender: str, head: ChunkHead, defect: Defect) -> None:
+        """Bury the rollout of a bad chunk, if it is with the sender, who is told to stop it."""
+        rollout = self._store.experience.rollouts.get(head.rollout)
+        if rollout is not None and _is_with(rollout, sender, head):
+            logger.warning(
+                "rollout %d is given up because %s sent a bad chunk of it: %s",
+                rollout.id,
+                sender,
+                defect,
+            )
+            self._reclaiming.give_up(rollout, defect)
+
+    def _suspect(self, sender: str, found: list[Defect]) -> None:
+        self.suspects.add(sender, found, engine=self._engines.get(sender) is not None)
+
+
+def _is_with(rollout: Rollout, sender: str, head: ChunkHead) -> bool:
+    """True if the rollout is with the sender, for the attempt that the chunk names."""
+    return rollout.holder == sender and rollout.attempt == head.attempt

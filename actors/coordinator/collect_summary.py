@@ -1,0 +1,49 @@
+"""Collects the result of a run (`summary.json`) from the parts that know it. It only reads."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from actors.coordinator.components import Components
+from asyncrl.observe import summary
+
+
+def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary:
+    """The result of the run so far, which ends well (`ok`) or not, for a `reason`."""
+    stepping, ledger, statistics = parts.stepping, parts.store.experience.ledger, parts.statistics
+    accuracies = [accuracy for _, accuracy in sorted(parts.evaluation.accuracy.items())]
+    start = statistics.start_accuracy
+    if start is None and accuracies:
+        start = accuracies[0]
+    lags = stepping.lags if stepping else Counter[int]()
+    slowest, prompt_index = parts.scoring.slowest
+    training_s = stepping.last_step - parts.admission.first_admission if stepping else -math.inf
+    return summary.Summary(
+        ok=ok,
+        reason=reason,
+        steps=stepping.version if stepping else 0,
+        seconds=statistics.seconds,
+        training_seconds=training_s if training_s > 0 else None,
+        accuracy=summary.Accuracy(start, accuracies[-1] if accuracies else None),
+        tokens=summary.TokenTotals.of(ledger.tokens),
+        rollouts=summary.RolloutTotals.of(ledger.rollouts),
+        lag=summary.Lag(mean_lag(lags), max(lags, default=0)),
+        alarms=dict(stepping.alarmed) if stepping else {},
+        bias=parts.store.experience.audit.report(),
+        idle=summary.Idle(statistics.idle("trainer"), statistics.idle("rollout")),
+        publication=parts.publishing.total,
+        restarts=dict(statistics.restarts),
+        slowest_verifier=summary.SlowestVerifier(prompt_index, slowest)
+        if prompt_index >= 0
+        else None,
+    )
+
+
+def mean_lag(lags: Counter[int]) -> float | None:
+    """The mean lag of tokens; None if there are none.
+
+    Example: 3 tokens of lag 0 and 1 token of lag 2 have the mean 0.5.
+    """
+    total = sum(lags.values())
+    return sum(lag * tokens for lag, tokens in lags.items()) / total if total else None

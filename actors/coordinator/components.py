@@ -1,0 +1,144 @@
+"""The parts of a coordinator, and nothing that acts on them.
+
+The loop, the links, the status, the watchdog and the shutdown depend on `Components`, and none of
+them on another. A part that needs one of the loop's actions is given it as a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from actors.coordinator.admission import Admission
+from actors.coordinator.changes import Changes
+from actors.coordinator.chunks import ChunkIntake
+from actors.coordinator.engine_pool import EnginePool
+from actors.coordinator.evaluation import Evaluation
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.leases import LeaseTable
+from actors.coordinator.lifecycle import Lifecycle, Outcome
+from actors.coordinator.peers import Roster
+from actors.coordinator.pinning import Pinning
+from actors.coordinator.placement import Placement
+from actors.coordinator.prompts import PromptSource
+from actors.coordinator.publishing import Publishing
+from actors.coordinator.reclaiming import Reclaiming
+from actors.coordinator.scoring import Scoring
+from actors.coordinator.statistics import RunStatistics
+from actors.coordinator.stepping import Stepping
+from asyncrl.config import Config
+from asyncrl.config.engines import capabilities
+from asyncrl.ipc.waits import Waits
+from asyncrl.observe.metrics import Metrics
+from asyncrl.observe.run_status import JournalStatus, RunStatus
+
+
+@dataclass(eq=False)
+class Components:
+    """One part for each subject. `stepping` is None until the trainer is ready, `outcome` until the
+    run is over. `journal_status()` says how the journal stands; `stalled(run_status)` hears how the
+    run stands when the watchdog ends it."""
+
+    config: Config
+    store: EventStore
+    metrics: Metrics
+    statistics: RunStatistics
+    journal_status: Callable[[], JournalStatus]
+    stalled: Callable[[RunStatus], None]
+    waits: Waits
+    changes: Changes
+    roster: Roster
+    lifecycle: Lifecycle
+    engines: EnginePool
+    leases: LeaseTable
+    reclaiming: Reclaiming
+    pinning: Pinning
+    placement: Placement
+    admission: Admission
+    chunks: ChunkIntake
+    scoring: Scoring
+    publishing: Publishing
+    evaluation: Evaluation
+    stepping: Stepping | None = None
+    outcome: Outcome | None = None
+
+    def end(self, ok: bool, reason: str) -> None:
+        """End the run. The first reason counts."""
+        if self.outcome is None:
+            self.outcome = Outcome(ok, reason)
+        self.changes.set()
+
+
+def assemble(
+    config: Config,
+    store: EventStore,
+    prompts: PromptSource,
+    metrics: Metrics,
+    waits: Waits,
+    statistics: RunStatistics,
+    *,
+    journal_status: Callable[[], JournalStatus],
+    stalled: Callable[[RunStatus], None],
+    fence: Callable[[str, str], None],
+    give_up: Callable[[str], None],
+    served: Callable[[int, bool], None],
+) -> Components:
+    """Build the parts of a run that begins now. `fence(actor, reason)` has an actor replaced,
+    `give_up(reason)` ends the run, `served(version, evaluate)` hears of each version that every
+    engine serves."""
+    changes = Changes(waits, config.supervision.stall_s)
+    expected = [
+        "trainer-0",
+        *(f"rollout-{n}" for n in range(config.rollout.actors)),
+        *(f"reward-{n}" for n in range(config.reward.actors)),
+    ]
+    roster = Roster(changes.set)
+    engines = EnginePool(keeps=capabilities(config.engine.kind).keeps_versions)
+    leases = LeaseTable(config.rollout.lease_s)
+    reclaiming = Reclaiming(store, engines, leases, config)
+    pinning = Pinning(store, engines, leases, reclaiming, config)
+    placement = Placement(store, engines, leases, reclaiming, pinning, config)
+    admission = Admission(store, prompts, config)
+    chunks = ChunkIntake(
+        store,
+        engines,
+        leases,
+        reclaiming,
+        vocabulary=prompts.vocabulary,
+        garbled=metrics.garbled,
+    )
+    evaluation = Evaluation(
+        store,
+        engines,
+        admission,
+        placement,
+        reclaiming,
+        pinning,
+        prompts=prompts.evaluation_items(),
+        every=config.train.eval_every,
+        evaluated=metrics.evaluated,
+    )
+    return Components(
+        config=config,
+        store=store,
+        metrics=metrics,
+        statistics=statistics,
+        journal_status=journal_status,
+        stalled=stalled,
+        waits=waits,
+        changes=changes,
+        roster=roster,
+        lifecycle=Lifecycle(expected, config.supervision, trio.current_time()),
+        engines=engines,
+        leases=leases,
+        reclaiming=reclaiming,
+        pinning=pinning,
+        placement=placement,
+        admission=admission,
+        chunks=chunks,
+        scoring=Scoring(store, roster, config),
+        publishing=Publishing(store, engines, config, fence=fence, give_up=give_up, done=served),
+        evaluation=evaluation,
+    )

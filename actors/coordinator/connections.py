@@ -1,0 +1,253 @@
+"""The links of the coordinator: who is connected, what each may say, and what becomes of it.
+
+Invariant: a peer that does something wrong loses its own connection; the others and the run go on.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from actors.coordinator.components import Components
+from actors.coordinator.engine_pool import EngineHandle
+from actors.coordinator.peers import LastSeen, Peer
+from actors.coordinator.stepping import Stepping
+from asyncrl.experience.rollout import ImpossibleEvent
+from asyncrl.ipc.errors import LinkError
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.messages import (
+    Chunks,
+    Committed,
+    Consumed,
+    Drain,
+    Drained,
+    EngineReady,
+    Exited,
+    Hello,
+    Message,
+    Prepared,
+    Replace,
+    Report,
+    Role,
+    Saved,
+    ScoreResult,
+    Stepped,
+    TrainerReady,
+    Transferred,
+)
+
+HELLO_S = 10.0
+"""Seconds in which a peer must say who it is."""
+
+ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
+
+ACCEPTED: dict[Role, dict[type[Message], int]] = {
+    "rollout": {EngineReady: 0, Chunks: 2, Prepared: 0, Committed: 0, Report: 0, Drained: 0},
+    "reward": {ScoreResult: 0, Report: 0, Drained: 0},
+    "trainer": {
+        TrainerReady: 0,
+        Consumed: 0,
+        Stepped: 0,
+        Saved: 0,
+        Transferred: 0,
+        Report: 0,
+        Drained: 0,
+    },
+    "launcher": {Exited: 0, Drain: 0},
+    "coordinator": {},
+}
+"""The messages that each role may send, with their number of buffers."""
+
+logger = logging.getLogger(__name__)
+
+
+class Connections:
+    """Takes in messages, and takes back the work of actors that are gone."""
+
+    def __init__(self, parts: Components) -> None:
+        self._parts = parts
+
+    async def attend(self, link: Link) -> None:
+        """Serve one connection until it ends. Raises LinkError, which ends this connection, if its
+        peer does something wrong."""
+        hello: Message | None = None
+        with trio.move_on_after(HELLO_S):
+            hello, _ = await link.receive()
+        if hello is None:
+            raise LinkError("silent", f"a peer did not say who it is within {HELLO_S:g} s")
+        if not isinstance(hello, Hello):
+            raise LinkError(
+                "malformed", f"a peer began with {type(hello).__name__} instead of Hello"
+            )
+        await self.converse(Peer(hello, link))
+
+    async def converse(self, peer: Peer) -> None:
+        """Exchange messages with one peer until its link ends."""
+        roster, lifecycle = self._parts.roster, self._parts.lifecycle
+        if (previous := roster.add(peer)) is not None:
+            self._take_back(previous)
+            previous.scope.cancel()
+        peer.heard = trio.current_time()
+        logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
+        if lifecycle.ending and peer.role in ACTORS:
+            peer.send(Drain())
+        elif peer.role == "reward":
+            lifecycle.came(peer.name, trio.current_time())
+        try:
+            with peer.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(peer.write)
+                    async for message, buffers in peer.link:
+                        peer.heard = trio.current_time()
+                        self._accept(peer, message, buffers)
+                        if not isinstance(message, Report):  # a report makes nothing due
+                            self._parts.changes.set()
+                        await self._parts.store.log.room()
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._lost(peer)
+
+    def replace(self, name: str, reason: str) -> None:
+        """Cut an actor off, take back its work, and have the launcher end it and start another."""
+        peer = self._parts.roster.get(name)
+        if peer is None or peer.scope.cancel_called:
+            return
+        logger.warning("%s is replaced: %s", name, reason)
+        peer.scope.cancel()
+        self._take_back(peer)
+        for launcher in self._parts.roster.of("launcher"):
+            launcher.send(Replace(peer.role, peer.index, peer.incarnation, reason))
+
+    # ------------------------------------------------------------------------------------ messages
+
+    def _accept(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
+        """Let one message in. Raises LinkError if such a peer does not send it, or if it is not
+        whole."""
+        if ACCEPTED[peer.role].get(type(message)) != len(buffers):
+            raise LinkError(
+                "malformed",
+                f"{peer.name} sent {type(message).__name__} with {len(buffers)} buffers, which "
+                "is not taken from it",
+            )
+        if peer.role == "trainer" and not self._is_trainer(peer, message):
+            raise LinkError(
+                "malformed",
+                f"{peer.name} sent {type(message).__name__}, and is not the run's trainer",
+            )
+        try:
+            self._dispatch(peer, message, buffers)
+        except ImpossibleEvent as refused:
+            if peer.role == "trainer":
+                self._parts.end(False, f"{peer.name} sent what cannot be: {refused}")
+            self.replace(peer.name, f"it sent what cannot be: {refused}")
+
+    def _is_trainer(self, peer: Peer, message: Message) -> bool:
+        """True if the peer may speak as the trainer of this run: the one that was ready first."""
+        stepping = self._parts.stepping
+        if stepping is None:
+            return peer.name in self._parts.lifecycle.expected and isinstance(
+                message, TrainerReady | Report | Drained
+            )
+        return stepping.trainer is peer and not isinstance(message, TrainerReady)
+
+    def _dispatch(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
+        parts = self._parts
+        match message:
+            case Chunks():
+                parts.chunks.on_chunks(peer.name, message, buffers[0], buffers[1])
+            case ScoreResult():
+                parts.metrics.judged(message.verdict, message.seconds)
+                parts.scoring.on_score_result(peer, message)
+            case Consumed() | Stepped() | Saved() if parts.stepping is not None:
+                self._from_trainer(parts.stepping, message)
+            case Transferred():
+                parts.publishing.on_transferred(message)
+            case Prepared():
+                parts.publishing.on_prepared(peer.index, message)
+            case Committed():
+                parts.publishing.on_committed(peer.index, peer.name, message)
+            case Report():
+                working = parts.publishing.committed is not None
+                parts.statistics.on_report(peer, message, working)
+                parts.metrics.reported(peer.role, peer.index, message)
+            case EngineReady(slots):
+                parts.engines.add(EngineHandle(peer, slots))
+                parts.publishing.join(peer.index)
+                parts.lifecycle.came(peer.name, trio.current_time())
+            case TrainerReady(version, port):
+                parts.stepping = Stepping(
+                    parts.store,
+                    peer,
+                    version,
+                    parts.config,
+                    exhausted=lambda: parts.admission.exhausted,
+                )
+                parts.publishing.trainer(peer, port)
+                parts.lifecycle.came(peer.name, trio.current_time())
+            case Drained():
+                parts.roster.drained.add(peer.name)
+            case Exited():
+                self._exited(message)
+            case Drain():
+                parts.end(True, "stopped early, as asked; continue with --resume")
+            case _:
+                raise LinkError(
+                    "malformed",
+                    f"{peer.name} sent {type(message).__name__}, which the coordinator does not "
+                    "take from it now",
+                )
+
+    def _from_trainer(self, stepping: Stepping, message: Consumed | Stepped | Saved) -> None:
+        match message:
+            case Consumed():
+                stepping.on_consumed(message)
+            case Stepped():
+                stepping.on_stepped(message)
+                self._parts.metrics.stepped(message.seconds, stepping.metrics)
+                self._parts.metrics.alarmed(alarm.name for alarm in stepping.alarms)
+            case Saved():
+                stepping.on_saved(message)
+
+    # ------------------------------------------------------------------------------------ lost ones
+
+    def _lost(self, peer: Peer) -> None:
+        """A link ended."""
+        parts = self._parts
+        if not parts.roster.remove(peer):
+            return
+        logger.info("%s is gone", peer.name)
+        now = trio.current_time()
+        parts.roster.last_seen[peer.name] = LastSeen(peer.incarnation, peer.pid, now)
+        expected = peer.role == "trainer" and peer.name in parts.lifecycle.expected
+        if expected and not parts.lifecycle.ending:
+            parts.end(False, "the trainer was lost")
+        self._take_back(peer)
+        parts.changes.set()
+
+    def _take_back(self, peer: Peer) -> None:
+        """Take back the work that a peer had."""
+        parts = self._parts
+        if peer.role == "reward":
+            parts.scoring.lose(peer)
+        engine = parts.engines.get(peer.name)
+        if engine is not None and engine.peer is peer:
+            parts.engines.remove(peer.name)
+            parts.chunks.suspects.forget(peer.name)
+            parts.reclaiming.lose(engine)
+            parts.publishing.lose(peer.index, "it was lost")
+
+    def _exited(self, message: Exited) -> None:
+        """The launcher saw a process end."""
+        parts, name = self._parts, f"{message.role}-{message.index}"
+        if name not in parts.roster.last_seen and parts.roster.get(name) is None:
+            parts.end(
+                False,
+                f"{name} ended with code {message.code} before it had begun, so starting it "
+                "again would not help",
+            )
+        elif message.restarting:
+            parts.statistics.restarts[message.role] += 1
+            parts.metrics.restarted(message.role)
+        else:
+            parts.end(False, f"{name} ended with code {message.code}")

@@ -1,0 +1,111 @@
+"""Eligibility of finished work: what can be trained, and why the rest leaves.
+
+Invariant: a token over `max_lag` enters a loss only where `on_stale` is `train`, and finished work
+that cannot be trained leaves under its reason.
+
+    no_verdict       a rollout that the verifier could not judge
+    k_min            a group with fewer than `k_min` verdicts; a rollout of a complete group with
+                     fewer than `k_min` others to be compared with
+    zero_variance    a group whose rewards are all equal; a rollout whose reward is its baseline
+    stale            too old for the step, by any token; where old tokens are masked, by all
+"""
+
+from __future__ import annotations
+
+from actors.coordinator.event_store import EventStore
+from asyncrl.config import Config
+from asyncrl.config.flow import max_lag
+from asyncrl.experience.events import AnyEvent, Discarded, Dropped
+from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
+from asyncrl.ipc.messages import Scored
+from staleness.baseline import Prior, shrunk
+from staleness.lag import rollout_lag
+
+
+class Eligibility:
+    """Check of finished work, and record of what leaves.
+
+    `filtered` counts the units without a signal since the last one that was taken. `rewards` are
+    those of the work that was looked at since the last step, whether it was trained or not.
+    """
+
+    def __init__(self, store: EventStore, config: Config) -> None:
+        self._store = store
+        self._config = config
+        self.filtered = 0
+        self.rewards: list[float] = []
+
+    def take(self, rollouts: list[Rollout]) -> None:
+        """Note that these rollouts are trained."""
+        self.filtered = 0
+        self.rewards += [r.verdict.reward for r in rollouts if isinstance(r.verdict, Scored)]
+
+    def keep_group(self, group: Group, step: int) -> bool:
+        """Return True if `step` can train a complete group; else drop it."""
+        rollout, restart = self._config.rollout, self._config.staleness.on_stale == "restart"
+        if len(group.rewards) < rollout.k_min:
+            self._remove(Dropped(group.id, "k_min"), group.rewards, filtered=True)
+        elif rollout.filter == "zero_variance" and min(group.rewards) == max(group.rewards):
+            self._remove(Dropped(group.id, "zero_variance"), group.rewards, filtered=True)
+        elif self._stale(group.scored, step):
+            self._remove(Dropped(group.id, "stale", restart=restart), group.rewards)
+        else:
+            return True
+        return False
+
+    def keep_rollout(self, group: Group, rollout: Rollout, step: int) -> bool:
+        """Return True if `step` can train a judged rollout by itself. Else discard it, unless other
+        verdicts of its group are still to come."""
+        if not isinstance(rollout.verdict, Scored):
+            self._remove(Discarded(rollout.id, "no_verdict"), [])
+            return False
+        rewards = [rollout.verdict.reward]
+        if len(group.others(rollout)) < self._config.rollout.k_min:
+            if group.complete:
+                self._remove(Discarded(rollout.id, "k_min"), rewards, filtered=True)
+        elif (
+            self._config.rollout.filter == "zero_variance"
+            and baseline(group, rollout, self._config) == rewards[0]
+        ):
+            self._remove(Discarded(rollout.id, "zero_variance"), rewards, filtered=True)
+        elif self._stale([rollout], step):
+            self._remove(Discarded(rollout.id, "stale"), rewards)
+        else:
+            return True
+        return False
+
+    def drop_unjudged(self) -> None:
+        """Drop complete groups of which no member has a verdict: all were given up."""
+        for group in self._store.experience.ready():
+            if not any(member.status is RolloutStatus.JUDGED for member in group.members):
+                self._remove(Dropped(group.id, "k_min"), [], filtered=True)
+
+    def _remove(self, event: AnyEvent, rewards: list[float], *, filtered: bool = False) -> None:
+        """Record that work with these rewards leaves; `filtered` if it had no signal."""
+        self.filtered += filtered
+        self.rewards += rewards
+        self._store.record(event)
+
+    def _stale(self, rollouts: list[Rollout], step: int) -> bool:
+        """Return True if the rollouts are too old for `step`.
+
+        Example: with `max_lag` 2 a rollout of versions 3, 4 and 5 is stale for step 6 by its tokens
+        of version 3 (lag 3). Where old tokens are masked it is not: it is stale for step 8, when
+        the youngest have a lag of 3.
+        """
+        most, on_stale = max_lag(self._config), self._config.staleness.on_stale
+        if on_stale == "mask":
+            return all(
+                step - max((span.version for span in rollout.spans), default=step) > most
+                for rollout in rollouts
+            )
+        return any(rollout_lag(rollout.spans, step) > most for rollout in rollouts)
+
+
+def baseline(group: Group, rollout: Rollout, config: Config) -> float:
+    """Return what the reward of a rollout that is trained alone is compared with: the mean of the
+    first `k_min` judged of the others, and of earlier visits to the prompt. Nothing of it depends
+    on the rollout itself (`staleness.baseline`)."""
+    return shrunk(
+        group.others(rollout), config.rollout.k_min, Prior(*group.prior), config.train.prior_visits
+    )

@@ -1,0 +1,72 @@
+"""The reasons for which a run is over by itself."""
+
+from __future__ import annotations
+
+from actors.coordinator.components import Components
+from actors.coordinator.lifecycle import Outcome
+from actors.coordinator.stepping import Stepping
+from asyncrl.strategies.acceptance import below_floor
+
+_EASIER = "choose an easier or harder task, a larger rollout.group_size, or rollout.filter = none"
+
+
+def ending(parts: Components) -> Outcome | None:
+    """The outcome of a run that is over; None if it goes on.
+
+    It is over when a part has ended it, when no more can be learned, when the last checkpoint
+    cannot be written, or when every step is taken, saved, published and evaluated.
+    """
+    stepping = parts.stepping
+    if parts.outcome is not None or stepping is None:
+        return parts.outcome
+    if reason := _nothing_to_learn(parts, stepping):
+        return Outcome(False, reason)
+    last = stepping.finished or stepping.starved
+    if last and stepping.unsaved:
+        return Outcome(
+            False,
+            f"the last checkpoint was not written: {stepping.unsaved}; see to it, and "
+            "continue with --resume",
+        )
+    if not (last and _complete(parts, stepping)):
+        return None
+    steps = parts.config.train.steps
+    if stepping.finished:
+        return Outcome(True, f"all {steps} steps are done")
+    return Outcome(
+        True,
+        f"the prompts were used up after {stepping.version} of {steps} steps (task.epochs = "
+        f"{parts.config.task.epochs})",
+    )
+
+
+def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
+    """The reason why no work can be trained any more; empty if there is none."""
+    config, complaint = parts.config, parts.scoring.complaint
+    patience = config.rollout.filter_patience
+    if stepping.filtered >= patience:
+        return (
+            f"the last {stepping.filtered} groups were all filtered, so nothing can be "
+            f"learned{complaint()}: {_EASIER}"
+        )
+    if config.rollout.filter == "zero_variance":
+        recent = parts.store.experience.history.recent
+        if poor := below_floor(recent, config.rollout.accept_floor, patience):
+            return f"{poor}{complaint()}: {_EASIER}"
+    if parts.admission.too_long >= patience:
+        return (
+            f"the last {parts.admission.too_long} prompts left no room for an answer of "
+            "rollout.max_new_tokens in "
+            f"engine.context_tokens = {config.engine.context_tokens}: enlarge it"
+        )
+    return ""
+
+
+def _complete(parts: Components, stepping: Stepping) -> bool:
+    """True if the last version is saved, published and evaluated."""
+    return (
+        stepping.saved == stepping.version == parts.publishing.committed
+        and not parts.publishing.busy
+        and parts.evaluation.running is None
+        and not parts.evaluation.due(stepping.version, True)
+    )

@@ -1,0 +1,143 @@
+"""Leases waiting rollouts to engines.
+
+Invariant: an engine is given a rollout only if it has room for it and serves the version that the
+rollout needs.
+
+Resumed rollouts come first, then new ones. The engine with the most room is taken. A group stays
+together on one engine as far as there is room, so that its prompt is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import trio
+
+from actors.coordinator.engine_pool import EngineHandle, EnginePool
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.leases import LeaseTable
+from actors.coordinator.pinning import Pinning
+from actors.coordinator.reclaiming import Reclaiming
+from asyncrl.config import Config
+from asyncrl.experience.events import Leased
+from asyncrl.experience.rollout import Rollout, RolloutStatus
+from asyncrl.ipc.messages import Lease, Leases, Split
+
+
+class Placement:
+    """Finds an engine for each waiting rollout."""
+
+    def __init__(
+        self,
+        store: EventStore,
+        engines: EnginePool,
+        leases: LeaseTable,
+        reclaiming: Reclaiming,
+        pinning: Pinning,
+        config: Config,
+    ) -> None:
+        self._store = store
+        self._engines = engines
+        self._leases = leases
+        self._reclaiming = reclaiming
+        self._pinning = pinning
+        self._rollout = config.rollout
+
+    def lease(self, split: Split, version: int | None = None) -> None:
+        """Give waiting rollouts of `split` to the engines that have room. `version` is the one that
+        an evaluation is pinned to; None for training.
+
+        A rollout whose lease ran out goes to another engine than before, if there is one. Of
+        rollouts that have one attempt left, an engine gets one at a time. So a rollout that crashes
+        every engine takes none of these with it: whichever fails beside it has failed less often.
+        """
+        given: dict[EngineHandle, list[tuple[Rollout, int | None]]] = {}
+        for rollout, pinned, engine in self._placed(split, version):
+            self._engines.hold(engine, rollout.id, split)
+            given.setdefault(engine, []).append((rollout, pinned))
+        for engine, rollouts in given.items():
+            self._hand_over(engine, rollouts, split)
+
+    def _placed(
+        self, split: Split, version: int | None
+    ) -> Iterator[tuple[Rollout, int | None, EngineHandle]]:
+        """The rollouts that find a place: each with the version that its lease names, and its
+        engine. The caller has the engine hold the rollout before it asks for the next."""
+        group, engine = -1, None
+        for rollout in self._waiting(split, version):
+            if self._reclaiming.bury_if_resumed_too_often(rollout):
+                continue
+            pinned = self._pinning.version_of(rollout) if split == "train" else version
+            if self._pinning.own and split == "train" and not self._engines.room(split, pinned):
+                self._pinning.bury_if_gone(rollout)
+                continue
+            if self._on_last_attempt(rollout):
+                if (alone := self._engine_for_one(split, pinned)) is not None:
+                    self._reclaiming.late_engine(rollout)
+                    group, engine = -1, None  # the next one is placed anew
+                    yield rollout, pinned, alone
+                continue
+            late_engine = self._reclaiming.late_engine(rollout)
+            if (
+                engine is None
+                or rollout.group != group
+                or late_engine
+                or not engine.room(split)
+                or (split, pinned) not in engine.services
+            ):
+                group, engine = (
+                    rollout.group,
+                    self._engines.roomiest(split, pinned, but=late_engine),
+                )
+            yield rollout, pinned, engine
+
+    def _waiting(self, split: Split, version: int | None) -> list[Rollout]:
+        """The rollouts to find a place for: as many as there is room for. If each may need another
+        version, all that wait."""
+        experience, room = self._store.experience, self._engines.room(split, version)
+        if self._pinning.own and split == "train" and room:
+            room = experience.statuses()[RolloutStatus.WAITING]
+        return experience.to_lease(split, room)
+
+    def _on_last_attempt(self, rollout: Rollout) -> bool:
+        """True if it has failed before, and one more failure is the end."""
+        return 0 < rollout.failures == self._rollout.attempts - 1
+
+    def _engine_for_one(self, split: Split, version: int | None) -> EngineHandle | None:
+        """An engine with room that holds no rollout on its last attempt; None if there is none."""
+        rollouts = self._store.experience.rollouts
+        for engine in self._engines:
+            free = (split, version) in engine.services and engine.room(split) > 0
+            if free and not any(
+                self._on_last_attempt(rollouts[id]) for held in engine.held.values() for id in held
+            ):
+                return engine
+        return None
+
+    def _hand_over(
+        self, engine: EngineHandle, rollouts: list[tuple[Rollout, int | None]], split: Split
+    ) -> None:
+        """Write the leases down and send them, in one frame. Each rollout comes with the version
+        that it is pinned to."""
+        leases, ids = [], bytearray()
+        for rollout, pinned in rollouts:
+            group = self._store.experience.groups[rollout.group]
+            prompt, attempt = group.prompt, rollout.attempt + 1
+            leases.append(
+                Lease(
+                    rollout=rollout.id,
+                    attempt=attempt,
+                    key=group.key + rollout.id - group.members[0].id,
+                    split=split,
+                    prompt_tokens=len(prompt) // 4,
+                    prefix_tokens=rollout.tokens,
+                    max_new_tokens=rollout.remaining,
+                    temperature=self._rollout.temperature if split == "train" else 0.0,
+                    version=pinned,
+                )
+            )
+            ids += prompt
+            ids += rollout.ids
+            self._store.record(Leased(rollout.id, engine.name, attempt))
+            self._leases.give(rollout.id, attempt, rollout.tokens, trio.current_time(), pinned)
+        engine.peer.send(Leases(leases), bytes(ids))

@@ -1,0 +1,129 @@
+"""The one form of tokens that are trained. Invariant: `ids`, `mask` and `behaviour` have one item
+for each token, and `spans` tile exactly what `mask` marks.
+
+A rollout of one turn, a member of the replay buffer and a leaf of a recorded session all become a
+`TrainingSequence`. From there to the trainer's micro-batch there is one path.
+
+In a micro-batch a sequence lies as far as its last marked token, because what follows has no part
+in the loss. Of behaviour and mask only the marked tokens travel; the spans say where they belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
+import msgspec
+
+from asyncrl.ipc.messages import Sample, Span
+
+ID_BYTES = 4
+"""Bytes of a token id (`int32`), and of a log-probability (`float32`)."""
+
+
+class TrainingSequence(msgspec.Struct, frozen=True):
+    """Tokens, and which of them are trained.
+
+    `ids` (`int32`), `mask` (`uint8`) and `behaviour` (`float32`) are little-endian. `mask` is 1
+    where a token was sampled and is to be trained; `behaviour` is its log-probability there, and 0
+    elsewhere. `spans` say which version sampled the marked tokens: their positions count from the
+    first token of the sequence, ascend, and do not overlap.
+
+    Example: a prompt of two tokens, three sampled ones, one given by a tool, and two sampled ones,
+    of which the last is of a newer version.
+
+        position     0  1  2  3  4  5  6  7
+        ids         50 51 10 11 12 70 13 14
+        mask         0  0  1  1  1  0  1  1
+        behaviour    0  0 -1 -2 -1  0 -3 -1
+        spans       Span(3, 2, 5), Span(3, 6, 7), Span(4, 7, 8)
+
+    Here `prompt_tokens` is 2, `response_tokens` 6 and `trained` 5.
+    """
+
+    ids: bytes
+    mask: bytes
+    behaviour: bytes
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def single_turn(
+        cls,
+        prompt: bytes,
+        ids: bytes | bytearray,
+        behaviour: bytes | bytearray,
+        spans: Iterable[Span],
+    ) -> Self:
+        """A prompt and one stretch of sampled tokens, which `spans` tile from 0 on. The arrays are
+        copied.
+
+        Example: a prompt of two tokens and a response with the span (0, 0, 3) become a sequence of
+        five tokens with the span (0, 2, 5).
+        """
+        given = len(prompt) // ID_BYTES
+        return cls(
+            ids=prompt + ids,
+            mask=bytes(given) + b"\x01" * (len(ids) // ID_BYTES),
+            behaviour=bytes(len(prompt)) + behaviour,
+            spans=tuple(Span(s.version, given + s.start, given + s.end) for s in spans),
+        )
+
+    @property
+    def tokens(self) -> int:
+        """All tokens."""
+        return len(self.ids) // ID_BYTES
+
+    @property
+    def trained(self) -> int:
+        """Tokens that the mask marks."""
+        return self.mask.count(1)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens before the first marked one; all where none is marked."""
+        return self.spans[0].start if self.spans else self.tokens
+
+    @property
+    def response_tokens(self) -> int:
+        """Tokens from the first marked one to the last marked one, given ones between them
+        included."""
+        return self.spans[-1].end - self.spans[0].start if self.spans else 0
+
+    def sample(
+        self,
+        rollout: int,
+        group: int,
+        reward: float,
+        *,
+        baseline: float | None = None,
+        member: int | None = None,
+    ) -> Sample:
+        """The head of this sequence in a micro-batch, with what its loss needs to know."""
+        return Sample(
+            rollout,
+            group,
+            self.prompt_tokens,
+            self.response_tokens,
+            reward,
+            list(self.spans),
+            baseline,
+            member,
+        )
+
+
+def joined_ids(sequences: Iterable[TrainingSequence]) -> bytes:
+    """`int32` ids of all sequences, each as far as its last marked token: buffer 0 of `MicroBatch`
+    and of `ScoreProximal`."""
+    return b"".join(
+        memoryview(s.ids)[: ID_BYTES * (s.prompt_tokens + s.response_tokens)] for s in sequences
+    )
+
+
+def joined_behaviour(sequences: Iterable[TrainingSequence]) -> bytes:
+    """`float32` behaviour log-probabilities of the marked tokens of all sequences: buffer 1 of
+    `MicroBatch`. Of the example above: -1, -2, -1, -3, -1."""
+    return b"".join(
+        memoryview(s.behaviour)[ID_BYTES * span.start : ID_BYTES * span.end]
+        for s in sequences
+        for span in s.spans
+    )

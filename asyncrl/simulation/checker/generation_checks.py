@@ -1,0 +1,379 @@
+"""Checks of events of generation: admission, leases, tokens, verdicts. Each is called when its
+event is appended, before the reference takes the event in.
+
+Invariant: a check looks at the reference, at the weights that were really made, and at nothing that
+the product keeps.
+"""
+
+from __future__ import annotations
+
+from actors.coordinator.leases import FLOOR_S
+from asyncrl.experience import events as e
+from asyncrl.ipc.messages import Scored
+from asyncrl.simulation import policy
+from asyncrl.simulation.checker.checked_run import CheckedRun, live_rollout
+from asyncrl.simulation.checker.reference_state import ReferenceRollout
+
+GARBAGE = frozenset(
+    {
+        "unequal",
+        "vocabulary",
+        "nan",
+        "future_version",
+        "negative_version",
+        "wrong_version",
+        "wrong_start",
+        "over_budget",
+    }
+)
+"""What is wrong with what cannot be."""
+
+
+def admitted(run: CheckedRun, event: e.Admitted) -> None:
+    if event.split == "train":
+        if event.restarts is not None:
+            run.hold(
+                "prompts",
+                run.reference.restarts.get(event.restarts) == event.prompt_index,
+                "{} restarts what does not wait for it",
+                event,
+            )
+        else:
+            run.hold(
+                "prompts",
+                _is_due(run, event),
+                "prompt {} was admitted with the cursor at {}",
+                event.prompt_index,
+                run.reference.cursor,
+            )
+            run.hold(
+                "prompts",
+                not run.reference.restarts,
+                "a new prompt came before stale ones that start again: {}",
+                run.reference.restarts,
+            )
+        rollout = run.config.rollout
+        most = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
+        run.hold(
+            "prompts",
+            rollout.group_size <= event.size <= most,
+            "a group has {} rollouts",
+            event.size,
+        )
+        run.hold(
+            "generation waits for a redo",
+            not run.prescribed,
+            "group {} was admitted before {} was redone",
+            event.group,
+            run.prescribed,
+        )
+        rests = run.rests_for()
+        run.hold(
+            "batch mode",
+            rests is None,
+            "group {} was admitted before version {} was published",
+            event.group,
+            rests,
+        )
+        live = run.live + (1 if run.config.train.unit == "group" else event.size)
+        run.hold(
+            "memory",
+            live <= run.bound,
+            "{} {}s are live, and at most {} may be",
+            live,
+            run.config.train.unit,
+            run.bound,
+        )
+
+
+def _is_due(run: CheckedRun, event: e.Admitted) -> bool:
+    """Whether this prompt may be the next: the one at the cursor, or one after it where those
+    between may be passed over."""
+    places = [run.train_item(place) for place in range(run.reference.cursor, event.cursor)]
+    match run.config.task.curriculum:
+        case "in_order":
+            return places == [event.prompt_index]
+        case "unsolved":  # what every member solved may rest
+            return (
+                bool(places)
+                and places[-1] == event.prompt_index
+                and all(
+                    run.reference.visits[prompt_index][2]
+                    for prompt_index in places[:-1]
+                    if prompt_index is not None
+                )
+            )
+        case _:
+            return event.prompt_index in places and len(places) <= 4
+
+
+def leased(run: CheckedRun, event: e.Leased) -> None:
+    seen = live_rollout(run, event.rollout, event)
+    run.hold(
+        "leases",
+        not seen.holder and not seen.sealed,
+        "rollout {} was leased to {} while {} has it",
+        seen.id,
+        event.holder,
+        seen.holder,
+    )
+    run.hold(
+        "leases",
+        event.attempt == seen.attempt + 1,
+        "rollout {}'s attempt {} follows {}",
+        seen.id,
+        event.attempt,
+        seen.attempt,
+    )
+    if (most := run.config.rollout.max_resumes) and seen.group.event.split == "train":
+        run.hold(
+            "attempts",
+            seen.hops <= most,
+            "rollout {} goes on for the {}th time, of {}",
+            seen.id,
+            seen.hops,
+            most,
+        )
+    run.hold(
+        "generation waits for a redo",
+        not run.prescribed,
+        "rollout {} was leased before {} was redone",
+        seen.id,
+        run.prescribed,
+    )
+    if seen.group.event.split == "train":
+        rests = run.rests_for()
+        run.hold(
+            "batch mode",
+            rests is None,
+            "rollout {} was leased before version {} was published",
+            seen.id,
+            rests,
+        )
+
+
+def extended(run: CheckedRun, event: e.Extended) -> None:
+    seen = live_rollout(run, event.rollout, event)
+    start, count = len(seen.versions), len(event.ids) // 4
+    run.hold(
+        "leases",
+        bool(seen.holder) and event.attempt == seen.attempt,
+        "tokens of rollout {}, which is not leased so",
+        seen.id,
+    )
+    run.hold(
+        "parallel",
+        event.start == start and count > 0 and 4 * count == len(event.ids) == len(event.behaviour),
+        "rollout {} holds {} tokens; {} bytes of ids and {} of log-probabilities came for {}",
+        seen.id, start, len(event.ids), len(event.behaviour), event.start,
+    )  # fmt: skip
+    run.hold(
+        "publication",
+        event.version in run.here,
+        "version {} sampled tokens before it was published",
+        event.version,
+    )
+    own = run.config.staleness.finish_on == "mixed" or seen.versions[-1:] in ([], [event.version])
+    run.hold(
+        "version truth",
+        own,
+        "rollout {} began under {}, and goes on under {}",
+        seen.id,
+        seen.versions[:1],
+        event.version,
+    )
+    pinned = seen.group.event.version
+    run.hold(
+        "version truth",
+        pinned in (None, event.version),
+        "rollout {} is pinned to {}, and {}",
+        seen.id,
+        pinned,
+        event.version,
+    )
+    weights = run.lineage.get(event.version)
+    run.hold(
+        "version truth",
+        weights is not None,
+        "version {} sampled tokens, and was never made",
+        event.version,
+    )
+    if weights is None or run.violation:
+        return
+    ids, behaviour = policy.sampled(weights, seen.key, start, start + count)
+    run.hold(
+        "version truth",
+        event.ids == ids.tobytes(),
+        "rollout {}: version {} samples other ids",
+        seen.id,
+        event.version,
+    )
+    run.hold(
+        "version truth",
+        event.behaviour == behaviour.tobytes(),
+        "rollout {}: version {} has other log-probabilities",
+        seen.id,
+        event.version,
+    )
+
+
+def sealed(run: CheckedRun, event: e.Sealed) -> None:
+    seen = live_rollout(run, event.rollout, event)
+    whole = policy.length(seen.key, run.config.rollout.max_new_tokens)
+    run.hold(
+        "whole",
+        len(seen.versions) == whole,
+        "rollout {} was sealed with {} of {} tokens",
+        seen.id,
+        len(seen.versions),
+        whole,
+    )
+    run.hold(
+        "leases",
+        bool(seen.holder) and not seen.sealed,
+        "rollout {} was sealed, and nobody had it",
+        seen.id,
+    )
+
+
+def requeued(run: CheckedRun, event: e.Requeued) -> None:
+    seen = live_rollout(run, event.rollout, event)
+    run.hold("leases", bool(seen.holder), "rollout {} was requeued, and nobody had it", seen.id)
+    if event.reason == "lease_expired":
+        lasted, least = (
+            run.clock() - run.leased_at.get(seen.id, 0.0),
+            min(FLOOR_S, run.config.rollout.lease_s),
+        )
+        run.hold(
+            "leases",
+            lasted > least - 1e-6,
+            "rollout {}'s lease ran out after {} s of at least {}",
+            seen.id,
+            lasted,
+            least,
+        )
+    _failed(run, seen, event.reason, event.failed)
+    last = seen.failures + event.failed < run.config.rollout.attempts
+    run.hold(
+        "attempts",
+        last,
+        "rollout {} is leased again after {} failed attempts",
+        seen.id,
+        seen.failures + event.failed,
+    )
+
+
+def _failed(run: CheckedRun, seen: ReferenceRollout, reason: str, failed: bool) -> None:
+    """An attempt is failed where it brought no token and its turn at a slot had come; what came
+    back at this moment had been there."""
+    slots, brought = run.config.engine.slots, len(seen.versions) > seen.before
+    held = [
+        other
+        for other in run.reference.rollouts.values()
+        if other.holder == seen.holder and other.lease < seen.lease
+    ]
+    same, every = run.ended_now(seen.holder, seen.lease, reason)
+    judged = reason in ("lease_expired", "actor_lost")
+    if failed:
+        run.hold(
+            "attempts",
+            not brought,
+            "rollout {} is said to have failed, and brought tokens",
+            seen.id,
+        )
+        run.hold(
+            "attempts",
+            not judged or len(held) + same < slots,
+            "rollout {} is said to have failed, and had no slot",
+            seen.id,
+        )
+    elif judged:
+        run.hold(
+            "attempts",
+            brought or len(held) + every >= slots,
+            "rollout {} had a slot and brought nothing, and has not failed",
+            seen.id,
+        )
+
+
+def buried(run: CheckedRun, event: e.Buried) -> None:
+    seen = live_rollout(run, event.rollout, event)
+    rollout = run.config.rollout
+    attempts = rollout.attempts
+    if event.reason in GARBAGE:
+        sent = any(start.startswith(f"{seen.holder}/") for start in run.garbled)
+        run.hold(
+            "blame",
+            bool(seen.holder) and sent,
+            "rollout {} was buried as {}, and {!r} sent no garbage",
+            seen.id,
+            event.reason,
+            seen.holder,
+        )
+        return
+    if event.reason == "version_gone":
+        newer = bool(seen.versions) and seen.versions[0] < max(run.here)
+        run.hold(
+            "version truth",
+            newer and run.config.staleness.finish_on == "own",
+            "rollout {} was given up: {}",
+            seen.id,
+            seen.versions[:1],
+        )
+        return
+    if event.reason == "max_resumes":
+        spent = (
+            not seen.holder
+            and 0 < rollout.max_resumes < seen.hops
+            and seen.group.event.split == "train"
+        )
+        run.hold(
+            "attempts",
+            spent,
+            "rollout {} was taken back {} times, and may go on {} times",
+            seen.id,
+            seen.hops,
+            rollout.max_resumes,
+        )
+        return
+    run.hold(
+        "attempts",
+        seen.failures + 1 == attempts,
+        "rollout {} was buried after {} failed attempts of {}",
+        seen.id,
+        seen.failures,
+        attempts,
+    )
+    _failed(run, seen, event.reason, failed=True)
+
+
+def late(run: CheckedRun, event: e.LateTokens) -> None:
+    run.hold("ledger", event.tokens > 0, "{} late tokens", event.tokens)
+
+
+def judged(run: CheckedRun, event: e.Judged) -> None:
+    seen = live_rollout(run, event.rollout, event)
+    run.hold(
+        "once",
+        seen.sealed and seen.verdict is None,
+        "rollout {} was judged, not sealed or judged before",
+        seen.id,
+    )
+    if isinstance(event.verdict, Scored):
+        due = policy.reward(seen.group.event.prompt_index, bytes(seen.ids))
+        run.hold(
+            "verdicts",
+            event.verdict.reward == due,
+            "rollout {} got {}, and deserves {}",
+            seen.id,
+            event.verdict.reward,
+            due,
+        )
+    else:
+        run.hold(
+            "verdicts",
+            run.refused > 0,
+            "rollout {} got {}, and nobody had withheld a verdict",
+            seen.id,
+            event.verdict,
+        )

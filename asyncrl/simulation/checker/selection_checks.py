@@ -1,0 +1,420 @@
+"""Checks of events of training: what a step takes, trains and leaves, and what is published and
+saved. Each is called when its event is appended, before the reference takes the event in.
+
+Invariant: a check looks at the reference, at the weights that were really made, and at nothing that
+the product keeps.
+"""
+
+from __future__ import annotations
+
+import math
+
+from asyncrl.experience import events as e
+from asyncrl.ipc.messages import NoVerdict, Scored
+from asyncrl.simulation.checker.checked_run import CheckedRun, live_rollout
+from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout
+
+
+def taken(run: CheckedRun, event: e.Taken) -> None:
+    taking = [live_rollout(run, id, event) for id in event.rollouts]
+    run.hold(
+        "once",
+        0 < len(taking) == len(set(event.rollouts)),
+        "{} takes a rollout twice, or none",
+        event,
+    )
+    for seen in taking:
+        run.hold(
+            "once",
+            seen.step is None,
+            "rollout {} was taken for step {}, and again",
+            seen.id,
+            seen.step,
+        )
+        judged = isinstance(seen.verdict, Scored) and seen.group.event.split == "train"
+        run.hold(
+            "whole",
+            judged,
+            "rollout {} was taken, and cannot be trained: {}",
+            seen.id,
+            seen.verdict,
+        )
+        newest = max(seen.versions, default=0)
+        run.hold(
+            "order",
+            newest <= event.step,
+            "rollout {} was taken for step {}, and has tokens of {}",
+            seen.id,
+            event.step,
+            newest,
+        )
+    units = run.units(taking)
+    chosen = set[int]()
+    for unit in units:
+        _may_be_taken(run, unit, event, chosen)
+        group = unit[0].group
+        leaving = (
+            [seen for seen in run.reference.members(group) if isinstance(seen.verdict, NoVerdict)]
+            if run.reference.complete(group)
+            else []
+        )
+        chosen.update(seen.id for seen in (*unit, *leaving))
+    if run.prescribed:
+        due = run.prescribed.pop(0)
+        run.hold(
+            "redo",
+            due == (event.step, event.rollouts),
+            "{} was taken, and {} had to be taken again",
+            event,
+            due,
+        )
+    else:
+        run.hold(
+            "order",
+            event.step == run.open_step,
+            "step {} takes, and step {} is open",
+            event.step,
+            run.open_step,
+        )
+        _in_order(run, units, event)
+    newest = max(run.lineage)
+    run.hold(
+        "order",
+        event.step in (newest, newest + 1),
+        "step {} takes, and version {} is the last",
+        event.step,
+        newest,
+    )
+    filling = run.reference.steps.get(event.step, Filling())
+    before = run.full(filling, [seen for unit in units[:-1] for seen in unit])
+    run.hold(
+        "order",
+        not before,
+        "step {} took {} when it had what it needs",
+        event.step,
+        [seen.id for seen in units[-1]],
+    )
+
+
+def _may_be_taken(
+    run: CheckedRun, unit: list[ReferenceRollout], event: e.Taken, chosen: set[int]
+) -> None:
+    config, group = run.config, unit[0].group
+    if config.train.unit == "group":
+        members = run.reference.members(group)
+        scored = [seen.id for seen in members if isinstance(seen.verdict, Scored)]
+        run.hold(
+            "whole",
+            all(seen.verdict for seen in members),
+            "group {} was taken before all its verdicts",
+            group.event.group,
+        )
+        run.hold(
+            "whole",
+            set(scored) == {seen.id for seen in unit},
+            "group {} was not taken whole",
+            group.event.group,
+        )
+        run.hold(
+            "whole",
+            not group.steps,
+            "group {} was taken for {}, and again",
+            group.event.group,
+            group.steps,
+        )
+        run.hold(
+            "whole",
+            len(scored) >= config.rollout.k_min,
+            "group {} was taken with {} verdicts",
+            group.event.group,
+            len(scored),
+        )
+    else:
+        others = len(group.others(unit[0].id))
+        run.hold(
+            "whole",
+            others >= config.rollout.k_min,
+            "rollout {} was taken with {} others judged",
+            unit[0].id,
+            others,
+        )
+    run.hold(
+        "lag",
+        not run.stale(unit, event.step),
+        "rollouts {} were taken for step {}, and are stale",
+        [s.id for s in unit],
+        event.step,
+    )
+    if window := config.staleness.window:
+        oldest = run.reference.oldest(chosen)
+        last = group.ordinal if oldest is None else oldest.ordinal + window - 1
+        run.hold(
+            "window",
+            group.ordinal <= last,
+            "group {} was taken, the {}th; it goes to the {}th",
+            group.event.group,
+            group.ordinal,
+            last,
+        )
+        if not config.train.step_tokens:
+            worst = run.worst_lag
+            lag = max(event.step - seen.oldest for seen in unit)
+            run.hold(
+                "window",
+                lag <= worst,
+                "step {} takes a lag of {} in a window whose worst is {}",
+                event.step,
+                lag,
+                worst,
+            )
+
+
+def _in_order(run: CheckedRun, units: list[list[ReferenceRollout]], event: e.Taken) -> None:
+    """Nothing older could have been taken: with tokens of a smaller version, or admitted before
+    where nothing may lag."""
+    in_turn = run.max_lag == 0
+
+    def age(unit: list[ReferenceRollout]) -> tuple[int, int]:
+        group = unit[0].group
+        if in_turn:
+            return group.ordinal, unit[0].id
+        return min(seen.oldest for seen in unit), unit[
+            0
+        ].id if run.config.train.unit == "rollout" else group.event.group
+
+    if run.config.staleness.window and not in_turn:
+        return  # what may be taken changes with what leaves, and with what is chosen
+    ages = [age(unit) for unit in units]
+    run.hold(
+        "order",
+        ages == sorted(ages),
+        "step {} takes {} in another order",
+        event.step,
+        event.rollouts,
+    )
+    chosen = {seen.id for unit in units for seen in unit}
+    for group in run.reference.groups.values():
+        complete = run.reference.complete(group)
+        members = [
+            seen
+            for seen in run.reference.members(group)
+            if seen.step is None and seen.id not in chosen
+        ]
+        scored = [seen for seen in members if isinstance(seen.verdict, Scored)]
+        if group.event.split != "train" or not members:
+            continue
+        if in_turn:
+            others = [[seen] for seen in (scored if complete else members)]
+        elif run.config.train.unit == "group":
+            others = [scored] if complete and scored else []
+        else:
+            others = [
+                [seen] for seen in scored if len(group.others(seen.id)) >= run.config.rollout.k_min
+            ]
+        for unit in others:
+            older = age(unit) < ages[-1]
+            run.hold(
+                "order",
+                not older,
+                "step {} takes {}, and not the older {}",
+                event.step,
+                event.rollouts,
+                [s.id for s in unit],
+            )
+
+
+def trained(run: CheckedRun, event: e.Trained) -> None:
+    seen = live_rollout(run, event.rollout, event)
+    step = seen.step
+    run.hold("once", step is not None, "rollout {} was trained, and no step had taken it", seen.id)
+    if step is None:
+        return
+    really = run.trained_by.get(step + 1, set())
+    run.hold(
+        "once",
+        seen.id in really,
+        "rollout {} is booked as trained in step {}, which did not train it",
+        seen.id,
+        step,
+    )
+    fresh = sum(step - version <= run.max_lag for version in seen.versions)
+    stale = {"stale": len(seen.versions) - fresh} if fresh < len(seen.versions) else {}
+    run.hold(
+        "ledger",
+        (event.trained, event.discarded) == (fresh, stale),
+        "rollout {}: {} and not {} {}",
+        seen.id,
+        event,
+        fresh,
+        stale,
+    )
+
+
+def stored_for_replay(run: CheckedRun, event: e.StoredForReplay) -> None:
+    group = run.reference.groups.get(event.group)
+    run.hold(
+        "once",
+        group is not None and event.group not in run.reference.kept,
+        "{} keeps what is not there, or is kept",
+        event,
+    )
+    if group is not None:
+        taken = set(group.steps) == set(group.rewards)
+        run.hold(
+            "whole",
+            taken and len(set(group.rewards.values())) > 1,
+            "{} keeps {} of {}",
+            event,
+            group.steps,
+            group.rewards,
+        )
+        oldest = min(seen.oldest for seen in run.reference.members(group))
+        most = run.config.staleness.max_lag
+        run.hold(
+            "lag",
+            event.until - oldest <= most,
+            "{} is of version {}, and its lag would be too large",
+            event,
+            oldest,
+        )
+
+
+def replayed(run: CheckedRun, event: e.Replayed) -> None:
+    groups = set(event.groups)
+    run.hold(
+        "once",
+        len(groups) == len(event.groups) and groups <= run.reference.kept.keys(),
+        "{} trains again what is not kept",
+        event,
+    )
+    run.hold("order", len(groups) <= run.config.train.replay_groups, "{} are too many", event)
+    run.hold(
+        "order",
+        event.step == max(run.lineage),
+        "step {} trains again, and version {} is the last",
+        event.step,
+        max(run.lineage),
+    )
+    late = [
+        number
+        for number in groups & run.reference.kept.keys()
+        if run.reference.kept[number][0] < event.step
+    ]
+    run.hold(
+        "lag", not late, "step {} trains groups {} again, whose time is over", event.step, late
+    )
+
+
+def discarded(run: CheckedRun, event: e.Discarded) -> None:
+    seen = live_rollout(run, event.rollout, event)
+    group, config = seen.group, run.config
+    run.hold(
+        "once",
+        seen.step is None,
+        "rollout {} was discarded, and step {} has it",
+        seen.id,
+        seen.step,
+    )
+    run.hold(
+        "whole",
+        config.train.unit == "rollout",
+        "rollout {} was discarded alone, and whole groups are trained",
+        seen.id,
+    )
+    run.hold(
+        "whole",
+        group.event.split == "train" and seen.verdict is not None,
+        "rollout {} was discarded without a verdict",
+        seen.id,
+    )
+    others, k = len(group.others(seen.id)), config.rollout.k_min
+    score = seen.verdict.reward if isinstance(seen.verdict, Scored) else math.nan
+    justified = {
+        "no_verdict": isinstance(seen.verdict, NoVerdict),
+        "k_min": run.reference.complete(group) and others < k,
+        "zero_variance": config.rollout.filter == "zero_variance"
+        and others >= k
+        and _close(run.baseline(seen), score),
+        "stale": run.stale([seen], run.open_step),
+    }
+    _named(run, event.reason, justified)
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def _named(run: CheckedRun, reason: str, justified: dict[str, bool]) -> None:
+    run.hold(
+        "nothing leaves without a name", reason in justified, "{!r} is no reason to leave", reason
+    )
+    run.hold(
+        "nothing leaves without a name",
+        justified.get(reason, False),
+        "something left as {}, and it is not so",
+        reason,
+    )
+
+
+def dropped(run: CheckedRun, event: e.Dropped) -> None:
+    group = run.reference.groups.get(event.group)
+    run.hold("once", group is not None, "group {} was dropped, and is not live", event.group)
+    if group is None:
+        return
+    config, rewards = run.config, list(group.rewards.values())
+    run.hold(
+        "once", not group.steps, "group {} was dropped, and is taken: {}", event.group, group.steps
+    )
+    scored = [seen for seen in run.reference.members(group) if isinstance(seen.verdict, Scored)]
+    complete = run.reference.complete(group)
+    justified = {
+        "evaluation": group.event.split == "evaluation",
+        "k_min": complete
+        and len(rewards) < (config.rollout.k_min if config.train.unit == "group" else 1),
+        "zero_variance": complete
+        and config.rollout.filter == "zero_variance"
+        and len(set(rewards)) == 1,
+        "stale": complete and bool(scored) and run.stale(scored, run.open_step),
+    }
+    _named(run, event.reason, justified)
+    again = event.reason == "stale" and config.staleness.on_stale == "restart"
+    run.hold(
+        "prompts",
+        event.restart == again,
+        "{} does not say rightly whether its prompt starts again",
+        event,
+    )
+
+
+def published(run: CheckedRun, event: e.Published) -> None:
+    made = event.version in run.lineage
+    run.hold(
+        "publication",
+        made,
+        "version {} was published, and {} is the trainer's",
+        event.version,
+        max(run.lineage),
+    )
+    last = run.reference.published or 0
+    run.hold(
+        "publication",
+        event.version >= last,
+        "version {} was published after version {}",
+        event.version,
+        last,
+    )
+
+
+def checkpointed(run: CheckedRun, event: e.Checkpointed) -> None:
+    run.hold(
+        "order",
+        event.version in run.lineage,
+        "a checkpoint of version {}, which does not exist",
+        event.version,
+    )
+    run.hold(
+        "whole",
+        event.version in run.written,
+        "the checkpoint of version {} is said to be complete, and was not written",
+        event.version,
+    )

@@ -1,0 +1,192 @@
+"""The world of a simulated run: fake prompts, engines, learner and verifiers, and a simulated disk.
+Invariant: what does not fail on purpose is exact, so what a run makes of it can be recounted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import trio
+
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.prompts import PromptSource
+from actors.coordinator.resume import begin_again, resumed
+from asyncrl.config import Config
+from asyncrl.engines.protocol import Engine
+from asyncrl.experience.events import AnyEvent
+from asyncrl.experience.experience import Experience
+from asyncrl.ipc.messages import Role
+from asyncrl.journal import Journal
+from asyncrl.simulation import fakes, policy
+from asyncrl.simulation.observer import WorldObserver
+from asyncrl.simulation.sim_disk import Mount, SimCheckpoint, SimDisk
+from asyncrl.simulation.sim_process import SimProcess
+from asyncrl.simulation.world import World
+from asyncrl.training.checkpoint_index import CheckpointError
+
+BETWEEN_LIVES_S = 1.0
+"""Seconds after which a user resumes a run."""
+
+
+@dataclass
+class Speeds:
+    """Seconds that fake things take. `pace` draws each request's seconds per token."""
+
+    pace: Callable[[], float] = lambda: 0.02
+    verdict_s: float = 0.05
+    start_s: Callable[[], float] = lambda: 0.1
+    trained_token_s: float = 0.0005
+    step_s: float = 0.1
+    save_s: float = 0.1
+
+
+class FakeWorld(World):
+    """A run of fakes. Its disk and its checkpoints outlive its lives: a life that did not finish is
+    resumed by the next, as a user would resume it.
+
+    `make_engine` makes the engine of each start of a rollout actor. `saving` is awaited by the next
+    checkpoint, and returns the sentence that it fails with, or nothing.
+    """
+
+    expected: ClassVar[dict[Role, tuple[type[BaseException], ...]]] = World.expected | {
+        "rollout": (*World.expected["rollout"], fakes.EngineCrash),
+        "reward": (*World.expected["reward"], fakes.VerifiersLost),
+    }
+
+    def __init__(
+        self, seed: int, config: Config, observer: WorldObserver, speeds: Speeds | None = None
+    ) -> None:
+        super().__init__(config, observer)
+        self.seed, self.speeds = seed, speeds or Speeds()
+        self.sim_disk = SimDisk()
+        self.checkpoints: list[SimCheckpoint] = []
+        self.make_engine: Callable[[SimProcess], Engine] = self._fake_engine
+        self.saving: Callable[[SimProcess], Awaitable[str]] | None = None
+        self._task = fakes.FakeTask(config)
+        self._broadcasts: dict[int, fakes.Broadcast] = {}
+
+    def start_s(self, process: SimProcess) -> float:
+        return self.speeds.start_s()
+
+    def prompts(self) -> PromptSource:
+        task = self.config.task
+        return PromptSource(
+            self._task, self._task, seed=self.seed, epochs=task.epochs, choice=task.curriculum
+        )
+
+    @asynccontextmanager
+    async def store(self, process: SimProcess) -> AsyncIterator[EventStore]:
+        """The journal on the simulated disk, and the state that it and the checkpoints give."""
+        mount = Mount(self.sim_disk)
+
+        def dead() -> None:
+            mount.gone = True
+            self.observer.on_death()
+
+        process.on_death = dead
+        self._broadcasts = {}
+        whole = self._whole()
+        resume = bool(self.lives) and bool(self.sim_disk.last or whole)
+        experience, version = resumed(self.sim_disk, whole) if resume else (Experience(), 0)
+        async with Journal.over(
+            mount,
+            commit_ms=self.config.journal.commit_ms,
+            full_s=self.config.supervision.stall_s,
+        ) as journal:
+            log = _ObservedLog(journal, self.observer, self.sim_disk, mount)
+            store = EventStore(experience, log)
+            cursors = [c.cursor for c in whole if c.version == version and not c.aside]
+            self.observer.on_begin(store, version, max(cursors, default=0), self.sim_disk.last)
+            if resume:
+                begin_again(store, log, version)  # type: ignore[arg-type]
+            yield store
+
+    def _whole(self) -> list[SimCheckpoint]:
+        """The checkpoints that are somebody's, the oldest version first."""
+        return sorted((c for c in self.checkpoints if not c.aside), key=lambda c: c.version)
+
+    def engine(self, process: SimProcess) -> Engine:
+        return self.make_engine(process)
+
+    def _fake_engine(self, process: SimProcess) -> Engine:
+        process.engine = engine = fakes.FakeEngine(
+            self.config, self.observer.keys, self.speeds.pace, process.waits.spent
+        )
+        engine.loaded = self.observer.on_load
+        return engine
+
+    def receiver(self, process: SimProcess) -> fakes.FakeReceiver:
+        process.receiver = fakes.FakeReceiver(self._broadcasts, self.config.publication.deadline_s)
+        return process.receiver
+
+    def verifiers(self, process: SimProcess) -> fakes.FakeVerifiers:
+        process.verifiers = fakes.FakeVerifiers(self.speeds.verdict_s)
+        return process.verifiers
+
+    def learner(self, process: SimProcess) -> fakes.FakeLearner:
+        """A learner with the weights of the newest checkpoint."""
+        version, weights = 0, policy.initial(self.seed)
+        if whole := self._whole():
+            whole[-1].verify()
+            version, weights = whole[-1].version, whole[-1].weights
+        process.learner = learner = fakes.FakeLearner(
+            version, weights, self.observer, self._broadcasts
+        )
+        learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self.speeds.step_s
+        learner.save_checkpoint = partial(self._save, process)
+        self.observer.on_start(version, weights)
+        return learner
+
+    async def _save(self, process: SimProcess, learner: fakes.FakeLearner, cursor: int) -> str:
+        """Write a checkpoint: complete at once, at the end, or not at all."""
+        checkpoint = SimCheckpoint(learner.version, learner.weights, cursor)
+        saving, self.saving = self.saving, None
+        await trio.sleep(self.speeds.save_s)
+        if saving is not None and (reason := await saving(process)):
+            raise CheckpointError(reason)
+        if process.alive:
+            others = [c for c in self.checkpoints if c.version != checkpoint.version]
+            self.checkpoints = [*others, checkpoint]
+            self.observer.on_checkpoint(checkpoint.version)
+        return f"step-{learner.version}"
+
+
+class _ObservedLog:
+    """The journal, and the observer that reads along."""
+
+    def __init__(
+        self, journal: Journal, observer: WorldObserver, sim_disk: SimDisk, mount: Mount
+    ) -> None:
+        self._journal, self._observer = journal, observer
+        self._sim_disk, self._mount = sim_disk, mount
+        self.abandon, self.compact, self.room = journal.abandon, journal.compact, journal.room
+
+    @property
+    def appended(self) -> int:
+        return self._journal.appended
+
+    @property
+    def durable(self) -> int:
+        return self._journal.durable
+
+    def append(self, event: AnyEvent) -> int:
+        number = self._journal.append(event)
+        self._observer.on_event(number, event)
+        return number
+
+    def keep(self, version: int, experience: Experience) -> int:
+        number = self._journal.keep(version, experience)
+        self._observer.on_keep(version)
+        return number
+
+    async def flush(self) -> None:
+        target = self.appended
+        await self._journal.flush()
+        if self._sim_disk.last < target and not self._mount.gone:
+            self._observer.violated(
+                "what is flushed is on disk",
+                f"event {target} is not: the last one there is {self._sim_disk.last}",
+            )

@@ -1,0 +1,106 @@
+"""Observation of a world: what happens in it is told to an observer, which checks or measures."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable
+
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.lifecycle import Outcome
+from asyncrl.experience import events as e
+from asyncrl.ipc.messages import Message, MicroBatch, StatusUpdate
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, sentence: str) -> None:
+        super().__init__(f"{invariant}: {sentence}")
+        self.invariant, self.sentence = invariant, sentence
+
+
+class WorldObserver:
+    """Hears what happens in a world. The `on_` methods do nothing here: a subclass overrides those
+    that it needs.
+
+    `violation` is the first thing that was wrong, and `stop` is called with it. `checks` counts the
+    checks by invariant. `keys` says whose tokens a rollout's are, for the fake engines and the fake
+    learner; a world with these needs a subclass that fills it.
+    """
+
+    def __init__(self) -> None:
+        self.violation: Violation | None = None
+        self.stop: Callable[[], None] = lambda: None
+        self.checks: Counter[str] = Counter()
+        self.keys: dict[int, int] = {}
+
+    def violated(self, invariant: str, sentence: str, cause: BaseException | None = None) -> None:
+        """Something is wrong. The first thing counts, and ends the simulation."""
+        if self.violation is None:
+            if cause is not None:
+                sentence += "\n" + "".join(traceback.format_exception(cause)[-8:])
+            self.violation = Violation(invariant, sentence)
+            self.stop()
+
+    def hold(self, invariant: str, true: bool, sentence: str, *values: object) -> None:
+        """Count a check. Where it fails, `sentence`, formatted with `values`, says what is
+        wrong."""
+        self.checks[invariant] += 1
+        if not true:
+            self.violated(invariant, sentence.format(*values))
+
+    # ---------------------------------------------------------------------------- the coordinator
+
+    def on_begin(self, store: EventStore, version: int, cursor: int, last: int) -> None:
+        """A coordinator starts with the state of `store`, which the first `last` events and the
+        checkpoint of `version` must give; the checkpoint was taken after event `cursor`."""
+
+    def on_death(self) -> None:
+        """The coordinator is dead, whatever its code still does."""
+
+    def on_event(self, number: int, event: e.AnyEvent) -> None:
+        """The coordinator has applied this event, and appended it as the `number`-th (from 1)."""
+
+    def on_keep(self, version: int) -> None:
+        """The coordinator writes its state down, for the checkpoint of `version`."""
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """The coordinator has ended its run."""
+
+    def on_status(self, update: StatusUpdate) -> None:
+        """The coordinator says what a user is shown."""
+
+    def on_blame(self, start: str, reason: str) -> None:
+        """The coordinator has an actor replaced. `start` names one start of it."""
+
+    def on_told(self, start: str, message: Message) -> None:
+        """The coordinator tells an actor this."""
+
+    def on_delivered(self, start: str, message: Message) -> None:
+        """The coordinator has received this from an actor."""
+
+    # --------------------------------------------------------------------------------- the actors
+
+    def on_start(self, version: int, weights: int) -> None:
+        """A trainer starts from these weights."""
+
+    def on_batch(
+        self, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview
+    ) -> None:
+        """The learner is given this micro-batch."""
+
+    def on_step(self, version: int, weights: int) -> None:
+        """The learner made a version."""
+
+    def on_checkpoint(self, version: int) -> None:
+        """The trainer has written a checkpoint."""
+
+    def on_load(self, version: int, weights: int) -> None:
+        """An engine decodes with these weights from now on, under this version."""
+
+    def on_garbage(self, start: str, chunks: int) -> None:
+        """An actor sends so many bad chunks, as the plan of faults says."""
+
+    def on_refusal(self) -> None:
+        """A verifier withholds a verdict, as the plan of faults says."""
