@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from asyncrl.journal import Journal
     from asyncrl.training.learner import Learner
     from weightsync.buckets import Plan
-    from weightsync.collective import Sender, SendResult, Staged
+    from weightsync.collective import Sender
+    from weightsync.epoch_group import SendResult, Staged
 
 STATUS_S = 1.0
 
@@ -223,8 +224,8 @@ async def rollout(place: ActorContext) -> None:
     ):
 
         async def receive(message: Prepare) -> Staged:
-            engine_handle = message.host, message.port, message.epoch, message.rank, message.world
-            return await receiver.receive(*engine_handle, plan, config.publication.deadline_s)
+            rendezvous = message.host, message.port, message.epoch, message.rank, message.world
+            return await receiver.receive(*rendezvous, plan, config.publication.deadline_s)
 
         reporter = Reporter(waits, report_s(config))
         if not config.gateway.port:

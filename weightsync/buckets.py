@@ -1,4 +1,4 @@
-"""How a model is cut into buckets. Invariant: equal plans lay equal bytes at equal places, so two
+"""Plans: a model cut into buckets. Invariant: equal plans lay equal bytes at equal places, so two
 processes with equal plans need to exchange nothing but the buckets.
 
 A plan lays every tensor, in order, at an aligned offset of one flat address space, and buckets are
@@ -36,7 +36,7 @@ DTYPES: dict[str, torch.dtype] = {
         torch.bool,
     )
 }
-"""What a plan may hold, by the name it has in one."""
+"""The dtypes that a plan may hold, by the name that each has in one."""
 
 
 class PlanMismatch(ValueError):
@@ -86,7 +86,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def offsets(self) -> list[int]:
-        """Where each tensor begins, in bytes; one more entry, the end."""
+        """The place of each tensor, in bytes from the start; one more entry, the end."""
         offsets = [0]
         for spec in self.specs:
             size = DTYPES[spec.dtype].itemsize

@@ -1,5 +1,4 @@
-"""What may go wrong on the wire. Invariant: no torch is needed to name it, so an actor without
-torch can be told."""
+"""The error of a transfer. No torch is needed to name it, so an actor without torch can be told."""
 
 
 class TransferError(Exception):

@@ -1,4 +1,4 @@
-"""What every group of processes stands on. Invariant: each call of torch.distributed runs in a
+"""The base of every group of processes. Invariant: each call of torch.distributed runs in a
 worker thread, under a name and a deadline, and its failure is a `TransferError` of one sentence.
 
 A cancelled job leaves its thread behind, which ends when the call it is in does: at the latest at
@@ -42,7 +42,8 @@ class Job:
 
     @property
     def left(self) -> timedelta:
-        """What a call may take. Raises TransferError when nobody waits for this job any more."""
+        """The time that a call may take. Raises TransferError when nobody waits for this job any
+        more."""
         seconds = self._end - time.monotonic()
         if self.abandoned or seconds <= 0:
             raise TransferError(f"out of time while {self.doing}")
@@ -102,14 +103,14 @@ class Worker:
 
 
 class Collective(Protocol):
-    """What is used of torch's process groups."""
+    """The part of torch's process groups that is used here."""
 
     def broadcast(self, tensor: Tensor, root: int, timeout: timedelta) -> Work: ...
 
     def abort(self) -> None: ...
 
 
-def serve(host: str) -> TCPStore:
+def serve_store(host: str) -> TCPStore:
     """A store on `host` alone, at a port the system chooses, for as long as it is referred to.
     Raises TransferError."""
     # The socket is ours, because the store's own would listen on every interface.
@@ -133,7 +134,7 @@ def serve(host: str) -> TCPStore:
     )
 
 
-def connect(
+def connect_group(
     store: Store, rank: int, world: int, *, address: str, device: torch.device, timeout: timedelta
 ) -> Collective:
     """The group of the `world` processes that meet in `store`; waits for all of them. On the CPU

@@ -5,15 +5,21 @@ aborted; nothing decodes with weights whose publication has not committed.
 Pure: no I/O and no clock. The shell passes messages and `now` in, and carries out the actions that
 come back, in their order.
 
-    phase      | waits for                               | goes on when                       | at its deadline
-    -----------+-----------------------------------------+------------------------------------+---------------------------------
-    PREPARE    | begin()                                 | Publish and Prepare go out: TRANSFER | -
-    TRANSFER   | Transferred of the trainer              | it came: VERIFY                    | ABORT
-    VERIFY     | Prepared of every member                | all equal the trainer's: COMMIT    | silent members fenced, ABORT
-    COMMIT     | Committed of every member left          | all came: DONE                     | silent members fenced, DONE
-    ABORT      | the answers still owed (see below)      | all came: FAILED                   | whoever is silent fenced, FAILED
-    DONE       | nothing: the version is current         |                                    |
-    FAILED     | nothing: the old version is still served; the shell tries again with a new number and a new epoch |
+    phase      waits for                       goes on when               at its deadline
+    --------   -----------------------------   ------------------------   ------------------------
+    PREPARE    begin()                         Publish, Prepare go out:   -
+                                               TRANSFER
+    TRANSFER   Transferred of the trainer      it came: VERIFY            ABORT
+    VERIFY     Prepared of every member        all equal the trainer's:   silent members fenced,
+                                               COMMIT                     ABORT
+    COMMIT     Committed of every member       all came: DONE             silent members fenced,
+               left                                                       DONE
+    ABORT      answers still owed (below)      all came: FAILED           whoever is silent fenced,
+                                                                          FAILED
+    DONE       nothing: the version is
+               current
+    FAILED     nothing: the old version is still served; the shell tries again with a new number
+               and a new epoch
 
 From TRANSFER and VERIFY an error, a wrong checksum or a lost member leads to ABORT: a broadcast
 with a dead member fails for all. An error that a member reports is no fault of its own (its peer
@@ -40,7 +46,7 @@ from asyncrl.ipc.messages import Abort, Commit, Committed, Prepare, Prepared, Pu
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """Who takes part in a collective: the trainer with rank 0, then `members` (indices of rollout
+    """The processes of a collective: the trainer with rank 0, then `members` (indices of rollout
     actors) in their fixed order.
 
     Every change makes a new epoch, because a process group cannot change; an epoch's number is
@@ -85,7 +91,7 @@ class Membership(msgspec.Struct, frozen=True):
 
 
 class Action(msgspec.Struct, frozen=True):
-    """What the shell must do."""
+    """An order to the shell."""
 
 
 class ToTrainer(Action, frozen=True):
@@ -135,7 +141,7 @@ class Failed(Action, frozen=True):
 
 
 class PublicationPhase(enum.Enum):
-    """Where a publication stands."""
+    """Stages of a publication."""
 
     PREPARE = "prepare"
     TRANSFER = "transfer"
@@ -180,8 +186,8 @@ class Publication:
         self.membership = membership
         self.phase = PublicationPhase.PREPARE
         self.deadline: float | None = None
-        """When the shell must call `late`, on the clock of `now`; None when nothing is waited
-        for."""
+        """The time at which the shell must call `late`, on the clock of `now`; None when nothing
+        is waited for."""
         self._host = host
         self._port = port
         self._deadline_s = deadline_s
@@ -190,9 +196,8 @@ class Publication:
         # Both in rank order. An answer costs the same with any number of members: each is looked at
         # when it comes.
         self._live = dict.fromkeys(membership.members)
-        self._owing = dict.fromkeys(
-            membership.members
-        )  # the live that owe a Prepared; in COMMIT, a Committed
+        # the live that owe a Prepared; in COMMIT, a Committed
+        self._owing = dict.fromkeys(membership.members)
         self._early: dict[int, Prepared] = {}  # what came before the trainer's answer
         self._sent: Transferred | None = None
 
@@ -208,7 +213,7 @@ class Publication:
 
     @property
     def waiting_for(self) -> str:
-        """Whom the publication waits for now, in words; empty when nobody."""
+        """The processes that the publication waits for now, in words; empty when none."""
         trainer = self._sent is None and self.phase in (
             PublicationPhase.TRANSFER,
             PublicationPhase.ABORT,

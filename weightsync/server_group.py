@@ -22,7 +22,7 @@ import trio
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from weightsync.group import Collective, Job, Worker, connect, own_address, serve
+from weightsync.group import Collective, Job, Worker, connect_group, own_address, serve_store
 
 
 class ServerBucket(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class ServerGroup:
         self, host: str, port: int, ranks: int, device: torch.device, bucket_bytes: int
     ) -> None:
         self.host, self.port = host, port
-        """Where the server finds the store."""
+        """The address at which the server finds the store."""
         self.world = 1 + ranks
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self.name = _name()
@@ -91,9 +91,8 @@ class ServerGroup:
     ) -> AsyncIterator[ServerGroup]:
         """Host the store on `host` alone, an address of this machine, for a server of `ranks`
         ranks. Raises TransferError."""
-        store = await trio.to_thread.run_sync(
-            serve, host
-        )  # served for as long as this refers to it
+        # served for as long as this refers to it
+        store = await trio.to_thread.run_sync(serve_store, host)
         group = ServerGroup(host, int(store.port), ranks, torch.device(device), bucket_bytes)
         try:
             yield group
@@ -136,16 +135,14 @@ class ServerGroup:
             f"waiting for the {self.world - 1} ranks of the server to join {name}"
         ) as left:
             address = own_address(self.host, self.port)
-            return connect(
+            return connect_group(
                 meeting, 0, self.world, address=address, device=self._device, timeout=left
             )
 
     async def _broadcast(self, transfer: ServerTransfer, doing: str, deadline_s: float) -> None:
         async with self._worker.turn(deadline_s) as job:
-            group, self._group = (
-                self._group,
-                None,
-            )  # only success puts it back, so that a broken one has no way to be used again
+            # only success puts it back, so that a broken one has no way to be used again
+            group, self._group = self._group, None
             if group is None:
                 raise ValueError("nothing can be sent in a group that is not joined")
             used = group

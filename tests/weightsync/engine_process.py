@@ -11,7 +11,8 @@ import torch
 import trio
 
 from weightsync.buckets import Plan
-from weightsync.collective import Receiver, TransferError
+from weightsync.collective import Receiver
+from weightsync.errors import TransferError
 
 
 async def main() -> None:

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from weightsync import collective
 from weightsync.buckets import Plan, PlanMismatch
-from weightsync.collective import Receiver, Sender, SendResult, Staged, TransferError
+from weightsync.collective import Receiver, Sender
+from weightsync.epoch_group import SendResult, Staged
+from weightsync.errors import TransferError
 from weightsync.group import Job, Worker
 
 HOST = "127.0.0.1"
