@@ -1,10 +1,10 @@
-"""Whether what is trained is a fair sample of what is generated. Invariant: each rollout is counted
-on each side by the same facts, which were fixed when its generation ended, so where everything is
-trained every number says that nothing is amiss.
+"""A comparison of what is trained with what is generated: is it a fair sample? Invariant: each
+rollout is counted on both sides by the same facts, which are fixed when its generation ends. So
+where everything is trained, both sides are equal.
 
-Four axes, on each a histogram of both sides: length, age (versions published between the admission
-of the prompt and the last token), attempts (leases), and the version that the response began with.
-They take a bounded number of bins, so a long run takes no more memory.
+There are four axes, each with a histogram of both sides: length, age (versions published between
+the admission of the prompt and the last token), attempts (leases), and the version that the
+response began with. The number of bins is bounded, so a long run takes no more memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ BINS = 64
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What is asked of a rollout whose generation has ended: response tokens, versions, leases,
-    version. None is negative."""
+    """Facts of a rollout whose generation has ended: its length in response tokens, its age in
+    versions, its leases, and its first version. None is negative."""
 
     length: int
     age: int
@@ -31,8 +31,8 @@ def _empty() -> list[float]:
 
 
 class Axis(msgspec.Struct):
-    """Two histograms over the same bins, and both sums. Bin i has the places [i * width, (i + 1) *
-    width)."""
+    """Two histograms over the same bins, and both sums of values. Bin i has the places
+    [i * width, (i + 1) * width): with a width of 2, places 4 and 5 are in bin 2."""
 
     width: int = 1
     generated: list[float] = msgspec.field(default_factory=_empty)
@@ -41,8 +41,8 @@ class Axis(msgspec.Struct):
     trained_sum: float = 0.0
 
     def bin(self, place: int) -> int:
-        """The bin of a place. Where there is none, bins are merged two by two until there is, so
-        that the width doubles."""
+        """The bin of a place (>= 0). A place beyond the last bin has the bins merged two by two,
+        which doubles the width, until it is within."""
         while place >= BINS * self.width:
             self.generated, self.trained = _merged(self.generated), _merged(self.trained)
             self.width *= 2
@@ -51,7 +51,8 @@ class Axis(msgspec.Struct):
     @property
     def distance(self) -> float:
         """Total variation distance of both distributions, 0 to 1: the share of what is trained that
-        would have to be something else for it to be a fair sample."""
+        would have to be something else for a fair sample. Counts of 3 and 1 against 1 and 1 are
+        0.75 and 0.25 against 0.5 and 0.5: 0.25. Both sides must have something."""
         a, b = sum(self.generated), sum(self.trained)
         return 0.5 * sum(
             abs(x / a - y / b) for x, y in zip(self.generated, self.trained, strict=True)
@@ -59,7 +60,8 @@ class Axis(msgspec.Struct):
 
     @property
     def ratio(self) -> float:
-        """Mean of what is trained over the mean of what is generated; 1 where that is 0."""
+        """The mean of what is trained over the mean of what is generated; 1 where the latter is
+        0. Both sides must have something."""
         a, b = self.generated_sum / sum(self.generated), self.trained_sum / sum(self.trained)
         return b / a if a else 1.0
 
@@ -69,8 +71,7 @@ def _merged(bins: list[float]) -> list[float]:
 
 
 class Audit(msgspec.Struct):
-    """Of all training rollouts. The bins of lengths double from one to the next: 0, 1, 2-3, 4-7,
-    …"""
+    """The audit of all training rollouts. The bins of lengths double: 0, 1, 2-3, 4-7, …"""
 
     length: Axis = msgspec.field(default_factory=Axis)
     age: Axis = msgspec.field(default_factory=Axis)
@@ -79,16 +80,16 @@ class Audit(msgspec.Struct):
 
     def generated(self, facts: Facts) -> None:
         """The generation of a rollout is over: it is complete, or was given up. Until it is trained
-        or discarded it counts on this side alone, so what is under way shows as a distance of its
-        share at most."""
+        or discarded it counts on this side alone. So the rollouts under way add at most their share
+        to a distance."""
         for axis, place, value in self._axes(facts):
             at = axis.bin(place)
             axis.generated[at] += 1.0
             axis.generated_sum += value
 
     def trained(self, facts: Facts, share: float = 1.0) -> None:
-        """This share (0, 1] of a rollout's tokens entered a loss; so much it counts for, once, also
-        where it is trained again later."""
+        """A share, in (0, 1], of a rollout's tokens entered a loss, and the rollout counts for that
+        share; once, also where it is replayed later."""
         for axis, place, value in self._axes(facts):
             at = axis.bin(place)
             axis.trained[at] += share

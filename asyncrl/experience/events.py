@@ -1,8 +1,8 @@
-"""What can happen to experience. Invariant: the state is a fold of these events and of nothing
-else.
+"""Events: all that can happen to experience. Invariant: the state is a fold of these events and of
+nothing else.
 
-Events are what the journal keeps. They hold no clock and no choice: the coordinator decided, and
-the event says what it decided. Token arrays are bytes: `int32` ids and `float32` log-probabilities,
+The journal keeps events. They hold no clock and no choice: the coordinator decides, and the event
+says what it decided. Token arrays are bytes: `int32` ids and `float32` log-probabilities,
 little-endian.
 """
 
@@ -14,16 +14,21 @@ from asyncrl.ipc.messages import Finish, Split, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Something that happened. Its class name is its tag."""
+    """Something that happened. Its class name is its tag in the journal."""
 
 
 class Admitted(Event, frozen=True):
-    """A prompt became group `group` of `size` rollouts, numbered from `first`. `prompt_index` is
-    the prompt's place in its split of the task. `version` pins the weights (evaluation). `restarts`
-    is the group, discarded as stale, whose prompt starts again here: such a group does not move the
-    cursor over the prompts. `key` is what the draws of its first rollout are keyed with, one more
-    for each later one. `cursor` is where the next training prompt is looked for in the stream of
-    prompts."""
+    """A prompt became group `group` of `size` rollouts, numbered from `first`.
+
+    `prompt_index` is the prompt's place in its split of the task, and `prompt` its `int32` ids.
+    `version` pins the weights (evaluation). `restarts` is the group, discarded as stale, whose
+    prompt starts again here: such a group does not move the cursor over the prompts. `key` seeds
+    the draws of its first rollout, and one more those of each later one. `cursor` is the place in
+    the stream of prompts from which the next training prompt is looked for.
+
+    Example: `Admitted(3, 24, 8, "train", 17, ids, 512)`: the prompt at 17 became group 3, with
+    rollouts 24 to 31 of at most 512 tokens each.
+    """
 
     group: int
     first: int
@@ -39,7 +44,8 @@ class Admitted(Event, frozen=True):
 
 
 class Leased(Event, frozen=True):
-    """A rollout is with `holder`, who generates it, for the `attempt`-th time (from 1)."""
+    """A rollout is leased to the actor `holder`, which generates it, for the `attempt`-th time
+    (from 1)."""
 
     rollout: int
     holder: str
@@ -48,7 +54,7 @@ class Leased(Event, frozen=True):
 
 class Extended(Event, frozen=True):
     """The holder's engine sampled these tokens under `version`; they follow the `start` tokens that
-    were there."""
+    were there. Example: `start` 4 and 12 bytes of ids add the response tokens 4, 5 and 6."""
 
     rollout: int
     attempt: int
@@ -67,8 +73,9 @@ class Sealed(Event, frozen=True):
 
 
 class Requeued(Event, frozen=True):
-    """An unfinished rollout was taken back with its tokens; it is leased again before any new
-    prompt. `reason` names why; `failed` says whether it counts against the rollout."""
+    """An unfinished rollout was taken back with its tokens. It is resumed under another lease,
+    before any new rollout is leased. `reason` names why; with `failed` it counts as a failure of
+    the rollout."""
 
     rollout: int
     attempt: int
@@ -77,8 +84,8 @@ class Requeued(Event, frozen=True):
 
 
 class Buried(Event, frozen=True):
-    """A tombstone: the rollout failed for good. Its tokens are discarded under `reason`; its group
-    can complete without it."""
+    """A rollout failed for good. Its tokens are discarded under `reason`, and its group can
+    complete without it."""
 
     rollout: int
     reason: str
@@ -116,15 +123,15 @@ class Trained(Event, frozen=True):
 
 
 class StoredForReplay(Event, frozen=True):
-    """A group that a step has taken is kept when it is over, to be trained once more, by step
-    `until` at the latest."""
+    """A group that a step has taken is kept when it is over, to be replayed (trained once more) by
+    step `until` at the latest."""
 
     group: int
     until: int
 
 
 class Replayed(Event, frozen=True):
-    """`step` trains these kept groups once more."""
+    """`step` trains these kept groups once more, and they are kept no longer."""
 
     step: int
     groups: list[int]
@@ -140,8 +147,7 @@ class Discarded(Event, frozen=True):
 
 class Dropped(Event, frozen=True):
     """A whole group left without being trained, for the named reason (filtered, too few verdicts,
-    stale, evaluation, …). With `restart`, its prompt starts again, before any new one.
-    """
+    stale, evaluation, …). With `restart`, its prompt starts again, before any new one."""
 
     group: int
     reason: str
@@ -149,7 +155,8 @@ class Dropped(Event, frozen=True):
 
 
 class Published(Event, frozen=True):
-    """`version` is what every engine serves; the groups trained for it are no longer live."""
+    """The publication of `version` is decided: engines go on under it, and the groups trained for
+    it are no longer live."""
 
     version: int
 

@@ -1,10 +1,10 @@
-"""What is known of each training prompt from earlier visits. Invariant: it is a fold of what was
-admitted and completed, and no group is in what was known when it was admitted.
+"""The history of each training prompt: its rewards at earlier visits. Invariant: it is a fold of
+what was admitted and completed, and the `prior` of a group does not depend on that group.
 
-A prompt is visited once for each of its groups. What a visit showed is forgotten by half at each
-later one, because the policy has moved on: so the sums are of the latest visits, however many there
-were. There is one entry for each prompt that was ever admitted, of six numbers, and one byte for
-each of the last `RECENT` groups.
+A prompt is visited once for each of its groups. A visit counts half as much at each later one,
+because the policy has moved on: the sums are of the latest visits, however many there were. There
+is one entry of six numbers for each prompt that was ever admitted, and one byte for each of the
+last `RECENT` groups.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ SOLVED = 1.0
 gives a fully right answer."""
 
 KEPT = 0.5
-"""What a reward counts for after one more visit of its prompt, as a share of what it counted
-before."""
+"""The weight of a reward after one more visit of its prompt, as a share of its weight before."""
 
 RECENT = 2**16
-"""The groups of which it is remembered whether they had a signal."""
+"""Number of the last groups of which it is remembered if they had a signal."""
 
 
 class PromptRecord(msgspec.Struct, array_like=True, gc=False):
-    """One prompt. `cursor` is that of its last admission, `visits` its groups that completed. Over
-    the rewards of these, earlier visits counting for less: `count` of them, their sum `total`, and
-    how many `solved` it. `easy`: each member of the last group solved it."""
+    """The record of one prompt. `cursor` is that of its last admission, and `visits` the number of
+    its groups that completed. `count`, `total` and `solved` are weighted sums over their rewards,
+    of 1, of the reward, and of 1 where it solved the prompt. `easy`: each member of the last group
+    solved it.
+
+    Example: after visits with the rewards [1, 0] and then [1, 1]: `count` 0.5 · 2 + 2 = 3, `total`
+    0.5 · 1 + 2 = 2.5, `solved` 2.5, `easy`.
+    """
 
     cursor: int
     visits: int = 0
@@ -39,17 +43,18 @@ class PromptRecord(msgspec.Struct, array_like=True, gc=False):
 
 
 class History(msgspec.Struct):
-    """Every prompt that was admitted for training, by its item. `cursor` is where the next prompt
-    is looked for in the run's stream of prompts; `recent` has for each of the last groups that
-    completed, the oldest first, 1 where its rewards differ and else 0."""
+    """Every prompt that was admitted for training, by its `prompt_index`. `cursor` is the place in
+    the run's stream of prompts from which the next one is looked for. `recent` has one byte for
+    each of the last groups that completed, the oldest first: 1 where its rewards differ, else
+    0."""
 
     seen: dict[int, PromptRecord] = msgspec.field(default_factory=dict)
     cursor: int = 0
     recent: bytearray = msgspec.field(default_factory=bytearray)
 
     def admit(self, prompt_index: int, cursor: int) -> None:
-        """A new prompt was admitted, and the next one is looked for from `cursor` on. One that is
-        started again is not admitted anew."""
+        """A prompt was admitted, and the next one is looked for from `cursor` on. Not to be called
+        for a prompt that starts again."""
         self.cursor = cursor
         if (seen := self.seen.get(prompt_index)) is None:
             self.seen[prompt_index] = PromptRecord(cursor)
@@ -57,9 +62,9 @@ class History(msgspec.Struct):
             seen.cursor = cursor
 
     def record(self, prompt_index: int, rewards: Sequence[float], size: int) -> None:
-        """A group of `size` rollouts completed, and these are the rewards there are; all of it
-        failed where there is none. Each group is recorded once, when its last member is judged or
-        buried, whatever becomes of it then. Raises KeyError for an item never admitted."""
+        """A group of `size` rollouts completed with these rewards; none if all of it failed. Each
+        group is recorded once, when its last member is judged or buried, whatever becomes of it
+        then. Raises KeyError for a prompt that was never admitted."""
         seen = self.seen[prompt_index]
         solved = sum(reward >= SOLVED for reward in rewards)
         seen.visits += 1
@@ -72,15 +77,16 @@ class History(msgspec.Struct):
             del self.recent[0]
 
     def prior(self, prompt_index: int) -> tuple[float, float]:
-        """Mean of the rewards of earlier visits, and how many they count for; (0, 0) where there
-        are none. Taken when a group is admitted, it cannot depend on that group."""
+        """The mean of the rewards of earlier visits, and the weight that they have together; (0, 0)
+        where there are none. Taken when a group is admitted, it cannot depend on that group."""
         seen = self.seen.get(prompt_index)
         return (
             (seen.total / seen.count, seen.count) if seen is not None and seen.count else (0.0, 0.0)
         )
 
     def posterior(self, prompt_index: int) -> tuple[float, float]:
-        """(a, b) of the Beta distribution of the chance that a rollout solves the prompt: 1 + those
-        that solved it, and 1 + those that did not, from a uniform prior. Both are at least 1."""
+        """Parameters (a, b) of the Beta distribution of the chance that a rollout solves the
+        prompt, from a uniform prior: 1 + the weight of those that solved it, and 1 + the weight of
+        those that did not. Both are at least 1."""
         seen = self.seen.get(prompt_index)
         return (1.0, 1.0) if seen is None else (1.0 + seen.solved, 1.0 + seen.count - seen.solved)

@@ -1,8 +1,7 @@
-"""What became of everything. Invariant 1 (ledger): `total = trained + Σ discarded[reason] + live`
-at every event.
+"""The ledger: counts of what became of all tokens and rollouts. Invariant 1 (ledger): `total =
+trained + Σ discarded[reason] + live` at every event.
 
-It counts tokens and rollouts. The ledger is all that remains of finished business, so its size is
-the number of reasons.
+Nothing else remains of a rollout that is over, so the ledger's size is the number of reasons.
 """
 
 from __future__ import annotations
@@ -13,8 +12,11 @@ import msgspec
 
 
 class Account(msgspec.Struct):
-    """One counted thing: `total` that came in (tokens generated, rollouts admitted), and where they
-    are now."""
+    """Counts of one thing: the `total` that came in (tokens generated, rollouts admitted), and what
+    became of it.
+
+    Example: of 100 tokens 60 are `trained`, 10 `discarded` as `{"stale": 10}`, and 30 `live`.
+    """
 
     total: int = 0
     trained: int = 0
@@ -22,10 +24,12 @@ class Account(msgspec.Struct):
     discarded: dict[str, int] = msgspec.field(default_factory=dict)
 
     def enter(self, count: int) -> None:
+        """`count` more came in, and are live."""
         self.total += count
         self.live += count
 
     def train(self, count: int) -> None:
+        """`count` of the live were trained."""
         self.live -= count
         self.trained += count
 
@@ -36,21 +40,22 @@ class Account(msgspec.Struct):
             self.discarded[reason] = self.discarded.get(reason, 0) + count
 
     def balances(self) -> bool:
+        """True if invariant 1 holds."""
         return (
             self.live >= 0 and self.total == self.trained + sum(self.discarded.values()) + self.live
         )
 
 
 class Ledger(msgspec.Struct):
-    """Tokens and rollouts."""
+    """One account of tokens and one of rollouts."""
 
     tokens: Account = msgspec.field(default_factory=Account)
     rollouts: Account = msgspec.field(default_factory=Account)
 
     def end(self, trained: int, discarded: Mapping[str, int]) -> None:
-        """A rollout is over, and this became of its tokens. It counts as trained where any token
-        was, or else as discarded for the reason that took the most of them; one without tokens is
-        `empty`."""
+        """A rollout is over, and this became of its tokens. It counts as trained if any token was
+        trained, and else as discarded for the reason that took the most tokens (of equal ones the
+        first by name). A rollout without tokens is `empty`."""
         self.tokens.train(trained)
         for reason, count in discarded.items():
             self.tokens.discard(count, reason)
@@ -63,6 +68,7 @@ class Ledger(msgspec.Struct):
             self.rollouts.discard(1, reason)
 
     def balances(self) -> bool:
+        """True if both accounts balance."""
         return self.tokens.balances() and self.rollouts.balances()
 
     def summary(self) -> dict[str, dict[str, int | dict[str, int]]]:

@@ -1,5 +1,5 @@
 """Micro-batches from finished groups. Invariant: each item appears once, in the given order, and
-only one item alone exceeds the budget."""
+only an item that is alone in its micro-batch exceeds the budget."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ Item = TypeVar("Item")
 def micro_batches(
     groups: Iterable[Sequence[Item]], tokens: Callable[[Item], int], budget: int
 ) -> list[list[Item]]:
-    """Pack whole groups, in order, into micro-batches of at most `budget` tokens (prompts included:
-    that is what `tokens` counts).
+    """Pack whole groups, in order, into micro-batches of at most `budget` tokens. `tokens` counts
+    those of an item, its prompt included.
 
-    A group over the budget is split between its rollouts; a rollout over the budget is a
-    micro-batch of its own. Next-fit: only the last micro-batch is ever open, so what was packed
-    does not depend on what finishes later.
+    A group over the budget is split between its items; an item over the budget is a micro-batch of
+    its own. Only the last micro-batch is ever open (next-fit), so what was packed does not depend
+    on what finishes later. Raises ValueError for a budget below 1.
 
-    Raises ValueError for a budget below 1.
+    Example: groups of 3 + 3, 2 + 2 and 9 + 1 tokens with a budget of 8 make the micro-batches
+    [3, 3], [2, 2], [9] and [1].
     """
     if budget < 1:
         raise ValueError(f"a micro-batch needs a budget of at least 1 token, not {budget}")

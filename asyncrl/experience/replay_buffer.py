@@ -1,7 +1,7 @@
-"""Trained groups that are kept to be trained once more. Invariant: each is replayed at most once,
-and by no step after its last.
+"""The replay buffer: trained groups that are kept to be trained once more. Invariant: each is
+replayed at most once, and by no step after its last.
 
-What is kept is over for the ledger: it was trained, and is counted there once. Each of its tokens
+A kept group is over for the ledger: it was trained, and is counted there once. Each of its tokens
 keeps the version and the log-probability that it was sampled with.
 """
 
@@ -17,8 +17,8 @@ from asyncrl.ipc.messages import Scored, Span
 
 
 class ReplayMember(msgspec.Struct, array_like=True):
-    """A rollout as it was trained: its arrays as in `Rollout`, its reward, and the parts of
-    that."""
+    """A rollout as it was trained: its arrays and spans as in `Rollout`, its reward, and the parts
+    of that."""
 
     rollout: int
     ids: bytearray
@@ -29,7 +29,8 @@ class ReplayMember(msgspec.Struct, array_like=True):
 
 
 class ReplayGroup(msgspec.Struct, array_like=True):
-    """A group; `until` is the last step that may train it again."""
+    """A group that was trained: its prompt (`int32` ids) and its members with a reward. `until` is
+    the last step that may replay it."""
 
     group: int
     prompt: bytes
@@ -38,6 +39,7 @@ class ReplayGroup(msgspec.Struct, array_like=True):
 
     @property
     def rewards(self) -> tuple[float, ...]:
+        """The rewards, in the order of `members`."""
         return tuple(member.reward for member in self.members)
 
     def sequence(self, member: ReplayMember) -> TrainingSequence:
@@ -58,7 +60,7 @@ class ReplayGroup(msgspec.Struct, array_like=True):
 
 
 class ReplayBuffer(msgspec.Struct):
-    """What is kept, by the number of its group, those kept first first."""
+    """The kept groups by their numbers, in the order in which they were kept."""
 
     kept: dict[int, ReplayGroup] = msgspec.field(default_factory=dict)
 
@@ -68,10 +70,10 @@ class ReplayBuffer(msgspec.Struct):
         return sum(kept.tokens for kept in self.kept.values())
 
     def keep(self, group: Group, until: int) -> None:
-        """Keep the members with a reward of a group that a step has taken. Call it before their
-        tokens are released, which copies nothing and leaves these what they are. Raises Refused for
-        a group that no step has taken, of which any member was trained already, or that is kept
-        already."""
+        """Keep the members with a reward of a group that a step has taken. It shares their arrays:
+        call it before their tokens are released, which leaves these arrays as they are. Raises
+        ImpossibleEvent for a group that no step has taken, of which any member was trained already,
+        or that is kept already."""
         if group.id in self.kept:
             raise ImpossibleEvent(f"group {group.id} is kept already")
         if any(
@@ -88,28 +90,27 @@ class ReplayBuffer(msgspec.Struct):
             if isinstance(m.verdict, Scored) and m.step is not None
         ]
         if not members:
-            raise ImpossibleEvent(
-                f"group {group.id} was not taken: there is nothing to train again"
-            )
+            raise ImpossibleEvent(f"group {group.id} was not taken: there is nothing to replay")
         self.kept[group.id] = ReplayGroup(group.id, group.prompt, until, members)
 
     def replay(self, step: int, groups: Sequence[int]) -> list[ReplayGroup]:
-        """`step` trains these again, and they are not kept any longer. Raises Refused, with all as
-        it was, for one that is not kept, that is named twice, or whose last step is over."""
+        """`step` trains these groups again, and they are not kept any longer. Raises
+        ImpossibleEvent, with all as it was, for a group that is not kept, that is named twice, or
+        whose last step is over."""
         for number in groups:
             kept = self.kept.get(number)
             if kept is None or groups.count(number) > 1:
                 raise ImpossibleEvent(
-                    f"group {number} is not kept to be trained again, or was already"
+                    f"group {number} is not kept for replay, or was replayed already"
                 )
             if kept.until < step:
                 raise ImpossibleEvent(
-                    f"group {number} may be trained again until step {kept.until}, and this is "
+                    f"group {number} may be replayed until step {kept.until}, and this is "
                     f"step {step}"
                 )
         return [self.kept.pop(number) for number in groups]
 
     def publish(self, version: int) -> None:
-        """The steps before `version` are over: what no later one may train is not kept."""
+        """The steps before `version` are over: forget the groups that no later one may replay."""
         for number in [number for number, kept in self.kept.items() if kept.until < version]:
             del self.kept[number]

@@ -1,8 +1,8 @@
 """Rollouts and groups. Invariant 4 (parallel arrays): `len(ids) == len(behaviour)` and spans tile
 `[0, tokens)` after every `extend`.
 
-`Group.of` is the one gateway through which prompts come, and `Rollout.extend` the one through which
-tokens do; each checks everything before it changes anything.
+Prompts come in through `Group.of` alone, and tokens through `Rollout.extend` alone; each checks
+everything before it changes anything.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Finish, NoVerdict, Scored, Span, Split, Verdict
 
 TOKEN_BYTES = 8
-"""What a response token takes: an `int32` id and a `float32` behaviour log-probability."""
+"""Bytes of a response token: an `int32` id and a `float32` behaviour log-probability."""
 
 
 class ImpossibleEvent(Exception):
-    """This event cannot have happened; the state is what it was before."""
+    """An event cannot have happened; the state is what it was before."""
 
 
 class RolloutStatus(enum.Enum):
-    """Where a rollout is in its life: waiting → leased (→ waiting …) → sealed → judged → taken →
-    trained or discarded; buried before it is sealed; discarded from anywhere with its group; judged
-    again where what was trained is undone."""
+    """Stages in the life of a rollout: waiting → leased (→ waiting …) → sealed → judged → taken →
+    trained or discarded. It may be buried before it is sealed, and discarded with its group at any
+    stage. It is judged again where a crash undid its step."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -48,7 +48,7 @@ FINISHED = frozenset(
         RolloutStatus.BURIED,
     }
 )
-"""Nothing more is waited for: such a member lets its group complete."""
+"""Stages at which nothing more is waited for: such a member lets its group complete."""
 
 ENDED = frozenset({RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus.BURIED})
 """The ends of a rollout's life. An ended rollout holds no tokens."""
@@ -57,12 +57,12 @@ ENDED = frozenset({RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus
 class Rollout(msgspec.Struct):
     """One response as far as it is known.
 
-    `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian;
-    copy them where they are kept, because a buffer taken of them keeps the rollout from growing.
-    `attempt` counts leases, `failures` those that failed; `holder` has its lease, empty while nobody does.
-    `sealed` numbers the sealed in the order of their sealing, from 1; 0 before; `judged` does so
-    for verdicts. `step` is the one that has taken it, or that has to take it again after a crash;
-    None before.
+    `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian.
+    Copy them where they are kept, because a buffer taken of them keeps the rollout from growing.
+    `attempt` counts leases, `failures` those that failed; `holder` is the actor that has its lease,
+    empty while nobody does. `sealed` is its place in the order of sealing, from 1; 0 before.
+    `judged` is the same for verdicts. `step` is the one that has taken it, or that has to take it
+    again after a crash; None before.
     """
 
     id: int
@@ -102,11 +102,14 @@ class Rollout(msgspec.Struct):
         return self.status is RolloutStatus.WAITING and self.attempt > 0
 
     def extend(self, version: int, start: int, ids: bytes, behaviour: bytes) -> int:
-        """Append tokens sampled under `version`, of which the first is response token `start`;
-        returns how many.
+        """Append tokens sampled under `version`, of which the first is response token `start`.
+        Returns their number.
 
-        Raises Refused where the arrays differ in length or hold no whole tokens, `start` is not the
-        next token, or the budget is exceeded.
+        Raises ImpossibleEvent where the arrays differ in length or hold no whole tokens, `start` is
+        not the next token, the budget is exceeded, or the version is negative.
+
+        Example: a rollout with the span (3, 0, 4) that gets two tokens of version 3 has the span
+        (3, 0, 6); with one more of version 4 it has (3, 0, 6) and (4, 6, 7).
         """
         size = len(ids)
         if size != len(behaviour):
@@ -144,19 +147,22 @@ class Rollout(msgspec.Struct):
         return end - held
 
     def release(self) -> int:
-        """Forget the tokens (by replacing the arrays: buffers taken of them stay valid); returns
-        how many there were."""
+        """Forget the tokens, and return their number. The arrays are replaced, so buffers taken of
+        them stay valid."""
         tokens = self.tokens
         self.ids, self.behaviour, self.spans = bytearray(), bytearray(), []
         return tokens
 
 
 class Group(msgspec.Struct):
-    """One prompt and its rollouts. `prompt` is `int32` ids; `prompt_index` its place in its split
-    of the task; `version` pins the weights (evaluation) or is None; `key` is its first rollout's
-    (see `Admitted`); `ordinal` counts the groups of its purpose admitted before; `prior` is the
-    mean of the rewards of its prompt's earlier visits, and what they count for, and
-    `admitted_version` the version last published, as it was admitted."""
+    """One prompt and its rollouts.
+
+    `prompt` is `int32` ids; `prompt_index` its place in its split of the task; `version` pins the
+    weights (evaluation) or is None; `key` is its first rollout's (see `Admitted`). `ordinal` is the
+    number of groups of its split admitted before. Taken as it was admitted: `prior`, the mean of
+    the rewards of its prompt's earlier visits and what they count for (`History.prior`), and
+    `admitted_version`, the version last published, 0 before the first.
+    """
 
     id: int
     split: Split
@@ -173,11 +179,11 @@ class Group(msgspec.Struct):
     def of(
         cls, event: Admitted, ordinal: int, prior: tuple[float, float], admitted_version: int
     ) -> Self:
-        """The group that was admitted, all of it waiting. Raises Refused where it is no group:
-        without rollouts, prompt, budget or item."""
+        """The group that was admitted, all of its rollouts waiting. Raises ImpossibleEvent for one
+        without rollouts, prompt or budget, or with a negative `prompt_index`."""
         if event.size < 1 or event.max_new_tokens < 1 or event.prompt_index < 0:
             raise ImpossibleEvent(
-                f"group {event.group} needs a rollout, a token to sample and an item: "
+                f"group {event.group} needs a rollout, a token to sample and a prompt: "
                 f"{event.size=} {event.max_new_tokens=} {event.prompt_index=}"
             )
         if not event.prompt or len(event.prompt) & 3:
@@ -207,17 +213,17 @@ class Group(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether every member is judged or buried."""
+        """True if every member is judged or buried, or was."""
         return all(member.status in FINISHED for member in self.members)
 
     @property
     def ended(self) -> bool:
-        """Whether every member is trained, discarded or buried."""
+        """True if every member is trained, discarded or buried."""
         return all(member.status in ENDED for member in self.members)
 
     @property
     def begun(self) -> bool:
-        """Whether a step has taken any member, or has to take it again."""
+        """True if a step has taken any member, or has to take it again."""
         return any(member.step is not None for member in self.members)
 
     @property
@@ -236,8 +242,8 @@ class Group(msgspec.Struct):
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards there are, in the order of `scored`; its length is the number of verdicts
-        that `k_min` asks for."""
+        """The rewards there are, in the order of `scored`. Their number is what `k_min` asks
+        for."""
         return [
             member.verdict.reward for member in self.members if isinstance(member.verdict, Scored)
         ]
@@ -249,8 +255,8 @@ class Group(msgspec.Struct):
 
     @property
     def parts(self) -> list[list[float]]:
-        """What the rewards are made of, in the order of `scored`; empty lists where verifiers give
-        one reward."""
+        """The parts of each reward, in the order of `scored`; empty lists where verifiers give one
+        reward."""
         return [
             member.verdict.parts for member in self.members if isinstance(member.verdict, Scored)
         ]
@@ -260,12 +266,12 @@ class Group(msgspec.Struct):
         return TrainingSequence.single_turn(self.prompt, member.ids, member.behaviour, member.spans)
 
     def comparable(self, verdict: Scored) -> bool:
-        """Whether a verdict is made of as many rewards as those that there are."""
+        """True if a verdict has as many parts as each of those that there are."""
         return all(len(parts) == len(verdict.parts) for parts in self.parts)
 
     def others(self, rollout: Rollout) -> list[float]:
         """The rewards of the members other than this one, the first judged first, whatever became
         of them since."""
-        scored = sorted((member.judged, member.verdict.reward) for member in self.members
-                        if member is not rollout and isinstance(member.verdict, Scored))  # fmt: skip
-        return [reward for _, reward in scored]
+        others = (member for member in self.members if member is not rollout)
+        scored = [(m.judged, m.verdict.reward) for m in others if isinstance(m.verdict, Scored)]
+        return [reward for _, reward in sorted(scored)]

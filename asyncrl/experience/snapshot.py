@@ -1,6 +1,5 @@
-"""A state written down whole, so that a journal need not go back to the beginning. Invariant: it
-holds what cannot be derived from the rest of it, and nothing else, so there is nothing in it that
-could contradict itself.
+"""A state written down whole, so that a journal need not go back to the beginning. Invariant: no
+field can be derived from the others, so no two of them can contradict each other.
 """
 
 from __future__ import annotations
@@ -18,10 +17,8 @@ from asyncrl.ipc.messages import Split
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """What `Experience.snapshot` gives and `Experience.of` takes. `sealings` and `judgements` are
-    how many rollouts were ever sealed and judged, `ordinals` how many groups were admitted of each
-    purpose, `training`, `prescribed` and `closed` are of `Steps`, and the rest is as in
-    `Experience`."""
+    """The fields of a state: `Experience.snapshot` gives it, `Experience.of` takes it. `training`,
+    `prescribed` and `closed` are those of `Steps`, the others those of `ExperienceState`."""
 
     ledger: Ledger
     version: int | None

@@ -1,5 +1,5 @@
-"""What is held of experience, and what is due. Invariant: to ask changes nothing, and each question
-costs what it returns.
+"""The state of experience, and the questions to it: what is due? Invariant: to ask changes nothing,
+and each question costs what it returns.
 
 What is due next - what to lease, to judge, to train - is not an effect of an event but a question
 to the state (`to_lease`, `to_judge`, `ready`, `judged`, `taken`). A coordinator that has just
@@ -172,7 +172,7 @@ class ExperienceState:
         ]
 
     def statuses(self) -> Counter[RolloutStatus]:
-        """How many live rollouts there are of each status."""
+        """The number of live rollouts of each status; a status that none has is left out."""
         return +self.work_index.statuses
 
     # ------------------------------------------------------------------------------------ snapshot

@@ -1,5 +1,5 @@
-"""Which step took what. Invariant: what is prescribed is taken again exactly as it was, in its
-order, before anything else is taken.
+"""The rollouts that each step took. Invariant: what is prescribed is taken again exactly as it was,
+in its order, before anything else is taken.
 
 Rollouts are held by their numbers. Those that were taken together are one *taking*, and a step may
 take several times.
@@ -18,9 +18,12 @@ Takings = dict[int, list[list[int]]]
 
 
 class Steps(msgspec.Struct):
-    """`training`: what was taken for the steps whose version is not published. `prescribed`: what
-    has to be taken again. `closed`: the last version that was ever published; the steps before it
-    take what they had, and nothing else."""
+    """`training`: the takings of steps whose version is not published. `prescribed`: the takings
+    that have to be taken again after a crash. `closed`: the last version that was ever published;
+    the steps before it take what they had, and nothing else.
+
+    Example: `training = {4: [[0, 1], [5]]}`: step 4 took rollouts 0 and 1 together, and then 5.
+    """
 
     training: Takings = msgspec.field(default_factory=dict)
     prescribed: Takings = msgspec.field(default_factory=dict)
@@ -36,7 +39,7 @@ class Steps(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """How many rollouts are in training."""
+        """The number of rollouts in training."""
         return sum(len(taking) for takings in self.training.values() for taking in takings)
 
     def taken(self) -> Iterator[int]:
@@ -49,7 +52,7 @@ class Steps(msgspec.Struct):
         )
 
     def made(self, version: int) -> list[int]:
-        """Those of the steps before `version`."""
+        """The rollouts that the steps before `version` took, in the order of taking."""
         return [
             rollout
             for step, takings in self.training.items()
@@ -59,7 +62,8 @@ class Steps(msgspec.Struct):
         ]
 
     def take(self, step: int, taking: list[int]) -> None:
-        """Raises Refused, and takes nothing, where something else is due."""
+        """`step` takes these rollouts. Raises ImpossibleEvent, and takes nothing, where something
+        else is due."""
         if (due := self.due) is not None:
             if (step, taking) != due:
                 raise ImpossibleEvent(
@@ -73,14 +77,14 @@ class Steps(msgspec.Struct):
         self.training.setdefault(step, []).append(taking)
 
     def publish(self, version: int) -> None:
-        """What the steps before `version` took is over."""
+        """`version` is published: the takings of the steps before it are over."""
         self.closed = max(self.closed, version)
         for step in [step for step in self.training if step < version]:
             del self.training[step]
 
     def undo(self, steps: Iterable[int]) -> list[int]:
-        """What these steps took is prescribed for them, before all that is prescribed. The rollouts
-        that were taken, in order."""
+        """Prescribe for these steps what they took, before all that is prescribed. Returns the
+        rollouts that they had taken, in order."""
         undone = {step: self.training.pop(step) for step in steps}
         later = self.prescribed
         self.prescribed = {step: takings + later.pop(step, []) for step, takings in undone.items()}
@@ -89,7 +93,7 @@ class Steps(msgspec.Struct):
 
     def prescribe(self, step: int, taking: list[int]) -> bool:
         """`step`, the last one that has anything prescribed or a later one, has to take these
-        rollouts. Whether it had not to before."""
+        rollouts. False if that was prescribed already."""
         takings = self.prescribed.setdefault(step, [])
         new = taking not in takings
         if new:

@@ -1,5 +1,5 @@
-"""What an event changes in the state: one function for each event. Invariant: an event that cannot
-have happened raises ImpossibleEvent and changes nothing.
+"""Transitions of the state: one function for each event. Invariant: an event that cannot have
+happened raises ImpossibleEvent and changes nothing.
 
 Each function checks everything before it changes anything.
 """

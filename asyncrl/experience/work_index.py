@@ -1,9 +1,9 @@
-"""What is due next. Invariant: it follows from the live groups alone, so it can be made anew from
-them and is never written down.
+"""Sorted lists of the work that is due. Invariant: they follow from the live groups alone, so they
+can be made anew from these and are never written down.
 
-Rollouts and groups are held by their numbers, in sorted lists: the order of each view is the order
-kept. A rollout gets another status through `move` and in no other way, so what waits for what, and
-how much is queued, is right after every event.
+Rollouts and groups are held by their numbers, in the order in which the state gives them out. A
+rollout gets another status through `move` and in no other way. So the lists, and the size of the
+queue, are right after every event.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Group, Rollout, Rollo
 from asyncrl.ipc.messages import Split
 
 
-def _by_purpose() -> dict[Split, list[Any]]:
+def _by_split() -> dict[Split, list[Any]]:
     return {"train": [], "evaluation": []}
 
 
 class WorkIndex(msgspec.Struct):
-    """What waits for a lease, for a verdict, for a step.
+    """Rollouts that wait for a lease, a verdict or a step, and complete groups.
 
     `queue_items` and `queue_bytes` measure the experience queue: training rollouts that are sealed
-    or judged, and not taken. `statuses` counts live rollouts; a status that none has any more may
-    be there with zero. `open` counts those that no step has taken.
+    or judged, and not taken. `statuses` counts live rollouts of each status; a status that none has
+    any more may be there with zero. `open` counts those of each split that no step has taken.
     """
 
     statuses: Counter[RolloutStatus] = msgspec.field(default_factory=Counter)
     queue_items: int = 0
     queue_bytes: int = 0
-    _waiting: dict[Split, list[tuple[bool, int]]] = msgspec.field(
-        default_factory=_by_purpose
-    )  # never leased, rollout
-    _unjudged: list[tuple[int, int]] = msgspec.field(default_factory=list)  # sealed as, rollout
     open: Counter[Split] = msgspec.field(default_factory=Counter)
-    _judged: list[tuple[int, int]] = msgspec.field(default_factory=list)  # oldest version, rollout
-    _complete: dict[Split, list[tuple[int, int]]] = msgspec.field(
-        default_factory=_by_purpose
-    )  # oldest version, group
+    # (never leased, rollout)
+    _waiting: dict[Split, list[tuple[bool, int]]] = msgspec.field(default_factory=_by_split)
+    # (number of its sealing, rollout)
+    _unjudged: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    # (oldest version, rollout)
+    _judged: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    # (oldest version, group)
+    _complete: dict[Split, list[tuple[int, int]]] = msgspec.field(default_factory=_by_split)
 
     def to_lease(self, split: Split, n: int) -> list[int]:
-        """At most `n` waiting rollouts: recycled ones first, then new ones, each the oldest
+        """At most `n` waiting rollouts: resumable ones first, then new ones, each the oldest
         first."""
         return [rollout for _, rollout in self._waiting[split][:n]]
 
@@ -56,8 +56,8 @@ class WorkIndex(msgspec.Struct):
         ]
 
     def ready(self, split: Split) -> list[int]:
-        """The groups that may be taken: those with the oldest tokens first, then those admitted
-        first."""
+        """The groups that may be taken whole: those with the oldest tokens first, then those
+        admitted first."""
         return [group for _, group in self._complete[split]]
 
     def judged(self) -> list[int]:
@@ -66,7 +66,7 @@ class WorkIndex(msgspec.Struct):
         return [rollout for _, rollout in self._judged]
 
     def enter(self, group: Group, rollout: Rollout) -> None:
-        """A live rollout of this group comes in with the status it has."""
+        """List a live rollout of this group under the status that it has."""
         status = rollout.status
         self.statuses[status] += 1
         self.open[group.split] += status is not RolloutStatus.TAKEN
@@ -81,8 +81,9 @@ class WorkIndex(msgspec.Struct):
                 insort(self._judged, (rollout.oldest, rollout.id))
 
     def move(self, group: Group, rollout: Rollout, status: RolloutStatus) -> None:
-        """The only way from one status to another. While it waits its `attempt` stays, from its
-        sealing on its `sealed` and its tokens, and once it is judged its verdict and its `step`."""
+        """Give a rollout another status; there is no other way. Its place in a list is found by its
+        fields, so these must not change while it is there: `attempt` while it waits, `sealed` and
+        its tokens once it is sealed, its verdict and `step` once it is judged."""
         before = rollout.status
         self.statuses[before] -= 1
         self.open[group.split] -= before is not RolloutStatus.TAKEN
@@ -100,17 +101,17 @@ class WorkIndex(msgspec.Struct):
             self.enter(group, rollout)
 
     def promise(self, rollout: Rollout, step: int) -> None:
-        """A judged rollout on offer is nobody else's than this step's from now on."""
+        """Reserve a judged rollout for `step`: it is offered to no other."""
         _remove(self._judged, (rollout.oldest, rollout.id))
         rollout.step = step
 
     def offer(self, group: Group) -> None:
-        """A group that nothing keeps from being taken whole, once it is complete, is ready."""
+        """List a group as ready if it is complete and no step has taken any of it."""
         if group.complete and not group.begun:
             insort(self._complete[group.split], (group.oldest, group.id))
 
     def withdraw(self, group: Group) -> None:
-        """A group that is ready, and still what it was when it became so, is not any more."""
+        """Take a ready group off the list; it must be what it was when it was listed."""
         _remove(self._complete[group.split], (group.oldest, group.id))
 
     def _queue(self, group: Group, rollout: Rollout, sign: int) -> None:

@@ -1,10 +1,14 @@
-"""Every struct that crosses a process boundary. Invariant: a message is plain data, and says in its
-docstring which buffers travel with it.
+"""Every struct that crosses a process boundary. Invariant: a message is plain data, and its
+docstring says which buffers travel with it.
 
 A frame on a link is one message and zero or more raw buffers (`asyncrl.ipc.link`). Arrays never
 enter a message: they travel as buffers, little-endian and C-contiguous, `int32` for token ids,
 `float32` for log-probabilities and `uint8` for masks. A message that names several rollouts carries
 the concatenation of their arrays, in the order of its list.
+
+    part of a frame   example: two leases of 5 and 3 tokens of prompt, and no prefix
+    message           Leases([Lease(…, prompt_tokens=5, …), Lease(…, prompt_tokens=3, …)])
+    buffer 0          32 bytes: the 8 ids
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import msgspec
 Role = Literal["coordinator", "rollout", "reward", "trainer", "launcher"]
 Split = Literal["train", "evaluation"]
 Finish = Literal["", "stop", "length", "interrupted"]
-"""Why a rollout's chunk is its last under this lease; empty while it goes on."""
+"""The reason why a rollout's chunk is its last under this lease; empty while it goes on."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -85,7 +89,7 @@ Duration = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
 
 class Wait(Part, frozen=True):
-    """One row of the table of waits: who waits for what, since when."""
+    """One row of the table of waits: `owner` has waited `seconds` for `name`."""
 
     name: str
     owner: str
@@ -98,7 +102,7 @@ Increase = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Report(Message, frozen=True):
-    """Actor to coordinator, about once a second: what it did since the last report.
+    """Actor to coordinator, about once a second: its work since the last report.
 
     `idle` maps a cause to seconds spent waiting for it; `counts` maps a counter to its increase;
     `waits` is the table now.
@@ -121,7 +125,7 @@ class EngineReady(Message, frozen=True):
 
 
 class Lease(Part, frozen=True):
-    """One rollout to generate. `prefix_tokens` of its response are known already (it was recycled);
+    """One rollout to generate. `prefix_tokens` of its response are known already (it is resumed);
     at most `max_new_tokens` more may be sampled. `key` and a token's index decide that token's
     draw, whoever the neighbours are. `version` pins the weights (evaluation), or is None: whatever
     is current."""
@@ -259,8 +263,8 @@ class ScoreProximal(Message, frozen=True):
 
 
 class TokenCount(Part, frozen=True):
-    """What became of one rollout's response tokens: `trained` entered a loss unmasked, the rest was
-    left out, by reason."""
+    """Counts of one sequence's sampled tokens: `trained` entered a loss, the rest was left out, by
+    reason. Example: `TokenCount(7, 90, {"stale": 6, "icepop": 4})` of 100 tokens."""
 
     rollout: int
     trained: int

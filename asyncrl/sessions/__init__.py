@@ -1,2 +1,2 @@
-"""What an agent's calls come to as experience, token by token, whatever it does with its history.
-Pure: no I/O, no clock, no torch."""
+"""Experience from an agent's calls, token by token, whatever the agent does with its history. Pure:
+no I/O, no clock, no torch."""

@@ -1,11 +1,11 @@
-"""The recorder of agents' sessions. Invariant: what was sampled for a session is in exactly one
-`FinishedSession`, whatever ended it.
+"""The recorder of agents' sessions. Invariant: each token sampled for a session is in exactly one
+`FinishedSession`, whatever ended the session.
 
-A session is what one agent does from its first call to its reward. It opens with its first call; it
-ends by a reward, by giving up, by being idle for `idle_s`, or with the gateway. Calls still running
-then are waited for, and are part of it. The names of ended sessions are remembered (as many as
-sessions may be open), so that a late call is told why. Time is what the caller says, in seconds
-that only grow.
+A session is all calls of one agent from the first one to its reward. It opens with its first call.
+It ends by a reward, by giving up, by being idle for `idle_s`, or with the gateway. Calls that still
+run then are waited for, and are part of it. The names of ended sessions are remembered (as many as
+sessions may be open), so that a late call is told why it is refused. The caller gives the time, in
+seconds that only grow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncrl.sessions.tree import ID, Tree, TreePosition
 
 
 class SessionRefused(Exception):
-    """The recorder does not take this, and is what it was before; the sentence says why and what to
+    """The recorder does not take this, and is as it was before; the sentence says why and what to
     do."""
 
 
@@ -47,8 +47,8 @@ class TooManySessions(SessionRefused):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What is held at most: `sessions` open or not fetched yet; `calls` and `tokens` (given and
-    sampled, shared ones once) of one session; seconds that a session may be idle."""
+    """Limits: `sessions` that are open or not fetched yet; `calls` and `tokens` (given and sampled,
+    shared ones once) of one session; `idle_s`, the seconds that a session may be idle."""
 
     sessions: int = 1024
     calls: int = 256
@@ -57,6 +57,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class _Session:
+    """An open session: its tree, its texts and its counts."""
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.tree, self.texts = Tree(), Texts()
@@ -76,8 +78,8 @@ class Call(msgspec.Struct, eq=False):
 
 
 class Recorder:
-    """All sessions of one gateway. `finished` are the ended ones, oldest first: whoever takes one
-    off has it."""
+    """All sessions of one gateway. `finished` are the ended ones, the oldest first, until somebody
+    takes them."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -88,17 +90,18 @@ class Recorder:
 
     @property
     def open(self) -> int:
-        """How many sessions have begun and are not finished."""
+        """The number of sessions that have begun and are not finished."""
         return len(self._open)
 
     @property
     def due(self) -> float | None:
-        """When the next session expires, if nothing is heard of it; None where nothing is idle."""
+        """The time at which the next session expires, if nothing is heard of it; None where nothing
+        is idle."""
         return next(iter(self._idle.values())) + self._bounds.idle_s if self._idle else None
 
     def known(self, name: str, text: bytes) -> tuple[int, bytes]:
-        """As much of the start of a context's text (UTF-8) as the session's model has seen or said:
-        its bytes, and their `int32` ids."""
+        """The longest start of a context's text (UTF-8) that the session's model has seen or said:
+        its length in bytes, and its `int32` ids."""
         session = self._open.get(name)
         found = session.texts.longest(text) if session else None
         if session is None or found is None:
@@ -109,8 +112,8 @@ class Recorder:
         """A call of at most `max_new_tokens` after `context` (`int32` ids, at least one); it opens
         the session where there is none.
 
-        Raises SessionEnded, SessionFull, NotNow or TooManySessions, and ValueError for a context
-        that is not whole ids.
+        Raises SessionEnded, SessionFull, SessionBusy or TooManySessions, and ValueError for a
+        context that is not whole ids.
         """
         if not context or len(context) % ID:
             raise ValueError(
@@ -142,9 +145,9 @@ class Recorder:
     def finish(
         self, call: Call, sampled: Sampled, now: float, texts: Sequence[tuple[bytes, int]] = ()
     ) -> None:
-        """The call has ended, with what it sampled, which may be nothing. `texts` are pairs of a
-        text (UTF-8) and how many tokens of context and reply together it is: what later contexts
-        may start with. Raises ValueError as `Tree.add` does, with nothing changed."""
+        """The call has ended, and this is what it sampled; it may be nothing. `texts` are texts
+        that later contexts may start with: pairs of a text (UTF-8) and its number of tokens, from
+        the start of the context on. Raises ValueError as `Tree.add` does, with nothing changed."""
         session = call.session
         place = session.tree.add(call.context, sampled)
         for text, tokens in texts:
@@ -163,7 +166,7 @@ class Recorder:
     def judge(self, name: str) -> bytes:
         """The `int32` ids of the last reply that came to its end, to be judged: from now on until
         `end` or `unjudged` the session takes no calls, and is not idle. Raises UnknownSession,
-        SessionEnded, and NotNow where there is no such reply, or a call runs."""
+        SessionEnded, and SessionBusy where there is no such reply, or a call runs."""
         session = self._going(name)
         if session.running or session.judged:
             raise SessionBusy(
@@ -207,7 +210,7 @@ class Recorder:
         self._finish(session)
 
     def expire(self, now: float) -> None:
-        """End what has been idle for too long."""
+        """End the sessions that have been idle for too long."""
         while (due := self.due) is not None and due <= now:
             self.end(next(iter(self._idle)), "expired")
 
@@ -217,7 +220,7 @@ class Recorder:
             self.end(session.name, "drained")
 
     def refuse_ended(self, name: str) -> None:
-        """Raise SessionEnded if it has."""
+        """Raise SessionEnded if the session has ended."""
         session = self._open.get(name)
         if name in self._ended or (session is not None and session.ending is not None):
             raise SessionEnded(self._why(name))

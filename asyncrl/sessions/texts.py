@@ -1,5 +1,5 @@
-"""Texts whose tokens are known. Invariant: what is found is a text that was added, byte for byte
-(by its 128-bit digest).
+"""Texts whose tokens are known. Invariant: a text that is found was added, byte for byte (by its
+128-bit digest).
 
 A template renders a conversation anew for each call, and the same text may have other tokens than
 were sampled. So a call's text is looked up first: as far as it is a text that the model saw or

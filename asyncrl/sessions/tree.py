@@ -1,14 +1,14 @@
 """The tree of a session's tokens. Invariant: every sampled token is in exactly one strand, and a
 strand has exactly one end, its leaf.
 
-A strand is a run of tokens that nobody left before its end: given and sampled ones by turns, as a
-conversation goes. A call that goes on where a strand ends makes it longer; any other call starts a
-strand of its own, which hangs from the last token that it shares. A strand is never split: what
-hangs from its middle knows the place.
+A strand is a run of tokens: given and sampled ones by turns, as a conversation goes. A call that
+goes on where a strand ends makes it longer. Any other call starts a strand of its own, which hangs
+from the last token that it shares. A strand is never split: another one may hang from its middle,
+and knows the place.
 
-What is sampled twice is two samples, also where the tokens are equal (a greedy retry). So tokens
+Tokens that are sampled twice are two samples, also where they are equal (a greedy retry). So tokens
 are kept by sample and found by content: beside the strands there is a trie of contents, whose edges
-are pieces of strands. A context is compared with the trie once, at the speed of memory; all other
+are pieces of strands. A context is compared with the trie once, at the speed of memory. All other
 work is proportional to what is new.
 """
 
@@ -63,8 +63,13 @@ class TreePosition(msgspec.Struct, frozen=True, eq=False):
 
 
 class Tree:
-    """All calls of one session. `tokens` is how many it holds, given ones once for each strand that
-    does not share them."""
+    """All calls of one session. `tokens` is the number that it holds, given ones once for each
+    strand that does not share them.
+
+    Example: a call with the context [1, 2] samples [3, 4], and the next one with [1, 2, 3, 4, 5]
+    samples [6]. That is one leaf: ids [1, 2, 3, 4, 5, 6], mask [0, 0, 1, 1, 0, 1]. A third call
+    with [1, 2, 9], which samples [7], makes a second leaf: ids [1, 2, 9, 7], mask [0, 0, 0, 1].
+    """
 
     def __init__(self) -> None:
         root = _Strand(None, 0)
@@ -77,7 +82,8 @@ class Tree:
         self.meetings: Counter[Meeting] = Counter()
 
     def known(self, context: bytes) -> int:
-        """How many tokens of `context` (`int32`) the tree holds already, from its start."""
+        """The number of tokens of `context` (`int32`) that the tree holds already, from its
+        start."""
         return self._walk(self._root, context)[1]
 
     def add(self, context: bytes, sampled: Sampled) -> TreePosition:
@@ -174,8 +180,8 @@ class Tree:
 
 
 def _common(one: bytearray, a: int, other: bytes, b: int) -> int:
-    """How many bytes, in whole tokens, `one` from `a` on and `other` from `b` on have in common;
-    compares little more than that."""
+    """The number of bytes, in whole tokens, that `one` from `a` on and `other` from `b` on have in
+    common. Compares little more than these."""
     limit = min(len(one) - a, len(other) - b)
     done, step = 0, _FIRST
     while done < limit:

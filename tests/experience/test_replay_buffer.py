@@ -97,7 +97,7 @@ def test_what_was_trained_in_part_is_not_kept(fate: RolloutStatus) -> None:
 
 def test_what_was_not_trained_is_not_trained_again() -> None:
     for group in (taken(1, [Scored(1.0)], step=None), taken(1, [NoVerdict("timeout")])):
-        with pytest.raises(ImpossibleEvent, match="nothing to train again"):
+        with pytest.raises(ImpossibleEvent, match="nothing to replay"):
             ReplayBuffer().keep(group, until=9)
 
 
