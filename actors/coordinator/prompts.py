@@ -1,5 +1,5 @@
-"""The prompts of a run, as ids. Invariant: which one comes next follows from the settings, the
-history and what is live, so a resumed run goes on with the same (asyncrl/strategies).
+"""Prompts of a run, as ids. Invariant: the next one follows from the settings, the history and what
+is live, so a resumed run goes on with the same (asyncrl/strategies).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Encoder(Protocol):
 
     @property
     def sampled(self) -> int:
-        """How many different ids the model can sample."""
+        """Number of different ids that the model can sample."""
         ...
 
     def encode(self, text: str) -> list[int]: ...
@@ -47,22 +47,22 @@ class PromptSource:
 
     @property
     def vocabulary(self) -> int:
-        """Every id that is sampled is smaller."""
+        """Number of ids that can be sampled: every sampled id is smaller."""
         return self._encoder.sampled
 
     def next(self, history: History, live: Container[int]) -> NextPrompt | None:
-        """The training prompt to admit; None when the epochs are over (0 epochs: never)."""
+        """Return the training prompt to admit; None when the epochs are over (0 epochs: never)."""
         return self._choice.next(history, live)
 
     def train_item(self, place: int) -> int | None:
-        """The item at a place in the stream of prompts; None when the epochs are over."""
+        """Return the prompt at a place in the stream; None when the epochs are over."""
         return None if self._stream.over(place) else self._stream.prompt_index(place)
 
     def evaluation_items(self) -> range:
         return range(self._source.size("evaluation"))
 
     def ids(self, split: Split, prompt_index: int) -> bytes:
-        """The prompt's token ids, int32."""
+        """Return the prompt's token ids: int32, [tokens]."""
         return np.asarray(
             self._encoder.encode(self._source.prompt(split, prompt_index)), np.int32
         ).tobytes()

@@ -1,6 +1,5 @@
-"""What follows from a configuration and a user needs to see before it runs. Invariant: every number
-here is computed from the settings alone, with the rule in its meaning; nothing is measured or
-guessed.
+"""Table that is printed before a run: what follows from the settings. Invariant: every number is
+computed from the settings alone, and the row says by which rule; nothing is measured or guessed.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from asyncrl.config.schema import Config, TrainConfig
 from staleness.admission import AdmissionPolicy
 
 EVENT_BYTES = 40
-"""About what an event takes in the journal beside its tokens."""
+"""Bytes of an event in the journal beside its tokens, about."""
 ROLLOUT_EVENTS = 4
 """Events of a rollout beside its chunks: leased, sealed, judged, trained."""
 LOG_BYTES = 8 * 2**20
-"""What the journal's write-ahead log is cut back to."""
+"""Bytes that the journal's write-ahead log is cut back to."""
 
 
 class Row(NamedTuple):
@@ -44,7 +43,8 @@ def queue_bytes(config: Config) -> int:
 
 
 def steps(config: Config) -> int:
-    """Most optimizer steps: as many as asked, or as the data gives."""
+    """Most optimizer steps: `train.steps`, or as many as the data gives. Example: 2 epochs of 100
+    prompts, 16 in a step, give at most 13."""
     if not config.task.epochs:
         return config.train.steps
     return min(
@@ -134,7 +134,7 @@ def derived(config: Config, available: int) -> list[Row]:
 
 
 def _step(config: Config) -> list[Row]:
-    """What a step trains."""
+    """Rows about the size of a step."""
     rollout, train = config.rollout, config.train
     least, most = (
         train.batch_groups * rollout.group_size,
@@ -196,16 +196,18 @@ def _weighs(config: Config) -> str:
 
 
 def _proximal(config: Config, live: int) -> str:
-    """What the ratio is of, and what it costs the trainer to know."""
+    """Words for the proximal policy, and for what it costs the trainer to know it."""
     if clips_nothing(config.train, config.staleness):
         return "of the step itself: the ratio is 1, and clipping does nothing"
     return {
         "behaviour": "what the engine sampled from",
         "recompute": "of the step itself",
         "loglinear": "guessed between behaviour and current",
-        "snapshot": f"of the version that sampled; the trainer's memory holds ≤ {config.staleness.max_lag} more copies of the weights",
-        "boundary": "of the version that sampled; the trainer's memory holds one more copy of the weights for each version that engines "
-        f"have not left, ≤ {max(1, config.staleness.max_lag)} and mostly 1, and "
+        "snapshot": "of the version that sampled; the trainer's memory holds "
+        f"≤ {config.staleness.max_lag} more copies of the weights",
+        "boundary": "of the version that sampled; the trainer's memory holds one more copy of the "
+        "weights for each version that engines have not left, "
+        f"≤ {max(1, config.staleness.max_lag)} and mostly 1, and "
         f"≤ {size(4 * live * config.rollout.max_new_tokens)} of scores",
     }[config.staleness.proximal]
 

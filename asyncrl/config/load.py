@@ -1,5 +1,5 @@
-"""run.toml, `ASYNCRL_*` and `--set` to one frozen Config. Invariant: any input gives a Config or a
-ConfigError of one sentence.
+"""Loading of run.toml, `ASYNCRL_*` and `--set` into one frozen Config. Invariant: any input gives a
+Config or a ConfigError of one sentence.
 
 `--set` wins over a variable, a variable over run.toml, run.toml over the defaults. `task.params`
 are the named data set's own: a source that names another task forgets the params of weaker sources.
@@ -45,7 +45,7 @@ class Setting(NamedTuple):
 
 
 def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """The configuration of a run from run.toml at `path` (None: defaults only), `--set
+    """Return the configuration of a run from run.toml at `path` (None: defaults only), `--set
     section.key=value` strings and `ASYNCRL_*`.
 
     Raises ConfigError.
@@ -65,14 +65,14 @@ def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> 
 
 
 def read(path: Path) -> Config:
-    """The configuration in a run.toml, and nothing else; of a file by `write`, exactly what was
-    written. Raises ConfigError."""
+    """Return the configuration in a run.toml, without variables. It is the inverse of `write`.
+    Raises ConfigError."""
     return load(path, (), {})
 
 
 def write(config: Config, path: Path) -> None:
-    """The resolved run.toml, every setting in it, each with its meaning as a comment; written
-    atomically."""
+    """Write every setting to a run.toml, each with its meaning as a comment. The file appears at
+    once or not at all."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8", newline="\n") as file:
         file.write(render(config))
@@ -82,7 +82,7 @@ def write(config: Config, path: Path) -> None:
 
 
 def render(config: Config) -> str:
-    """`config` as the text of a run.toml."""
+    """Return `config` as the text of a run.toml."""
     parts: list[str] = []
     for section, cls in SECTIONS.items():
         parts.append(f"# {(cls.__doc__ or '').strip()}\n[{section}]\n")
@@ -140,7 +140,7 @@ def _from_file(path: Path) -> list[Setting]:
 
 
 def _from_table(section: str, table: Any, place: str) -> list[Setting]:
-    """What a section says, with the sections in it."""
+    """Settings of a section, and of the sections in it."""
     if not isinstance(table, dict) or not table:
         return [Setting((section,), table, place)]
     settings = []

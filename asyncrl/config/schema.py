@@ -1,8 +1,8 @@
-"""The typed shape of `run.toml`. Invariant: every setting a run depends on is here, with a unit, a
+"""Typed shape of `run.toml`. Invariant: every setting that a run depends on is here, with a unit, a
 range and one line of documentation.
 
-Frozen, and unknown keys are errors (`load.py` says the nearest name). What follows from the
-settings is not here but in `derived.py`.
+It is frozen, and unknown keys are errors (`load.py` says the nearest name). `derived.py` has what
+follows from the settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class TaskConfig(Section, frozen=True):
-    """What is learned: prompts, and the verifier of answers."""
+    """The task: prompts, and the verifier of answers."""
 
     name: Annotated[str, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
         "spell_backward"
@@ -79,7 +79,7 @@ class TaskConfig(Section, frozen=True):
 
 
 class ModelConfig(Section, frozen=True):
-    """What learns."""
+    """The model that learns."""
 
     path: Annotated[
         str,
@@ -166,7 +166,7 @@ class SglangConfig(Section, frozen=True):
 
 
 class EngineConfig(Section, frozen=True):
-    """Who generates."""
+    """The engines that generate."""
 
     kind: Annotated[
         str,
@@ -210,13 +210,15 @@ class GatewayConfig(Section, frozen=True):
         Meta(
             ge=0,
             le=65535,
-            description="on loopback, of the first rollout actor; the next has the next one; 0: off",
+            description=(
+                "on loopback, of the first rollout actor; the next has the next one; 0: off"
+            ),
         ),
     ] = 0
 
 
 class RolloutConfig(Section, frozen=True):
-    """How experience is generated."""
+    """Generation of rollouts."""
 
     actors: Annotated[int, Meta(ge=1, description="rollout processes")] = 1
     group_size: Annotated[int, Meta(ge=1, description="rollouts of one prompt")] = 8
@@ -275,7 +277,7 @@ class RolloutConfig(Section, frozen=True):
 
 
 class TrainConfig(Section, frozen=True):
-    """How it learns."""
+    """Optimizer steps."""
 
     steps: Annotated[int, Meta(ge=1, description="optimizer steps")] = 200
     device: Annotated[
@@ -377,7 +379,7 @@ class TrainConfig(Section, frozen=True):
 
 
 class StalenessConfig(Section, frozen=True):
-    """How old experience may be, and what is done about its age."""
+    """Age of experience: how old it may be, and what is done about that."""
 
     max_lag: Annotated[
         int, Meta(ge=0, description="versions; no token older than this enters a loss")
@@ -398,7 +400,9 @@ class StalenessConfig(Section, frozen=True):
     finish_on: Annotated[
         Literal["mixed", "own"],
         Meta(
-            description="a rollout goes on under a newer version, or ends under the one it began with"
+            description=(
+                "a rollout goes on under a newer version, or ends under the one it began with"
+            )
         ),
     ] = "mixed"
     proximal: Annotated[
@@ -444,7 +448,7 @@ class StalenessConfig(Section, frozen=True):
 
 
 class PublicationConfig(Section, frozen=True):
-    """How weights reach engines."""
+    """Publication of weights to engines."""
 
     bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = (
         32 * 2**20
@@ -459,7 +463,7 @@ class PublicationConfig(Section, frozen=True):
 
 
 class RewardConfig(Section, frozen=True):
-    """Who judges answers."""
+    """Reward actors, which judge answers."""
 
     actors: Annotated[int, Meta(ge=1, description="reward processes")] = 1
     concurrency: Annotated[
@@ -468,14 +472,14 @@ class RewardConfig(Section, frozen=True):
 
 
 class MachineConfig(Section, frozen=True):
-    """What of this machine a run may use."""
+    """The part of this machine that a run may use."""
 
     cores: Annotated[int, Meta(ge=0, description="cores to use; 0: all this process may use")] = 0
     trainer_cores: Annotated[int, Meta(ge=0, description="of those, the trainer's; 0: half")] = 0
 
 
 class JournalConfig(Section, frozen=True):
-    """How events reach the disk."""
+    """The journal of events on disk."""
 
     commit_ms: Annotated[
         int,
@@ -486,7 +490,7 @@ class JournalConfig(Section, frozen=True):
 
 
 class MetricsConfig(Section, frozen=True):
-    """Where Prometheus asks."""
+    """Metrics for Prometheus."""
 
     port: Annotated[
         int, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")
@@ -497,7 +501,7 @@ class MetricsConfig(Section, frozen=True):
 
 
 class SupervisionConfig(Section, frozen=True):
-    """How long the run waits for whom, and how often it starts an actor again."""
+    """Supervision of actors: how long the run waits, and how often it starts one again."""
 
     restarts: Annotated[
         int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")
@@ -515,7 +519,7 @@ class SupervisionConfig(Section, frozen=True):
 
 
 class RunConfig(Section, frozen=True):
-    """One run: where it is kept, what it draws, what it says."""
+    """One run: its directory, its seed, its logs."""
 
     dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0

@@ -1,18 +1,20 @@
-"""Which prompt comes next. Invariant: the choice depends on (seed, cursor), on the history and on
-what is live, and on nothing else; and no prompt is left out for good.
+"""Choice of the next prompt. Invariant: it depends on (seed, cursor), on the history and on what is
+live, and on nothing else; and no prompt is left out for good.
 
-All choose from one stream of prompts: the epochs, each in an order of its own. A cursor into it
-says where the next prompt is looked for.
+Every curriculum chooses from one stream of prompts: the epochs, each in an order of its own. The
+search for the next prompt begins at a cursor into the stream.
 
 `in_order`     each in turn, so the n-th prompt is a function of the seed alone
-`unsolved`     prompts that every member solved rest for some epochs (history resampling, SRPO, arXiv 2504.14286)
-`difficulty`   of the next few the one that is about half solved: there the rewards of a group vary most. The chance p that a rollout solves
-               it is drawn from its Beta posterior and p (1 - p) is compared, so that what is little known is tried (as in VADE; DOTS,
-               arXiv 2506.05316, aims at the same half)
+`unsolved`     prompts that every member solved rest for some epochs (history resampling, SRPO,
+               arXiv 2504.14286)
+`difficulty`   of the next few the one that is about half solved: there the rewards of a group vary
+               most. The chance p that a rollout solves it is drawn from its Beta posterior, and
+               p (1 - p) is compared, so that a prompt of which little is known is tried (as in
+               VADE; DOTS, arXiv 2506.05316, aims at the same half)
 
-With the last two, what comes next depends on what was judged by then: two runs of one seed that
-differ in speed choose differently. What was chosen is in the journal. They choose by earlier
-visits, so they do nothing before the stream has come around once.
+With the last two, the next prompt depends on what was judged by then: two runs of one seed that
+differ in speed choose differently. The journal has what was chosen. They choose by earlier visits,
+so they do nothing before the stream has come around once.
 """
 
 from __future__ import annotations
@@ -47,11 +49,14 @@ class PromptOrder:
         self._orders: dict[int, array[int]] = {}  # of the epochs asked for last
 
     def over(self, place: int) -> bool:
-        """Whether the epochs are over."""
+        """Return True if the epochs are over at this place."""
         return bool(self._epochs) and place >= self._epochs * self.size
 
     def prompt_index(self, place: int) -> int:
-        """The item at a place."""
+        """Return the prompt at a place.
+
+        Example: of 3 prompts place 7 is the second one of epoch 2, in the order of that epoch.
+        """
         epoch, at = divmod(place, self.size)
         if (order := self._orders.get(epoch)) is None:
             order = array("q", range(self.size))
@@ -63,13 +68,13 @@ class PromptOrder:
 
 
 class Curriculum(Protocol):
-    """What chooses. It is made with the stream."""
+    """Rule for the next prompt. It is made with the stream."""
 
     def __init__(self, stream: PromptOrder) -> None: ...
 
     def next(self, history: History, live: Container[int]) -> NextPrompt | None:
-        """The prompt to admit, from `history.cursor` on; None where the epochs are over. `live` has
-        the items of live groups."""
+        """Return the prompt to admit, from `history.cursor` on; None where the epochs are over.
+        `live` has the prompts of live groups."""
         ...
 
 
@@ -146,14 +151,14 @@ class Difficulty:
         return NextPrompt(stream.prompt_index(place), end)
 
     def _admitted(self, history: History, place: int) -> int:
-        """The cursor after the last admission of the prompt at this place, 0 where there was
-        none."""
+        """Return the cursor after the last admission of the prompt at this place; 0 where there
+        was none."""
         seen = history.seen.get(self._stream.prompt_index(place))
         return seen.cursor if seen is not None else 0
 
     def _spread(self, history: History, place: int) -> float:
-        """Variance of one rollout's success, if its chance is what is drawn here. The draw is keyed
-        by seed and place."""
+        """Return the variance of one rollout's success, if its chance is the one drawn here. The
+        draw is keyed by seed and place."""
         a, b = history.posterior(self._stream.prompt_index(place))
         p = random.Random(f"{self._stream.seed}/difficulty/{place}").betavariate(a, b)
         return p * (1 - p)
