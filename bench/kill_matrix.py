@@ -33,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from follower import Follower, Wrong
@@ -73,18 +73,22 @@ SETTINGS = {
 
 
 class Matrix:
-    """One run and its kills. `went_on` are (role, seconds to work, seconds to a step)."""
+    """One run and its kills. `went_on` are (role, seconds to work, seconds to a step); `command` is
+    what starts it, and `more` are settings beside SETTINGS."""
 
-    def __init__(self, run: Path, model: Path, seed: int) -> None:
+    def __init__(
+        self, run: Path, model: Path, seed: int, more: Mapping[str, object] | None = None
+    ) -> None:
         self._run = run
         self._first = [
             f"--set={key}={value}"
             for key, value in (
-                SETTINGS | {"model.path": f'"{model}"', "run.dir": f'"{run}"'}
+                SETTINGS | {"model.path": f'"{model}"', "run.dir": f'"{run}"', **(more or {})}
             ).items()
         ]
         self._draw = random.Random(seed)
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.command = [sys.executable, "-m", "asyncrl.cli"]
         self.follower = Follower(run)
         self.went_on: list[tuple[str, float, float]] = []
         self.boundaries: list[int] = []
@@ -95,9 +99,7 @@ class Matrix:
         """Start the run, or go on with it."""
         argv = ["--resume", str(self._run), *more] if self.follower.events else self._first
         with (self._run.parent / "launcher.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "asyncrl.cli", "train", *argv], stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen([*self.command, "train", *argv], stdout=log, stderr=log)
 
     def actors(self) -> dict[str, int]:
         """The living processes of the run: role → process id."""
@@ -115,9 +117,9 @@ class Matrix:
 
     def close(self) -> None:
         """End what is left of it."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
 
     def wait(self, what: str, done: Callable[[], bool]) -> float:
         """Look until it is so; the moment when it was. Raises Wrong after HANG_S."""
@@ -137,9 +139,9 @@ class Matrix:
         follower = self.follower
         due = len(follower.events) + self._draw.randint(*GAP)
         self.wait(f"event {due}", lambda: len(follower.events) >= due)
-        assert self._process is not None
+        assert self.process is not None
         alive = self.actors()
-        killed = [self._process.pid, *alive.values()] if role == "everything" else [alive[role]]
+        killed = [self.process.pid, *alive.values()] if role == "everything" else [alive[role]]
         began = time.monotonic()
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
@@ -149,7 +151,7 @@ class Matrix:
         else:
             self.wait(
                 "end of the launcher",
-                lambda: self._process is not None and self._process.poll() is not None,
+                lambda: self.process is not None and self.process.poll() is not None,
             )
             self.wait("end of the actors", lambda: not self.actors())
             follower.dead()
@@ -185,8 +187,8 @@ class Matrix:
         self.wait("end of the actors", lambda: not self.actors())
         self.follower.dead()
         self.start(f"--set=train.steps={self.follower.version + LAST_STEPS}")
-        assert self._process is not None
-        process = self._process
+        assert self.process is not None
+        process = self.process
         self.wait("end of the run", lambda: process.poll() is not None)
         self.follower.dead()
         found = summary.read(self._run / SUMMARY)

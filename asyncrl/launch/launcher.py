@@ -1,6 +1,7 @@
 """Start of a run's processes, and the words and the exit status that a run ends with.
 
-    prepare the model → supervise: coordinator, trainer, rollout × N, reward × M → show the summary
+    fork server → prepare the model → supervise: coordinator, trainer, rollout × N, reward × M →
+    show the summary
 
 `asyncrl.processes.run_supervisor` starts actors again, listens to the coordinator and ends the run;
 here is how one actor is started as a process, and what the user sees. Each actor leads a session of
@@ -44,8 +45,9 @@ from asyncrl.observe.run_dir import (
     STATUS,
     SUMMARY,
 )
+from asyncrl.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.processes.machine import available_cores
-from asyncrl.processes.process import Process, last_words, spawn
+from asyncrl.processes.process import Process, last_words
 from asyncrl.processes.run_supervisor import RunSupervisor, SupervisedEnd
 from asyncrl.processes.supervisor import ActorFailed, Child, describe_exit
 
@@ -102,23 +104,30 @@ class _Launch:
     async def open(self, nursery: trio.Nursery) -> None:
         """Obey signals from now on, prepare the model, and listen for the coordinator."""
         await nursery.start(self._obey_signals)
+        self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
         await self._prepare()
         address, key = UnixAddress(self._run / LAUNCHER), read_key(self._run / KEY)
         await nursery.start(
             partial(serve, address, key, self._supervisor.converse, refused=self._refused)
         )
 
+    async def ready(self, role: Role) -> None:
+        """Wait for the fork server, where the actor needs what takes seconds to import. The others
+        are started meanwhile."""
+        if role in ("trainer", "rollout"):
+            await self._fork_server.settled()
+
     def start(self, role: Role, index: int, incarnation: int) -> Process:
         """Start one actor as a process. An actor without cores of its own computes nothing, and
         runs where there is room."""
         cores = self._cores_of(role, index)
         threads = len(cores) if cores else 1
-        argv = [sys.executable, "-m", "actors", role]
-        argv += [*map(str, (index, incarnation, threads)), str(self._run)]
-        argv += ["--resume"] if self._resume else []
-        return spawn(
+        arguments = [role, *map(str, (index, incarnation, threads)), str(self._run)]
+        arguments += ["--resume"] if self._resume else []
+        return self._fork_server.start(
             f"{role}-{index}",
-            argv,
+            "actors",
+            arguments,
             log=log_path(self._run, role, index),
             cores=cores,
             env=ENVIRONMENT if cores else SMALL,
@@ -134,6 +143,18 @@ class _Launch:
             case _:
                 return None
 
+    async def _keep_fork_server(self, task_status: trio.TaskStatus[ForkServer]) -> None:
+        """Have a fork server until the run ends."""
+        async with open_fork_server(
+            "actors.preloaded",
+            [str(self._run)],
+            log=log_path(self._run, "launcher", 0),
+            env=SMALL,
+            lost=self._display.note,
+        ) as fork_server:
+            task_status.started(fork_server)
+            await trio.sleep_forever()
+
     async def _prepare(self) -> None:
         """Have the model that the run starts from: the given one, or the bundled one, which is
         warmed up once and cached. Raises ActorFailed where the preparation fails."""
@@ -147,10 +168,11 @@ class _Launch:
             "Preparing the bundled model: its warm-up takes a minute or two, and is kept for the "
             "next run."
         )
-        argv = [sys.executable, "-m", "actors.prepare", str(self._run)]
-        child = spawn(
+        await self._fork_server.settled()
+        child = self._fork_server.start(
             "the preparation",
-            argv,
+            "actors.prepare",
+            [str(self._run)],
             log=log_path(self._run, "launcher", 0),
             cores=self._cores[:1],
             env=ENVIRONMENT,

@@ -59,6 +59,10 @@ class RunActors(Protocol):
         `RunSupervisor.converse`. `nursery` ends with the run. Raises ActorFailed."""
         ...
 
+    async def ready(self, role: Role) -> None:
+        """Wait until an actor of this role can be started, or waiting would not help."""
+        ...
+
     def start(self, role: Role, index: int, incarnation: int) -> Child:
         """Start one actor. `incarnation` counts its starts from 0. Raises OSError."""
         ...
@@ -182,6 +186,7 @@ class RunSupervisor:
             budget = RestartBudget(limits.restarts, limits.restart_window_s)
         # A coordinator that ends is missed while the run drains, too.
         needed = (lambda: True) if role == "coordinator" else (lambda: not self._draining)
+        await self._actors.ready(role)
         try:
             await supervise(name, start, budget=budget, on_exit=on_exit, still_needed=needed)
         except ActorFailed:

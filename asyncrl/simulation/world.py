@@ -182,6 +182,9 @@ class World(ABC):
         self._nursery = nursery
         await trio.lowlevel.checkpoint()
 
+    async def ready(self, role: Role) -> None:
+        """Return at once: a task needs nothing that takes time."""
+
     def start(self, role: Role, index: int, incarnation: int) -> SimProcess:
         """Start one actor as a task."""
         mains: dict[Role, Callable[[SimProcess], Awaitable[None]]] = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -68,6 +70,21 @@ class _Silent:
         return ""
 
 
+class _Silence:
+    """A fork server whose children are silent."""
+
+    async def settled(self) -> None:
+        pass
+
+    def start(self, *_: object, **__: object) -> _Silent:
+        return _Silent()
+
+
+@asynccontextmanager
+async def silence(*_: object, **__: object) -> AsyncIterator[_Silence]:
+    yield _Silence()
+
+
 async def test_a_coordinator_has_as_long_to_begin_as_run_start_s_says(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -76,7 +93,7 @@ async def test_a_coordinator_has_as_long_to_begin_as_run_start_s_says(
 ) -> None:
     """Where it resumes it reads a checkpoint and the journal first, and these can be of any
     size."""
-    monkeypatch.setattr(launcher, "spawn", lambda *_, **__: _Silent())
+    monkeypatch.setattr(launcher, "open_fork_server", silence)
     (tmp_path / INITIAL).mkdir()
     launch = _Launch(
         msgspec.convert(

@@ -84,11 +84,16 @@ class _Actors:
         self.children: dict[str, _Task] = {}
         self.all: list[_Task] = []
         self.shown: list[object] = []
+        self.unready: dict[Role, trio.Event] = {}
         self.nursery: trio.Nursery
 
     async def open(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
         await trio.lowlevel.checkpoint()
+
+    async def ready(self, role: Role) -> None:
+        if role in self.unready:
+            await self.unready[role].wait()
 
     def start(self, role: Role, index: int, incarnation: int) -> Child:
         name = f"{role}-{index}"
@@ -188,6 +193,18 @@ async def test_actors_are_started_once_the_coordinator_is_ready(autojump_clock) 
             "rollout-1/0",
             "trainer-0/0",
         ]
+        await run.say(FINISHED)
+    assert run.end == SupervisedEnd(FINISHED)
+
+
+async def test_an_actor_waits_for_what_it_needs_and_the_others_do_not(autojump_clock) -> None:
+    async with running(connected=False) as run:
+        event = run.actors.unready["rollout"] = trio.Event()
+        await run.connect()
+        assert sorted(run.actors.started[1:]) == ["reward-0/0", "trainer-0/0"]
+        event.set()
+        await trio.sleep(0.1)
+        assert sorted(run.actors.started[3:]) == ["rollout-0/0", "rollout-1/0"]
         await run.say(FINISHED)
     assert run.end == SupervisedEnd(FINISHED)
 

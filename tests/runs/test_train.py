@@ -18,6 +18,7 @@ from train_support import (
     DEADLINE_S,
     command,
     end,
+    fork_server,
     kill,
     processes,
     started,
@@ -67,7 +68,7 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
     return {(sample.name, *sorted(sample.labels.values())): sample.value for sample in samples}
 
 
-def test_a_run_with_a_killed_rollout_actor_an_intruder_and_a_scrape(
+def test_a_run_with_a_killed_rollout_actor_a_killed_fork_server_an_intruder_and_a_scrape(
     model: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -89,8 +90,10 @@ def test_a_run_with_a_killed_rollout_actor_an_intruder_and_a_scrape(
             "token in the metrics",
             lambda: (found := scrape(port)).get(("asyncrl_tokens_generated_total",)) and found,
         )
+        kill(fork_server(run))
         code, out, err = end(process)
     assert code == 0, out + err
+    assert "The fork server was killed by SIGKILL. Actors are started without it" in out
     found = check(run)
     assert found.ok and found.steps == 100 and found.restarts == {"rollout": 1}
     assert found.accuracy.start is not None and found.accuracy.end is not None

@@ -86,6 +86,23 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def processes(run: Path) -> dict[str, int]:
     """The living actors of a run: role-index → process id."""
     found = {}
+    for pid, argv in _command_lines():
+        if str(run) in argv and "actors" in argv:
+            role, index = argv[argv.index("actors") + 1 :][:2]
+            found[f"{role}-{index}"] = pid
+    return found
+
+
+def fork_server(run: Path) -> int:
+    """The process that a run's actors are forked from."""
+    (found,) = (
+        pid for pid, argv in _command_lines() if str(run) in argv and "actors.preloaded" in argv
+    )
+    return found
+
+
+def _command_lines() -> Iterator[tuple[int, list[str]]]:
+    """Process id and arguments of everybody who lives."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -93,10 +110,8 @@ def processes(run: Path) -> dict[str, int]:
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if str(run) in argv and "actors" in argv and state not in "ZX":
-                role, index = argv[argv.index("actors") + 1 :][:2]
-                found[f"{role}-{index}"] = int(entry.name)
-    return found
+            if state not in "ZX":
+                yield int(entry.name), argv
 
 
 def wait_for(what: str, look: Any, deadline_s: float = DEADLINE_S, every_s: float = 0.05) -> Any:

@@ -1,0 +1,178 @@
+"""Seconds that processes take to start, by a fork and without one, and the memory that they take.
+
+In turn, with a fork server and with a launcher that spawns every actor, a run of a tiny model with
+random weights is started, each role is killed once (`kill_matrix.py`, which also checks that
+nothing is lost), and a run with eight actors is weighed.
+
+    first token   seconds from `asyncrl train` to the first sampled token in the journal
+    ROLE          seconds from its SIGKILL to work that can only be newer (a token, or a verdict)
+    PSS           MiB of all processes of a run with a coordinator, a trainer, four rollout and two
+                  reward actors, once they train; a page that n processes share counts 1/n for each
+
+    python bench/start_times.py [--rounds 3] [--memory-only]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from kill_matrix import ROLES, Matrix, tiny
+
+from asyncrl import cli
+from asyncrl.experience import events as e
+from asyncrl.launch import launcher
+from asyncrl.processes.process import Process, spawn
+
+WAYS = ("spawned", "forked")
+EIGHT = {"rollout.actors": 4, "reward.actors": 2}
+STEPS = 5
+"""Steps after which a run's memory is weighed."""
+
+
+# ------------------------------------------------------------------------ a launcher that spawns
+
+
+class _NoForkServer:
+    """Starts every actor as `asyncrl.processes.process.spawn` does."""
+
+    async def settled(self) -> None:
+        pass
+
+    def start(self, name: str, module: str, arguments: list[str], **options: Any) -> Process:
+        return spawn(name, [sys.executable, "-m", module, *arguments], **options)
+
+
+@asynccontextmanager
+async def _no_fork_server(*_: object, **__: object) -> AsyncIterator[_NoForkServer]:
+    yield _NoForkServer()
+
+
+def spawning(argv: list[str]) -> int:
+    """Run `asyncrl ARGV` without a fork server."""
+    launcher.open_fork_server = _no_fork_server  # type: ignore[assignment]
+    return cli.main(argv)
+
+
+# ---------------------------------------------------------------------------------------- seconds
+
+
+def round_of_kills(way: str, model: Path, folder: Path, seed: int) -> Iterator[tuple[str, float]]:
+    """Start a run, kill each role of it once, and end it: (what, seconds)."""
+    matrix = Matrix(folder / "run", model, seed)
+    matrix.command = command(way)
+    try:
+        began = time.monotonic()
+        matrix.start()
+        found = matrix.wait("token", lambda: any(map(_token, matrix.follower.events)))
+        yield "first token", found - began
+        for role in ROLES:
+            matrix.kill(role)
+            yield role, matrix.went_on[-1][1]
+    finally:
+        matrix.close()
+        matrix.wait("end of the actors", lambda: not matrix.actors())
+
+
+def command(way: str) -> list[str]:
+    """`asyncrl`, in this way."""
+    return [sys.executable, "-m", "asyncrl.cli"] if way == "forked" else [sys.executable, __file__]
+
+
+def _token(event: e.AnyEvent) -> bool:
+    return isinstance(event, e.Extended)
+
+
+# ----------------------------------------------------------------------------------------- memory
+
+
+def memory(way: str, model: Path, folder: Path) -> dict[str, float]:
+    """MiB by process, of a run with eight actors."""
+    matrix = Matrix(folder / "run", model, 0, EIGHT)
+    matrix.command = command(way)
+    try:
+        matrix.start()
+        matrix.wait("step", lambda: matrix.follower.version >= STEPS)
+        assert matrix.process is not None
+        found: dict[str, float] = defaultdict(float)
+        for pid in (matrix.process.pid, *_descendants(matrix.process.pid)):
+            name, pss = _weight(pid)
+            found[name] += pss
+        return found
+    finally:
+        matrix.close()
+        matrix.wait("end of the actors", lambda: not matrix.actors())
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    text = subprocess.run(
+        ["ps", "--no-headers", "-o", "pid", "--ppid", str(pid)], capture_output=True, text=True
+    ).stdout
+    for child in map(int, text.split()):
+        yield child
+        yield from _descendants(child)
+
+
+def _weight(pid: int) -> tuple[str, float]:
+    """Who it is, and its proportional share of memory in MiB; 0 of who has ended."""
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended", 0.0
+    kib = int(next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1])
+    module = argv[argv.index("-m") + 1] if "-m" in argv else "launcher"
+    who = argv[argv.index("-m") + 2] if module == "actors" else module
+    return who, kib / 1024
+
+
+# ------------------------------------------------------------------------------------------- both
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory-only", action="store_true")
+    args = parser.parse_args()
+    seconds: dict[str, dict[str, list[float]]] = {way: defaultdict(list) for way in WAYS}
+    with tempfile.TemporaryDirectory(prefix="start-times-") as place:
+        model = tiny(Path(place) / "model")
+        for number in range(0 if args.memory_only else args.rounds):
+            for way in WAYS if number % 2 else WAYS[::-1]:  # what else runs here meets both
+                folder = Path(place) / f"{way}-{number}"
+                folder.mkdir()
+                for what, took in round_of_kills(way, model, folder, number):
+                    seconds[way][what].append(took)
+                    print(f"{way:<8} {what:<12} {took:6.1f} s", flush=True)
+        print(f"\n{'seconds':<12}" + "".join(f"{way:>10} median, worst" for way in WAYS))
+        for what in ("first token", *ROLES) if seconds[WAYS[0]] else ():
+            cells = [seconds[way][what] for way in WAYS]
+            shown = "".join(f"{statistics.median(c):16.1f} {max(c):7.1f}" for c in cells)
+            print(f"{what:<12}{shown}")
+        weights = {}
+        for way in WAYS:
+            (Path(place) / f"{way}-memory").mkdir()
+            weights[way] = memory(way, model, Path(place) / f"{way}-memory")
+    print(f"\n{'PSS, MiB':<28}" + "".join(f"{way:>10}" for way in WAYS))
+    for who in sorted({who for way in WAYS for who in weights[way]}):
+        print(f"{who:<28}" + "".join(f"{weights[way].get(who, 0):10.0f}" for way in WAYS))
+    print(f"{'all':<28}" + "".join(f"{sum(weights[way].values()):10.0f}" for way in WAYS))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["train"]:
+        sys.exit(spawning(sys.argv[1:]))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
