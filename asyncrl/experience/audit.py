@@ -51,8 +51,13 @@ class Axis(msgspec.Struct):
     @property
     def distance(self) -> float:
         """Total variation distance of both distributions, 0 to 1: the share of what is trained that
-        would have to be something else for a fair sample. Counts of 3 and 1 against 1 and 1 are
-        0.75 and 0.25 against 0.5 and 0.5: 0.25. Both sides must have something."""
+        would have to be something else for a fair sample. Both sides must have something.
+
+        Example: shares of 0.75 and 0.25 against 0.5 and 0.5.
+
+        >>> Axis(generated=[3.0, 1.0], trained=[1.0, 1.0]).distance
+        0.25
+        """
         a, b = sum(self.generated), sum(self.trained)
         return 0.5 * sum(
             abs(x / a - y / b) for x, y in zip(self.generated, self.trained, strict=True)

@@ -30,8 +30,15 @@ class PromptRecord(msgspec.Struct, array_like=True, gc=False):
     of 1, of the reward, and of 1 where it solved the prompt. `easy`: each member of the last group
     solved it.
 
-    Example: after visits with the rewards [1, 0] and then [1, 1]: `count` 0.5 · 2 + 2 = 3, `total`
-    0.5 · 1 + 2 = 2.5, `solved` 2.5, `easy`.
+    Example: visits with the rewards [1, 0] and then [1, 1] give a `count` of 0.5 · 2 + 2, and a
+    `total` of 0.5 · 1 + 2.
+
+    >>> history = History()
+    >>> history.admit(7, 1)
+    >>> history.record(7, [1.0, 0.0], 2)
+    >>> history.record(7, [1.0, 1.0], 2)
+    >>> history.seen[7]
+    PromptRecord(cursor=1, visits=2, count=3.0, total=2.5, solved=2.5, easy=True)
     """
 
     cursor: int

@@ -15,7 +15,14 @@ class Account(msgspec.Struct):
     """Counts of one thing: the `total` that came in (tokens generated, rollouts admitted), and what
     became of it.
 
-    Example: of 100 tokens 60 are `trained`, 10 `discarded` as `{"stale": 10}`, and 30 `live`.
+    Example: 100 tokens came in, 60 of them were trained, and 10 were stale.
+
+    >>> tokens = Account()
+    >>> tokens.enter(100)
+    >>> tokens.train(60)
+    >>> tokens.discard(10, "stale")
+    >>> tokens
+    Account(total=100, trained=60, live=30, discarded={'stale': 10})
     """
 
     total: int = 0

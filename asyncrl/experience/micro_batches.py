@@ -19,8 +19,10 @@ def micro_batches(
     its own. Only the last micro-batch is ever open (next-fit), so what was packed does not depend
     on what finishes later. Raises ValueError for a budget below 1.
 
-    Example: groups of 3 + 3, 2 + 2 and 9 + 1 tokens with a budget of 8 make the micro-batches
-    [3, 3], [2, 2], [9] and [1].
+    Example: three groups, whose items are numbers of tokens, and a budget of 8.
+
+    >>> micro_batches([[3, 3], [2, 2], [9, 1]], lambda item: item, 8)
+    [[3, 3], [2, 2], [9], [1]]
     """
     if budget < 1:
         raise ValueError(f"a micro-batch needs a budget of at least 1 token, not {budget}")

@@ -57,8 +57,11 @@ class TrainingSequence(msgspec.Struct, frozen=True):
         """A prompt and one stretch of sampled tokens, which `spans` tile from 0 on. The arrays are
         copied.
 
-        Example: a prompt of two tokens and a response with the span (0, 0, 3) become a sequence of
-        five tokens with the span (0, 2, 5).
+        Example: a prompt of two tokens and a response of three.
+
+        >>> sequence = TrainingSequence.single_turn(bytes(8), bytes(12), bytes(12), [Span(4, 0, 3)])
+        >>> sequence.mask, sequence.spans
+        (b'\\x00\\x00\\x01\\x01\\x01', (Span(version=4, start=2, end=5),))
         """
         given = len(prompt) // ID_BYTES
         return cls(

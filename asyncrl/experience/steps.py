@@ -22,7 +22,16 @@ class Steps(msgspec.Struct):
     that have to be taken again after a crash. `closed`: the last version that was ever published;
     the steps before it take what they had, and nothing else.
 
-    Example: `training = {4: [[0, 1], [5]]}`: step 4 took rollouts 0 and 1 together, and then 5.
+    Example: step 4 took rollouts 0 and 1 together, and then 5. A crash undoes it, and 0 and 1 are
+    due first.
+
+    >>> steps = Steps()
+    >>> steps.take(4, [0, 1])
+    >>> steps.take(4, [5])
+    >>> steps.undo([4])
+    [0, 1, 5]
+    >>> steps.due
+    (4, [0, 1])
     """
 
     training: Takings = msgspec.field(default_factory=dict)

@@ -113,9 +113,9 @@ async def test_a_killed_rollout_actor_costs_nothing_that_was_streamed(
     outcome = await world.run(murderer)
     world.check()
     assert outcome.ok, outcome.reason
-    recycled = [event for event in world.log.events if isinstance(event, e.Requeued)]
-    assert recycled and {event.reason for event in recycled} <= {"actor_lost", "interrupted"}
-    again = {event.rollout for event in recycled}
+    requeued = [event for event in world.log.events if isinstance(event, e.Requeued)]
+    assert requeued and {event.reason for event in requeued} <= {"actor_lost", "interrupted"}
+    again = {event.rollout for event in requeued}
     trained = {event.rollout: event for event in world.log.events if isinstance(event, e.Trained)}
     assert again & trained.keys()
     # What was streamed before the loss is in what was trained: one rollout, continued.

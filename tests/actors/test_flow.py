@@ -99,10 +99,10 @@ async def test_batch_mode_interrupts_what_a_full_step_does_not_need_and_leases_i
 
 async def test_in_flight_nobody_is_interrupted(autojump_clock: trio.testing.MockClock) -> None:
     made = await run_well(world(rollout={"overprovision": 2.0}))
-    recycled = [event for event in made.log.events if isinstance(event, e.Requeued)]
+    requeued = [event for event in made.log.events if isinstance(event, e.Requeued)]
     assert all(
         made.store.experience.rollouts[event.rollout].status is RolloutStatus.WAITING
-        for event in recycled
+        for event in requeued
     ), "only when the run ends"
 
 

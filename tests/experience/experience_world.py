@@ -273,7 +273,7 @@ class World(RuleBasedStateMachine):
 
     @precondition(lambda self: self.has(RolloutStatus.LEASED))
     @rule(index=st.integers(0, 99), failed=st.booleans())
-    def recycle(self, index: int, failed: bool) -> None:
+    def requeue(self, index: int, failed: bool) -> None:
         rollout = pick(self.members(RolloutStatus.LEASED), index)
         if rollout.remaining:
             self.apply(e.Requeued(rollout.id, rollout.attempt, "lease expired", failed))

@@ -174,8 +174,13 @@ class Views(World):
             for event in self.events
             if isinstance(event, e.Admitted) and event.split == "train"
         ]
-        first = min((group for group in x.groups.values() if any(m in judged or m.status in OPEN for m in group.members)
-                     and group.split == "train"), key=lambda group: group.id, default=None)  # fmt: skip
+        unfinished = [
+            group
+            for group in x.groups.values()
+            if group.split == "train"
+            and any(m in judged or m.status in OPEN for m in group.members)
+        ]
+        first = min(unfinished, key=lambda group: group.id, default=None)
         assert x.oldest() is first and (first is None or first.ordinal == admitted.index(first.id))
         verdicts = [event.rollout for event in self.events if isinstance(event, e.Judged)]
         assert all(
@@ -213,10 +218,10 @@ class Views(World):
             event.rollout for event in self.events if isinstance(event, e.Requeued) and event.failed
         )
         assert all(rollout.failures == failed[rollout.id] for rollout in x.rollouts.values())
-        again = {
+        restarted = {
             event.group for event in self.events if isinstance(event, e.Dropped) and event.restart
         }
-        assert set(x.restarts) == again - {
+        assert set(x.restarts) == restarted - {
             event.restarts for event in self.events if isinstance(event, e.Admitted)
         }
 

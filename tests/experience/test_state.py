@@ -120,7 +120,7 @@ def test_a_group_from_prompt_to_publication(story: Story) -> None:
     }
 
 
-def test_recycled_rollouts_keep_their_tokens_and_go_first_the_oldest_first(story: Story) -> None:
+def test_requeued_rollouts_keep_their_tokens_and_go_first_the_oldest_first(story: Story) -> None:
     x = story.experience
     story.admit(size=4)
     story.lease(1, 2, 3)

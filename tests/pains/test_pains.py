@@ -290,7 +290,7 @@ def test_pain_07_a_crash_loses_nothing_and_neither_skips_nor_repeats_a_prompt(at
 
 
 async def test_pain_08_an_update_aborts_nothing(autojump_clock: trio.testing.MockClock) -> None:
-    """Responses that live through several updates: each is leased once, recycled never, and trained
+    """Responses that live through several updates: each is leased once, requeued never, and trained
     with the tokens of each version."""
     world = World(
         configured(
