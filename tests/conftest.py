@@ -41,4 +41,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items
             if any(item.iter_markers("slow")) or any(item.iter_markers("processes"))
         }
-        items.sort(key=lambda item: (item.path.parent.name not in REAL, item.path not in long))
+
+        def place(item: pytest.Item) -> tuple[bool, bool]:
+            real = item.path.parent.name in REAL
+            return not real, not real and item.path not in long
+
+        items.sort(key=place)

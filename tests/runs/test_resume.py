@@ -78,7 +78,7 @@ class Lived(NamedTuple):
     def items(self) -> list[int]:
         """The training prompts, in the order in which they were admitted."""
         return [
-            event.item
+            event.prompt_index
             for event in self.events
             if isinstance(event, e.Admitted) and event.split == "train"
         ]
