@@ -34,6 +34,8 @@ class EngineHandle:
     slots: int
     version: int | None = None
     """The version that it decodes with; None before it has weights."""
+    committing: bool = False
+    """True from when it was told to serve another version until it says that it does."""
     kept: set[int] = field(default_factory=set)
     """Versions that it serves until it is told to forget them."""
     held: dict[Split, set[int]] = field(
@@ -47,10 +49,15 @@ class EngineHandle:
 
     @property
     def services(self) -> list[Service]:
-        """The services that it gives; none before it has weights."""
+        """The services that it gives; none before it has weights.
+
+        While it is committing, it may still sample under the version before, so it gives no service
+        with current weights.
+        """
         if self.version is None:
             return []
-        return [("train", None), *((split, version) for version in self.kept for split in SPLITS)]
+        current: list[Service] = [] if self.committing else [("train", None)]
+        return current + [(split, version) for version in self.kept for split in SPLITS]
 
     def room(self, split: Split) -> int:
         """Count the rollouts of `split` that it may still be given."""
@@ -92,12 +99,19 @@ class EnginePool:
 
     # ------------------------------------------------------------------------------------ services
 
+    def commit(self, name: str) -> None:
+        """The named engine is told to serve another version."""
+        if (engine := self._engines.get(name)) is not None:
+            self._leave(engine)
+            engine.committing = True
+            self._enter(engine)
+
     def serve(self, name: str, version: int, *, pin: bool) -> None:
         """The named engine decodes with `version`, and with `pin` keeps it."""
         if (engine := self._engines.get(name)) is not None:
             self._leave(engine)
             self._count(engine, -1)
-            engine.version = version
+            engine.version, engine.committing = version, False
             self._count(engine, 1)
             if not self.keeps:
                 engine.kept.clear()

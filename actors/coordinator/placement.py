@@ -1,7 +1,7 @@
 """Leases waiting rollouts to engines.
 
 Invariant: an engine is given a rollout only if it has room for it and serves the version that the
-rollout needs.
+rollout needs: the one that it is pinned to, or any from the committed one on.
 
 Resumed rollouts come first, then new ones. The engine with the most room is taken. A group stays
 together on one engine as far as there is room, so that its prompt is read once.
@@ -94,9 +94,12 @@ class Placement:
     def _waiting(self, split: Split, version: int | None) -> list[Rollout]:
         """The rollouts to find a place for: as many as there is room for. If each may need another
         version, all that wait."""
-        experience, room = self._store.experience, self._engines.room(split, version)
-        if self._pinning.own and split == "train" and room:
-            room = experience.statuses()[RolloutStatus.WAITING]
+        experience = self._store.experience
+        if self._pinning.own and split == "train":
+            any_room = any(engine.room("train") > 0 for engine in self._engines)
+            room = experience.statuses()[RolloutStatus.WAITING] if any_room else 0
+        else:
+            room = self._engines.room(split, version)
         return experience.to_lease(split, room)
 
     def _on_last_attempt(self, rollout: Rollout) -> bool:

@@ -1,11 +1,14 @@
 """Brings weights to engines: the shell around one publication at a time.
 
-Invariant: the version `committed` is in the journal (`Published`), and every engine has been told
-to serve it before it is told anything else. The version `served` is one that every engine which
-decodes serves, or it serves a later one.
+Invariant: the version `committed` is in the journal (`Published`), and no token of a group is of an
+earlier version than the one that was committed when the group was admitted. Every engine that
+decodes serves the version `served`, or a later one.
 
-    Publishing.committed   set when the commit is decided; new groups count as admitted under it
-    Publishing.served      set when every engine has answered; the same version, moments later
+    Publishing.committed   set when the commit is decided; groups are admitted under it from then on
+    Publishing.served      set to the same version when every engine has answered
+
+Between the two, an engine that has not answered may still sample under the version before. So it is
+given no rollout until it answers (`EnginePool.commit`). The proof in docs/lag.md rests on this.
 
 A publication is due if an engine does not serve the trainer's version (a step was taken, or an
 engine came), or if that version is to be pinned for evaluation. With `finish_on = own` every
@@ -25,7 +28,7 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
 from asyncrl.config import Config
 from asyncrl.experience.events import Published
-from asyncrl.ipc.messages import Committed, Prepared, Transferred
+from asyncrl.ipc.messages import Commit, Committed, Prepared, Transferred
 from asyncrl.observe.run_status import PublicationStatus
 from asyncrl.observe.summary import Publications
 from weightsync.publication import (
@@ -187,6 +190,8 @@ class Publishing:
                 case ToMember(member, message):
                     if (engine := self._engines.get(f"rollout-{member}")) is not None:
                         engine.peer.send(message)
+                        if isinstance(message, Commit):
+                            self._engines.commit(engine.name)
                 case Decided(version):
                     self._store.record(Published(version))
                     self.committed = version

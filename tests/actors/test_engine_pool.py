@@ -1,16 +1,15 @@
-"""The index of seats answers as looking at every seat would."""
+"""The pool's index of engines answers as a look at every engine would."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.coordinator.engine_pool import AHEAD, EngineHandle, EnginePool
+from actors.coordinator.engine_pool import AHEAD, SPLITS, EngineHandle, EnginePool
 from actors.coordinator.peers import Peer, Roster
 from asyncrl.ipc.link import memory_links
 from asyncrl.ipc.messages import Hello, Split
 
-PURPOSES: tuple[Split, Split] = ("train", "evaluation")
 NAMES = [f"rollout-{index}" for index in range(4)]
 
 
@@ -19,23 +18,25 @@ def peer(index: int) -> Peer:
 
 
 class Naive:
-    """Everything looked up by looking at everything."""
+    """The same answers, each from a look at every engine."""
 
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}
         self.version: dict[str, int] = {}
+        self.committing: set[str] = set()
         self.kept: dict[str, set[int]] = {}
         self.held: dict[tuple[str, Split], set[int]] = {}
 
     def forget(self, name: str) -> None:
         for table in (self.slots, self.version, self.kept):
             table.pop(name, None)  # type: ignore[attr-defined]
-        for split in PURPOSES:
+        self.committing.discard(name)
+        for split in SPLITS:
             self.held.pop((name, split), None)
 
     def rooms(self, split: Split, version: int | None) -> dict[str, int]:
         serving = (
-            self.version
+            self.version.keys() - self.committing
             if version is None
             else {name for name, kept in self.kept.items() if version in kept}
         )
@@ -47,9 +48,9 @@ class Naive:
         }
 
 
-names, purposes, versions, rollouts = (
+names, splits, versions, rollouts = (
     st.sampled_from(NAMES),
-    st.sampled_from(PURPOSES),
+    st.sampled_from(SPLITS),
     st.integers(0, 2),
     st.integers(0, 5),
 )
@@ -57,10 +58,11 @@ operations = st.one_of(
     st.tuples(st.just("add"), names, st.integers(1, 5)),
     st.tuples(st.just("remove"), names),
     st.tuples(st.just("serve"), names, versions, st.booleans()),
+    st.tuples(st.just("commit"), names),
     st.tuples(st.just("unpin"), versions),
-    st.tuples(st.just("hold"), purposes, versions, rollouts),
-    st.tuples(st.just("hold"), purposes, st.just(1), rollouts),
-    st.tuples(st.just("release"), names, purposes, rollouts),
+    st.tuples(st.just("hold"), splits, versions, rollouts),
+    st.tuples(st.just("hold"), splits, st.just(1), rollouts),
+    st.tuples(st.just("release"), names, splits, rollouts),
     st.tuples(st.just("end"), rollouts),
 )
 
@@ -71,24 +73,28 @@ BEGINNING = [
 
 
 @given(st.lists(operations, max_size=60))
-def test_seats_are_found_by_what_they_serve_and_have_room_for(operations: list[tuple]) -> None:
-    engine_pool, naive = EnginePool(), Naive()
+def test_engines_are_found_by_their_services_and_their_room(operations: list[tuple]) -> None:
+    engines, naive = EnginePool(), Naive()
     for operation in BEGINNING + operations:
         match operation:
             case "add", name, slots:
-                engine_pool.add(EngineHandle(peer(int(name[-1])), slots))
+                engines.add(EngineHandle(peer(int(name[-1])), slots))
                 naive.forget(name)
                 naive.slots[name] = slots
             case "remove", name:
-                assert (engine_pool.remove(name) is not None) == (name in naive.slots)
+                assert (engines.remove(name) is not None) == (name in naive.slots)
                 naive.forget(name)
+            case "commit", name:
+                engines.commit(name)
+                naive.committing |= {name} & naive.slots.keys()
             case "serve", name, version, pin:
-                engine_pool.serve(name, version, pin=pin)
+                engines.serve(name, version, pin=pin)
+                naive.committing.discard(name)
                 if name in naive.slots:
                     naive.version[name] = version
                     naive.kept.setdefault(name, set()).update({version} if pin else ())
             case "unpin", version:
-                assert {engine_handle.name for engine_handle in engine_pool.unpin(version)} == {
+                assert {engine.name for engine in engines.unpin(version)} == {
                     n for n, kept in naive.kept.items() if version in kept
                 }
                 for kept in naive.kept.values():
@@ -99,45 +105,39 @@ def test_seats_are_found_by_what_they_serve_and_have_room_for(operations: list[t
                     naive.rooms(*service).values()
                 ):
                     continue
-                engine_handle = engine_pool.roomiest(*service)
-                assert naive.rooms(*service)[engine_handle.name] == max(
-                    naive.rooms(*service).values()
-                )
-                engine_pool.hold(engine_handle, rollout, split)
-                naive.held.setdefault((engine_handle.name, split), set()).add(rollout)
+                engine = engines.roomiest(*service)
+                assert naive.rooms(*service)[engine.name] == max(naive.rooms(*service).values())
+                engines.hold(engine, rollout, split)
+                naive.held.setdefault((engine.name, split), set()).add(rollout)
             case "release", name, split, rollout:
-                engine_pool.release(name, rollout, split)
+                engines.release(name, rollout, split)
                 naive.held.get((name, split), set()).discard(rollout)
             case "end", rollout:
                 for (name, split), held in naive.held.items():
                     if rollout in held:
-                        engine_pool.release(name, rollout, split)
+                        engines.release(name, rollout, split)
                         held.remove(rollout)
-        assert {
-            engine_handle.name: engine_handle.slots for engine_handle in engine_pool
-        } == naive.slots
+        assert {engine.name: engine.slots for engine in engines} == naive.slots
         for version in range(3):
-            assert engine_pool.behind(version) == any(
+            assert engines.behind(version) == any(
                 naive.version.get(name) != version for name in naive.slots
             )
-        assert engine_pool.kept == set().union(*naive.kept.values()) and engine_pool.current == set(
+        assert engines.kept == set().union(*naive.kept.values()) and engines.current == set(
             naive.version.values()
         )
         for split, version in (
             ("train", None),
-            *((split, version) for version in range(3) for split in PURPOSES),
+            *((split, version) for version in range(3) for split in SPLITS),
         ):
             rooms = naive.rooms(split, version)  # type: ignore[arg-type]
-            assert engine_pool.serves(split, version) == bool(rooms)  # type: ignore[arg-type]
-            assert engine_pool.room(split, version) == sum(rooms.values())  # type: ignore[arg-type]
-        for split in PURPOSES:
-            assert engine_pool.held[split] == sum(
+            assert engines.serves(split, version) == bool(rooms)  # type: ignore[arg-type]
+            assert engines.room(split, version) == sum(rooms.values())  # type: ignore[arg-type]
+        for split in SPLITS:
+            assert engines.held[split] == sum(
                 len(held) for (_, of), held in naive.held.items() if of == split
             )
-            for engine_handle in engine_pool:
-                assert engine_handle.held[split] == naive.held.get(
-                    (engine_handle.name, split), set()
-                )
+            for engine in engines:
+                assert engine.held[split] == naive.held.get((engine.name, split), set())
 
 
 def test_a_roster_lists_a_role_by_index_and_has_one_peer_of_a_name() -> None:

@@ -173,6 +173,15 @@ def extended(run: CheckedRun, event: e.Extended) -> None:
         "version {} sampled tokens before it was published",
         event.version,
     )
+    admitted = seen.group.admitted_version or 0
+    run.hold(
+        "version truth",
+        event.version >= admitted,
+        "version {} sampled for rollout {}, whose group was admitted under version {}",
+        event.version,
+        seen.id,
+        admitted,
+    )
     own = run.config.staleness.finish_on == "mixed" or seen.versions[-1:] in ([], [event.version])
     run.hold(
         "version truth",

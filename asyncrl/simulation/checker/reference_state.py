@@ -50,12 +50,20 @@ class ReferenceRollout:
 class ReferenceGroup:
     """One group, as the events tell it. `steps` says which step has each member that was taken,
     `rewards` what each member got, the first judged first, whatever became of them. `prior` is what
-    was known of its prompt when it was admitted: a mean and its weight."""
+    was known of its prompt when it was admitted: a mean and its weight. `admitted_version` is the
+    one that was committed last then."""
 
-    __slots__ = ("event", "members", "ordinal", "prior", "rewards", "steps")
+    __slots__ = ("admitted_version", "event", "members", "ordinal", "prior", "rewards", "steps")
 
-    def __init__(self, event: e.Admitted, ordinal: int, prior: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        event: e.Admitted,
+        ordinal: int,
+        prior: tuple[float, float],
+        admitted_version: int | None,
+    ) -> None:
         self.event, self.ordinal, self.prior = event, ordinal, prior
+        self.admitted_version = admitted_version
         self.members = range(event.first, event.first + event.size)
         self.steps: dict[int, int] = {}
         self.rewards: dict[int, float] = {}
@@ -276,7 +284,9 @@ class ReferenceState:
     def _admit(self, event: e.Admitted) -> None:
         sum_, count, _ = self.visits.get(event.prompt_index, (0.0, 0.0, False))
         prior = (sum_ / count, count) if count and event.split == "train" else (0.0, 0.0)
-        group = self.groups[event.group] = ReferenceGroup(event, self.ordinals[event.split], prior)
+        group = self.groups[event.group] = ReferenceGroup(
+            event, self.ordinals[event.split], prior, self.published
+        )
         self.ordinals[event.split] += 1
         for member, id in enumerate(group.members):
             self.rollouts[id] = ReferenceRollout(
