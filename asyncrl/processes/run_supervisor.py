@@ -150,13 +150,19 @@ class RunSupervisor:
             self.cancel()
             return False
         self._interrupted = True
-        self._tell(Drain())
+        self.tell(Drain())
         self._scope.deadline = trio.current_time() + self._config.supervision.grace_s
         return True
 
     def cancel(self) -> None:
         """End the run at once, and kill its actors."""
         self._scope.cancel()
+
+    def tell(self, message: Message) -> None:
+        """Queue a message to the coordinator. A full queue drops it: a coordinator that reads so
+        little is about to be found silent."""
+        with contextlib.suppress(trio.WouldBlock):
+            self._to_coordinator.send_nowait(message)
 
     # ------------------------------------------------------------------------------------- actors
 
@@ -178,7 +184,7 @@ class RunSupervisor:
         def on_exit(name: str, code: int, restarting: bool) -> None:
             if self._finished is None and code:
                 self._observer.on_failure(name, code, restarting, self._children[name][1])
-                self._tell(Exited(role, index, code, restarting))
+                self.tell(Exited(role, index, code, restarting))
                 self._unrestarted += [] if restarting else [f"{name} {describe_exit(code)}"]
 
         budget = NO_RESTART
@@ -225,12 +231,6 @@ class RunSupervisor:
 
     def _heard(self) -> None:
         self._silence.deadline = trio.current_time() + self._config.supervision.stall_s
-
-    def _tell(self, message: Message) -> None:
-        """Queue a message to the coordinator. A full queue drops it: a coordinator that reads so
-        little is about to be found silent."""
-        with contextlib.suppress(trio.WouldBlock):
-            self._to_coordinator.send_nowait(message)
 
     async def converse(self, link: Link) -> None:
         """Serve the coordinator's link, which the coordinator opens when it is ready for actors.

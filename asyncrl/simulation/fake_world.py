@@ -47,7 +47,7 @@ class FakeWorld(World):
     """A run of fakes. Its disk and its checkpoints outlive its lives: a life that did not finish is
     resumed by the next, as a user would resume it.
 
-    `make_engine` makes the engine of each start of a rollout actor. `saving` is awaited by the next
+    `engine` makes the engine of each start of a rollout actor. `saving` is awaited by the next
     checkpoint, and returns the sentence that it fails with, or nothing.
     """
 
@@ -63,7 +63,7 @@ class FakeWorld(World):
         self.seed, self.speeds = seed, speeds or Speeds()
         self.sim_disk = SimDisk()
         self.checkpoints: list[SimCheckpoint] = []
-        self.make_engine: Callable[[SimProcess], Engine] = self._fake_engine
+        self.engine: Callable[[SimProcess], Engine] = self._fake_engine
         self.saving: Callable[[SimProcess], Awaitable[str]] | None = None
         self._task = fakes.FakeTask(config)
         self._broadcasts: dict[int, fakes.Broadcast] = {}
@@ -78,7 +78,7 @@ class FakeWorld(World):
         )
 
     @asynccontextmanager
-    async def store(self, process: SimProcess) -> AsyncIterator[EventStore]:
+    async def open_store(self, process: SimProcess) -> AsyncIterator[EventStore]:
         """The journal on the simulated disk, and the state that it and the checkpoints give."""
         mount = Mount(self.sim_disk)
 
@@ -108,8 +108,8 @@ class FakeWorld(World):
         """The checkpoints that are somebody's, the oldest version first."""
         return sorted((c for c in self.checkpoints if not c.aside), key=lambda c: c.version)
 
-    def engine(self, process: SimProcess) -> Engine:
-        return self.make_engine(process)
+    def make_engine(self, process: SimProcess) -> Engine:
+        return self.engine(process)
 
     def _fake_engine(self, process: SimProcess) -> Engine:
         process.engine = engine = fakes.FakeEngine(
@@ -118,15 +118,15 @@ class FakeWorld(World):
         engine.loaded = self.observer.on_load
         return engine
 
-    def receiver(self, process: SimProcess) -> fakes.FakeReceiver:
+    def make_receiver(self, process: SimProcess) -> fakes.FakeReceiver:
         process.receiver = fakes.FakeReceiver(self._broadcasts, self.config.publication.deadline_s)
         return process.receiver
 
-    def verifiers(self, process: SimProcess) -> fakes.FakeVerifiers:
+    def make_verifiers(self, process: SimProcess) -> fakes.FakeVerifiers:
         process.verifiers = fakes.FakeVerifiers(self.speeds.verdict_s)
         return process.verifiers
 
-    def learner(self, process: SimProcess) -> fakes.FakeLearner:
+    def make_learner(self, process: SimProcess) -> fakes.FakeLearner:
         """A learner with the weights of the newest checkpoint."""
         version, weights = 0, policy.initial(self.seed)
         if whole := self._whole():

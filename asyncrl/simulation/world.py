@@ -88,24 +88,24 @@ class World(ABC):
         """The prompts of the run."""
 
     @abstractmethod
-    def store(self, process: SimProcess) -> AbstractAsyncContextManager[EventStore]:
+    def open_store(self, process: SimProcess) -> AbstractAsyncContextManager[EventStore]:
         """The state that a coordinator starts from, and the journal that it writes."""
 
     @abstractmethod
-    def engine(self, process: SimProcess) -> Engine:
+    def make_engine(self, process: SimProcess) -> Engine:
         """The engine of a rollout actor."""
 
     @abstractmethod
-    def receiver(self, process: SimProcess) -> Receive:
+    def make_receiver(self, process: SimProcess) -> Receive:
         """Reception of weights by a rollout actor."""
 
     @abstractmethod
-    def learner(self, process: SimProcess) -> Any:
+    def make_learner(self, process: SimProcess) -> Any:
         """The learner of a trainer, which sends its weights, too: `actors.trainer_actor.Learner`
         and `Transfer`. Raises CheckpointError where it cannot start."""
 
     @abstractmethod
-    def verifiers(self, process: SimProcess) -> Any:
+    def make_verifiers(self, process: SimProcess) -> Any:
         """The verifiers of a reward actor, with the `judge` of a
         `actors.verifier_process.VerifierPool`."""
 
@@ -223,7 +223,7 @@ class World(ABC):
     # ---------------------------------------------------------------------------------- the actors
 
     async def _coordinator(self, process: SimProcess) -> None:
-        async with self.store(process) as store:
+        async with self.open_store(process) as store:
             metrics = Metrics(clock=trio.current_time)
             self.coordinator = coordinator = Coordinator(
                 self.config, store, self.prompts(), metrics, process.waits, RunStatistics()
@@ -268,14 +268,14 @@ class World(ABC):
 
     async def _rollout(self, process: SimProcess) -> None:
         link = await self._dial(process)
-        engine, receiver = self.engine(process), self.receiver(process)
+        engine, receiver = self.make_engine(process), self.make_receiver(process)
         reporter = Reporter(process.waits, report_s(self.config))
         async with link:
             await rollout_actor(link, engine, receiver, reporter)
 
     async def _reward(self, process: SimProcess) -> None:
         link = await self._dial(process)
-        verifiers = self.verifiers(process)
+        verifiers = self.make_verifiers(process)
         async with link:
             await reward_actor(
                 link,
@@ -288,7 +288,7 @@ class World(ABC):
 
     async def _trainer(self, process: SimProcess) -> None:
         link = await self._dial(process)
-        learner = self.learner(process)
+        learner = self.make_learner(process)
         async with link:
             await trainer_actor(link, learner, learner, process.waits, Reporter(process.waits))
 

@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 
 import pytest
 import trio.testing
-from actor_world import ScriptedLearner, ScriptedVerifiers, World, configured
+from scripted_parts import ScriptedLearner, ScriptedVerifiers
+from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.collect_status import collect_status
 from asyncrl.experience import events as e
@@ -31,7 +32,7 @@ class Drifting(ScriptedLearner):
 async def test_an_alarm_lasts_as_long_as_its_cause_and_is_counted(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World(configured(train={"steps": 6, "eval_every": 0}, task={"eval_size": 0}))
+    world = ScriptedWorld(configured(train={"steps": 6, "eval_every": 0}, task={"eval_size": 0}))
     world.learner = Drifting()
     scraped: dict[int, float | None] = {}
     told: dict[int, list[str]] = {}
@@ -81,7 +82,7 @@ async def test_tokens_left_out_for_their_age_are_an_alarm(
         "train": {"steps": 40, "batch_groups": 1, "eval_every": 0},
         "staleness": {"max_lag": 1, "alarm_masked": 0.5},
     }
-    world = World(
+    world = ScriptedWorld(
         configured(
             **changes,
             task={"eval_size": 0},
@@ -104,7 +105,7 @@ async def test_the_summary_has_the_distance_of_what_is_trained(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Against distances worked out from the events alone."""
-    world = World(configured(train={"steps": 5, "batch_groups": 2}))
+    world = ScriptedWorld(configured(train={"steps": 5, "batch_groups": 2}))
     world.verifiers = ScriptedVerifiers(
         lambda split, prompt_index, ids: Scored(1.0) if len(ids) < 4 * 5 else NoVerdict("timeout"),
         0.05,

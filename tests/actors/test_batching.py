@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 import trio
-from actor_world import STOP, VOCABULARY, World, heavy_tailed, run_well
+from scripted_parts import STOP, VOCABULARY
+from scripted_world import ScriptedWorld, heavy_tailed, run_well
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
@@ -19,7 +20,7 @@ B = 3
 GROUP = 4
 
 
-def world(**settings: dict[str, object]) -> World:
+def world(**settings: dict[str, object]) -> ScriptedWorld:
     """Six steps, in many micro-batches."""
     return heavy_tailed(
         B,
@@ -28,7 +29,7 @@ def world(**settings: dict[str, object]) -> World:
     )
 
 
-def compared(made: World) -> tuple[dict[int, set[int]], list[tuple[int, set[int]]]]:
+def compared(made: ScriptedWorld) -> tuple[dict[int, set[int]], list[tuple[int, set[int]]]]:
     """The groups that each step took, and for each micro-batch its step and the groups whose
     rewards it came with."""
     first: dict[int, int] = {}
@@ -147,7 +148,7 @@ async def test_weights_are_held_while_more_tokens_of_them_may_come(
     assert (max(lags) > 0) is (finish_on == "mixed")
 
 
-def spans(made: World) -> dict[int, set[int]]:
+def spans(made: ScriptedWorld) -> dict[int, set[int]]:
     """The versions of each rollout."""
     found: dict[int, set[int]] = {}
     for event in made.log.events:

@@ -10,16 +10,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import trio
-from actor_world import VOCABULARY, World, configured
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from scripted_parts import VOCABULARY
+from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.chunk_validation import SUSPECT, defects, fits
 from asyncrl.engines.protocol import Chunk, Emit
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import ChunkHead, Chunks, Hello, Replace
-from asyncrl.ipc.waits import Waits
+from asyncrl.simulation.sim_process import SimProcess
 
 GARBLED: dict[str, Callable[[Chunk], Chunk]] = {
     "nan": lambda c: replace(c, behaviour=np.full(len(c.ids), np.nan, np.float32)),
@@ -35,14 +36,14 @@ GARBLED: dict[str, Callable[[Chunk], Chunk]] = {
 
 
 def garbling(
-    world: World, chosen: Callable[[Chunk], bool], how: Callable[[Chunk], Chunk]
+    world: ScriptedWorld, chosen: Callable[[Chunk], bool], how: Callable[[Chunk], Chunk]
 ) -> list[tuple[str, list[Chunk]]]:
     """Have engines garble chosen chunks that hold tokens. Returns their frames, as they were
     before, the garbled ones first."""
-    made, frames = world._engine, list[tuple[str, list[Chunk]]]()
+    made, frames = world.make_engine, list[tuple[str, list[Chunk]]]()
 
-    def engine(waits: Waits) -> object:
-        inner = made(waits)
+    def engine(process: SimProcess) -> object:
+        inner = made(process)
         run = inner.run
 
         async def garbled(emit: Emit) -> None:
@@ -58,11 +59,11 @@ def garbling(
         inner.run = garbled  # type: ignore[method-assign]
         return inner
 
-    world._engine = engine  # type: ignore[method-assign, assignment]
+    world.make_engine = engine  # type: ignore[method-assign, assignment]
     return frames
 
 
-def replaced(world: World) -> list[str]:
+def replaced(world: ScriptedWorld) -> list[str]:
     return [message.reason for message in world.heard if isinstance(message, Replace)]
 
 
@@ -71,7 +72,7 @@ def replaced(world: World) -> list[str]:
 async def test_a_bad_chunk_costs_its_rollout_and_not_the_engine(
     reason: str, held: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(configured(task={"eval_size": 0}))
+    world = ScriptedWorld(configured(task={"eval_size": 0}))
     once = iter([True])
     bad = garbling(world, lambda c: c.start >= held and next(once, False), GARBLED[reason])
     outcome = await world.run()
@@ -117,7 +118,7 @@ async def test_an_engine_is_told_to_stop_what_is_buried(
 ) -> None:
     """Long responses: without being told, its engine would go on with it, and all that would come
     late."""
-    world = World(configured(task={"eval_size": 0}, engine={"chunk_tokens": 2}))
+    world = ScriptedWorld(configured(task={"eval_size": 0}, engine={"chunk_tokens": 2}))
     once = iter([True])
     bad = garbling(
         world, lambda c: c.start == 2 and not c.finish and next(once, False), GARBLED["nan"]
@@ -131,7 +132,7 @@ async def test_an_engine_is_told_to_stop_what_is_buried(
 async def test_three_bad_chunks_cost_the_engine_its_place(
     reason: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(configured(task={"eval_size": 0}, train={"steps": 8}))
+    world = ScriptedWorld(configured(task={"eval_size": 0}, train={"steps": 8}))
     garbling(world, lambda c: c.start == 0 and c.rollout in (1, 9, 17), GARBLED[reason])
     outcome = await world.run()
     world.check()
@@ -139,7 +140,7 @@ async def test_three_bad_chunks_cost_the_engine_its_place(
 
 
 async def test_the_sentence_names_what_was_wrong(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(task={"eval_size": 0}, train={"steps": 8}))
+    world = ScriptedWorld(configured(task={"eval_size": 0}, train={"steps": 8}))
     seen = Counter[int]()
 
     def how(chunk: Chunk) -> Chunk:
@@ -156,7 +157,7 @@ async def test_the_sentence_names_what_was_wrong(autojump_clock: trio.testing.Mo
 
 
 async def test_two_bad_chunks_cost_no_engine(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(task={"eval_size": 0}, train={"steps": 8}))
+    world = ScriptedWorld(configured(task={"eval_size": 0}, train={"steps": 8}))
     garbling(world, lambda c: c.start == 0 and c.rollout in (1, 9), GARBLED["nan"])
     assert (await world.run()).ok and replaced(world) == []
     assert [event.rollout for event in world.log.events if isinstance(event, e.Buried)] == [1, 9]
@@ -165,7 +166,9 @@ async def test_two_bad_chunks_cost_no_engine(autojump_clock: trio.testing.MockCl
 async def test_a_group_of_which_all_is_garbage_leaves_by_name(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(task={"eval_size": 0}, rollout={"actors": 2}, train={"steps": 8}))
+    world = ScriptedWorld(
+        configured(task={"eval_size": 0}, rollout={"actors": 2}, train={"steps": 8})
+    )
     garbling(world, lambda c: c.start == 0 and c.rollout in (4, 5, 6, 7), GARBLED["vocabulary"])
     outcome = await world.run()
     world.check()
@@ -177,7 +180,7 @@ async def test_a_group_of_which_all_is_garbage_leaves_by_name(
 async def test_who_has_no_engine_is_cut_off_for_the_first_bad_chunk(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured())
+    world = ScriptedWorld(configured())
 
     async def stranger() -> None:
         await world.until(lambda: world.learner.version >= 1)
@@ -188,7 +191,7 @@ async def test_who_has_no_engine_is_cut_off_for_the_first_bad_chunk(
             ),
             ([ChunkHead(0, 1, 0, 0, -1, ""), ChunkHead(1, 1, 0, 0, 2, "")], (bytes(4), bytes(4))),
         ):
-            link = await world._connect(Hello("rollout", 7, 0, 1))
+            link = await world.connect(Hello("rollout", 7, 0, 1))
             await link.send(Chunks(heads), *arrays)
             with pytest.raises(Exception, match=r"closed|broke|ended"):
                 while True:

@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 import pytest
 import trio
 import trio.testing
-from actor_world import VOCABULARY, ScriptedLearner, World, configured
+from scripted_parts import VOCABULARY, ScriptedLearner
+from scripted_world import ScriptedWorld, configured
 
 from asyncrl.config.engines import capabilities
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.scripted import ScriptedEngine
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import ScoreProximal
-from asyncrl.ipc.waits import Waits
+from asyncrl.simulation.sim_process import SimProcess
 
 
 class SlowEngine(ScriptedEngine):
@@ -28,7 +29,7 @@ class SlowEngine(ScriptedEngine):
         return await super().load(version, weights, pin=pin)
 
 
-class SlowWorld(World):
+class SlowWorld(ScriptedWorld):
     """Engines take 0, 0.4 or 0.8 s to load, one after another."""
 
     def __init__(self, **sections: dict[str, object]) -> None:
@@ -37,12 +38,12 @@ class SlowWorld(World):
         super().__init__(configured(train=train, rollout=rollout, **sections))
         self._made = 0
 
-    def _engine(self, waits: Waits) -> SlowEngine:
+    def make_engine(self, process: SimProcess) -> SlowEngine:
         engine = SlowEngine(
             self.script,
             EngineOptions.of(self.config.engine),
             vocab_size=VOCABULARY,
-            idle=waits.spent,
+            idle=process.waits.spent,
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,
         )
         engine.load_s = 0.4 * (self._made % 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from actor_world import World, configured
+from scripted_world import ScriptedWorld, configured
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
@@ -15,7 +15,7 @@ from asyncrl.ipc.messages import Drain, NoVerdict, Replace, Scored, Split, Statu
 async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_version(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured())
+    world = ScriptedWorld(configured())
     outcome = await world.run()
     world.check()
     assert outcome.ok and outcome.reason == "all 4 steps are done"
@@ -32,7 +32,7 @@ async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_vers
 async def test_nothing_is_admitted_before_version_0_is_published(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured())
+    world = ScriptedWorld(configured())
     await world.run()
     kinds = [type(event) for event in world.log.events]
     assert kinds[0] is e.Published and e.Admitted in kinds
@@ -41,7 +41,7 @@ async def test_nothing_is_admitted_before_version_0_is_published(
 async def test_each_step_takes_batch_groups_groups_and_they_are_trained_before_the_step_is_full(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(train={"batch_groups": 4, "steps": 3, "micro_tokens": 64}))
+    world = ScriptedWorld(configured(train={"batch_groups": 4, "steps": 3, "micro_tokens": 64}))
     await world.run()
     groups: dict[int, set[int]] = {}
     for batch, _ in world.learner.batches:
@@ -51,7 +51,7 @@ async def test_each_step_takes_batch_groups_groups_and_they_are_trained_before_t
 
 
 async def test_max_lag_0_is_on_policy(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(staleness={"max_lag": 0, "depth": 0}))
+    world = ScriptedWorld(configured(staleness={"max_lag": 0, "depth": 0}))
     outcome = await world.run()
     world.check()
     assert outcome.ok and set(world.trained_lags()) == {0}
@@ -64,7 +64,7 @@ async def test_no_token_over_max_lag_is_trained_unless_asked(
 ) -> None:
     """Responses that take several steps to generate: with `train` the same run does go over the
     bound."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             staleness={"max_lag": 1, "depth": 1, "on_stale": on_stale},
             rollout={"max_new_tokens": 50, "group_size": 2},
@@ -99,7 +99,7 @@ async def test_no_token_over_max_lag_is_trained_unless_asked(
 async def test_a_killed_rollout_actor_costs_nothing_that_was_streamed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(train={"steps": 6}, rollout={"actors": 2, "attempts": 50}))
+    world = ScriptedWorld(configured(train={"steps": 6}, rollout={"actors": 2, "attempts": 50}))
 
     async def murderer() -> None:
         for at in range(6):
@@ -136,7 +136,7 @@ async def test_a_killed_rollout_actor_costs_nothing_that_was_streamed(
 async def test_a_rollout_that_fails_again_and_again_is_buried_and_its_group_completes(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(rollout={"attempts": 2, "lease_s": 3.0}))
+    world = ScriptedWorld(configured(rollout={"attempts": 2, "lease_s": 3.0}))
 
     def script(request: Request) -> Script:
         from numpy import float32, full, int32
@@ -155,7 +155,7 @@ async def test_a_rollout_that_fails_again_and_again_is_buried_and_its_group_comp
 async def test_a_lost_reward_actor_is_asked_again_elsewhere(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured())
+    world = ScriptedWorld(configured())
     world.verifiers._seconds = 0.5
 
     async def murderer() -> None:
@@ -172,7 +172,7 @@ async def test_a_lost_reward_actor_is_asked_again_elsewhere(
 async def test_answers_without_a_verdict_are_not_zero(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(rollout={"k_min": 3}))
+    world = ScriptedWorld(configured(rollout={"k_min": 3}))
 
     def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
         return NoVerdict("timeout") if len(ids) // 4 % 3 == 0 else Scored(len(ids) / 4)
@@ -191,7 +191,7 @@ async def test_answers_without_a_verdict_are_not_zero(
 async def test_a_lost_trainer_ends_the_run_and_says_so(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(train={"steps": 50}))
+    world = ScriptedWorld(configured(train={"steps": 50}))
 
     async def murderer() -> None:
         await world.until(lambda: world.learner.version >= 2)
@@ -205,7 +205,7 @@ async def test_a_lost_trainer_ends_the_run_and_says_so(
 async def test_pain_19_an_engine_with_other_weights_never_decodes_with_them(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(rollout={"actors": 2}))
+    world = ScriptedWorld(configured(rollout={"actors": 2}))
     wrong = iter([True])
     world.checksums = lambda index, version: (
         [0] if index == 1 and version == 2 and next(wrong, False) else [1000 + version]
@@ -219,7 +219,7 @@ async def test_pain_19_an_engine_with_other_weights_never_decodes_with_them(
 async def test_pain_01_where_nobody_returns_the_run_ends_and_names_the_missing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(supervision={"stall_s": 30.0}, rollout={"lease_s": 1000.0}))
+    world = ScriptedWorld(configured(supervision={"stall_s": 30.0}, rollout={"lease_s": 1000.0}))
 
     def script(request: Request) -> Script:
         from numpy import float32, full, int32
@@ -238,7 +238,7 @@ async def test_pain_01_where_nobody_returns_the_run_ends_and_names_the_missing(
 async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(train={"steps": 1000, "checkpoint_every": 0}, supervision={"grace_s": 5.0})
     )
 
@@ -265,7 +265,7 @@ async def test_a_drain_parks_what_is_generated_and_saves_what_is_learned(
 async def test_an_engine_that_joins_late_is_caught_up_and_disturbs_nobody(
     late_s: float, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(configured(rollout={"actors": 3}, train={"steps": 12, "eval_every": 3}))
+    world = ScriptedWorld(configured(rollout={"actors": 3}, train={"steps": 12, "eval_every": 3}))
     world.late_s = late_s
     outcome = await world.run()
     world.check()
@@ -304,7 +304,7 @@ RUNS = {
 async def test_every_shape_of_run_exits_by_itself(
     name: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(configured(**RUNS[name]))
+    world = ScriptedWorld(configured(**RUNS[name]))
     with trio.fail_after(10_000):
         outcome = await world.run()
     world.check()
@@ -316,7 +316,7 @@ async def test_every_shape_of_run_exits_by_itself(
 async def test_more_steps_than_data_trains_what_there_is(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(task={"train_size": 7, "epochs": 1, "eval_size": 4}, train={"steps": 50})
     )
     with trio.fail_after(10_000):
@@ -335,7 +335,7 @@ async def test_more_steps_than_data_trains_what_there_is(
 async def test_pain_12_a_run_whose_groups_are_all_filtered_ends_and_says_why(
     epochs: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(
             rollout={"filter": "zero_variance", "filter_patience": 30},
             task={"train_size": 10, "epochs": epochs, "eval_size": 0},
@@ -357,7 +357,7 @@ async def test_pain_12_a_run_whose_groups_are_all_filtered_ends_and_says_why(
 async def test_prompts_that_leave_no_room_for_an_answer_are_dropped_by_name(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured())
+    world = ScriptedWorld(configured())
     world.source.prompts = lambda split, prompt_index: (
         "x" * (60 if split == "train" and prompt_index % 2 else 5)
     )
@@ -367,7 +367,7 @@ async def test_prompts_that_leave_no_room_for_an_answer_are_dropped_by_name(
 
 
 async def test_the_summary_says_what_the_events_say(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured())
+    world = ScriptedWorld(configured())
     summary = world.coordinator_summary(await world.run())
     assert summary.ok and summary.balances() and summary.steps == 4
     extended = [event for event in world.log.events if isinstance(event, e.Extended)]

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from actor_world import World, configured
 from numpy import float32, full, int32
+from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.lifecycle import Phase
 from asyncrl.engines.protocol import Request
@@ -27,16 +27,16 @@ GRACE_S = 10.0
 SETTLED_S = GRACE_S + 0.1
 
 
-def small(**sections: dict[str, object]) -> World:
+def small(**sections: dict[str, object]) -> ScriptedWorld:
     sections["supervision"] = {
         "stall_s": 100.0,
         "grace_s": GRACE_S,
         "start_s": 60.0,
     } | sections.get("supervision", {})
-    return World(configured(**sections))
+    return ScriptedWorld(configured(**sections))
 
 
-def everybody_gone(world: World) -> None:
+def everybody_gone(world: ScriptedWorld) -> None:
     """What holds after every end: nobody holds anything, and the accounts balance."""
     world.check()
     assert world.coordinator.parts.lifecycle.phase is Phase.STOP
@@ -45,7 +45,7 @@ def everybody_gone(world: World) -> None:
 
 # ------------------------------------------------------------------------ asked to, in every phase
 
-MOMENTS: dict[str, Callable[[World], bool]] = {
+MOMENTS: dict[str, Callable[[ScriptedWorld], bool]] = {
     "before anybody came": lambda world: any(world.coordinator.parts.roster.of("launcher")),
     "while some are missing": lambda world: any(world.coordinator.parts.roster.of("rollout")),
     "during the first publication": lambda world: world.coordinator.parts.publishing.busy,
@@ -239,7 +239,7 @@ async def test_who_comes_in_the_drain_is_sent_home(autojump_clock: trio.testing.
                 and world.coordinator.parts.roster.get("rollout-0") is None
             )
         )
-        await world._keep("rollout", 0)
+        await world.successor("rollout-0")
 
     with trio.fail_after(100):
         outcome = await world.run(user)
@@ -256,13 +256,7 @@ async def test_an_actor_that_never_comes_ends_the_run_by_name(
 ) -> None:
     world = small(rollout={"actors": 2})
     stalls: list[RunStatus] = []
-    keep = world._keep
-
-    async def without(role: str, index: int) -> None:
-        if f"{role}-{index}" != missing:
-            await keep(role, index)  # type: ignore[arg-type]
-
-    world._keep = without  # type: ignore[method-assign, assignment]
+    world.absent = {missing}
 
     async def watch() -> None:
         world.coordinator.parts.stalled = stalls.append
@@ -293,7 +287,7 @@ def slow(seconds: float) -> Callable[[Request], Script]:
     return lambda request: Script(full(4, 5, int32), full(4, -1.0, float32), seconds, "stop")
 
 
-async def stalled(world: World, *others: Callable[[], object]) -> tuple[str, RunStatus]:
+async def stalled(world: ScriptedWorld, *others: Callable[[], object]) -> tuple[str, RunStatus]:
     """The reason and the dump of a run that stalls."""
     stalls: list[RunStatus] = []
 

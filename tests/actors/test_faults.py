@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from actor_world import MemoryLog, World, configured
 from numpy import float32, full, int32
+from scripted_parts import MemoryLog
+from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.lifecycle import Outcome
@@ -42,6 +43,7 @@ from asyncrl.ipc.messages import (
 from asyncrl.journal import Journal
 from asyncrl.journal.disk import DiskFull, Write
 from asyncrl.observe import run_status
+from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.training.checkpoint_index import CheckpointError
 
 
@@ -59,7 +61,7 @@ def same(tokens: int, seconds_per_token: float, ends: str = "stop") -> object:
 async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothing_twice(
     closing: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(train={"steps": 1000, "checkpoint_every": 0}, supervision={"grace_s": 20.0})
     )
     world.learner._step_s = 1.0
@@ -89,7 +91,7 @@ async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothi
         Experience.of(msgspec.msgpack.decode(written, type=Snapshot)), world.log.events[cursor:]
     )
     assert not any(r.status is RolloutStatus.TAKEN for r in state.rollouts.values())
-    again = World(configured(train={"steps": version + 3, "checkpoint_every": 0}))
+    again = ScriptedWorld(configured(train={"steps": version + 3, "checkpoint_every": 0}))
     again.log.events = list(world.log.events)
     again.store = EventStore(state, again.log)
     begin_again(again.store, again.log, version)  # type: ignore[arg-type]
@@ -106,7 +108,7 @@ async def test_a_drain_saves_what_its_cursor_says_and_a_resumed_run_trains_nothi
 async def test_a_run_without_verdicts_ends_and_names_the_commonest_reason(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(task={"eval_size": 0}, rollout={"filter_patience": 20}))
+    world = ScriptedWorld(configured(task={"eval_size": 0}, rollout={"filter_patience": 20}))
     world.verifiers._verdict = lambda split, prompt_index, ids: NoVerdict("raised: ValueError: no")
     with trio.fail_after(5000):
         outcome = await world.run()
@@ -117,7 +119,7 @@ async def test_a_run_without_verdicts_ends_and_names_the_commonest_reason(
 async def test_a_response_with_all_its_tokens_and_no_finish_is_sealed_when_its_engine_is_lost(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             rollout={"max_new_tokens": 4, "attempts": 50},
@@ -146,7 +148,9 @@ async def test_a_response_with_all_its_tokens_and_no_finish_is_sealed_when_its_e
 async def test_a_successor_that_comes_before_its_predecessor_is_gone_takes_its_work_over(
     role: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(configured(task={"eval_size": 0}, rollout={"attempts": 50}, train={"steps": 6}))
+    world = ScriptedWorld(
+        configured(task={"eval_size": 0}, rollout={"attempts": 50}, train={"steps": 6})
+    )
     world.verifiers._seconds = 0.5
 
     async def successor() -> None:
@@ -157,7 +161,7 @@ async def test_a_successor_that_comes_before_its_predecessor_is_gone_takes_its_w
             )
 
         await world.until(lambda: world.learner.version >= 2 and busy())
-        await world._keep(role, 0)  # type: ignore[arg-type]
+        await world.successor(f"{role}-0")
 
     outcome = await world.run(successor)
     world.check()
@@ -169,7 +173,7 @@ async def test_a_successor_that_comes_before_its_predecessor_is_gone_takes_its_w
 async def test_a_long_checkpoint_does_not_hold_up_publications(
     seconds: float, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(configured(train={"steps": 6}, supervision={"stall_s": 1000.0}))
+    world = ScriptedWorld(configured(train={"steps": 6}, supervision={"stall_s": 1000.0}))
 
     async def save(cursor: int, short=world.learner.save) -> object:  # type: ignore[no-untyped-def]
         await trio.sleep(seconds)
@@ -183,7 +187,7 @@ async def test_a_long_checkpoint_does_not_hold_up_publications(
 
 
 async def test_a_run_that_starves_saves_once(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(task={"train_size": 7, "epochs": 1}, train={"steps": 50, "checkpoint_every": 0})
     )
     world.learner._step_s = 3.0
@@ -194,7 +198,7 @@ async def test_a_run_that_starves_saves_once(autojump_clock: trio.testing.MockCl
 async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_the_run(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured())
+    world = ScriptedWorld(configured())
 
     async def strangers() -> None:
         await world.until(lambda: world.learner.version >= 1)
@@ -205,7 +209,7 @@ async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_th
             (Stepped(9, 0.0, {}), ()),
             (Drain(), ()),
         ):
-            link = await world._connect(Hello("rollout", 7, 0, 1))
+            link = await world.connect(Hello("rollout", 7, 0, 1))
             await link.send(message, *buffers)
             with pytest.raises(Exception, match=r"closed|broke|ended"):
                 while True:
@@ -217,7 +221,7 @@ async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_th
 
 
 async def test_a_slow_step_is_no_stall(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(
             train={"steps": 2, "micro_tokens": 16},
             supervision={"stall_s": 20.0},
@@ -232,7 +236,7 @@ async def test_a_slow_step_is_no_stall(autojump_clock: trio.testing.MockClock) -
 async def test_dropped_groups_are_replaced_at_once(autojump_clock: trio.testing.MockClock) -> None:
     """100 groups of 0.04 s generation and 0.05 s judgement, one at a time: about ten seconds, not
     one a second."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             staleness={"depth": 0, "max_lag": 0},
@@ -249,7 +253,7 @@ async def test_dropped_groups_are_replaced_at_once(autojump_clock: trio.testing.
 async def test_an_engine_that_streams_nothing_for_a_whole_lease_is_replaced(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(
             rollout={"actors": 2, "attempts": 50, "lease_s": 10.0},
             supervision={"stall_s": 300.0},
@@ -259,14 +263,14 @@ async def test_an_engine_that_streams_nothing_for_a_whole_lease_is_replaced(
     )
     engines = []
 
-    def engine(waits: object, make=world._engine) -> object:  # type: ignore[no-untyped-def]
-        made = make(waits)
+    def engine(process: SimProcess, make=world.make_engine) -> object:  # type: ignore[no-untyped-def]
+        made = make(process)
         if not engines:
             made._script = same(4, 10_000.0)
         engines.append(made)
         return made
 
-    world._engine = engine  # type: ignore[method-assign, assignment]
+    world.make_engine = engine  # type: ignore[method-assign, assignment]
     outcome = await world.run()
     world.check()
     assert outcome.ok and len(engines) == 3
@@ -276,7 +280,7 @@ async def test_an_engine_that_streams_nothing_for_a_whole_lease_is_replaced(
 async def test_long_held_out_prompts_do_not_end_a_run(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(task={"eval_size": 40}, rollout={"filter_patience": 32}))
+    world = ScriptedWorld(configured(task={"eval_size": 40}, rollout={"filter_patience": 32}))
     world.source.prompts = lambda split, prompt_index: "x" * (60 if split == "evaluation" else 5)
     outcome = await world.run()
     world.check()
@@ -285,7 +289,7 @@ async def test_long_held_out_prompts_do_not_end_a_run(
 
 
 async def test_a_fenced_engine_is_out_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(rollout={"actors": 2}))
+    world = ScriptedWorld(configured(rollout={"actors": 2}))
     wrong = iter([True])
     world.checksums = lambda index, version: (
         [0] if index == 1 and version == 2 and next(wrong, False) else [1000 + version]
@@ -324,7 +328,7 @@ async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(
         "publication": {"deadline_s": 20.0},
     }
     world, disk = (
-        World(configured(task={"eval_size": 0}, train={"steps": 60}, **sections)),
+        ScriptedWorld(configured(task={"eval_size": 0}, train={"steps": 60}, **sections)),
         _Filling(),
     )
     async with Journal.over(disk, limit_bytes=8000, full_s=100.0) as journal:
@@ -380,7 +384,7 @@ async def test_a_long_run_holds_no_more_than_a_short_one(
             {"eval_size": 0, "train_size": 50},
             {"steps": steps, "batch_groups": 1, "checkpoint_every": 10},
         )
-        world = World(configured(task=task, train=train))
+        world = ScriptedWorld(configured(task=task, train=train))
         assert (await world.run()).ok
         held.append(_held(world.coordinator))
         assert world.coordinator_summary(Outcome(True, "")).publication.count == steps + 1
@@ -397,7 +401,7 @@ async def test_a_checkpoint_that_was_not_written_earlier_does_not_stand_for_the_
 ) -> None:
     """The prompts are used up at version 5. The disk had no room for the checkpoint of version 4,
     and has some now."""
-    world = World(
+    world = ScriptedWorld(
         configured(task={"train_size": 10, "epochs": 1, "eval_size": 0}, train={"steps": 1000})
     )
     save = world.learner.save
@@ -422,7 +426,9 @@ async def test_no_second_checkpoint_is_written_before_the_journal_knows_the_firs
     class Locked(MemoryLog):
         durable = 0  # type: ignore[assignment]
 
-    world = World(configured(train={"steps": 8, "checkpoint_every": 1}, task={"eval_size": 0}))
+    world = ScriptedWorld(
+        configured(train={"steps": 8, "checkpoint_every": 1}, task={"eval_size": 0})
+    )
     world.log = Locked()
     world.store = EventStore(world.store.experience, world.log)
 
@@ -443,11 +449,11 @@ async def test_no_second_checkpoint_is_written_before_the_journal_knows_the_firs
 async def test_a_second_trainer_costs_its_own_connection(
     said: Message, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(configured())
+    world = ScriptedWorld(configured())
 
     async def stranger() -> None:
         await world.until(lambda: world.learner.version >= 1)
-        link = await world._connect(Hello("trainer", 7, 0, 1))
+        link = await world.connect(Hello("trainer", 7, 0, 1))
         await link.send(said)
         with pytest.raises(Exception, match=r"closed|broke|ended"):
             while True:
@@ -461,7 +467,7 @@ async def test_a_second_trainer_costs_its_own_connection(
 async def test_a_trainer_that_counts_wrong_ends_the_run_by_name(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured())
+    world = ScriptedWorld(configured())
     accumulate = world.learner.accumulate
 
     async def too_many(batch: MicroBatch, buffers: Sequence[memoryview]) -> list[TokenCount]:

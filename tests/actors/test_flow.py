@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 import trio
-from actor_world import World, heavy_tailed, run_well
+from scripted_world import ScriptedWorld, heavy_tailed, run_well
 
 from asyncrl.config import VARIABLES, load
 from asyncrl.experience import events as e
@@ -21,11 +21,11 @@ B = 3
 GROUP = 4
 
 
-def world(**settings: dict[str, object]) -> World:
+def world(**settings: dict[str, object]) -> ScriptedWorld:
     return heavy_tailed(B, GROUP, **settings)
 
 
-def live_over_time(made: World) -> list[int]:
+def live_over_time(made: ScriptedWorld) -> list[int]:
     """Groups live after each event, recounted."""
     group_of: dict[int, int] = {}
     step_of: dict[int, int] = {}
@@ -319,7 +319,7 @@ async def test_a_filter_that_leaves_hardly_anything_ends_the_run_by_name(
     assert not outcome.ok and "accept_floor" in outcome.reason and "filter = none" in outcome.reason
 
 
-def stale(made: World) -> bool:
+def stale(made: ScriptedWorld) -> bool:
     return any(
         isinstance(event, e.Dropped) and event.reason == "stale" for event in made.log.events
     )
@@ -338,7 +338,7 @@ def stale(made: World) -> bool:
 async def test_a_variable_changes_the_run(
     variable: str,
     text: str,
-    changed: Callable[[World], bool],
+    changed: Callable[[ScriptedWorld], bool],
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Not only the configuration: what is admitted, taken and trained."""

@@ -7,7 +7,8 @@ import random
 
 import pytest
 import trio
-from actor_world import STOP, VOCABULARY, World, configured
+from scripted_parts import STOP, VOCABULARY
+from scripted_world import ScriptedWorld, configured
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
@@ -16,7 +17,9 @@ from asyncrl.experience import events as e
 TRAIN: dict[str, object] = {"batch_groups": 5, "steps": 4, "micro_tokens": 150}
 
 
-async def batches(pace: int, **sections: dict[str, object]) -> tuple[World, list[list[int]]]:
+async def batches(
+    pace: int, **sections: dict[str, object]
+) -> tuple[ScriptedWorld, list[list[int]]]:
     """The prompts of each micro-batch, after its step, of a run whose rollouts take as long as this
     seed says."""
     settings = {
@@ -24,7 +27,7 @@ async def batches(pace: int, **sections: dict[str, object]) -> tuple[World, list
         "train": TRAIN,
         "engine": {"slots": 24},
     } | sections
-    world = World(configured(**settings))
+    world = ScriptedWorld(configured(**settings))
     written = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10)
     draw = random.Random(pace)
 
@@ -69,7 +72,7 @@ async def test_the_first_micro_batch_is_trained_while_the_last_group_is_generate
 async def test_what_is_sampled_depends_on_the_prompts_place_in_the_data_and_not_on_what_was_evaluated(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    def sampled(world: World) -> dict[tuple[int, int], bytes]:
+    def sampled(world: ScriptedWorld) -> dict[tuple[int, int], bytes]:
         owners, ids = {}, dict[tuple[int, int], bytes]()
         for event in world.log.events:
             if isinstance(event, e.Admitted) and event.split == "train":
@@ -90,7 +93,7 @@ async def test_a_prompt_that_comes_again_or_starts_again_is_answered_with_draws_
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     stale = {"max_lag": 1, "depth": 1, "on_stale": "restart"}
-    again = World(
+    again = ScriptedWorld(
         configured(
             task={"train_size": 2, "eval_size": 0},
             train={"steps": 8, "checkpoint_every": 0},

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import trio
-from actor_world import World, configured
+from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.peers import OUTBOX
 from asyncrl.engines.protocol import Request
@@ -23,7 +23,7 @@ async def test_a_step_of_more_micro_batches_than_an_outbox_holds(
     train: dict[str, object], staleness: dict[str, object], autojump_clock: trio.testing.MockClock
 ) -> None:
     groups = OUTBOX // 4 + 10
-    made = World(
+    made = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             engine={"slots": 4 * groups, "chunk_tokens": 8, "context_tokens": 32},

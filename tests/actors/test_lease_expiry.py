@@ -3,12 +3,13 @@ does not hold up its group."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 import trio
-from actor_world import World, configured
 from numpy import float32, full, int32
+from scripted_world import ScriptedWorld, configured
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
@@ -28,7 +29,7 @@ async def test_responses_ten_times_as_long_as_the_others_are_not_buried(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Not even where one failed attempt is one too many."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             rollout={"actors": 2, "attempts": 1, "max_new_tokens": LONG, "lease_s": 600.0},
@@ -69,7 +70,7 @@ async def test_a_response_that_hangs_is_buried_after_its_attempts_and_named(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its first lease brought tokens, and is no failed attempt; the following ones brought none."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0}, rollout={"attempts": 3, "lease_s": 20.0}, train={"steps": 100}
         )
@@ -98,7 +99,7 @@ async def test_a_lease_that_ran_out_goes_on_with_another_engine(
 ) -> None:
     """The first engine is a hundred times as slow as the second, and streams all the same, so that
     nobody replaces it."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             rollout={"actors": 2, "attempts": 1, "lease_s": 20.0},
@@ -129,7 +130,7 @@ async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(
 ) -> None:
     """An engine is killed when it has begun, before it streams: what it decodes fails, what waits
     behind that does not."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             engine={"slots": 4, "chunk_tokens": 4, "kind": "scripted", "context_tokens": 64},
@@ -165,7 +166,7 @@ async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(
 async def test_an_engine_that_gives_everything_back_unasked_fails_what_it_decodes_alone(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             engine={"slots": 4, "chunk_tokens": 4, "kind": "scripted", "context_tokens": 64},
@@ -173,8 +174,8 @@ async def test_an_engine_that_gives_everything_back_unasked_fails_what_it_decode
         )
     )
     engines = []
-    make = world._engine
-    world._engine = lambda waits: engines.append(make(waits)) or engines[-1]  # type: ignore[method-assign, func-returns-value]
+    make = world.make_engine
+    world.make_engine = lambda process: engines.append(make(process)) or engines[-1]  # type: ignore[method-assign, func-returns-value]
     world.script = lambda request: Script(
         full(8, 5, int32)[request.prefix_tokens :],
         full(8, -1.0, float32)[request.prefix_tokens :],
@@ -206,12 +207,15 @@ async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_
 ) -> None:
     """Its loop is held up for longer than a lease and a stall may last; what came meanwhile is read
     before anybody is judged."""
-    world = World(
+    world = ScriptedWorld(
         configured(rollout={"lease_s": 20.0}, supervision={"stall_s": 60.0}, train={"steps": 30})
     )
 
     async def hold_up() -> None:
         await world.until(lambda: world.learner.version >= 3)
+        world.supervisor._silence.deadline = (
+            math.inf
+        )  # it would end the run before anybody is judged
         autojump_clock.jump(500.0)
 
     outcome = await world.run(hold_up)
@@ -226,7 +230,7 @@ async def test_a_response_that_ends_every_engine_takes_no_other_with_it(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Whenever it is begun its engine is killed, before anything beside it has streamed."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             engine={"slots": 4, "chunk_tokens": 4, "kind": "scripted", "context_tokens": 64},

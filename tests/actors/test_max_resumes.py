@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 import trio
-from actor_world import World, configured
 from numpy import float32, full, int32
+from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.resume import begin_again
@@ -23,11 +23,11 @@ def slow(request: Request) -> Script:
     return Script(full(left, 5, int32), full(left, -1.0, float32), 0.1, "stop")
 
 
-def hops(world: World) -> Counter[int]:
+def hops(world: ScriptedWorld) -> Counter[int]:
     return Counter(event.rollout for event in world.log.events if isinstance(event, e.Requeued))
 
 
-async def interrupted(max_resumes: int) -> World:
+async def interrupted(max_resumes: int) -> ScriptedWorld:
     """Rollouts of 2 s, and engines killed so often that some are taken back three times, and some
     not at all."""
     settings = {
@@ -35,7 +35,7 @@ async def interrupted(max_resumes: int) -> World:
         "rollout": {"actors": 2, "attempts": 50, "max_resumes": max_resumes},
         "train": {"steps": 6},
     }
-    world = World(configured(**settings))
+    world = ScriptedWorld(configured(**settings))
     world.script = slow
     world.restart_s = 0.1
     draw = random.Random(0)
@@ -84,7 +84,7 @@ async def test_without_a_number_they_go_on_as_often_as_they_are_taken_back(
 
 async def test_finished_members_of_its_group_stay(autojump_clock: trio.testing.MockClock) -> None:
     """One member of each group is long: it alone is given up, and the others are trained."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             rollout={"actors": 1, "attempts": 50, "max_resumes": 1},
@@ -125,7 +125,7 @@ async def test_finished_members_of_its_group_stay(autojump_clock: trio.testing.M
 async def test_a_rollout_that_is_taken_back_by_a_resume_is_given_up_before_it_goes_on(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(task={"eval_size": 0}, rollout={"max_resumes": 1}))
+    world = ScriptedWorld(configured(task={"eval_size": 0}, rollout={"max_resumes": 1}))
     events: list[e.AnyEvent] = [
         e.Admitted(0, 0, 4, "train", 0, full(2, 5, int32).tobytes(), 24, None, None, 0, 1)
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import trio
-from actor_world import VOCABULARY, World, configured
+from scripted_parts import VOCABULARY
+from scripted_world import ScriptedWorld, configured
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
@@ -22,8 +23,8 @@ def slow_evaluation(request: Request) -> Script:
     return Script(np.full(left, 5, np.int32), np.full(left, -1.0, np.float32), 0.2, "stop")
 
 
-def world(kind: str) -> World:
-    made = World(
+def world(kind: str) -> ScriptedWorld:
+    made = ScriptedWorld(
         configured(
             engine={"kind": kind, "slots": 8, "chunk_tokens": 4, "context_tokens": 64},
             rollout={"actors": 2, "attempts": 50, "group_size": 4},
@@ -35,7 +36,7 @@ def world(kind: str) -> World:
     return made
 
 
-def under(made: World) -> dict[int, set[int]]:
+def under(made: ScriptedWorld) -> dict[int, set[int]]:
     """The versions that answered each held-out prompt."""
     asked: set[int] = set()
     found: dict[int, set[int]] = {}
@@ -47,7 +48,7 @@ def under(made: World) -> dict[int, set[int]]:
     return found
 
 
-async def finished(made: World, *others: object) -> World:
+async def finished(made: ScriptedWorld, *others: object) -> ScriptedWorld:
     with trio.fail_after(5000):
         outcome = await made.run(*others)  # type: ignore[arg-type]
     assert outcome.ok, outcome.reason

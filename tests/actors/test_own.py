@@ -9,12 +9,14 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import trio
-from actor_world import STOP, VOCABULARY, World, configured
+from scripted_parts import STOP, VOCABULARY
+from scripted_world import ScriptedWorld, configured
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Replace
+from asyncrl.simulation.sim_process import SimProcess
 
 LONG = 0.08
 """Seconds a token of a long response: versions come and go meanwhile."""
@@ -34,13 +36,13 @@ def settings(finish_on: str, **sections: dict[str, object]) -> dict[str, dict[st
 class Kept:
     """What engines are told to keep and to forget, by what they do."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ScriptedWorld) -> None:
         self.most = 0
         self.engines: list[object] = []
-        made = world._engine
+        made = world.make_engine
 
-        def engine(waits: object) -> object:
-            inner = made(waits)  # type: ignore[arg-type]
+        def engine(process: SimProcess) -> object:
+            inner = made(process)  # type: ignore[arg-type]
             load = inner.load
 
             async def loaded(
@@ -54,7 +56,7 @@ class Kept:
             self.engines.append(inner)
             return inner
 
-        world._engine = engine  # type: ignore[method-assign, assignment]
+        world.make_engine = engine  # type: ignore[method-assign, assignment]
 
 
 def mixed_lengths(request: Request) -> Script:
@@ -68,7 +70,7 @@ def mixed_lengths(request: Request) -> Script:
     return Script(np.full(left, 5, np.int32), np.full(left, -1.0, np.float32), LONG, "stop")
 
 
-async def finished(world: World, *others: object) -> World:
+async def finished(world: ScriptedWorld, *others: object) -> ScriptedWorld:
     with trio.fail_after(5000):
         outcome = await world.run(*others)  # type: ignore[arg-type]
     assert outcome.ok, outcome.reason
@@ -76,7 +78,7 @@ async def finished(world: World, *others: object) -> World:
     return world
 
 
-def versions(world: World) -> dict[int, set[int]]:
+def versions(world: ScriptedWorld) -> dict[int, set[int]]:
     """The versions that sampled each training rollout."""
     training: set[int] = set()
     found: dict[int, set[int]] = {}
@@ -88,14 +90,14 @@ def versions(world: World) -> dict[int, set[int]]:
     return found
 
 
-def buried(world: World) -> Counter[str]:
+def buried(world: ScriptedWorld) -> Counter[str]:
     return Counter(event.reason for event in world.log.events if isinstance(event, e.Buried))
 
 
 async def test_no_rollout_has_two_versions_where_each_ends_under_its_own(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(configured(**settings("own")))
+    world = ScriptedWorld(configured(**settings("own")))
     world.script = mixed_lengths
     kept = Kept(world)
     await finished(world)
@@ -109,7 +111,7 @@ async def test_no_rollout_has_two_versions_where_each_ends_under_its_own(
 
 
 async def test_some_have_where_they_go_on(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(**settings("mixed")))
+    world = ScriptedWorld(configured(**settings("mixed")))
     world.script = mixed_lengths
     kept = Kept(world)
     await finished(world)
@@ -120,7 +122,7 @@ async def test_some_have_where_they_go_on(autojump_clock: trio.testing.MockClock
 async def test_what_nobody_needs_is_forgotten(autojump_clock: trio.testing.MockClock) -> None:
     """Short responses: at the end of each publication engines keep what they decode with, and what
     is evaluated."""
-    world = World(configured(**settings("own", task={"eval_size": 0})))
+    world = ScriptedWorld(configured(**settings("own", task={"eval_size": 0})))
     kept = Kept(world)
     most = 0
 
@@ -151,7 +153,7 @@ async def test_an_engine_that_dies_with_the_only_copy_costs_what_began_with_it_a
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """One engine: whoever comes after it has the newest version alone."""
-    world = World(
+    world = ScriptedWorld(
         configured(**settings("own", rollout={"actors": 1, "attempts": 50}, task={"eval_size": 0}))
     )
     world.script = mixed_lengths
@@ -188,7 +190,7 @@ async def test_an_engine_that_dies_with_the_only_copy_costs_what_began_with_it_a
 async def test_what_an_engine_that_dies_had_goes_on_with_another_that_kept_the_version(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(
             **settings(
                 "own",
@@ -219,7 +221,7 @@ async def test_what_an_engine_that_dies_had_goes_on_with_another_that_kept_the_v
 async def test_what_began_too_long_ago_to_be_trained_is_given_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(
             **settings(
                 "own",
@@ -259,7 +261,7 @@ async def test_own_goes_with_rests_and_with_rollouts_alone(
         train=train,
         rollout={"actors": 2, "attempts": 50, "group_size": 4, "mode": mode, "overprovision": 2.0},
     )
-    world = World(configured(**sections))
+    world = ScriptedWorld(configured(**sections))
     world.script = mixed_lengths
     await finished(world)
     assert max(map(len, versions(world).values())) == 1 and not [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from actor_world import configured
+from scripted_world import configured
 
 from actors.reporting import REPORT_S, REPORTS_PER_S, Reporter, report_s
 from asyncrl.ipc.link import memory_links

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from actor_world import MemoryLog, configured
+from scripted_parts import MemoryLog
+from scripted_world import configured
 
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import OUTBOX, Peer, Roster

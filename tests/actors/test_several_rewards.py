@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 import torch
 import trio.testing
-from actor_world import ScriptedVerifiers, World, configured
+from scripted_parts import ScriptedVerifiers
+from scripted_world import ScriptedWorld, configured
 
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
@@ -26,7 +27,9 @@ def right_and_brief(split: Split, prompt_index: int, ids: bytes) -> Verdict:
 async def test_the_trainer_gets_the_parts_of_each_reward(
     advantage: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = World(configured(train={"advantage": advantage, "steps": 5, "replay_groups": 1}))
+    world = ScriptedWorld(
+        configured(train={"advantage": advantage, "steps": 5, "replay_groups": 1})
+    )
     world.verifiers = ScriptedVerifiers(right_and_brief, 0.05)
     outcome = await world.run()
     world.check()

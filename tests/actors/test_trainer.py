@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import trio
 import trio.testing
-from actor_world import ScriptedLearner
+from scripted_parts import ScriptedLearner
 
 from actors.reporting import Reporter
 from actors.trainer_actor import trainer_actor

@@ -8,8 +8,8 @@ import random
 
 import pytest
 import trio
-from actor_world import World, configured
 from numpy import float32, full, int32
+from scripted_world import ScriptedWorld, configured
 
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Request
@@ -77,7 +77,7 @@ async def test_the_bound_of_a_window_is_met_and_reached(
     more."""
     if overprovision == 1.0:
         assert most == depth + math.ceil((window - 1) / batch_groups)
-    world = World(of(depth, batch_groups, window, overprovision, most, unit))
+    world = ScriptedWorld(of(depth, batch_groups, window, overprovision, most, unit))
     last = depth * batch_groups + math.ceil(overprovision * batch_groups) - 1
 
     def script(request: Request) -> Script:
@@ -99,7 +99,7 @@ async def test_nothing_is_ever_over_the_bound_of_a_window_however_long_responses
 ) -> None:
     draw = random.Random(seed)
     depth, batch_groups, window, overprovision, most = draw.choice(SETTINGS)
-    world = World(of(depth, batch_groups, window, overprovision, most, unit))
+    world = ScriptedWorld(of(depth, batch_groups, window, overprovision, most, unit))
 
     def script(request: Request) -> Script:
         length = min(TOKENS, 1 + int(draw.paretovariate(0.7)))
@@ -116,7 +116,7 @@ async def test_nothing_is_ever_over_the_bound_of_a_window_however_long_responses
 async def test_without_a_window_a_slow_response_is_overtaken_for_as_long_as_it_takes(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(of(1, 2, 0, 1.0, 2, "group"))
+    world = ScriptedWorld(of(1, 2, 0, 1.0, 2, "group"))
 
     def script(request: Request) -> Script:
         return written((TOKENS if request.key == 3 * SIZE else 2) - request.prefix_tokens, 1.0)

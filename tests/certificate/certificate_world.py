@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import trio
-from actor_world import STOP, VOCABULARY, ScriptedVerifiers, World, configured
+from scripted_parts import STOP, VOCABULARY, ScriptedVerifiers
+from scripted_world import ScriptedWorld, configured
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config import Config
@@ -19,6 +20,7 @@ from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import MicroBatch, Prepare, Publish, Scored, Split, TokenCount, Verdict
 from asyncrl.ipc.waits import Waits
+from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import parameters_for_publication
 
@@ -136,7 +138,7 @@ class Staged:
         self.weights, self.checksums = weights, [0]
 
 
-class RealWorld(World):
+class RealWorld(ScriptedWorld):
     """One run, in real time."""
 
     def __init__(self, config: Config, model: PreTrainedModel) -> None:
@@ -145,10 +147,10 @@ class RealWorld(World):
         self.learner: RealLearner = RealLearner(model, config)  # type: ignore[assignment]
         self.verifiers = ScriptedVerifiers(verdict, 0.0)
 
-    def _engine(self, waits: Waits) -> EmbeddedEngine:  # type: ignore[override]
-        return engine_of(self._model, self.config, waits)
+    def make_engine(self, process: SimProcess) -> EmbeddedEngine:
+        return engine_of(self._model, self.config, process.waits)
 
-    async def _receive(self, index: int, message: Prepare) -> Staged:  # type: ignore[override]
+    async def receive(self, index: int, message: Prepare) -> Staged:
         await trio.lowlevel.checkpoint()
         assert self.learner.version == message.version
         return Staged(self.learner.weights())

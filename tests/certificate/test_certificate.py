@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 import trio
-from actor_world import STOP, Source
 from certificate_world import RealLearner, RealWorld, engine_of, judge, random_model, short
 from plain_loop import Outcome, Rules, train
+from scripted_parts import STOP, ScriptedTask
 from train_support import command, tiny_model
 from train_support import train as train_for_real
 from verdicts import score
@@ -43,7 +43,7 @@ ROUNDING = 5e-6
 most weights by up to 3e-3."""
 
 
-def rules(config: Config, source: Source) -> Rules:
+def rules(config: Config, source: ScriptedTask) -> Rules:
     return told(
         config,
         stop=STOP,
@@ -75,7 +75,7 @@ async def run(config: Config) -> RealWorld:
 @pytest.fixture(scope="module")
 def plain() -> Outcome:
     config = short()
-    return train(random_model(), rules(config, Source(config)))
+    return train(random_model(), rules(config, ScriptedTask(config)))
 
 
 def farthest(weights: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
@@ -153,7 +153,7 @@ class Turns(NamedTuple):
 
 async def in_turns(config: Config) -> Turns:
     """Load, generate all, train all, step; and again."""
-    source, learner = Source(config), RealLearner(random_model(), config)
+    source, learner = ScriptedTask(config), RealLearner(random_model(), config)
     engine = engine_of(random_model(), config)
     order = list(range(config.task.train_size))
     random.Random(f"{config.run.seed}/0").shuffle(order)

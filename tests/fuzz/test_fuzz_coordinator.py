@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from actor_world import World, configured
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from message_strategies import of_type
+from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.connections import ACCEPTED
 from asyncrl.ipc import messages
@@ -84,7 +84,7 @@ def test_a_peer_that_says_what_it_likes_harms_itself(
     index = data.draw(st.sampled_from([7, 7, 7, 0]))
     lines = data.draw(conversation(role))
     pauses = data.draw(st.lists(st.floats(0, 3), min_size=len(lines), max_size=len(lines)))
-    world = World(configured(train={"steps": 3}))
+    world = ScriptedWorld(configured(train={"steps": 3}))
     refused: list[str] = []
 
     async def intruder() -> None:

@@ -15,9 +15,10 @@ from types import CodeType
 
 import pytest
 import trio
-from actor_world import ScriptedLearner, Weights, World, configured
 from numpy import float32, full, int32
 from pains_world import simulated
+from scripted_parts import ScriptedLearner, ScriptedWeights
+from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import OUTBOX
@@ -28,12 +29,12 @@ from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.ipc.messages import NoVerdict, Prepare, Publish, Replace, Scored
-from asyncrl.ipc.waits import Waits
 from asyncrl.journal import Journal
 from asyncrl.journal.disk import DiskFull, Write
 from asyncrl.observe.diagnosis import diagnose
 from asyncrl.simulation.capacity.scale import scale
 from asyncrl.simulation.faults import Fault
+from asyncrl.simulation.sim_process import SimProcess
 
 
 def alike(tokens: int, seconds_per_token: float) -> Callable[[Request], Script]:
@@ -54,7 +55,7 @@ async def test_pain_01_a_producer_dies_and_one_rollout_never_returns(
 ) -> None:
     """Rollout 5 hangs with whoever has it, and an engine is killed in the middle: every step is
     trained, and one rollout is missing."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             rollout={"actors": 2, "attempts": 2, "lease_s": 20.0},
             supervision={"stall_s": 100.0},
@@ -85,14 +86,14 @@ async def test_pain_02_an_engine_that_hangs_in_a_publication_is_fenced(
     """It receives for ever, or does not answer to the commit: the others have the version within
     the deadlines."""
     deadline_s = 5.0
-    world = World(
+    world = ScriptedWorld(
         configured(
             rollout={"actors": 3}, publication={"deadline_s": deadline_s}, train={"steps": 8}
         )
     )
     hung: list[int] = []
 
-    async def receive(index: int, message: Prepare, honest=world._receive) -> Weights:  # type: ignore[no-untyped-def]
+    async def receive(index: int, message: Prepare, honest=world.receive) -> ScriptedWeights:  # type: ignore[no-untyped-def]
         if phase == "prepare" and index == 1 and message.version == 2 and not hung:
             hung.append(message.publication)
             await trio.sleep_forever()
@@ -111,7 +112,7 @@ async def test_pain_02_an_engine_that_hangs_in_a_publication_is_fenced(
             )  # type: ignore[method-assign]
             hung.append(0)
 
-    world._receive = receive  # type: ignore[method-assign]
+    world.receive = receive  # type: ignore[method-assign]
     outcome = await world.run(deaf)
     world.check()
     assert outcome.ok and world.learner.version == 8 and hung
@@ -122,7 +123,7 @@ async def test_pain_02_an_engine_that_hangs_in_a_publication_is_fenced(
 async def test_pain_02_a_trainer_that_hangs_in_a_publication_ends_the_run_by_name(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = World(
+    world = ScriptedWorld(
         configured(
             publication={"deadline_s": 5.0},
             supervision={"stall_s": 1000.0},
@@ -130,7 +131,7 @@ async def test_pain_02_a_trainer_that_hangs_in_a_publication_ends_the_run_by_nam
         )
     )
 
-    async def send(message: Publish, honest=world.learner.send) -> Weights:  # type: ignore[no-untyped-def]
+    async def send(message: Publish, honest=world.learner.send) -> ScriptedWeights:  # type: ignore[no-untyped-def]
         if world.learner.version == 2:
             await trio.sleep_forever()
         return await honest(message)
@@ -157,7 +158,7 @@ async def test_pain_03_short_runs_of_every_shape_exit(
     for steps, eval_every, checkpoint_every, prompts in itertools.product(
         (1, 2, 3), (0, 1, 2), (0, 1), (2, 6, 1000)
     ):
-        world = World(
+        world = ScriptedWorld(
             configured(
                 task={"eval_size": 2, "train_size": prompts, "epochs": 1},
                 rollout={"group_size": 2, "max_new_tokens": 8},
@@ -192,12 +193,12 @@ async def test_pain_04_no_rollout_before_the_first_weights(
 ) -> None:
     """Engines come together, in the first publication, and after it: none is given anything before
     it serves what is published."""
-    world = World(configured(rollout={"actors": 3}, train={"steps": 30}))
+    world = ScriptedWorld(configured(rollout={"actors": 3}, train={"steps": 30}))
     world.late_s = late_s
     began: list[tuple[int | None, int | None]] = []
 
-    def engine(waits: Waits, make=world._engine) -> ScriptedEngine:  # type: ignore[no-untyped-def]
-        made: ScriptedEngine = make(waits)
+    def engine(process: SimProcess, make=world.make_engine) -> ScriptedEngine:  # type: ignore[no-untyped-def]
+        made: ScriptedEngine = make(process)
         submit = made.submit
 
         def watched(requests: Sequence[Request]) -> None:
@@ -207,7 +208,7 @@ async def test_pain_04_no_rollout_before_the_first_weights(
         made.submit = watched  # type: ignore[method-assign]
         return made
 
-    world._engine = engine  # type: ignore[method-assign]
+    world.make_engine = engine  # type: ignore[method-assign]
     outcome = await world.run()
     world.check()
     assert outcome.ok and world.log.events[0] == e.Published(0)
@@ -228,7 +229,7 @@ async def test_pain_05_engines_that_die_again_and_again_cost_neither_the_run_nor
 ) -> None:
     """Whichever engine is in the middle of something is killed, every two seconds; three times all
     of them at once."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             rollout={"actors": 3, "attempts": 50, "lease_s": 50.0},
             train={"steps": 16},
@@ -292,7 +293,7 @@ def test_pain_07_a_crash_loses_nothing_and_neither_skips_nor_repeats_a_prompt(at
 async def test_pain_08_an_update_aborts_nothing(autojump_clock: trio.testing.MockClock) -> None:
     """Responses that live through several updates: each is leased once, requeued never, and trained
     with the tokens of each version."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             rollout={"actors": 2, "max_new_tokens": 40},
@@ -343,7 +344,7 @@ async def test_pain_10_hard_prompts_neither_starve_nor_hold_up_the_run(
     them. As is the default, it is trained like the others, and loses only its oldest tokens; a
     prompt that starts again goes first, so that it is not overtaken for ever; only where its groups
     are dropped it is trained less often, and the ledger says so."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             staleness={"max_lag": 1, "depth": 1, "on_stale": on_stale},
@@ -396,7 +397,7 @@ async def test_pain_11_one_slow_and_one_failed_sample_do_not_take_their_group_wi
     """Of every group of eight one sample gets no verdict, and of the first group another one hangs
     for good. The six or seven others are trained, with a baseline of their own rewards; while the
     first group waits, younger ones are trained."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             rollout={
@@ -448,7 +449,7 @@ async def test_pain_13_a_slow_trainer_fills_no_memory(
 ) -> None:
     """Training takes a hundred times as long as generation: what is live, and what waits for each
     peer, stays where it was."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0}, staleness={"depth": 2, "max_lag": 2}, rollout={"actors": 2}
         )
@@ -501,7 +502,7 @@ class Filling:
 async def test_pain_13_a_slow_disk_fills_no_memory(autojump_clock: trio.testing.MockClock) -> None:
     """The journal takes in its limit and one message more from each who sends; then everybody
     waits, until there is room."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             rollout={"actors": 2, "lease_s": 400.0},
@@ -546,7 +547,7 @@ async def test_pain_20_engines_decode_while_weights_travel(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """A transfer takes three seconds, and decoding goes on through all of it."""
-    world = World(
+    world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
             staleness={"depth": 4, "max_lag": 8},
@@ -556,16 +557,16 @@ async def test_pain_20_engines_decode_while_weights_travel(
     world.script = alike(24, 0.1)
     streamed: list[bool] = []
 
-    async def receive(index: int, message: Prepare) -> Weights:
+    async def receive(index: int, message: Prepare) -> ScriptedWeights:
         await trio.sleep(3.0)
-        return Weights(message.version)
+        return ScriptedWeights(message.version)
 
     def append(event: e.AnyEvent, honest=world.log.append) -> int:  # type: ignore[no-untyped-def]
         if isinstance(event, e.Extended):
             streamed.append(world.coordinator.parts.publishing.busy)
         return honest(event)
 
-    world._receive, world.log.append = receive, append  # type: ignore[method-assign]
+    world.receive, world.log.append = receive, append  # type: ignore[method-assign]
     outcome = await world.run()
     world.check()
     assert outcome.ok and min(world.coordinator.parts.publishing.seconds) >= 3.0
@@ -610,7 +611,7 @@ def test_pain_21_what_a_message_costs_does_not_grow_with_the_number_of_engines()
 # ------------------------------------------------------------------------------- 22: the slow side
 
 
-async def asked(world: World) -> str:
+async def asked(world: ScriptedWorld) -> str:
     """What `asyncrl why` says of the run, a minute after its start."""
     said: list[str] = []
 
@@ -624,19 +625,19 @@ async def asked(world: World) -> str:
 
 
 async def test_pain_22_why_names_the_slow_side(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(task={"eval_size": 0}, train={"steps": 10_000}))
+    world = ScriptedWorld(configured(task={"eval_size": 0}, train={"steps": 10_000}))
     world.script = alike(24, 0.5)
     assert "generation is the slow side" in await asked(world)
 
 
 async def test_pain_22_why_names_a_slow_trainer(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(task={"eval_size": 0}, train={"steps": 10_000}))
+    world = ScriptedWorld(configured(task={"eval_size": 0}, train={"steps": 10_000}))
     world.learner = ScriptedLearner(step_s=8.0)
     assert "the trainer is the slow side" in await asked(world)
 
 
 async def test_pain_22_why_names_slow_verifiers(autojump_clock: trio.testing.MockClock) -> None:
-    world = World(configured(task={"eval_size": 0}, train={"steps": 10_000}))
+    world = ScriptedWorld(configured(task={"eval_size": 0}, train={"steps": 10_000}))
     world.verifiers._seconds = 8.0
     assert "verifiers are the slow side" in await asked(world)
 

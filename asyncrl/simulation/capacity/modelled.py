@@ -342,7 +342,7 @@ async def _run(
 
     meter = _Meter(first, last, trainer_idle_s)
     world = FakeWorld(config.run.seed, config, meter, speeds)
-    world.sim_disk, world.make_engine = NullDisk(), engine
+    world.sim_disk, world.engine = NullDisk(), engine
     reason = f"nothing came of it in {LIMIT_S:g} virtual seconds"
     with trio.move_on_after(LIMIT_S):
         async with trio.open_nursery() as nursery:

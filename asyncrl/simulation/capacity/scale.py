@@ -127,7 +127,7 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
             idle=process.waits.spent,
         )
 
-    world.make_engine = engine
+    world.engine = engine
     in_flight: list[int] = []
 
     async def look() -> None:
