@@ -19,10 +19,9 @@ import torch
 import trio
 from torch import Tensor
 
-from weightsync import collective
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.collective import Receiver, Sender
-from weightsync.epoch_group import SendResult, Staged
+from weightsync.epoch_group import EpochGroup, SendResult, Staged
 from weightsync.errors import TransferError
 from weightsync.group import Job, Worker
 
@@ -131,14 +130,14 @@ async def test_equal_bytes_and_checksums_over_publications_and_epochs() -> None:
 async def test_pain_19_a_bit_flipped_on_the_way_shows_in_the_checksums(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = collective._Group._broadcast
+    honest = EpochGroup._broadcast
 
-    def flip(self: collective._Group, job: Job, bucket: Tensor, doing: str) -> object:
+    def flip(self: EpochGroup, job: Job, bucket: Tensor, doing: str) -> object:
         if doing.startswith("sending bucket 3 "):
             bucket[100] ^= 4
         return honest(self, job, bucket, doing)
 
-    monkeypatch.setattr(collective._Group, "_broadcast", flip)
+    monkeypatch.setattr(EpochGroup, "_broadcast", flip)
     async with ends(1) as (sender, receivers):
         sent, [got] = await everybody(sender, receivers, 1, model())
         assert isinstance(sent, SendResult) and isinstance(got, Staged)
