@@ -38,7 +38,7 @@ def collect_status(parts: Components) -> RunStatus:
         phase=parts.lifecycle.phase.value,
         step=stepping.version if stepping else 0,
         steps=config.train.steps,
-        published=parts.publishing.committed,
+        committed=parts.publishing.committed,
         token_s=now - parts.chunks.last_activity,
         verdict_s=now - parts.scoring.last_activity,
         step_s=now - (stepping.last_step if stepping else statistics.began),
@@ -58,7 +58,7 @@ def collect_status(parts: Components) -> RunStatus:
         rollouts={status.value: count for status, count in statuses.items()},
         groups=GroupCounts(
             live=experience.groups_live,
-            most=admission_policy(config).max_live,
+            max_live=admission_policy(config).max_live,
             complete=len(experience.ready()),
             filtered=stepping.filtered if stepping else 0,
             patience=config.rollout.filter_patience,
@@ -83,7 +83,7 @@ def _awaited(parts: Components, now: float) -> list[AwaitedRollout]:
     return [
         AwaitedRollout(
             rollout=id,
-            owner=rollouts[id].holder,
+            holder=rollouts[id].holder,
             attempt=lease.attempt,
             tokens=rollouts[id].tokens,
             seconds=now - lease.since,

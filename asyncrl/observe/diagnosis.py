@@ -102,7 +102,7 @@ def _trainer_waits(s: RunStatus) -> Iterator[str]:
                 f"{duration(max(a.seconds for a in absent))}, and started again "
                 f"({s.restarts.get(role, 0)} restarts so far)."
             )
-    if groups.filtered > max(1, groups.most):
+    if groups.filtered > max(1, groups.max_live):
         yield (
             f"The trainer waits for groups that teach: the last {groups.filtered} were all "
             f"filtered ({groups.patience} end the run); "
@@ -120,7 +120,7 @@ def _trainer_waits(s: RunStatus) -> Iterator[str]:
     if _awaits_weights(s):
         yield (
             "The trainer waits for experience, and engines wait for weights: version "
-            f"{s.published} is what they were given last."
+            f"{s.committed} is what they were given last."
         )
     if s.evaluating is not None and not groups.live:
         yield (
@@ -156,8 +156,8 @@ def _engines_wait(s: RunStatus) -> Iterator[str]:
             "Rollout actors wait for weights, and the next publication has not begun: the "
             "trainer is still at its step."
         )
-    if groups.most and groups.live >= groups.most:
-        full = f"admission is full: {groups.live} groups of at most {groups.most} are live"
+    if groups.max_live and groups.live >= groups.max_live:
+        full = f"admission is full: {groups.live} groups of at most {groups.max_live} are live"
         if sealed > taken:
             yield (
                 f"Rollout actors are idle because {full}, and {sealed} of their answers wait "
@@ -186,7 +186,7 @@ def idle(s: RunStatus, role: Role) -> float | None:
         role == "rollout"
         and s.phase == "run"
         and not s.rollouts.get("leased")
-        and s.published is not None
+        and s.committed is not None
     ):
         return 1.0  # an engine counts a wait when it ends
     return min(1.0, sum(causes.values()))
@@ -202,13 +202,13 @@ def _awaits_weights(s: RunStatus) -> bool:
     return s.idle.get("rollout", {}).get("weights", 0.0) >= IDLE
 
 
-def _awaited(s: RunStatus, owners: Iterable[str] | None = None) -> str:
+def _awaited(s: RunStatus, holders: Iterable[str] | None = None) -> str:
     """A few rollouts, the oldest leases."""
-    found = [a for a in s.awaited if owners is None or a.owner in owners]
-    if owners is None:
+    found = [a for a in s.awaited if holders is None or a.holder in holders]
+    if holders is None:
         found = found[:1]
     return "; ".join(
-        f"rollout {a.rollout} with {a.owner} for {duration(a.seconds)}, {a.tokens} tokens long"
+        f"rollout {a.rollout} with {a.holder} for {duration(a.seconds)}, {a.tokens} tokens long"
         for a in found[:NAMES]
     ) or ("none of them old")
 

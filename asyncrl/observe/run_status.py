@@ -1,9 +1,7 @@
-"""How a run stands at one moment: who waits for what, since when, and for whom. Invariant: it is
-one plain struct, so that what a live run shows, what a stalled one leaves (`stall.json`), and what
-is left of a killed one (`run_status.json`) are read alike.
+"""The run status: the state of a run at one moment, with every wait and its seconds.
 
-Nothing in it is true of another moment. It names actors and counts the rest, and of what is awaited
-it names at most a few.
+It is one plain struct. So the status of a live or killed run (`status.json`) and that of a stalled
+one (`stall.json`) are read alike. It names actors, and at most NAMED rollouts; the rest it counts.
 """
 
 from __future__ import annotations
@@ -17,19 +15,19 @@ from asyncrl.ipc.messages import Role, Wait
 from asyncrl.observe.summary import RolloutTotals, TokenTotals
 
 NAMED = 5
-"""Most rollouts that a status names."""
+"""The most rollouts that a run status names."""
 
 PhaseName = Literal["init", "ready", "run", "drain", "stop"]
 
 
 class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One actor. `seconds` have passed since its last word where it is `here`, else since it was
-    lost, or since the run began where it never came (`incarnation` -1). `idle` are shares of the
-    time before its last report, by cause; `waits` is its table at that moment.
+    """One actor. If it is `here`, `seconds` have passed since its last message. Else they have
+    passed since it was lost, or, if it never came (`incarnation` -1), since the run began.
 
-    `holds` counts what it has: leased rollouts, answers to judge, taken rollouts. `streamed_s` have
-    passed since its last token, `version` is the one it serves; both are for rollout actors that
-    have got so far.
+    `idle` are shares of its last report's seconds, 0 to 1, by cause; `waits` are its open waits at
+    that report. `holds` counts its work: leased rollouts, answers to judge, or taken rollouts. For
+    rollout actors, `version` is the one that it serves, and `streamed_s` have passed since its last
+    token; None before.
     """
 
     name: str
@@ -46,11 +44,11 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AwaitedRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that is with an engine for `seconds`, of the `deadline_s` that its lease has; it
-    holds so many `tokens`."""
+    """A rollout that has been with the actor `holder` for `seconds`, of the `deadline_s` that its
+    lease has. It has so many `tokens`."""
 
     rollout: int
-    owner: str
+    holder: str
     attempt: int
     tokens: int
     seconds: float
@@ -58,8 +56,8 @@ class AwaitedRollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublicationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A publication: of which version, in which phase, since how many `seconds`; whom it waits for,
-    in words, and for how long it may."""
+    """A publication of `version`, under way for `seconds`. It waits for the actors in
+    `waiting_for` (in words), and its phase has `left_s` seconds left."""
 
     number: int
     version: int
@@ -70,8 +68,8 @@ class PublicationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Events are numbered from 1. `trouble` says why nothing can be written now; empty where it
-    can. `slowest_s` is of one commit."""
+    """The journal. Events are numbered from 1. `trouble` says why nothing can be written now; it is
+    empty if all is well. `slowest_s` are the seconds of the slowest commit."""
 
     appended: int = 0
     durable: int = 0
@@ -83,25 +81,26 @@ class JournalStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Training groups: `live` ones, the `most` that admission allows, those `complete` that no step
-    has taken, those `filtered` in a row since the last that was trained, and the `patience` with
-    them."""
+    """Training groups: the `live` ones, the `max_live` that admission allows, the `complete` ones
+    that no step has taken, those that were `filtered` since the last that was trained, and the
+    number of these that ends the run (`patience`)."""
 
     live: int = 0
-    most: int = 0
+    max_live: int = 0
     complete: int = 0
     filtered: int = 0
     patience: int = 0
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole of it. `at` is seconds since 1970, `seconds` count from the coordinator's start.
-    Actors report every `report_s`.
+    """The state of the whole run. `at` is in seconds since 1970; `seconds` have passed since the
+    coordinator started. Actors report every `report_s`.
 
-    `token_s`, `verdict_s` and `step_s` have passed since the last token, verdict, and step (or
-    since the start). `idle` are shares of the last `window_s` seconds, by role and cause; the rates
-    are over them too. `rollouts` counts the live ones by status. `ok` is None while the run is not
-    over, and then `reason` says why it is. `alarms` are what the last step raised, each a sentence.
+    `committed` is the version whose publication was decided last; None before the first. `token_s`,
+    `verdict_s` and `step_s` have passed since the last token, verdict and step, or since the start.
+    `idle` are shares of the last `window_s` seconds, 0 to 1, by role and cause; the rates are over
+    the same seconds. `rollouts` counts the live ones by status. `alarms` are the sentences that the
+    last step raised. `ok` is None while the run goes on, and `reason` says why it ended.
     """
 
     at: float
@@ -109,7 +108,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     phase: PhaseName
     step: int
     steps: int
-    published: int | None
+    committed: int | None
     token_s: float
     verdict_s: float
     step_s: float
@@ -147,6 +146,6 @@ def write(run_status: RunStatus, path: Path) -> None:
 
 
 def read(path: Path) -> RunStatus:
-    """What `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or msgspec.ValidationError
-    (no status)."""
+    """Read what `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or
+    msgspec.ValidationError (no run status)."""
     return msgspec.json.decode(path.read_bytes(), type=RunStatus)

@@ -322,7 +322,7 @@ async def test_a_stalled_run_leaves_everything_that_waits(
     )
     [engine] = [a for a in found.actors if a.role == "rollout"]
     assert (engine.version, engine.holds) == (0, found.rollouts["leased"]) and engine.seconds <= 2.0
-    assert found.phase == "run" and found.published == 0 and found.publication is None
+    assert found.phase == "run" and found.committed == 0 and found.publication is None
     assert len(found.awaited) == run_status.NAMED and all(
         99.0 < a.seconds < 103.0 for a in found.awaited
     )

@@ -52,7 +52,7 @@ def standing(**changes: Any) -> RunStatus:
         "phase": "run",
         "step": 12,
         "steps": 100,
-        "published": 12,
+        "committed": 12,
         "token_s": 0.1,
         "verdict_s": 0.5,
         "step_s": 2.0,
@@ -72,10 +72,10 @@ def standing(**changes: Any) -> RunStatus:
         "publication": None,
         "evaluating": None,
         "rollouts": {"waiting": 3, "leased": 16, "sealed": 2, "judged": 4, "taken": 16},
-        "groups": GroupCounts(live=5, most=8, complete=1, filtered=0, patience=512),
+        "groups": GroupCounts(live=5, max_live=8, complete=1, filtered=0, patience=512),
         "awaited": [
             AwaitedRollout(
-                rollout=41, owner="rollout-1", attempt=1, tokens=20, seconds=9.0, deadline_s=30.0
+                rollout=41, holder="rollout-1", attempt=1, tokens=20, seconds=9.0, deadline_s=30.0
             )
         ],
         "lease_p95_s": 4.0,
@@ -111,7 +111,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
         ["verifiers are the slow side", "30 answers wait", "2 of them with reward-0"],
     ),
     "everything is filtered": (
-        standing(idle=STARVED, groups=GroupCounts(live=5, most=8, filtered=90, patience=512)),
+        standing(idle=STARVED, groups=GroupCounts(live=5, max_live=8, filtered=90, patience=512)),
         ["the last 90 were all filtered", "512 end the run"],
     ),
     "an engine is gone and restarting": (
@@ -134,7 +134,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
         standing(
             idle=FULL,
             rollouts={"taken": 40, "judged": 24},
-            groups=GroupCounts(live=8, most=8, complete=3, patience=512),
+            groups=GroupCounts(live=8, max_live=8, complete=3, patience=512),
         ),
         [
             "admission is full: 8 groups of at most 8",
@@ -147,7 +147,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
         standing(
             idle=FULL,
             rollouts={"sealed": 50, "taken": 4},
-            groups=GroupCounts(live=8, most=8, patience=512),
+            groups=GroupCounts(live=8, max_live=8, patience=512),
         ),
         [
             "admission is full",
@@ -160,7 +160,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
             idle=FULL,
             **STILL,
             rollouts={"taken": 64},
-            groups=GroupCounts(live=8, most=8, patience=512),
+            groups=GroupCounts(live=8, max_live=8, patience=512),
         ),
         ["the trainer is the slow side", "Its last step was 62 s ago"],
     ),
@@ -218,7 +218,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
     "starting": (
         standing(
             phase="init",
-            published=None,
+            committed=None,
             actors=absent(S, "trainer-0", incarnation=-1, seconds=33.0),
         ),
         ["waits for trainer-0 to come, for 33 s"],
@@ -226,7 +226,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
     "a large cluster is starting": (
         standing(
             phase="init",
-            published=None,
+            committed=None,
             actors=[
                 actor(f"rollout-{n}", here=False, incarnation=-1, seconds=9.0) for n in range(100)
             ],
@@ -236,7 +236,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
     "the first publication": (
         standing(
             phase="ready",
-            published=None,
+            committed=None,
             publication=PublicationStatus(
                 number=1,
                 version=0,
@@ -286,7 +286,7 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
         standing(
             idle=STARVED,
             rollouts={"leased": 8, "sealed": 2},
-            groups=GroupCounts(most=8, patience=512),
+            groups=GroupCounts(max_live=8, patience=512),
             evaluating=25,
         ),
         ["until version 25 is evaluated", "10 answers to come"],
@@ -343,7 +343,7 @@ def test_engines_without_a_lease_are_idle_whatever_they_have_reported() -> None:
     quiet = standing(
         idle={"trainer": {"command": 0.0}, "rollout": {}},
         rollouts={"taken": 64},
-        groups=GroupCounts(live=8, most=8),
+        groups=GroupCounts(live=8, max_live=8),
     )
     assert (
         "rollout actors for 100%" in answer(quiet, lives=True, age_s=0.0, stalled=False, run=RUN)[1]
