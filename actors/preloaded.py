@@ -15,20 +15,21 @@ from pathlib import Path
 
 from asyncrl import config
 from asyncrl.config import Config
+from asyncrl.engines.spec import engine_kind
 from asyncrl.processes import forkserver
 
 MODULES = (
     "actors.agents",
     "actors.coordinator.coordinator",
     "actors.coordinator.resume",
-    "actors.engines",
+    "actors.engines.embedded",
+    "actors.engines.scripted",
     "actors.reward_actor",
     "actors.roles",
     "actors.rollout_actor",
     "actors.trainer_actor",
     "asyncrl.engines.embedded.engine",
     "asyncrl.engines.scripted",
-    "asyncrl.engines.sglang.engine",
     "asyncrl.journal",
     "asyncrl.observe.metrics",
     "asyncrl.tasks.text",
@@ -36,7 +37,6 @@ MODULES = (
     "asyncrl.training.learner",
     "asyncrl.training.models",
     "weightsync.collective",
-    "weightsync.server_group",
 )
 """What the roles import when they start."""
 MAINS = {"actors": "actors.__main__", "actors.prepare": "actors.prepare"}
@@ -60,11 +60,23 @@ def preload(settings: Config) -> None:
 
     for module in MODULES:
         importlib.import_module(module)
+    engine_kind(settings.engine.kind)  # which may be a user's own
     model_class(settings.model.path)
     for seed in (np.random.seed, torch.default_generator.seed):
         os.register_at_fork(after_in_child=seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise RuntimeError("what actors import has initialised CUDA, which no fork survives")
+    if cuda_is_touched():
+        raise RuntimeError("what actors import asks CUDA for its devices, which no fork survives")
+
+
+def cuda_is_touched() -> bool:
+    """True if a fork of this process could not use CUDA: it is initialised, or was asked for its
+    devices. torch tells that in a fork alone, so one is made."""
+    import torch
+
+    probe = os.fork()
+    if not probe:
+        os._exit(torch.cuda._is_in_bad_fork())
+    return os.waitpid(probe, 0)[1] != 0
 
 
 def model_class(path: str) -> object:

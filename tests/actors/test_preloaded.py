@@ -12,6 +12,7 @@ from train_support import tiny_model
 
 from actors import preloaded
 
+OURS = ("actors", "asyncrl", "staleness", "weightsync")
 BEFORE = """
 import msgspec
 from actors import preloaded
@@ -20,7 +21,7 @@ preloaded.preload(msgspec.convert({settings}, Config))
 """
 ACTOR = """
 from asyncrl.processes.process import become_child; become_child()
-import json, numpy, os, random, sys, threading
+import ast, importlib, json, numpy, os, random, sys, threading
 before = set(sys.modules)
 import torch
 torch.set_num_threads({threads})
@@ -46,8 +47,10 @@ thread.join()
 from asyncrl.training.models import empty_model, load_model
 from asyncrl.tasks.text import Tokenizer
 load_model({model!r}), empty_model({model!r}), Tokenizer({model!r})
-import actors.roles, actors.trainer_actor, actors.rollout_actor, actors.reward_actor
-import asyncrl.training.learner, asyncrl.engines.embedded.engine, weightsync.collective
+for place in {places!r}:
+    for node in ast.walk(ast.parse(open(place).read())):
+        if isinstance(node, ast.ImportFrom):
+            importlib.import_module(node.module)
 found["imported"] = sorted(set(sys.modules) - before)
 print(json.dumps(found))
 """
@@ -60,9 +63,13 @@ async def test_a_forked_actor_computes_with_its_threads_and_imports_nothing(tmp_
     settings = {"model": {"path": model}}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     drawn: set[float] = set()
+    folder = Path(preloaded.__file__).parent
+    names = ("roles", "agents", "engines/embedded", "engines/scripted")
+    places = [str(folder / f"{name}.py") for name in names]
     async with forking(tmp_path, BEFORE.format(settings=settings), **threads) as fork:
         for used in (cores, cores[:1]):
-            process = fork.start(ACTOR.format(model=model, threads=len(used)), cores=used)
+            code = ACTOR.format(model=model, threads=len(used), places=places)
+            process = fork.start(code, cores=used)
             assert await process.wait() == 0, process.tail()
             found = json.loads(process.log.read_text().splitlines()[-1])
             assert not found["cuda"] and not found["forked_badly"]
@@ -71,8 +78,8 @@ async def test_a_forked_actor_computes_with_its_threads_and_imports_nothing(tmp_
             drawn |= set(found["drawn"])
             # `set_num_threads` starts a team for the main thread, and who computes has its own
             assert found["threads"] == len(used) and found["teams"] == 2 * len(used)
-            heavy = [name for name in found["imported"] if name.count(".") < 2]
-            assert len(found["imported"]) < 10, heavy
+            assert len(found["imported"]) < 10, "of the product nothing, and little of torch"
+            assert not [name for name in found["imported"] if name.startswith(OURS)]
         assert not fork.lost
 
 
@@ -82,3 +89,13 @@ def test_the_models_own_code_is_imported(tmp_path: Path) -> None:
         assert model is not None and model.__name__ == "Qwen3ForCausalLM"
     (tmp_path / "config.json").write_text("{")
     assert preloaded.model_class(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_a_server_that_touched_cuda_is_known(
+    poisoned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: poisoned)
+    assert preloaded.cuda_is_touched() is poisoned
