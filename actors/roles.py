@@ -113,7 +113,7 @@ async def coordinator(place: ActorContext) -> None:
         tokenizer,
         seed=config.run.seed,
         epochs=config.task.epochs,
-        choice=config.task.curriculum,
+        curriculum=config.task.curriculum,
     )
     metrics = Metrics()
     metrics.describe(task=config.task.name, engine=config.engine.kind, run=str(place.run))

@@ -32,8 +32,9 @@ from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import MicroBatch, Sample, Span
 from asyncrl.training.learner import Learner
 from asyncrl.training.linear import accelerate
-from staleness.advantages import advantages
-from staleness.estimators import IcePop
+from staleness.advantages import Grpo, RewardedSamples
+from staleness.advantages.as_tensors import advantage_tensors
+from staleness.corrections import IcePop
 
 SIZE, VOCABULARY = 8, 64
 BAND = IcePop()
@@ -155,7 +156,8 @@ class Padded:
                 logs[log_at : log_at + s.response_tokens].copy()
             )
             at, log_at = at + end, log_at + s.response_tokens
-        advantage = advantages("grpo", samples, step.batch.rewards, {}).value[:, None]
+        given = RewardedSamples(samples, step.batch.rewards, {})
+        advantage = advantage_tensors(Grpo(), given).value[:, None]
         logits = self.model(ids, attention_mask=attention, use_cache=False).logits[:, :-1].float()
         current = -F.cross_entropy(
             logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"

@@ -20,10 +20,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-WHOLE_STEP: frozenset[str] = frozenset({"gdpo", "reinforce_pp"})
-"""Advantages that are relative to the batch: each micro-batch needs the rewards (and parts) of
-every group of the step."""
-
 
 class Prior(NamedTuple):
     """Mean of a prompt's rewards in earlier visits, and `seen`, the number of rewards that they

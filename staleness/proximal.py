@@ -1,4 +1,4 @@
-"""The policy that an update is anchored to. Invariant: proximal log-probabilities have no gradient,
+"""The policy that an update stays close to. Invariant: proximal log-probabilities have no gradient,
 and are of the token's own version wherever that version was scored.
 
 "Missing old logits" (arXiv 2605.12070): `current / behaviour = (proximal / behaviour) * (current /
@@ -18,13 +18,22 @@ from staleness.ratios import log_ratio
 
 
 class LogRatios(NamedTuple):
-    """`objective`: float32 [tokens], `current - proximal`, with the gradient of `current`.
-    `correction`: float32 [tokens], without a gradient, `proximal - behaviour`; `current -
-    behaviour` where there is no proximal policy. Both are 0, without a gradient, where not `finite`
-    (bool [tokens])."""
+    """`log_ratio`: float32 [tokens], `current - proximal`, with the gradient of `current`.
+    `mismatch`: float32 [tokens], without a gradient, `proximal - behaviour`; `current - behaviour`
+    where there is no proximal policy. Both are 0, without a gradient, where not `finite` (bool
+    [tokens]).
 
-    objective: Tensor
-    correction: Tensor
+    The policy has learned 0.5 since the version that sampled, and engine and trainer disagree by
+    0.25 about that version:
+
+    >>> current, behaviour, proximal = (torch.tensor([log]) for log in (-1.0, -1.75, -1.5))
+    >>> found = log_ratios(current, behaviour, proximal)
+    >>> found.log_ratio.item(), found.mismatch.item()
+    (0.5, 0.25)
+    """
+
+    log_ratio: Tensor
+    mismatch: Tensor
     finite: Tensor
 
 

@@ -18,8 +18,8 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.units import GroupUnits, RolloutUnits, Units
 from asyncrl.config import Config
 from asyncrl.config.flow import admission_policy, max_lag
+from asyncrl.config.losses import advantage_of
 from asyncrl.experience.rollout import Rollout
-from staleness.baseline import WHOLE_STEP
 
 PIECES = 4
 """Micro-batches of a step where nothing may lag, at least: what is done of a step is trained while
@@ -80,7 +80,7 @@ class Batching:
         that does not fit one comes alone. Empty where there is none yet, or the step is full."""
         if self.full:
             return []
-        if self._config.train.advantage in WHOLE_STEP:
+        if advantage_of(self._config.train).whole_step:
             return self._whole_step(step)
         if max_lag(self._config) == 0:
             return self._in_turn(step, size)

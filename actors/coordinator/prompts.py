@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncrl.experience.history import History
 from asyncrl.ipc.messages import Split
-from asyncrl.strategies.curriculum import CHOICES, NextPrompt, PromptOrder
+from asyncrl.strategies.curriculum import CURRICULA, NextPrompt, PromptOrder
 
 
 class Source(Protocol):
@@ -34,16 +34,22 @@ class Encoder(Protocol):
 
 
 class PromptSource:
-    """The training prompts, chosen by `choice` from a stream of epochs; and the held-out ones, in
+    """The training prompts, chosen by the `curriculum` from a stream of epochs; and the held-out ones, in
     their order."""
 
     def __init__(
-        self, source: Source, encoder: Encoder, *, seed: int, epochs: int, choice: str = "in_order"
+        self,
+        source: Source,
+        encoder: Encoder,
+        *,
+        seed: int,
+        epochs: int,
+        curriculum: str = "in_order",
     ) -> None:
         self._source = source
         self._encoder = encoder
         self._stream = PromptOrder(source.size("train"), seed=seed, epochs=epochs)
-        self._choice = CHOICES[choice](self._stream)
+        self._curriculum = CURRICULA.find(curriculum)(self._stream)
 
     @property
     def vocabulary(self) -> int:
@@ -52,7 +58,7 @@ class PromptSource:
 
     def next(self, history: History, live: Container[int]) -> NextPrompt | None:
         """Return the training prompt to admit; None when the epochs are over (0 epochs: never)."""
-        return self._choice.next(history, live)
+        return self._curriculum.next(history, live)
 
     def train_item(self, place: int) -> int | None:
         """Return the prompt at a place in the stream; None when the epochs are over."""

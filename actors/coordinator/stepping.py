@@ -36,6 +36,7 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
+from asyncrl.config.losses import advantage_of
 from asyncrl.experience.events import Checkpointed, Replayed, StoredForReplay, Taken, Trained
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.replay_buffer import ReplayGroup
@@ -56,7 +57,6 @@ from asyncrl.ipc.messages import (
 from asyncrl.observe.summary import Alarmed
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.alarms import Alarm, alarms
-from staleness.baseline import WHOLE_STEP
 from staleness.lag import fresh_mask, tokens_by_lag
 
 OUTSTANDING = 2
@@ -224,7 +224,7 @@ class Stepping:
         taken = [rollout for unit in units for rollout in unit]
         self._store.record(Taken(self._step, [rollout.id for rollout in taken]))
         groups = {rollout.group: self._store.experience.groups[rollout.group] for rollout in taken}
-        whole = self._config.train.advantage in WHOLE_STEP
+        whole = advantage_of(self._config.train).whole_step
         for batch in micro_batches(units, self._tokens, self._config.train.micro_tokens):
             named = groups if whole else {rollout.group: groups[rollout.group] for rollout in batch}
             rewards = {number: group.rewards for number, group in named.items()}
@@ -278,7 +278,7 @@ class Stepping:
         ):
             named = (
                 rewards
-                if self._config.train.advantage in WHOLE_STEP
+                if advantage_of(self._config.train).whole_step
                 else {piece.sample.group for piece in batch}
             )
             self._replays.add((self._step, self._index))

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from asyncrl.config.advice import advice
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size
-from asyncrl.config.losses import clips_nothing, ratios_weigh
-from asyncrl.config.schema import Config, TrainConfig
+from asyncrl.config.losses import clip_bounds, clips_nothing, objective_of, ratios_weigh
+from asyncrl.config.schema import Config
 from staleness.admission import AdmissionPolicy
 
 EVENT_BYTES = 40
@@ -104,7 +104,7 @@ def derived(config: Config, available: int) -> list[Row]:
         Row(
             "loss",
             train.objective,
-            f"{_bounds(train)}; advantage {train.advantage}, by {train.unit}",
+            f"{objective_of(train).describe(clip_bounds(train))}; advantage {train.advantage}, by {train.unit}",
         ),
         Row(
             "correction",
@@ -168,25 +168,13 @@ def _step(config: Config) -> list[Row]:
     ]
 
 
-def _bounds(train: TrainConfig) -> str:
-    """What the objective does to the ratio."""
-    lo, hi = f"{1 - train.clip_lo:g}", f"{1 + train.clip_hi:g}"
-    return {
-        "clip": f"ratio clipped to [{lo}, {hi}]",
-        "dual_clip": f"ratio clipped to [{lo}, {hi}], and at {train.dual_clip:g} where the advantage is negative",
-        "gspo": f"mean ratio of a rollout clipped to [{lo}, {hi}]",
-        "cispo": f"weight ≤ {hi}",
-        "topr": "weight ≤ 1 of rollouts whose advantage is negative",
-        "reinforce": "no ratio",
-        "one_forward": "ratio not clipped",
-    }[train.objective]
-
-
 def _weighs(config: Config) -> str:
     correction = config.staleness.correction
     if not correction:
         return "no token is left out, or weighs less"
-    if any(entry.measures for entry in correction) and ratios_weigh(config.train, config.staleness):
+    if any(entry.weighs_by_ratio for entry in correction) and ratios_weigh(
+        config.train, config.staleness
+    ):
         return "what is kept weighs by its ratio"
     return (
         "says what is kept; the objective's own ratio weighs it"

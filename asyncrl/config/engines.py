@@ -9,15 +9,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.errors import ConfigError
-from asyncrl.config.plugins import load_named
-
-ENGINES = {
-    "embedded": "actors.engines.embedded:Embedded",
-    "scripted": "actors.engines.scripted:Scripted",
-    "sglang": "actors.engines.sglang:SglangServers",
-}
-"""What `engine.kind` may be called, and the class (`asyncrl.engines.spec.EngineKind`) of each."""
+from asyncrl.config.plugins import Registry
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,16 +25,22 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     engine that is not chosen does nothing, which is said."""
 
 
-def load_engine(kind: str) -> Any:
-    """The class that `engine.kind` names. Raises ConfigError where there is none, or where it
-    declares no capabilities."""
-    found = load_named(kind, "engine", ENGINES)
-    if not isinstance(getattr(found, "capabilities", None), Capabilities):
-        raise ConfigError(
-            f"engine.kind is {kind!r}, which is no engine: derive it from "
-            "asyncrl.engines.spec.EngineKind."
-        )
-    return found
+def _wrong(found: Any) -> str:
+    if isinstance(getattr(found, "capabilities", None), Capabilities):
+        return ""
+    return "derive it from asyncrl.engines.spec.EngineKind"
+
+
+ENGINES: Registry[Any] = Registry(
+    "engine",
+    {
+        "embedded": "actors.engines.embedded:Embedded",
+        "scripted": "actors.engines.scripted:Scripted",
+        "sglang": "actors.engines.sglang:SglangServers",
+    },
+    _wrong,
+)
+"""What `engine.kind` may name: classes derived from `asyncrl.engines.spec.EngineKind`."""
 
 
 def capabilities(kind: str) -> Capabilities:
@@ -51,5 +49,5 @@ def capabilities(kind: str) -> Capabilities:
     >>> capabilities("embedded").keeps_versions, capabilities("sglang").keeps_versions
     (True, False)
     """
-    declared: Capabilities = load_engine(kind).capabilities
+    declared: Capabilities = ENGINES.find(kind).capabilities
     return declared

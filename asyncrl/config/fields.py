@@ -1,5 +1,6 @@
 """The catalogue of settings, read off the schema. Invariant: an error message and a comment in
-run.toml say what the schema says."""
+run.toml say what the schema says.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from asyncrl.config.errors import ConfigError
+from asyncrl.config.loss_names import CORRECTIONS
 from asyncrl.config.plugins import Named
 from asyncrl.config.renamed import VALUES
 from asyncrl.config.schema import Config, Section
+from staleness.corrections import Correction
 
 NONE = "none"
 """A list of no tables, where it is said in one word."""
@@ -23,7 +26,8 @@ TEXTS = tuple[str, ...]
 
 class Field(msgspec.Struct, frozen=True):
     """One setting: `key` is `section.name` (a section may lie in another: `engine.sglang`), `kind`
-    its Python type (or the Literal), `allowed` what it may be, in words."""
+    its Python type (or the Literal), `allowed` what it may be, in words, `named` the mark of a setting
+    that names code."""
 
     key: str
     hint: Any
@@ -42,7 +46,7 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def is_table(self) -> bool:
-        """Whether its keys are free (`task.params`)."""
+        """True if its keys are free (`task.params`)."""
         return get_origin(self.kind) is dict
 
     @property
@@ -53,13 +57,17 @@ class Field(msgspec.Struct, frozen=True):
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
-    def entries(self) -> dict[str, type[msgspec.Struct]]:
-        """What a list of tables may hold, by the `kind` of the table, or {} where it is no such
-        list."""
-        if get_origin(self.kind) is not tuple or self.kind == TEXTS:
-            return {}
-        union, _ = get_args(self.kind)
-        return {str(cls.__struct_config__.tag): cls for cls in get_args(union)}
+    def entries(self) -> tuple[str, ...]:
+        """Kinds of table that are built in, where this is a list of tables; otherwise ()."""
+        return tuple(CORRECTIONS) if self.kind == tuple[Correction, ...] else ()
+
+    @property
+    def words(self) -> str:
+        """Everything that it may be called, for the comment above it; empty where that is
+        free."""
+        listed = [*(self.choices or self.entries)]
+        own = ["module:name"] if self.named or self.entries else []
+        return ", ".join([*listed, *own])
 
     @property
     def is_text(self) -> bool:
@@ -207,28 +215,57 @@ def _entry(field: Field, table: Any, place: str) -> Any:
         raise ConfigError(
             f"{place}: {field.key} has {NONE} beside others, which says nothing: leave it out."
         )
-    if kind not in kinds:
+    if kind not in kinds and ":" not in kind:
         near = nearest(kind, kinds)
         raise ConfigError(
             f"{place}: {field.key} has the kind {quoted(kind)}, which there is not; the nearest "
             f"is {near}."
         )
-    hints = {
-        name: hint
-        for name, hint in get_type_hints(kinds[kind], include_extras=True).items()
-        if name in kinds[kind].__struct_fields__
-    }
+    try:
+        cls = CORRECTIONS.find(kind)
+        hints = _settings(cls)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {field.key}: {error}") from None
     values = {}
     for name, value in table.items():
         if name != "kind" and name not in hints:
-            near = f"it takes {', '.join(hints)}, and the nearest is {nearest(str(name), hints)}"
             raise ConfigError(
                 f"{place}: {field.key} has a {kind} with {quoted(name)}, which it does not take; "
-                f"{near}."
+                f"{_takes(str(name), hints)}."
             )
         if name != "kind":
             values[name] = checked(_field(f"{field.key}.{kind}", name, hints[name]), value, place)
-    return kinds[kind](**values)
+    for known in msgspec.structs.fields(cls):
+        if known.required and known.name not in values:
+            raise ConfigError(
+                f"{place}: {field.key} has a {kind} without {quoted(known.name)}, which it needs."
+            )
+    try:
+        return cls(**values)
+    except (TypeError, ValueError) as error:  # what __post_init__ of a user's own says
+        raise ConfigError(f"{place}: {field.key} has a {kind} that is refused: {error}.") from None
+
+
+def _settings(cls: type[Correction]) -> dict[str, Any]:
+    """The types of a correction's settings by name. Raises ConfigError for one that a table of
+    run.toml cannot have."""
+    try:
+        every = get_type_hints(cls, include_extras=True)
+        hints = {name: every[name] for name in cls.__struct_fields__}
+        for name, hint in hints.items():
+            _field(cls.kind, name, hint)
+    except (NameError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the settings of {cls.kind} cannot be read ({type(error).__name__}: {error}); give "
+            "each the type int, float, str, bool or Literal."
+        ) from error
+    return hints
+
+
+def _takes(name: str, hints: Iterable[str]) -> str:
+    if not (listed := list(hints)):
+        return "it takes none"
+    return f"it takes {', '.join(listed)}, and the nearest is {nearest(name, listed)}"
 
 
 def quoted(value: Any) -> str:
@@ -239,14 +276,9 @@ def quoted(value: Any) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, msgspec.Struct):
-        return (
-            "{"
-            + ", ".join(
-                f"{name} = {_toml(inner)}" for name, inner in msgspec.to_builtins(value).items()
-            )
-            + "}"
-        )
+    if isinstance(value, Correction):
+        inner = ", ".join(f"{name} = {_toml(inner)}" for name, inner in value.table().items())
+        return f"{{{inner}}}"
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return repr(value)
@@ -257,13 +289,14 @@ def shortened(text: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written to a file and name one: an environment can hold bytes that are not
+    """True if it can be written to a file and name one: an environment can hold bytes that are not
     UTF-8."""
     return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _unplain(value: Any, path: str = "") -> str:
-    """What makes a free table unfit to be journalled and compared, or nothing."""
+    """Words for what makes a free table unfit to be journalled and compared; empty where it is
+    fit."""
     if isinstance(value, dict):
         return next(
             (found for key, item in value.items() if (found := _unplain(item, f"{path}.{key}"))), ""

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import tomli_w
 
 from asyncrl.config.errors import ConfigError
@@ -31,6 +30,7 @@ from asyncrl.config.fields import (
 from asyncrl.config.renamed import about_old_name
 from asyncrl.config.rules import contradictions
 from asyncrl.config.schema import VARIABLES, Config, Section
+from staleness.corrections import Correction
 
 PREFIX = "ASYNCRL_"
 
@@ -90,7 +90,7 @@ def render(config: Config) -> str:
         for field in sorted(
             fields, key=lambda field: field.is_table
         ):  # a table takes every key that follows it
-            value = msgspec.to_builtins(lookup(config, field.key))
+            value = _plain(lookup(config, field.key))
             parts.append(_comment(field))
             parts.append(
                 tomli_w.dumps({section: {field.name: value}})
@@ -101,9 +101,15 @@ def render(config: Config) -> str:
     return "".join(parts).rstrip() + "\n"
 
 
+def _plain(value: Any) -> Any:
+    """A setting as TOML has it: corrections as tables."""
+    if isinstance(value, tuple):
+        return [item.table() if isinstance(item, Correction) else item for item in value]
+    return value
+
+
 def _comment(field: Field) -> str:
-    words = field.choices or (*field.entries,)
-    choices = f" ({', '.join(words)})" if words else ""
+    choices = f" ({field.words})" if field.words else ""
     return f"# {field.description}{choices}\n"
 
 

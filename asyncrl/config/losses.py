@@ -1,7 +1,8 @@
-"""What the settings of the loss say about each other. Invariant: a loss that passes here is one
-that its formulas define.
+"""Contradictions in the settings of the loss. Invariant: a loss that passes here is one that its
+formulas define.
 
-Every rule names the keys that contradict each other and what to do about it, as
+The rules ask what corrections, objective and advantage say of themselves, and never for one by its
+name. Every rule names the keys that contradict each other and what to do about it, as
 `rules.contradictions` does.
 """
 
@@ -10,52 +11,63 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
-from staleness.estimators import K3, GeometricMask, GeometricTis, IcePop, Mis
+from staleness.advantages import Advantage
+from staleness.objectives import ClipBounds, Objective
 
-BANDS = (IcePop, Mis, GeometricMask, GeometricTis)
-"""Corrections whose lo and hi are the two ends of one band."""
-BOUNDS = (IcePop, Mis, K3)
-"""Corrections that keep no token, or no rollout, of a ratio far above 1. The others look at
-something else, or one way only."""
-GRADIENT_NORMS = ("min_variance", "min_variance_logits")
 Contradictions = Iterator[tuple[tuple[str, ...], str]]
 
 
 def loss_contradictions(config: Config) -> Contradictions:
     """Those of corrections, objective, proximal policy, advantages, and of the tokens that all of
     them are about."""
-    train = config.train
-    if train.objective == "dual_clip" and train.dual_clip <= 1 + train.clip_hi:
+    train, objective = config.train, objective_of(config.train)
+    if "dual_clip" in objective.settings and train.dual_clip <= 1 + train.clip_hi:
         yield (
             ("train.dual_clip", "train.clip_hi"),
             "the second clip would cut into the first: dual_clip must be larger than 1 + clip_hi",
         )
-    if train.objective == "one_forward":
-        yield from _one_forward(train, config.staleness)
+    if objective.ratio != "none" and objective.bounded == "nowhere":
+        yield from _unbounded(train, config.staleness)
     yield from _corrections(config)
     yield from _advantages(config)
 
 
+def objective_of(train: TrainConfig) -> Objective:
+    """The objective that `train.objective` names."""
+    return OBJECTIVES.find(train.objective)()
+
+
+def advantage_of(train: TrainConfig) -> Advantage:
+    """The advantage that `train.advantage` names."""
+    return ADVANTAGES.find(train.advantage)()
+
+
+def clip_bounds(train: TrainConfig) -> ClipBounds:
+    """The bounds that objectives are given."""
+    return ClipBounds(train.clip_lo, train.clip_hi, train.dual_clip)
+
+
 def ratios_weigh(train: TrainConfig, staleness: StalenessConfig) -> bool:
-    """Whether the ratio that corrections look at may weigh the loss. It may not where the
+    """True if the ratio that corrections look at may weigh the loss. It may not where the
     objective's own ratio is the same: that of current to behaviour policy."""
-    return staleness.proximal != "behaviour" or train.objective == "reinforce"
+    return staleness.proximal != "behaviour" or objective_of(train).ratio == "none"
 
 
 def clips_nothing(train: TrainConfig, staleness: StalenessConfig) -> bool:
-    """Whether the objective has a ratio, and that ratio is always 1. (A step makes a version, so
+    """True if the objective has a ratio, and that ratio is always 1. (A step makes a version, so
     current and recomputed policy are one.)"""
-    return staleness.proximal == "recompute" and train.objective != "reinforce"
+    return staleness.proximal == "recompute" and objective_of(train).ratio != "none"
 
 
 def bounded_above(staleness: StalenessConfig) -> bool:
-    """Whether a correction bounds the ratio of what it keeps, which is that of current to behaviour
+    """True if a correction bounds the ratio of what it keeps, which is that of current to behaviour
     policy where proximal is behaviour."""
-    return any(isinstance(entry, BOUNDS) for entry in staleness.correction)
+    return any(entry.bounds_ratio for entry in staleness.correction)
 
 
-def _one_forward(train: TrainConfig, staleness: StalenessConfig) -> Contradictions:
+def _unbounded(train: TrainConfig, staleness: StalenessConfig) -> Contradictions:
     if staleness.proximal != "behaviour" and not clips_nothing(train, staleness):
         yield (
             ("train.objective", "staleness.proximal"),
@@ -74,7 +86,7 @@ def _one_forward(train: TrainConfig, staleness: StalenessConfig) -> Contradictio
 def _corrections(config: Config) -> Contradictions:
     correction, weigh = config.staleness.correction, ratios_weigh(config.train, config.staleness)
     for entry in correction:
-        if isinstance(entry, BANDS) and entry.lo >= entry.hi:
+        if entry.is_empty:
             yield (
                 ("staleness.correction",),
                 f"the band [lo, hi] of {entry.kind} is empty: lower lo or raise hi",
@@ -85,7 +97,7 @@ def _corrections(config: Config) -> Contradictions:
             ("staleness.correction",),
             f"{again} is there twice, and what it leaves out could not be told apart: list it once",
         )
-    pure = [entry.kind for entry in correction if entry.weights]
+    pure = [entry.kind for entry in correction if entry.only_weighs]
     if pure and not weigh:
         yield (
             ("staleness.proximal", "staleness.correction", "train.objective"),
@@ -93,28 +105,29 @@ def _corrections(config: Config) -> Contradictions:
             f"weigh by it once more: leave {pure[0]} out, "
             "set proximal to boundary, or objective to reinforce",
         )
-    measures = [entry.kind for entry in correction if entry.measures]
-    if len(measures) > 1 and weigh:
+    weighing = [entry.kind for entry in correction if entry.weighs_by_ratio]
+    if len(weighing) > 1 and weigh:
         yield (
             ("staleness.correction", "staleness.proximal", "train.objective"),
-            f"both {measures[0]} and {measures[1]} weigh by the ratio, which would count twice: "
+            f"both {weighing[0]} and {weighing[1]} weigh by the ratio, which would count twice: "
             "list one of them",
         )
 
 
 def _advantages(config: Config) -> Contradictions:
     rollout, train = config.rollout, config.train
+    advantage = advantage_of(train)
     size: tuple[str, Any] = ("rollout.group_size", rollout.group_size)
     if rollout.sizing == "difficulty":
         size = ("rollout.group_size_max", max(rollout.group_size, rollout.group_size_max))
-    if train.unit == "rollout" and train.advantage != "first_k":
+    if train.unit == "rollout" and advantage.unit != "rollout":
         yield (
             ("train.unit", "train.advantage"),
             "a rollout that is trained before its siblings are judged cannot be compared with "
             "all of them: set advantage to first_k, "
             "or unit to group",
         )
-    if train.unit == "group" and train.advantage == "first_k":
+    if train.unit == "group" and advantage.unit != "group":
         yield (
             ("train.unit", "train.advantage"),
             "where whole groups are trained every reward is known: set unit to rollout, or "
@@ -131,10 +144,7 @@ def _advantages(config: Config) -> Contradictions:
             "a rollout has group_size - 1 others to be compared with: lower k_min or raise "
             "group_size",
         )
-    if (
-        train.advantage in GRADIENT_NORMS
-        and size[1] * config.engine.context_tokens > train.micro_tokens
-    ):
+    if advantage.needs_gradients and size[1] * config.engine.context_tokens > train.micro_tokens:
         yield (
             ("train.advantage", "train.micro_tokens", size[0], "engine.context_tokens"),
             "a group's baseline needs the gradient of each of its rollouts, so it must fit in "

@@ -13,8 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.config.engines import ENGINES
+from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
 from asyncrl.config.plugins import Named
-from staleness.estimators import Estimator, IcePop
+from staleness.corrections import Correction, IcePop
 
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
@@ -48,9 +49,8 @@ class TaskConfig(Section, frozen=True):
     ] = ""
     verifier: Annotated[
         str,
-        Meta(
-            description="`jsonl`: verifier of lines that name none: exact, number, or module:function"
-        ),
+        Named("verifier", ("exact", "number")),
+        Meta(description="`jsonl`: verifier of lines that name none"),
     ] = "exact"
     template: Annotated[str, Meta(description="the prompt's text around {question}")] = (
         "{question}\n"
@@ -61,7 +61,8 @@ class TaskConfig(Section, frozen=True):
     train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
     eval_size: Annotated[int, Meta(ge=0, description="held-out prompts; 0: no evaluation")] = 128
     curriculum: Annotated[
-        Literal["in_order", "unsolved", "difficulty"],
+        str,
+        Named("curriculum", ("in_order", "unsolved", "difficulty")),
         Meta(
             description=(
                 "which prompt comes next: each in turn, none that all rollouts solved "
@@ -170,7 +171,7 @@ class EngineConfig(Section, frozen=True):
 
     kind: Annotated[
         str,
-        Named("engine", tuple(ENGINES)),
+        ENGINES.named,
         Meta(
             description=(
                 "embedded: transformers in the rollout process; sglang: a server for each "
@@ -304,17 +305,8 @@ class TrainConfig(Section, frozen=True):
         ),
     ] = "group"
     advantage: Annotated[
-        Literal[
-            "grpo",
-            "dr_grpo",
-            "rloo",
-            "mc_grpo",
-            "gdpo",
-            "reinforce_pp",
-            "first_k",
-            "min_variance",
-            "min_variance_logits",
-        ],
+        str,
+        ADVANTAGES.named,
         Meta(description="how much better a rollout did than what is expected of its prompt"),
     ] = "grpo"
     prior_visits: Annotated[
@@ -328,7 +320,8 @@ class TrainConfig(Section, frozen=True):
         ),
     ] = 4.0
     objective: Annotated[
-        Literal["clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward"],
+        str,
+        OBJECTIVES.named,
         Meta(description="what is minimized, per token"),
     ] = "clip"
     dual_clip: Annotated[
@@ -419,7 +412,7 @@ class StalenessConfig(Section, frozen=True):
         ),
     ] = "mask"
     correction: Annotated[
-        tuple[Estimator, ...],
+        tuple[Correction, ...],
         Meta(
             description="which tokens are left out, and what the others weigh, one after the other"
         ),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from asyncrl.config import Config
-from asyncrl.config.engines import Capabilities, load_engine
+from asyncrl.config.engines import ENGINES, Capabilities
 from asyncrl.engines.protocol import Engine
 from asyncrl.ipc.waits import Waits
 
@@ -61,5 +61,5 @@ class EngineKind(ABC):
 
 def engine_kind(name: str) -> type[EngineKind]:
     """The class that `engine.kind` names. Raises ConfigError."""
-    found: type[EngineKind] = load_engine(name)
+    found: type[EngineKind] = ENGINES.find(name)
     return found

@@ -28,6 +28,7 @@ from asyncrl.config.fields import FIELDS, lookup, quoted
 from asyncrl.engines.spec import engine_kind
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.observe.run_dir import JOURNAL, LOCK, RUN_TOML
+from asyncrl.strategies.curriculum import CURRICULA
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.training.checkpoint_index import complete
 
@@ -115,6 +116,7 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     engine_kind(config.engine.kind).check(config)
     if config.model.path:
         _model(Path(config.model.path))
+    CURRICULA.find(config.task.curriculum)
     try:
         open_task(config.task, config.run.seed)
     except TaskError as error:

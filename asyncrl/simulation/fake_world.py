@@ -74,7 +74,7 @@ class FakeWorld(World):
     def prompts(self) -> PromptSource:
         task = self.config.task
         return PromptSource(
-            self._task, self._task, seed=self.seed, epochs=task.epochs, choice=task.curriculum
+            self._task, self._task, seed=self.seed, epochs=task.epochs, curriculum=task.curriculum
         )
 
     @asynccontextmanager

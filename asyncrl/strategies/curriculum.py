@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Container, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Container
+from typing import Any, NamedTuple, Protocol
 
+from asyncrl.config.plugins import Registry
 from asyncrl.experience.history import History
 
 ORDERS = 4
@@ -164,9 +165,13 @@ class Difficulty:
         return p * (1 - p)
 
 
-CHOICES: Mapping[str, type[Curriculum]] = {
-    "in_order": InOrder,
-    "unsolved": Unsolved,
-    "difficulty": Difficulty,
-}
-"""`task.curriculum` in run.toml."""
+def _wrong(found: Any) -> str:
+    if not isinstance(found, type) or not callable(getattr(found, "next", None)):
+        return "it must be a class with a method next(history, live)"
+    return ""
+
+
+CURRICULA: Registry[type[Curriculum]] = Registry(
+    "curriculum", {"in_order": InOrder, "unsolved": Unsolved, "difficulty": Difficulty}, _wrong
+)
+"""What `task.curriculum` may name."""

@@ -21,11 +21,12 @@ function may have others.
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.plugins import Registry
 from asyncrl.tasks import NoReward, Several, TaskError
 
 Verifier = Callable[[str, Mapping[str, Any]], Any]
@@ -47,7 +48,10 @@ def number(answer: str, entry: Mapping[str, Any]) -> float:
 SHOWN = 100
 """Characters of somebody else's names that a sentence has."""
 
-BUILT_IN: dict[str, Verifier] = {"exact": exact, "number": number}
+VERIFIERS: Registry[Verifier] = Registry(
+    "verifier", {"exact": exact, "number": number}, lambda found: ""
+)
+"""What `task.verifier` may name."""
 
 
 def as_number(text: str) -> Decimal | None:
@@ -135,35 +139,30 @@ class VerifierTable:
         """The verifier of that name; of `task.verifier` where it is empty. Raises LookupError that
         says what is wrong with the name."""
         name = name or self._default
-        if name in BUILT_IN:
-            return BUILT_IN[name]
         module, colon, function = name.partition(":")
-        if not colon:
-            close = difflib.get_close_matches(name, BUILT_IN, n=1)
+        if name not in VERIFIERS and not colon:
+            close = difflib.get_close_matches(name, list(VERIFIERS), n=1)
             raise LookupError(
                 f"no verifier is called {name!r}"
                 + (
                     f"; did you mean {close[0]!r}?"
                     if close
-                    else "; there are exact, number, and module:function"
+                    else f"; there are {', '.join(VERIFIERS)}, and module:function"
                 )
             )
-        if not module or not function:
+        if colon and (not module or not function):
             raise LookupError(f"{name!r} is no module:function: give both")
-        if module != self._module:
+        if colon and module != self._module:
             raise LookupError(
                 f"{name!r} names a module that run.toml does not: set task.verifier to a "
                 f"function of {module!r} if you trust it, "
                 f"as its code would be run"
             )
         try:
-            found = getattr(importlib.import_module(module), function, None)
-        except ImportError as error:
-            raise LookupError(
-                f"{module!r} cannot be imported ({error}); put its folder on PYTHONPATH"
-            ) from error
-        if not callable(found) or getattr(found, "__module__", None) != module:
+            verifier = VERIFIERS.find(name)
+        except ConfigError as error:
+            raise LookupError(str(error).removesuffix(".")) from error
+        if colon and (not callable(verifier) or getattr(verifier, "__module__", "") != module):
             raise LookupError(f"{module!r} defines no function {function!r}")
-        verifier: Verifier = found
         names(verifier)
         return verifier

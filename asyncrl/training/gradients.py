@@ -3,13 +3,12 @@ that is being accumulated is touched.
 
 A minimum-variance baseline weighs a group's rewards by the squared norm of each rollout's own
 gradient, which is known after a pass over the group only; so it costs one more forward and backward
-pass of every rollout alone, and its proxy one more forward pass.
+pass of every rollout alone, and its approximation one more forward pass.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -20,83 +19,92 @@ from asyncrl.ipc.messages import MicroBatch
 from asyncrl.training.batch import Batch
 from asyncrl.training.forward import log_probabilities, response_logits
 from asyncrl.training.packing import part_of
-from staleness.advantages import Advantages, Kind, advantages
+from staleness.advantages import Advantage, RewardedSamples
+from staleness.advantages.as_tensors import Advantages, advantage_tensors
 from staleness.ratios import log_ratio, ratio
-from staleness.vcpo import logit_norm, minimum_variance, minimum_variance_logits
+from staleness.vcpo import logit_norm, squared_norms
 
 
-def advantages_of(
-    batch: MicroBatch, tensors: Batch, model: PreTrainedModel, kind: str, temperature: float
+def sample_advantages(
+    batch: MicroBatch,
+    tensors: Batch,
+    model: PreTrainedModel,
+    advantage: Advantage,
+    temperature: float,
 ) -> Advantages:
-    """Advantage of each sample, by `kind` (`train.advantage`), and whether it is trained. Raises
-    ValueError as `advantages` does, and where a minimum-variance baseline would be of a part of a
-    group."""
-    if kind not in ("min_variance", "min_variance_logits"):
-        return advantages(cast(Kind, kind), batch.samples, batch.rewards, batch.parts)
-    here = Counter(sample.group for sample in batch.samples)
-    for group, count in here.items():
-        if count != (members := len(batch.rewards.get(group, ()))):
-            raise ValueError(
-                f"group {group} came with {count} of its {members} members, and its baseline "
-                "needs all of them"
-            )
-    samples = batch.samples
-    if kind == "min_variance":
-        value = minimum_variance(samples, *_alone(tensors, len(samples), model, temperature))
-    else:
-        weight, token_norm, usable = _together(tensors, len(samples), model, temperature)
-        value = minimum_variance_logits(samples, weight, token_norm, usable, tensors.sample_index)
-    return Advantages(value, torch.ones(len(samples), dtype=torch.bool))
-
-
-def _alone(
-    batch: Batch, samples: int, model: PreTrainedModel, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """Of each sample, the ratio of current to behaviour policy of the whole rollout, and the
-    squared norm of the gradient of its log-probability; float64 [samples], over the tokens that
-    arrived and are finite. A norm that is not finite is 0: the step's own gradient is not either
-    then, and is not taken."""
-    weight, norm_squared = (
-        torch.ones(samples, dtype=torch.float64),
-        torch.zeros(samples, dtype=torch.float64),
-    )
-    parameters = list(model.parameters())
-    for bundle in batch.bundles:
-        sample_index, arrived = batch.sample_index[bundle.tokens], batch.mask[bundle.tokens]
-        for sample in torch.unique(sample_index[arrived]).tolist():
-            part = part_of(bundle, arrived & (sample_index == sample))
-            current = log_probabilities(model, part, temperature)
-            log, finite = log_ratio(
-                current.detach(), batch.behaviour[part.tokens].to(current.device)
-            )
-            if finite.any():
-                gradients = torch.autograd.grad(
-                    current[finite].sum(), parameters, allow_unused=True
+    """Advantage of each sample, and which of them are trained. Raises ValueError as the advantage
+    does, and where one that needs gradients would be of a part of a group."""
+    gradients = None
+    if advantage.needs_gradients:
+        here = Counter(sample.group for sample in batch.samples)
+        for group, count in here.items():
+            if count != (members := len(batch.rewards.get(group, ()))):
+                raise ValueError(
+                    f"group {group} came with {count} of its {members} members, and its baseline "
+                    "needs all of them"
                 )
-                norms = torch._foreach_norm(
-                    [gradient for gradient in gradients if gradient is not None]
-                )
-                norm_squared[sample] = torch.stack(norms).double().square().sum()
-                weight[sample] = ratio(log.double().sum())
-    return weight, norm_squared.nan_to_num(0.0, posinf=0.0)
-
-
-def _together(
-    batch: Batch, samples: int, model: PreTrainedModel, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The ratio of each sample as in `_alone`, and of each response token `vcpo.logit_norm`
-    (float32) and whether it is finite and arrived (bool). From forward passes of whole bundles."""
-    log, token_norm = torch.zeros_like(batch.behaviour), torch.zeros_like(batch.behaviour)
-    usable = torch.zeros_like(batch.mask)
-    for bundle in batch.bundles:
-        with torch.no_grad():
-            logits = response_logits(model, bundle, temperature)
-        targets, tokens = bundle.targets.to(logits.device), bundle.tokens
-        current = -F.cross_entropy(logits, targets, reduction="none")
-        of_bundle, finite = log_ratio(current, batch.behaviour[tokens].to(current.device))
-        log[tokens], usable[tokens] = of_bundle.cpu(), batch.mask[tokens] & finite.cpu()
-        token_norm[tokens] = logit_norm(logits, targets).nan_to_num(0.0).cpu()
-    total = torch.zeros(samples, dtype=torch.float64).index_add(
-        0, batch.sample_index, torch.where(usable, log, 0.0).double()
+        gradients = ModelGradients(tensors, len(batch.samples), model, temperature)
+    return advantage_tensors(
+        advantage, RewardedSamples(batch.samples, batch.rewards, batch.parts, gradients)
     )
-    return ratio(total), token_norm, usable
+
+
+class ModelGradients:
+    """Gradients of a micro-batch's rollouts by the model's parameters, computed when asked for.
+    Satisfies `staleness.advantages.GradientNorms`."""
+
+    def __init__(
+        self, batch: Batch, samples: int, model: PreTrainedModel, temperature: float
+    ) -> None:
+        self._batch, self._samples = batch, samples
+        self._model, self._temperature = model, temperature
+
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """The ratio of current to behaviour policy of each sample's whole rollout, and the squared
+        norm of the gradient of its log-probability; float64 [samples], over the tokens that arrived
+        and are finite. A norm that is not finite is 0: the step's own gradient is not either then,
+        and is not taken."""
+        batch = self._batch
+        weight = torch.ones(self._samples, dtype=torch.float64)
+        norm_squared = torch.zeros(self._samples, dtype=torch.float64)
+        parameters = list(self._model.parameters())
+        for bundle in batch.bundles:
+            sample_index = batch.sample_index[bundle.tokens]
+            arrived = batch.mask[bundle.tokens]
+            for sample in torch.unique(sample_index[arrived]).tolist():
+                part = part_of(bundle, arrived & (sample_index == sample))
+                current = log_probabilities(self._model, part, self._temperature)
+                log, finite = log_ratio(
+                    current.detach(), batch.behaviour[part.tokens].to(current.device)
+                )
+                if finite.any():
+                    gradients = torch.autograd.grad(
+                        current[finite].sum(), parameters, allow_unused=True
+                    )
+                    norms = torch._foreach_norm(
+                        [gradient for gradient in gradients if gradient is not None]
+                    )
+                    norm_squared[sample] = torch.stack(norms).double().square().sum()
+                    weight[sample] = ratio(log.double().sum())
+        return weight, norm_squared.nan_to_num(0.0, posinf=0.0)
+
+    def from_logits(self) -> tuple[Tensor, Tensor]:
+        """The ratio of each sample as in `exact`, and the sum of `vcpo.logit_norm` over its tokens
+        that arrived and are finite; float64 [samples]. From forward passes of whole packed
+        batches."""
+        batch = self._batch
+        log, token_norm = torch.zeros_like(batch.behaviour), torch.zeros_like(batch.behaviour)
+        usable = torch.zeros_like(batch.mask)
+        for bundle in batch.bundles:
+            with torch.no_grad():
+                logits = response_logits(self._model, bundle, self._temperature)
+            targets, tokens = bundle.targets.to(logits.device), bundle.tokens
+            current = -F.cross_entropy(logits, targets, reduction="none")
+            of_bundle, finite = log_ratio(current, batch.behaviour[tokens].to(current.device))
+            log[tokens], usable[tokens] = of_bundle.cpu(), batch.mask[tokens] & finite.cpu()
+            token_norm[tokens] = logit_norm(logits, targets).nan_to_num(0.0).cpu()
+        total = torch.zeros(self._samples, dtype=torch.float64).index_add(
+            0, batch.sample_index, torch.where(usable, log, 0.0).double()
+        )
+        norms = squared_norms(token_norm, usable, batch.sample_index, self._samples)
+        return ratio(total), norms

@@ -17,22 +17,30 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.config.losses import clips_nothing, ratios_weigh
+from asyncrl.config.losses import (
+    advantage_of,
+    clip_bounds,
+    clips_nothing,
+    objective_of,
+    ratios_weigh,
+)
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
 from asyncrl.training.batch import Batch, read
 from asyncrl.training.forward import log_probabilities, shares
-from asyncrl.training.gradients import advantages_of
+from asyncrl.training.gradients import sample_advantages
 from asyncrl.training.linear import accelerate
 from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
 from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
-from staleness import correction, proximal
+from staleness import proximal
+from staleness.corrections import apply_corrections
 from staleness.diagnostics import by_lag
-from staleness.objectives import Inputs, objective
+from staleness.objectives import token_loss
 from staleness.ratios import log_ratio
+from staleness.tokens import Tokens
 from staleness.vcpo import learning_rate_scale
 
 logger = logging.getLogger(__name__)
@@ -79,6 +87,8 @@ class Learner:
             None if most is None else ProximalLogprobs(model, temperature, most)
         )
         self._train, self._staleness, self._temperature = train, staleness, temperature
+        self._objective, self._bounds = objective_of(train), clip_bounds(train)
+        self._advantage = advantage_of(train)
         self._weighted = ratios_weigh(train, staleness)
         if clips_nothing(train, staleness):
             logger.warning(
@@ -119,8 +129,8 @@ class Learner:
         if not batch.samples:
             return []
         tensors = read(batch, buffers, shared=shares(self.model))
-        advantage, trainable = advantages_of(
-            batch, tensors, self.model, self._train.advantage, self._temperature
+        advantage, trainable = sample_advantages(
+            batch, tensors, self.model, self._advantage, self._temperature
         )
         scores = self.proximal_logprobs.known(batch.samples) if self.proximal_logprobs else None
         fates = torch.empty_like(tensors.sample_index)
@@ -174,31 +184,26 @@ class Learner:
         )
         ratios = proximal.log_ratios(current, behaviour, prox)
         usable = arrived & ratios.finite
-        tokens = correction.Tokens(
-            ratios.correction,
-            usable,
-            sample_index,
-            advantage.to(sample_index.device)[sample_index],
-            behaviour,
-            current.detach(),
-            lag,
+        tokens = Tokens(
+            log_ratio=ratios.log_ratio,
+            mismatch=ratios.mismatch,
+            current=current,
+            behaviour=behaviour,
+            advantage=advantage.to(sample_index.device)[sample_index],
+            lag=lag,
+            sample_index=sample_index,
+            mask=usable,
         )
-        corrected = correction.apply(self._staleness.correction, tokens, weighted=self._weighted)
-        of_kept = Inputs(ratios.objective, current, tokens.advantage, sample_index, corrected.kept)
-        minimized = objective(
-            self._train.objective,
-            of_kept,
-            lo=self._train.clip_lo,
-            hi=self._train.clip_hi,
-            dual=self._train.dual_clip,
-        )
+        corrected = apply_corrections(self._staleness.correction, tokens, weighted=self._weighted)
+        of_kept = tokens._replace(mask=corrected.kept)
+        minimized = token_loss(self._objective, of_kept, self._bounds)
         loss = (corrected.weight * minimized.loss).sum()
         if corrected.kept.any():
             loss.backward()  # type: ignore[no-untyped-call]
         fate[arrived] = NONFINITE
-        fate = torch.where(usable, len(REASONS) + corrected.by, fate)
+        fate = torch.where(usable, len(REASONS) + corrected.rejected_by, fate)
         fate[corrected.kept] = TRAINED
-        whole = ratios.correction if prox is None else log_ratio(current.detach(), behaviour).value
+        whole = ratios.mismatch if prox is None else log_ratio(current.detach(), behaviour).value
         self._sums = self._sums.merge(
             Sums(
                 int(corrected.kept.sum()),

@@ -13,7 +13,8 @@ from scripted_world import ScriptedWorld, configured
 
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
-from staleness.advantages import advantages
+from staleness.advantages import BUILT_IN, RewardedSamples
+from staleness.advantages.as_tensors import advantage_tensors
 
 
 def right_and_brief(split: Split, prompt_index: int, ids: bytes) -> Verdict:
@@ -51,6 +52,7 @@ async def test_the_trainer_gets_the_parts_of_each_reward(
                 and sample.reward == verdict.reward
             )
             trained[sample.rollout] += 1
-        result = advantages(advantage, batch.samples, batch.rewards, batch.parts)  # type: ignore[arg-type]
+        given = RewardedSamples(batch.samples, batch.rewards, batch.parts)
+        result = advantage_tensors(BUILT_IN[advantage](), given)
         assert torch.isfinite(result.value).all()
     assert max(trained.values()) == 2, "some were trained once more"

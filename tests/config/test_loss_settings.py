@@ -4,7 +4,7 @@ formulas do not define is refused."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,9 +13,18 @@ from hypothesis import strategies as st
 
 from asyncrl.config import Config, ConfigError, load, read, render, write
 from asyncrl.config.derived import derived
-from staleness.estimators import K3, AgeDecay, Dppo, Estimator, GeometricTis, IcePop, Mis, TokenTis
+from staleness.corrections import (
+    BUILT_IN,
+    K3,
+    AgeDecay,
+    Dppo,
+    GeometricTis,
+    IcePop,
+    Mis,
+    TokenTis,
+)
 
-KINDS = get_args(Estimator)
+KINDS = list(BUILT_IN.values())
 DECAYED = (IcePop(lo=0.5, hi=2.0), AgeDecay())
 
 
@@ -133,7 +142,7 @@ def test_bounds_have_a_place_in_a_table_and_nowhere_else() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_bounds_outside_their_range_are_refused(kind: Any) -> None:
     """The ranges as msgspec's own schema gives them."""
-    name = kind.__struct_config__.tag
+    name = kind.kind
     properties = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
     bounds = {key: node for key, node in properties.items() if key != "kind"}
     assert bounds
@@ -179,14 +188,17 @@ def test_any_list_is_read_as_it_was_written(
     try:
         assert read(path) == config
     except ConfigError as error:
-        assert "weigh by the ratio" in str(error) and sum(entry.measures for entry in entries) > 1
+        assert (
+            "weigh by the ratio" in str(error)
+            and sum(entry.weighs_by_ratio for entry in entries) > 1
+        )
 
 
 def test_the_written_list_names_its_kinds() -> None:
     lines = render(Config()).splitlines()
     place = lines.index("correction = [")
     assert lines[place + 1] == '    { kind = "icepop", lo = 0.2, hi = 5.0 },'
-    assert all(kind.__struct_config__.tag in lines[place - 1] for kind in KINDS)
+    assert all(kind.kind in lines[place - 1] for kind in KINDS)
 
 
 # ------------------------------------------------------------------------------------------- rules

@@ -63,7 +63,7 @@ TORCH_OBJECTS = {
 
 JUSTIFIED = {
     (
-        "asyncrl/tasks/verifiers.py",
+        "asyncrl/config/plugins.py",
         "importlib.import_module",
     ): "imports the module that run.toml names, never one that data names",
 }

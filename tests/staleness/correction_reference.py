@@ -39,13 +39,14 @@ class World(NamedTuple):
             for v in (self.log_ratio, self.advantage, self.behaviour, self.current)
         ]
         return Tokens(
-            numbers[0],
-            torch.tensor(self.mask, dtype=torch.bool),
-            torch.tensor(self.sample_index, dtype=torch.int64),
-            numbers[1],
-            numbers[2],
-            numbers[3],
-            torch.tensor(self.lag, dtype=torch.int64),
+            log_ratio=numbers[0],
+            mismatch=numbers[0],
+            current=numbers[3],
+            behaviour=numbers[2],
+            advantage=numbers[1],
+            lag=torch.tensor(self.lag, dtype=torch.int64),
+            sample_index=torch.tensor(self.sample_index, dtype=torch.int64),
+            mask=torch.tensor(self.mask, dtype=torch.bool),
         )
 
     def with_mask(self, mask: list[bool]) -> World:

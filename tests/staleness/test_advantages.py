@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,10 +11,29 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from asyncrl.ipc.messages import Sample
-from staleness.advantages import BY_MEMBER, LARGEST, STD_FLOOR, Advantages, Kind, advantages
-from staleness.baseline import WHOLE_STEP
+from staleness.advantages import (
+    BUILT_IN,
+    LARGEST,
+    MemberAdvantage,
+    Parts,
+    RewardedSamples,
+    Rewards,
+)
+from staleness.advantages.as_tensors import Advantages, advantage_tensors
+from staleness.advantages.normalization import STD_FLOOR
 
-IN_GROUP: list[Kind] = ["grpo", "dr_grpo", "rloo", "mc_grpo"]
+IN_GROUP = ["grpo", "dr_grpo", "rloo", "mc_grpo"]
+KINDS = [kind for kind, advantage in BUILT_IN.items() if not advantage.needs_gradients]
+BY_MEMBER = {
+    kind
+    for kind, advantage in BUILT_IN.items()
+    if issubclass(advantage, MemberAdvantage) and advantage.needs_member
+}
+
+
+def advantages(kind: str, samples: Sequence[Sample], rewards: Rewards, parts: Parts) -> Advantages:
+    return advantage_tensors(BUILT_IN[kind](), RewardedSamples(samples, rewards, parts))
+
 
 # Few different values make ties, equal groups and medians that several share.
 reward = st.one_of(st.sampled_from([0.0, 1.0, 0.1, -1.0]), st.floats(-3, 3), st.floats(-1e37, 1e37))
@@ -61,7 +79,7 @@ def normalized(values: NDArray[np.float64]) -> NDArray[np.float64]:
     )
 
 
-def reference(kind: Kind, values: NDArray[np.float64]) -> NDArray[np.float64]:
+def reference(kind: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
     if np.all(values == values[0]):
         return np.zeros(len(values))
     match kind:
@@ -84,7 +102,7 @@ def close(got: NDArray[np.float64], expected: NDArray[np.float64], scale: float)
 
 @pytest.mark.parametrize("kind", IN_GROUP)
 @given(groups)
-def test_uneven_groups_equal_numpy(kind: Kind, members: dict[int, list[float]]) -> None:
+def test_uneven_groups_equal_numpy(kind: str, members: dict[int, list[float]]) -> None:
     got = advantages(kind, whole(members), members, {})
     assert got.value.dtype == torch.float32 and got.trainable.dtype == torch.bool
     assert got.value.shape == got.trainable.shape == (sum(map(len, members.values())),)
@@ -98,10 +116,10 @@ def test_uneven_groups_equal_numpy(kind: Kind, members: dict[int, list[float]]) 
         assert close(values, reference(kind, rewards), scale)
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", KINDS)
 @given(groups, st.integers(0, 2**32))
 def test_a_sample_fares_alike_in_whatever_order_and_micro_batch_it_comes(
-    kind: Kind, members: dict[int, list[float]], seed: int
+    kind: str, members: dict[int, list[float]], seed: int
 ) -> None:
     samples = [sample(s.group, s.member or 0, s.reward, baseline=0.5) for s in whole(members)]
     expected = advantages(kind, samples, members, {})
@@ -114,22 +132,22 @@ def test_a_sample_fares_alike_in_whatever_order_and_micro_batch_it_comes(
     )
     Random(seed).shuffle(samples)
     for batch in (samples[::2], samples[1::2]):
-        named = members if kind in WHOLE_STEP else {s.group: members[s.group] for s in batch}
+        named = members if BUILT_IN[kind].whole_step else {s.group: members[s.group] for s in batch}
         got = advantages(kind, batch, named, {})
         assert [fates[s.rollout] for s in batch] == list(
             zip(*(t.tolist() for t in got), strict=True)
         )
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
-def test_a_micro_batch_of_nothing(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_micro_batch_of_nothing(kind: str) -> None:
     assert [t.shape for t in advantages(kind, [], {}, {})] == [(0,), (0,)]
 
 
 @pytest.mark.parametrize("kind", IN_GROUP)
 @given(groups)
 def test_all_equal_is_no_signal_even_where_the_mean_is_not_exact(
-    kind: Kind, members: dict[int, list[float]]
+    kind: str, members: dict[int, list[float]]
 ) -> None:
     equal = {group: [rewards[0]] * len(rewards) for group, rewards in members.items()} | {
         99: [0.1] * 3
@@ -138,7 +156,7 @@ def test_all_equal_is_no_signal_even_where_the_mean_is_not_exact(
 
 
 @pytest.mark.parametrize("kind", ["grpo", "mc_grpo", "gdpo", "reinforce_pp"])
-def test_almost_equal_rewards_are_divided_by_the_floor(kind: Kind) -> None:
+def test_almost_equal_rewards_are_divided_by_the_floor(kind: str) -> None:
     members = {0: [0.0, 1e-9]}
     low, high = advantages(kind, whole(members), members, {}).value.tolist()
     floors = 2 if kind == "gdpo" else 1
@@ -180,7 +198,7 @@ class TestMedian:
         )
 
     @pytest.mark.parametrize("kind", sorted(BY_MEMBER))
-    def test_which_member_it_is_must_be_said(self, kind: Kind) -> None:
+    def test_which_member_it_is_must_be_said(self, kind: str) -> None:
         with pytest.raises(
             ValueError,
             match=f"rollout 7 does not say which member of its group it is, and for {kind} it must",
@@ -289,35 +307,35 @@ class TestFirstK:
             advantages("first_k", [sample(0, 0, 1.0, baseline=broken)], {}, {})
 
 
-@pytest.mark.parametrize("kind", [kind for kind in get_args(Kind) if kind != "first_k"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "first_k"])
 class TestRefused:
-    def test_no_verdict_is_no_zero(self, kind: Kind) -> None:
+    def test_no_verdict_is_no_zero(self, kind: str) -> None:
         with pytest.raises(ValueError, match="group 3 has no member with a verdict"):
             advantages(kind, [sample(3, 0, 0.0)], {3: []}, {})
 
     @pytest.mark.parametrize("broken", [float("nan"), float("-inf"), 1.1 * LARGEST])
-    def test_a_reward_must_be_a_number(self, kind: Kind, broken: float) -> None:
+    def test_a_reward_must_be_a_number(self, kind: str, broken: float) -> None:
         with pytest.raises(ValueError, match="must give NoVerdict"):
             advantages(kind, [sample(0, 0, 1.0)], {0: [1.0, broken]}, {})
 
-    def test_the_largest_rewards_still_give_numbers(self, kind: Kind) -> None:
+    def test_the_largest_rewards_still_give_numbers(self, kind: str) -> None:
         members = {0: [LARGEST, -LARGEST, LARGEST], 1: [0.0, 1.0]}
         assert advantages(kind, whole(members), members, {}).value.isfinite().all()
 
     @pytest.mark.parametrize("member", [0, 2, -1])
-    def test_a_sample_must_be_the_member_that_it_says(self, kind: Kind, member: int) -> None:
+    def test_a_sample_must_be_the_member_that_it_says(self, kind: str, member: int) -> None:
         with pytest.raises(
             ValueError, match=r"has a reward of 1\.0, which is not its member's in group 0"
         ):
             advantages(kind, [sample(0, member, 1.0)], {0: [0.0, 1.0]}, {})
 
-    def test_a_group_that_is_not_named(self, kind: Kind) -> None:
+    def test_a_group_that_is_not_named(self, kind: str) -> None:
         with pytest.raises(ValueError, match="group 5"):
             advantages(kind, [sample(5, 0, 1.0)], {0: [1.0, 0.0]}, {})
 
 
 @pytest.mark.parametrize("kind", sorted({"grpo", "dr_grpo", "rloo", "reinforce_pp"}))
-def test_where_only_the_reward_counts_its_place_need_not_be_said(kind: Kind) -> None:
+def test_where_only_the_reward_counts_its_place_need_not_be_said(kind: str) -> None:
     members = {0: [0.0, 1.0, 1.0]}
     unplaced = [Sample(0, 0, 1, 1, reward, []) for reward in members[0]]
     assert torch.equal(

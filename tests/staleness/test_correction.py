@@ -4,7 +4,7 @@ gradients, the ends of the range."""
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import correction_reference as reference
 import pytest
@@ -13,36 +13,50 @@ from correction_reference import Reference, World, apart_from_rounding, worlds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from staleness import rejection, weights
-from staleness.tokens import Correction, Tokens
+from staleness.corrections import (
+    BUILT_IN,
+    Corrected,
+    Correction,
+    Dppo,
+    GeometricMask,
+    GeometricTis,
+    IcePop,
+    KPop,
+    M2po,
+    Mis,
+    Opsm,
+    SequenceTis,
+    apply_corrections,
+)
+from staleness.tokens import Tokens
 
 
 class Case(NamedTuple):
     """A correction, its reference, and bounds to draw from: asymmetric, so that one cannot stand
     for the other or for its inverse."""
 
-    function: Any
+    correction: type[Correction]
     reference: Reference
     bounds: dict[str, tuple[float, float]]
 
 
 CASES = {
-    "token_tis": Case(weights.token_tis, reference.token_tis, {"hi": (1, 3)}),
-    "sequence_tis": Case(weights.sequence_tis, reference.sequence_tis, {"hi": (1, 8)}),
+    "token_tis": Case(BUILT_IN["token_tis"], reference.token_tis, {"hi": (1, 3)}),
+    "sequence_tis": Case(BUILT_IN["sequence_tis"], reference.sequence_tis, {"hi": (1, 8)}),
     "geometric_tis": Case(
-        weights.geometric_tis, reference.geometric_tis, {"lo": (0.4, 0.95), "hi": (1.05, 3)}
+        BUILT_IN["geometric_tis"], reference.geometric_tis, {"lo": (0.4, 0.95), "hi": (1.05, 3)}
     ),
-    "age_decay": Case(weights.age_decay, reference.age_decay, {"gamma": (0.1, 1)}),
-    "icepop": Case(rejection.icepop, reference.icepop, {"lo": (0.3, 0.95), "hi": (1.05, 4)}),
-    "kpop": Case(rejection.kpop, reference.kpop, {"hi": (0.01, 0.3)}),
-    "mis": Case(rejection.mis, reference.mis, {"lo": (0.1, 0.95), "hi": (1.05, 8)}),
+    "age_decay": Case(BUILT_IN["age_decay"], reference.age_decay, {"gamma": (0.1, 1)}),
+    "icepop": Case(BUILT_IN["icepop"], reference.icepop, {"lo": (0.3, 0.95), "hi": (1.05, 4)}),
+    "kpop": Case(BUILT_IN["kpop"], reference.kpop, {"hi": (0.01, 0.3)}),
+    "mis": Case(BUILT_IN["mis"], reference.mis, {"lo": (0.1, 0.95), "hi": (1.05, 8)}),
     "geometric_mask": Case(
-        rejection.geometric_mask, reference.geometric_mask, {"lo": (0.4, 0.95), "hi": (1.05, 3)}
+        BUILT_IN["geometric_mask"], reference.geometric_mask, {"lo": (0.4, 0.95), "hi": (1.05, 3)}
     ),
-    "k3": Case(rejection.k3, reference.k3, {"hi": (0.01, 0.5)}),
-    "dppo": Case(rejection.dppo, reference.dppo, {"lo": (0.02, 0.2), "hi": (0.1, 0.5)}),
-    "opsm": Case(rejection.opsm, reference.opsm, {"hi": (0.01, 0.8)}),
-    "m2po": Case(rejection.m2po, reference.m2po, {"hi": (0.01, 0.8)}),
+    "k3": Case(BUILT_IN["k3"], reference.k3, {"hi": (0.01, 0.5)}),
+    "dppo": Case(BUILT_IN["dppo"], reference.dppo, {"lo": (0.02, 0.2), "hi": (0.1, 0.5)}),
+    "opsm": Case(BUILT_IN["opsm"], reference.opsm, {"hi": (0.01, 0.8)}),
+    "m2po": Case(BUILT_IN["m2po"], reference.m2po, {"hi": (0.01, 0.8)}),
 }
 every = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 rejecting = {
@@ -58,10 +72,9 @@ def drawn(data: st.DataObject, case: Case) -> dict[str, float]:
     }
 
 
-def run(case: Case, world: World, bounds: dict[str, float]) -> Correction:
+def run(case: Case, world: World, bounds: dict[str, float]) -> Corrected:
     tokens = world.tokens()
-    result: Correction = case.function(tokens, tokens.mask, **bounds)
-    return result
+    return case.correction(**bounds).apply(tokens, tokens.mask)
 
 
 def tied(world: World) -> bool:
@@ -74,7 +87,7 @@ def tied(world: World) -> bool:
 class TestEvery:
     @given(worlds(), st.data())
     def test_is_the_formula(self, case: Case, world: World, data: st.DataObject) -> None:
-        if case.function is rejection.m2po:
+        if case.correction is M2po:
             assume(not tied(world))
         bounds = drawn(data, case)
         weight, kept = apart_from_rounding(case.reference, world, **bounds)
@@ -89,9 +102,10 @@ class TestEvery:
     ) -> None:
         tokens = world.tokens()
         tokens = tokens._replace(
-            log_ratio=tokens.log_ratio.requires_grad_(), current=tokens.current.requires_grad_()
+            mismatch=tokens.mismatch.requires_grad_(), current=tokens.current.requires_grad_()
         )
-        weight, kept, diagnostics = case.function(tokens, tokens.mask, **drawn(data, case))
+        one = case.correction(**drawn(data, case))
+        weight, kept, _, diagnostics = apply_corrections([one], tokens, weighted=True)
         assert weight.dtype == torch.float32 and kept.dtype == torch.bool
         assert not weight.requires_grad and not any(
             value.requires_grad for value in diagnostics.values()
@@ -108,14 +122,14 @@ class TestEvery:
         bounds, clean = drawn(data, case), world.tokens()
         outside = ~clean.mask
         dirty = clean._replace(
-            log_ratio=torch.where(outside, 50.0, clean.log_ratio),
+            mismatch=torch.where(outside, 50.0, clean.mismatch),
             behaviour=torch.where(outside, math.nan, clean.behaviour),
             current=torch.where(outside, -math.inf, clean.current),
             advantage=torch.where(outside, -9.0, clean.advantage),
         )
         expected, got = (
-            case.function(clean, clean.mask, **bounds),
-            case.function(dirty, clean.mask, **bounds),
+            case.correction(**bounds).apply(clean, clean.mask),
+            case.correction(**bounds).apply(dirty, clean.mask),
         )
         assert torch.equal(expected.kept, got.kept) and torch.equal(expected.weight, got.weight)
         assert {
@@ -128,7 +142,7 @@ class TestEvery:
         self, case: Case, world: World, data: st.DataObject
     ) -> None:
         """Trap 5: uneven rollouts, mixed with each other."""
-        if case.function is rejection.m2po:
+        if case.correction is M2po:
             assume(not tied(world))
         bounds = drawn(data, case)
         apart_from_rounding(case.reference, world, **bounds)
@@ -139,6 +153,19 @@ class TestEvery:
         expected, got = run(case, world, bounds), run(case, other, bounds)
         assert got.kept.tolist() == expected.kept[order].tolist()
         assert got.weight.tolist() == pytest.approx(expected.weight[order].tolist(), rel=1e-6)
+
+    @settings(max_examples=30)
+    @given(worlds(), st.data())
+    def test_reads_what_it_says_and_nothing_else(
+        self, case: Case, world: World, data: st.DataObject
+    ) -> None:
+        """A field that it does not read may be anything."""
+        tokens, one = world.tokens(), case.correction(**drawn(data, case))
+        free = set(Tokens._fields) - one.reads - {"mask", "sample_index"}
+        other = tokens._replace(**{name: getattr(tokens, name) * 3 + 7 for name in free})
+        assert torch.equal(
+            one.apply(tokens, tokens.mask).weight, one.apply(other, tokens.mask).weight
+        )
 
     @pytest.mark.parametrize("log", [1e4, -1e4])
     def test_a_huge_ratio_is_not_nan(self, case: Case, log: float) -> None:
@@ -169,7 +196,7 @@ class TestEvery:
 def test_is_the_same_however_rollouts_are_split_into_calls(
     case: Case, world: World, data: st.DataObject
 ) -> None:
-    if case.function is rejection.m2po:
+    if case.correction is M2po:
         assume(not tied(world))
     bounds = drawn(data, case)
     apart_from_rounding(case.reference, world, **bounds)
@@ -219,25 +246,22 @@ class TestBounds:
 
     def test_icepop(self) -> None:
         tokens = line(*self.ratios)
-        result = rejection.icepop(tokens, tokens.mask, lo=0.5, hi=5.0)
+        result = IcePop(lo=0.5, hi=5.0).apply(tokens, tokens.mask)
         assert result.kept.tolist() == self.inside
         assert (int(result.diagnostics["below"]), int(result.diagnostics["above"])) == (2, 1)
 
     def test_mis(self) -> None:
         tokens = line(*self.ratios)
-        result = rejection.mis(tokens, tokens.mask, lo=0.5, hi=5.0)
+        result = Mis(lo=0.5, hi=5.0).apply(tokens, tokens.mask)
         assert result.kept.tolist() == self.inside
         assert int(result.diagnostics["rollouts"]) == 3
 
     def test_geometric(self) -> None:
         tokens = line(*self.ratios)
-        assert (
-            rejection.geometric_mask(tokens, tokens.mask, lo=0.5, hi=5.0).kept.tolist()
-            == self.inside
-        )
+        assert GeometricMask(lo=0.5, hi=5.0).apply(tokens, tokens.mask).kept.tolist() == self.inside
         expected = [0.5, 0.5, 0.51, 1.0, 3.0, 4.9, 5.0]
-        assert weights.geometric_tis(
-            tokens, tokens.mask, lo=0.5, hi=5.0
+        assert GeometricTis(lo=0.5, hi=5.0).apply(
+            tokens, tokens.mask
         ).weight.tolist() == pytest.approx(expected)
 
     def test_dppo(self) -> None:
@@ -255,15 +279,16 @@ class TestBounds:
             [math.log(p) for p in after],
             [0] * 6,
         ).tokens()
-        result = rejection.dppo(tokens, tokens.mask, lo=0.1, hi=0.2)
+        result = Dppo(lo=0.1, hi=0.2).apply(tokens, tokens.mask)
         assert result.kept.tolist() == [False, True, False, True, True, True]
         assert (int(result.diagnostics["risen"]), int(result.diagnostics["fallen"])) == (1, 1)
 
     @pytest.mark.parametrize("log", [0.0, -1e-6, 1e-6])
     def test_belong_to_the_band(self, log: float) -> None:
         tokens = line(math.exp(log))
-        for function in (rejection.icepop, rejection.mis, rejection.geometric_mask):
-            assert function(tokens, tokens.mask, lo=1.0, hi=1.0).kept.item() is (log == 0)
+        for correction in (IcePop, Mis, GeometricMask):
+            kept = correction(lo=1.0, hi=1.0).apply(tokens, tokens.mask).kept
+            assert kept.item() is (log == 0)
 
 
 class TestRollouts:
@@ -272,20 +297,20 @@ class TestRollouts:
         tokens = line(1.5, 2.0, 2.0, 1.1, 0.9, 1.2, sample_index=[7, 2, 4, 4, 4, 2])
         product = [1.5, 2.4, 2.0 * 1.1 * 0.9, 2.0 * 1.1 * 0.9, 2.0 * 1.1 * 0.9, 2.4]
         lengths = [1, 2, 3, 3, 3, 2]
-        assert weights.sequence_tis(tokens, tokens.mask, hi=8.0).weight.tolist() == pytest.approx(
+        assert SequenceTis(hi=8.0).apply(tokens, tokens.mask).weight.tolist() == pytest.approx(
             product
         )
         means = [p ** (1 / n) for p, n in zip(product, lengths, strict=True)]
-        assert weights.geometric_tis(
-            tokens, tokens.mask, lo=0.1, hi=8.0
+        assert GeometricTis(lo=0.1, hi=8.0).apply(
+            tokens, tokens.mask
         ).weight.tolist() == pytest.approx(means)
-        kept = rejection.mis(tokens, tokens.mask, lo=0.5, hi=2.0).kept
+        kept = Mis(lo=0.5, hi=2.0).apply(tokens, tokens.mask).kept
         assert kept.tolist() == [True, False, True, True, True, False]
 
     def test_the_masked_geometric_ratio_is_a_mask_and_then_a_weight(self) -> None:
         tokens = line(1.02, 1.004, 0.998, 0.95, sample_index=[0, 1, 1, 2])
-        kept = rejection.geometric_mask(tokens, tokens.mask, lo=0.99, hi=1.01).kept
-        weight = weights.geometric_tis(tokens, kept, lo=0.99, hi=1.01).weight
+        kept = GeometricMask(lo=0.99, hi=1.01).apply(tokens, tokens.mask).kept
+        weight = GeometricTis(lo=0.99, hi=1.01).apply(tokens, kept).weight
         mean = math.sqrt(1.004 * 0.998)
         assert weight.tolist() == pytest.approx([0, mean, mean, 0])
 
@@ -300,7 +325,7 @@ class TestRollouts:
             [0] * 4,
         )
         tokens = world.tokens()
-        result = rejection.opsm(tokens, tokens.mask, hi=1e-4)
+        result = Opsm(hi=1e-4).apply(tokens, tokens.mask)
         assert result.kept.tolist() == [False, False, True, True]
         assert int(result.diagnostics["rollouts"]) == 1
 
@@ -310,7 +335,7 @@ class TestKPop:
         rare = World(
             [math.log(3)] * 2, [True] * 2, [0, 1], [1.0] * 2, [-9.0, -1.5], [0.0] * 2, [0] * 2
         ).tokens()
-        assert rejection.kpop(rare, rare.mask, hi=0.1).kept.tolist() == [True, False]
+        assert KPop(hi=0.1).apply(rare, rare.mask).kept.tolist() == [True, False]
 
     @pytest.mark.parametrize("hi, kept", [(0.1, False), (0.13, False), (0.16, True)])
     @pytest.mark.parametrize("before, after", [(0.1, 0.3), (0.3, 0.1)])
@@ -321,7 +346,7 @@ class TestKPop:
         tokens = World(
             [math.log(after / before)], [True], [0], [1.0], [math.log(before)], [0.0], [0]
         ).tokens()
-        assert rejection.kpop(tokens, tokens.mask, hi=hi).kept.item() is kept
+        assert KPop(hi=hi).apply(tokens, tokens.mask).kept.item() is kept
 
     def test_a_token_that_is_all_but_certain_is_kept(self) -> None:
         """Rounding takes the probability of such a token to 1, from where every divergence is
@@ -329,11 +354,11 @@ class TestKPop:
         sure = World(
             [0.0, -1e-7, 1e-7], [True] * 3, [0] * 3, [1.0] * 3, [0.0, 0.0, 1e-7], [0.0] * 3, [0] * 3
         ).tokens()
-        assert rejection.kpop(sure, sure.mask, hi=0.01).kept.all()
+        assert KPop(hi=0.01).apply(sure, sure.mask).kept.all()
 
     def test_a_certain_token_that_became_unlikely_is_not(self) -> None:
         lost = World([-3.0], [True], [0], [1.0], [0.0], [-3.0], [0]).tokens()
-        assert not rejection.kpop(lost, lost.mask, hi=0.1).kept.any()
+        assert not KPop(hi=0.1).apply(lost, lost.mask).kept.any()
 
 
 class TestM2po:
@@ -350,7 +375,7 @@ class TestM2po:
             [-2.0 + d for d in drift],
             [0] * 5,
         ).tokens()
-        result = rejection.m2po(tokens, tokens.mask, hi=0.026)
+        result = M2po(hi=0.026).apply(tokens, tokens.mask)
         assert result.kept.tolist() == [False, True, True, True, True]
         assert int(result.diagnostics["region"]) == 3
         assert float(result.diagnostics["squares"]) == pytest.approx(0.05, rel=1e-5)
@@ -360,7 +385,7 @@ class TestM2po:
         self, world: World, hi: float
     ) -> None:
         tokens = world.tokens()
-        _, _, diagnostics = rejection.m2po(tokens, tokens.mask, hi=hi)
+        _, _, diagnostics = M2po(hi=hi).apply(tokens, tokens.mask)
         kept = [t for t, k in enumerate(reference.m2po(world, hi=hi)[1]) if k]
         drift = [(world.current[t] - world.behaviour[t], world.advantage[t]) for t in kept]
         squares = [d * d for d, a in drift if d * a > 0]
@@ -375,4 +400,4 @@ class TestM2po:
         together = world._replace(sample_index=[0] * len(world.sample_index))
         _, kept = apart_from_rounding(reference.m2po, together, hi=hi)
         tokens = together.tokens()
-        assert rejection.m2po(tokens, tokens.mask, hi=hi).kept.tolist() == kept
+        assert M2po(hi=hi).apply(tokens, tokens.mask).kept.tolist() == kept

@@ -15,12 +15,12 @@ from correction_reference import World, apart_from_rounding, worlds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from staleness.correction import Tokens, apply
-from staleness.estimators import (
+from staleness.corrections import (
+    BUILT_IN,
     K3,
     AgeDecay,
+    Correction,
     Dppo,
-    Estimator,
     GeometricMask,
     GeometricTis,
     IcePop,
@@ -30,11 +30,14 @@ from staleness.estimators import (
     Opsm,
     SequenceTis,
     TokenTis,
+    apply_corrections,
 )
-from staleness.objectives import Inputs, objective
+from staleness.objectives import BUILT_IN as OBJECTIVES
+from staleness.objectives import ClipBounds, token_loss
 from staleness.proximal import log_ratios
+from staleness.tokens import Tokens
 
-ALL: list[Estimator] = [
+ALL: list[Correction] = [
     IcePop(lo=0.5, hi=3.0),
     KPop(hi=0.2),
     Mis(lo=0.3, hi=4.0),
@@ -54,36 +57,35 @@ RATIOS = {"token_tis", "sequence_tis", "geometric_tis", "icepop", "mis", "kpop"}
 lists = st.lists(st.sampled_from(ALL), max_size=4)
 
 
-def bounds(estimator: Estimator) -> dict[str, float]:
-    return {name: getattr(estimator, name) for name in estimator.__struct_fields__}
+def bounds(correction: Correction) -> dict[str, float]:
+    return {name: getattr(correction, name) for name in correction.__struct_fields__}
 
 
 @settings(max_examples=200)
 @given(worlds(), lists, st.booleans())
 def test_each_sees_what_is_left_and_weights_multiply(
-    world: World, estimators: list[Estimator], weighted: bool
+    world: World, corrections: list[Correction], weighted: bool
 ) -> None:
     drift = [round(abs(c - b), 5) for c, b in zip(world.current, world.behaviour, strict=True)]
-    assume(len(set(drift)) == len(drift) or not any(e.kind == "m2po" for e in estimators))
+    assume(len(set(drift)) == len(drift) or not any(e.kind == "m2po" for e in corrections))
     if not weighted:
-        estimators = [e for e in estimators if e.kind in MASKS | {"age_decay"}]
+        corrections = [e for e in corrections if e.kind in MASKS | {"age_decay"}]
     left, weight, by = world, [float(m) for m in world.mask], [-1] * len(world.mask)
-    for place, estimator in enumerate(estimators):
+    for place, correction in enumerate(corrections):
         own, kept = apart_from_rounding(
-            getattr(reference, estimator.kind), left, **bounds(estimator)
+            getattr(reference, correction.kind), left, **bounds(correction)
         )
         by = [
             place if was and not is_now else b
             for was, is_now, b in zip(left.mask, kept, by, strict=True)
         ]
-        if not weighted and estimator.kind in RATIOS:
+        if not weighted and correction.kind in RATIOS:
             own = [float(k) for k in kept]
         weight = [w * o for w, o in zip(weight, own, strict=True)]
         left = left.with_mask(kept)
-    result = apply(estimators, world.tokens(), weighted=weighted)
+    result = apply_corrections(corrections, world.tokens(), weighted=weighted)
     assert result.kept.tolist() == left.mask
-    assert result.by.tolist() == by
-    assert result.rejected.tolist() == [by.count(place) for place in range(len(estimators))]
+    assert result.rejected_by.tolist() == by
     assert result.weight.tolist() == pytest.approx(weight, rel=1e-4, abs=1e-7)
     assert result.weight.dtype == torch.float32
     assert float(result.diagnostics["weight"]) == pytest.approx(sum(weight), rel=1e-4, abs=1e-7)
@@ -109,22 +111,24 @@ def test_order_decides_who_rejects_and_what_a_rollout_is() -> None:
         [math.log(3), 0.0], [True] * 2, [0, 0], [1.0] * 2, [-2.0] * 2, [-2.0] * 2, [0] * 2
     ).tokens()
     token, rollout = IcePop(lo=0.5, hi=2.0), Mis(lo=0.5, hi=2.0)
-    assert apply([token, rollout], tokens, weighted=True).by.tolist() == [0, -1]
-    assert apply([rollout, token], tokens, weighted=True).by.tolist() == [0, 0]
+    assert apply_corrections([token, rollout], tokens, weighted=True).rejected_by.tolist() == [
+        0,
+        -1,
+    ]
+    assert apply_corrections([rollout, token], tokens, weighted=True).rejected_by.tolist() == [0, 0]
 
 
 def test_an_empty_list_keeps_the_mask() -> None:
     tokens = plain(0.1, 5.0)._replace(mask=torch.tensor([True, False]))
-    result = apply([], tokens, weighted=True)
+    result = apply_corrections([], tokens, weighted=True)
     assert result.kept.tolist() == [True, False] and result.weight.tolist() == [1.0, 0.0]
-    assert result.rejected.tolist() == []
 
 
 def test_one_kind_twice_adds_up() -> None:
-    result = apply(
+    result = apply_corrections(
         [IcePop(lo=0.5, hi=2.0), IcePop(lo=0.9, hi=1.1)], plain(-2.0, 0.0, 0.3, 2.0), weighted=False
     )
-    assert result.by.tolist() == [0, -1, 1, 0]
+    assert result.rejected_by.tolist() == [0, -1, 1, 0]
     assert (
         int(result.diagnostics["icepop_above"]) == 2
         and int(result.diagnostics["icepop_below"]) == 1
@@ -134,50 +138,52 @@ def test_one_kind_twice_adds_up() -> None:
 class TestWithoutWeights:
     """Where the objective's ratio is the weight already."""
 
-    @pytest.mark.parametrize("estimator", [e for e in ALL if e.kind in MASKS], ids=lambda e: e.kind)
-    def test_what_a_mask_keeps_weighs_1(self, estimator: Estimator) -> None:
-        result = apply([estimator], plain(0.01, -0.02, lag=3), weighted=False)
+    @pytest.mark.parametrize(
+        "correction", [e for e in ALL if e.kind in MASKS], ids=lambda e: e.kind
+    )
+    def test_what_a_mask_keeps_weighs_1(self, correction: Correction) -> None:
+        result = apply_corrections([correction], plain(0.01, -0.02, lag=3), weighted=False)
         assert result.weight.tolist() == [1.0, 1.0]
 
     def test_age_weighs(self) -> None:
-        assert apply([AgeDecay(gamma=0.5)], plain(0.3, lag=3), weighted=False).weight.tolist() == [
-            0.125
-        ]
+        assert apply_corrections(
+            [AgeDecay(gamma=0.5)], plain(0.3, lag=3), weighted=False
+        ).weight.tolist() == [0.125]
 
     @pytest.mark.parametrize(
-        "estimator", [TokenTis(), SequenceTis(), GeometricTis()], ids=lambda e: e.kind
+        "correction", [TokenTis(), SequenceTis(), GeometricTis()], ids=lambda e: e.kind
     )
-    def test_a_weight_on_top_is_refused(self, estimator: Estimator) -> None:
-        with pytest.raises(ValueError, match=f"{estimator.kind} weighs by a ratio"):
-            apply([estimator], plain(0.1), weighted=False)
+    def test_a_weight_on_top_is_refused(self, correction: Correction) -> None:
+        with pytest.raises(ValueError, match=f"{correction.kind} weighs by a ratio"):
+            apply_corrections([correction], plain(0.1), weighted=False)
 
 
-@pytest.mark.parametrize("estimator", ALL, ids=lambda e: e.kind)
-def test_what_a_kind_says_of_itself_is_so(estimator: Estimator) -> None:
+@pytest.mark.parametrize("correction", ALL, ids=lambda e: e.kind)
+def test_what_a_kind_says_of_itself_is_so(correction: Correction) -> None:
     """`rejects`: something leaves the mask. `measures`: a ratio of 1.01, which all keep, is its
     weight. `weights`: it measures alone."""
     worst = World(
         [4.0, -4.0], [True] * 2, [0, 1], [1.0, -1.0], [-4.5, -0.5], [-0.5, -4.5], [1] * 2
     ).tokens()
     assert (
-        estimator.rejects
-        == (not apply([estimator], worst, weighted=True).kept.all())
-        == (estimator.kind in MASKS)
+        correction.rejects
+        == (not apply_corrections([correction], worst, weighted=True).kept.all())
+        == (correction.kind in MASKS)
     )
-    weight = apply([estimator], plain(0.01), weighted=True).weight.item()
+    weight = apply_corrections([correction], plain(0.01), weighted=True).weight.item()
     assert (
-        estimator.measures
+        correction.weighs_by_ratio
         == (weight == pytest.approx(math.exp(0.01)))
-        == (estimator.kind in RATIOS)
+        == (correction.kind in RATIOS)
     )
-    assert estimator.weights == (estimator.measures and not estimator.rejects)
+    assert correction.only_weighs == (correction.weighs_by_ratio and not correction.rejects)
 
 
 class TestTable:
-    def test_is_read_by_kind(self) -> None:
-        rows = [{"kind": e.kind, **bounds(e)} for e in ALL]
-        assert msgspec.convert(rows, list[Estimator]) == ALL
-        assert msgspec.to_builtins(ALL) == rows
+    def test_is_the_kind_and_the_settings(self) -> None:
+        assert {correction.kind for correction in ALL} == set(BUILT_IN)
+        for correction in ALL:
+            assert correction.table() == {"kind": correction.kind, **bounds(correction)}
 
     def test_has_the_defaults_of_the_field(self) -> None:
         """The table of docs/ and of the papers; each is asymmetric where it has two bounds of one
@@ -199,44 +205,45 @@ class TestTable:
         ]
 
     @pytest.mark.parametrize(
-        "row",
+        ("kind", "bound"),
         [
-            {"kind": "icepop", "lo": 1.5},
-            {"kind": "icepop", "hi": 0.5},
-            {"kind": "mis", "lo": 0.0},
-            {"kind": "token_tis", "hi": 0.9},
-            {"kind": "token_tis", "lo": 0.5},
-            {"kind": "dppo", "hi": 1.5},
-            {"kind": "k3", "hi": 0.0},
-            {"kind": "age_decay", "gamma": 1.5},
-            {"kind": "isepop"},
+            ("icepop", {"lo": 1.5}),
+            ("icepop", {"hi": 0.5}),
+            ("mis", {"lo": 0.0}),
+            ("token_tis", {"hi": 0.9}),
+            ("token_tis", {"lo": 0.5}),
+            ("dppo", {"hi": 1.5}),
+            ("k3", {"hi": 0.0}),
+            ("age_decay", {"gamma": 1.5}),
         ],
         ids=str,
     )
-    def test_refuses_what_is_out_of_range(self, row: dict[str, object]) -> None:
+    def test_refuses_what_is_out_of_range(self, kind: str, bound: dict[str, float]) -> None:
         with pytest.raises(msgspec.ValidationError):
-            msgspec.convert([row], list[Estimator])
+            msgspec.convert(bound, BUILT_IN[kind])
 
     def test_every_bound_has_a_line(self) -> None:
-        for estimator in ALL:
-            schema = msgspec.json.schema(type(estimator))["$defs"][type(estimator).__name__]
+        for correction in ALL:
+            schema = msgspec.json.schema(type(correction))["$defs"][type(correction).__name__]
             assert schema["description"]
-            assert all(schema["properties"][name]["description"] for name in bounds(estimator))
+            assert all(schema["properties"][name]["description"] for name in bounds(correction))
 
     def test_needs_no_torch(self) -> None:
-        code = "import sys, staleness.estimators; sys.exit('torch' in sys.modules)"
+        """Nor do objectives and advantages: settings and the coordinator import them."""
+        modules = "staleness.corrections, staleness.objectives, staleness.advantages"
+        code = f"import sys, {modules}, asyncrl.config; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
     "kind", ["clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward"]
 )
-@pytest.mark.parametrize("estimator", ALL, ids=lambda e: e.kind)
+@pytest.mark.parametrize("correction", ALL, ids=lambda e: e.kind)
 class TestToTheLoss:
     """From log-probabilities to the gradient, as a step has it."""
 
     def loss(
-        self, estimator: Estimator, kind: str, current: torch.Tensor, behaviour: torch.Tensor
+        self, correction: Correction, kind: str, current: torch.Tensor, behaviour: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradient of the summed loss, and which tokens are kept."""
         current.requires_grad_()
@@ -250,67 +257,69 @@ class TestToTheLoss:
             torch.arange(len(current)) // 2,
         )
         tokens = Tokens(
-            logs.correction,
-            logs.finite,
-            sample_index,
-            advantage,
-            behaviour,
-            current.detach(),
-            torch.ones(n, dtype=torch.int64),
+            log_ratio=logs.log_ratio,
+            mismatch=logs.mismatch,
+            current=current,
+            behaviour=behaviour,
+            advantage=advantage,
+            lag=torch.ones(n, dtype=torch.int64),
+            sample_index=sample_index,
+            mask=logs.finite,
         )
-        fixed = apply([estimator], tokens, weighted=True)
-        inputs = Inputs(logs.objective, current, advantage, sample_index, fixed.kept)
-        losses = objective(kind, inputs, lo=0.2, hi=0.28, dual=3.0).loss  # type: ignore[arg-type]
+        fixed = apply_corrections([correction], tokens, weighted=True)
+        of_kept = tokens._replace(mask=fixed.kept)
+        losses = token_loss(OBJECTIVES[kind](), of_kept, ClipBounds()).loss
         (fixed.weight * losses).sum().backward()
         assert current.grad is not None
         return current.grad, fixed.kept
 
     def test_what_is_no_number_is_masked_and_the_rest_is_as_without_it(
-        self, estimator: Estimator, kind: str
+        self, correction: Correction, kind: str
     ) -> None:
         nan, inf = math.nan, math.inf
         current = torch.tensor([-1.0, nan, -1.0, -inf, -1.0, -1.0, inf, -inf, -1.0])
         behaviour = torch.tensor([-1.0, -1.0, nan, -1.0, -inf, -1.0, -1.0, -inf, -1.0])
-        gradient, kept = self.loss(estimator, kind, current, behaviour)
+        gradient, kept = self.loss(correction, kind, current, behaviour)
         good = torch.tensor([True, False, False, False, False, True, False, False, True])
         assert not (kept & ~good).any()
         assert torch.isfinite(gradient).all()
         assert (gradient[~good] == 0).all()
-        clean, _ = self.loss(estimator, kind, torch.full((9,), -1.0), torch.where(good, -1.0, nan))
+        clean, _ = self.loss(correction, kind, torch.full((9,), -1.0), torch.where(good, -1.0, nan))
         assert torch.equal(gradient, clean)
 
-    def test_all_rejected_is_a_gradient_of_nothing(self, estimator: Estimator, kind: str) -> None:
+    def test_all_rejected_is_a_gradient_of_nothing(self, correction: Correction, kind: str) -> None:
         """Trap 3: all of them without a finite log-probability, whatever the list."""
         gradient, kept = self.loss(
-            estimator, kind, torch.full((3,), -math.inf), torch.full((3,), -1.0)
+            correction, kind, torch.full((3,), -math.inf), torch.full((3,), -1.0)
         )
         assert not kept.any()
         assert gradient.tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("kind", ["clip", "cispo", "reinforce", "one_forward"])
-@pytest.mark.parametrize("estimator", [e for e in ALL if e.kind in MASKS], ids=lambda e: e.kind)
-def test_a_rejected_ratio_that_overflows_is_no_nan(estimator: Estimator, kind: str) -> None:
+@pytest.mark.parametrize("correction", [e for e in ALL if e.kind in MASKS], ids=lambda e: e.kind)
+def test_a_rejected_ratio_that_overflows_is_no_nan(correction: Correction, kind: str) -> None:
     """Trap 2: `0 * inf`. One token fell from certain to impossible, the other rose."""
     current = torch.tensor([-1000.0, -0.01], requires_grad=True)
     logs = log_ratios(current, torch.tensor([-0.01, -1000.0]), None)
     advantage, sample_index = torch.tensor([-1.0, 1.0]), torch.tensor([0, 1])
     tokens = Tokens(
-        logs.correction,
-        logs.finite,
-        sample_index,
-        advantage,
-        torch.tensor([-0.01, -1000.0]),
-        current.detach(),
-        torch.zeros(2, dtype=torch.int64),
+        log_ratio=logs.log_ratio,
+        mismatch=logs.mismatch,
+        current=current,
+        behaviour=torch.tensor([-0.01, -1000.0]),
+        advantage=advantage,
+        lag=torch.zeros(2, dtype=torch.int64),
+        sample_index=sample_index,
+        mask=logs.finite,
     )
-    fixed = apply([estimator], tokens, weighted=True)
-    inputs = Inputs(logs.objective, current, advantage, sample_index, fixed.kept)
-    loss = (fixed.weight * objective(kind, inputs, lo=0.2, hi=0.28, dual=3.0).loss).sum()  # type: ignore[arg-type]
+    fixed = apply_corrections([correction], tokens, weighted=True)
+    of_kept = tokens._replace(mask=fixed.kept)
+    loss = (fixed.weight * token_loss(OBJECTIVES[kind](), of_kept, ClipBounds()).loss).sum()
     loss.backward()
     assert fixed.kept.tolist() == [
         False,
-        estimator.kind == "opsm",
+        correction.kind == "opsm",
     ]  # which is of rollouts that did badly
     assert torch.isfinite(loss)
     assert current.grad is not None and torch.isfinite(current.grad).all()

@@ -14,13 +14,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from staleness import objectives
-from staleness.correction import apply
-from staleness.estimators import IcePop
-from staleness.objectives import Inputs, Kind, Objective, objective
+from staleness.corrections import IcePop, apply_corrections
+from staleness.corrections.examples import tokens as examples
+from staleness.objectives import BUILT_IN, ClipBounds, DualClip, TokenLoss, token_loss
+from staleness.objectives.clip import clipped
 from staleness.proximal import log_ratios, recompute
 
 LO, HI, DUAL = 0.2, 0.28, 1.6
+BOUNDS = ClipBounds(LO, HI, DUAL)
 """Bounds of all formulas here; the dual clip is near enough to be met."""
 
 
@@ -87,7 +88,7 @@ def one_forward(world: World, places: list[int], t: int) -> Expected:
     return Expected(-k * a, -k * a, False)
 
 
-FORMULAS: dict[Kind, Formula] = {
+FORMULAS: dict[str, Formula] = {
     "clip": clip,
     "dual_clip": dual_clip,
     "gspo": gspo,
@@ -99,13 +100,13 @@ FORMULAS: dict[Kind, Formula] = {
 every = pytest.mark.parametrize("kind", FORMULAS)
 
 
-def run(kind: Kind, world: World) -> tuple[Objective, Tensor]:
+def run(kind: str, world: World) -> tuple[TokenLoss, Tensor]:
     """The objective with `current` the one thing that is learned, and the gradient of its sum."""
     tokens = world.tokens()
     current = tokens.current.clone().requires_grad_()
     proximal = tokens.current - tokens.log_ratio
-    inputs = Inputs(current - proximal, current, tokens.advantage, tokens.sample_index, tokens.mask)
-    result = objective(kind, inputs, lo=LO, hi=HI, dual=DUAL)
+    inputs = tokens._replace(log_ratio=current - proximal, current=current)
+    result = token_loss(BUILT_IN[kind](), inputs, BOUNDS)
     (gradient,) = torch.autograd.grad(result.loss.sum(), current)
     return result, gradient
 
@@ -114,7 +115,7 @@ def run(kind: Kind, world: World) -> tuple[Objective, Tensor]:
 class TestEvery:
     @settings(max_examples=200)
     @given(worlds())
-    def test_is_the_formula_and_its_gradient(self, kind: Kind, world: World) -> None:
+    def test_is_the_formula_and_its_gradient(self, kind: str, world: World) -> None:
         expected = [Expected(0.0, 0.0, False)] * len(world.mask)
         for places in world.rollouts():
             for t in places:
@@ -130,7 +131,7 @@ class TestEvery:
         ]
 
     @given(worlds())
-    def test_reduces_nothing_so_that_a_step_may_be_split(self, kind: Kind, world: World) -> None:
+    def test_reduces_nothing_so_that_a_step_may_be_split(self, kind: str, world: World) -> None:
         """The token mean of DAPO is over the step: sums of parts, divided once."""
         whole, gradient = run(kind, world)
         for sample_index in set(world.sample_index):
@@ -144,7 +145,7 @@ class TestEvery:
             )
 
     @given(worlds())
-    def test_what_is_outside_of_the_mask_is_no_part_of_it(self, kind: Kind, world: World) -> None:
+    def test_what_is_outside_of_the_mask_is_no_part_of_it(self, kind: str, world: World) -> None:
         """Trap 4, with log-probabilities that are no numbers."""
         expected, gradient = run(kind, world)
         tokens = world.tokens()
@@ -152,13 +153,8 @@ class TestEvery:
         current = torch.where(outside, math.nan, tokens.current).requires_grad_()
         log = torch.where(outside, 15.0, current - (tokens.current - tokens.log_ratio))
         advantage = torch.where(outside, math.inf, tokens.advantage)
-        result = objective(
-            kind,
-            Inputs(log, current, advantage, tokens.sample_index, tokens.mask),
-            lo=LO,
-            hi=HI,
-            dual=DUAL,
-        )
+        inputs = tokens._replace(log_ratio=log, current=current, advantage=advantage)
+        result = token_loss(BUILT_IN[kind](), inputs, BOUNDS)
         assert torch.equal(result.loss, expected.loss) and torch.equal(
             result.clipped, expected.clipped
         )
@@ -168,7 +164,7 @@ class TestEvery:
 
     @pytest.mark.parametrize("log", [500.0, -500.0])
     @pytest.mark.parametrize("advantage", [1.0, -1.0])
-    def test_a_huge_ratio_is_not_nan(self, kind: Kind, log: float, advantage: float) -> None:
+    def test_a_huge_ratio_is_not_nan(self, kind: str, log: float, advantage: float) -> None:
         world = World(
             [log] * 2, [True] * 2, [0, 0], [advantage] * 2, [-1.0] * 2, [-2.0] * 2, [0] * 2
         )
@@ -190,27 +186,23 @@ class TestClip:
         for advantage, stopped in ((1.0, [False, True, False]), (-1.0, [True, False, False])):
             ratios = (1.25, 1.3, 0.5) if advantage > 0 else (0.75, 0.85, 1.5)
             log, a = one(*ratios, advantage=advantage)
-            result = objectives.clipped(log, a, lo=0.2, hi=0.28)
+            result = clipped(log, a, ClipBounds(lo=0.2, hi=0.28))
             result.loss.sum().backward()
             assert result.clipped.tolist() == stopped
             assert log.grad is not None and (log.grad == 0).tolist() == stopped
 
     def test_dual_clip_is_for_what_did_badly_alone(self) -> None:
-        log, a = one(2.9, 3.1, advantage=-2.0)
-        assert objectives.dual_clipped(
-            log, a, lo=0.2, hi=0.28, dual=3.0
-        ).loss.tolist() == pytest.approx([5.8, 6.0])
-        log, a = one(2.9, 3.1, advantage=2.0)
-        assert objectives.dual_clipped(
-            log, a, lo=0.2, hi=0.28, dual=3.0
-        ).loss.tolist() == pytest.approx([-2.56, -2.56])
+        for advantage, losses in ((-2.0, [5.8, 6.0]), (2.0, [-2.56, -2.56])):
+            some = examples(ratios=[2.9, 3.1], advantage=[advantage] * 2)
+            found = DualClip().per_token(some, ClipBounds(lo=0.2, hi=0.28, dual=3.0))
+            assert found.loss.tolist() == pytest.approx(losses)
 
     def test_around_the_current_policy_it_does_nothing(self) -> None:
         """`recompute` with one step for each version: the ratio is 1, and the gradient that of
         REINFORCE."""
         current = torch.tensor([-0.5, -3.0], requires_grad=True)
         logs = log_ratios(current, torch.tensor([-4.0, -0.1]), recompute(current))
-        result = objectives.clipped(logs.objective, torch.tensor([1.0, -2.0]), lo=1e-3, hi=1e-3)
+        result = clipped(logs.log_ratio, torch.tensor([1.0, -2.0]), ClipBounds(lo=1e-3, hi=1e-3))
         result.loss.sum().backward()
         assert result.loss.tolist() == [-1.0, 2.0] and not result.clipped.any()
         assert current.grad is not None and current.grad.tolist() == [-1.0, 2.0]
@@ -225,9 +217,11 @@ def test_decoupled_is_the_clip_around_the_proximal_policy_weighted_from_it_to_th
     tokens = world.tokens()
     current, proximal = tokens.current.clone().requires_grad_(), tokens.behaviour + tokens.log_ratio
     logs = log_ratios(current, tokens.behaviour, proximal)
-    fixed = apply([IcePop(lo=lo, hi=hi)], tokens._replace(log_ratio=logs.correction), weighted=True)
-    inputs = Inputs(logs.objective, current, tokens.advantage, tokens.sample_index, fixed.kept)
-    loss = fixed.weight * objective("clip", inputs, lo=LO, hi=HI, dual=DUAL).loss
+    fixed = apply_corrections(
+        [IcePop(lo=lo, hi=hi)], tokens._replace(mismatch=logs.mismatch), weighted=True
+    )
+    inputs = tokens._replace(log_ratio=logs.log_ratio, current=current, mask=fixed.kept)
+    loss = fixed.weight * token_loss(BUILT_IN["clip"](), inputs, BOUNDS).loss
     (gradient,) = torch.autograd.grad(loss.sum(), current)
     for t, inside in enumerate(world.mask):
         w, r, a = (
@@ -270,11 +264,11 @@ def test_one_forward_after_icepop_is_the_masked_ratio_of_intellect_3(
     tokens = world.tokens()
     current = tokens.current.clone().requires_grad_()
     logs = log_ratios(current, tokens.behaviour, None)
-    fixed = apply(
-        [IcePop(lo=lo, hi=hi)], tokens._replace(log_ratio=logs.correction), weighted=False
+    fixed = apply_corrections(
+        [IcePop(lo=lo, hi=hi)], tokens._replace(mismatch=logs.mismatch), weighted=False
     )
-    inputs = Inputs(logs.objective, current, tokens.advantage, tokens.sample_index, fixed.kept)
-    loss = fixed.weight * objective("one_forward", inputs, lo=LO, hi=HI, dual=DUAL).loss
+    inputs = tokens._replace(log_ratio=logs.log_ratio, current=current, mask=fixed.kept)
+    loss = fixed.weight * token_loss(BUILT_IN["one_forward"](), inputs, BOUNDS).loss
     (gradient,) = torch.autograd.grad(loss.sum(), current)
     for t, inside in enumerate(world.mask):
         k = math.exp(world.current[t] - world.behaviour[t])

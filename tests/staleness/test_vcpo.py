@@ -13,12 +13,9 @@ from torch import Tensor
 
 from asyncrl.ipc.messages import Sample
 from staleness import vcpo
-from staleness.vcpo import (
-    learning_rate_scale,
-    logit_norm,
-    minimum_variance,
-    minimum_variance_logits,
-)
+from staleness.advantages import BUILT_IN, RewardedSamples
+from staleness.advantages.as_tensors import advantage_tensors
+from staleness.vcpo import learning_rate_scale, logit_norm, squared_norms
 
 
 def samples(groups: list[int], rewards: list[float]) -> list[Sample]:
@@ -26,6 +23,29 @@ def samples(groups: list[int], rewards: list[float]) -> list[Sample]:
         Sample(place, group, 1, 1, reward, [])
         for place, (group, reward) in enumerate(zip(groups, rewards, strict=True))
     ]
+
+
+class Norms:
+    """Weights and squared norms of gradients that were measured before."""
+
+    def __init__(self, weight: Tensor, norm_squared: Tensor) -> None:
+        self._both = weight, norm_squared
+
+    def exact(self) -> tuple[Tensor, Tensor]:
+        return self._both
+
+    from_logits = exact
+
+
+def minimum_variance(batch: list[Sample], weight: Tensor, norm_squared: Tensor) -> Tensor:
+    """By both names: what they have of the gradients is all that they differ in."""
+    given = RewardedSamples(batch, {}, {}, Norms(weight, norm_squared))
+    exact, approximate = (
+        advantage_tensors(BUILT_IN[kind](), given)
+        for kind in ("min_variance", "min_variance_logits")
+    )
+    assert torch.equal(exact.value, approximate.value) and exact.trainable.all()
+    return exact.value
 
 
 class TestLearningRate:
@@ -246,7 +266,7 @@ class TestLogitNorm:
         assert logit_norm(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64)).shape == (0,)
 
 
-class TestMinimumVarianceLogits:
+class TestSquaredNorms:
     @given(
         st.lists(
             st.lists(st.tuples(st.floats(0, 2, width=32), st.booleans()), min_size=1, max_size=4),
@@ -268,12 +288,14 @@ class TestMinimumVarianceLogits:
             [math.fsum(n for n, inside in rollout if inside) for rollout in rollouts],
             dtype=torch.float64,
         )
-        got: Tensor = minimum_variance_logits(batch, weight, norm, mask, sample_index)
-        assert torch.allclose(got, minimum_variance(batch, weight, sums))
+        norms = squared_norms(norm, mask, sample_index, len(batch))
+        assert norms.dtype == torch.float64
+        assert torch.allclose(
+            minimum_variance(batch, weight, norms), minimum_variance(batch, weight, sums)
+        )
 
     def test_what_is_masked_may_be_no_number(self) -> None:
         norm, mask = torch.tensor([1.0, math.nan, 1.0]), torch.tensor([True, False, True])
-        got = minimum_variance_logits(
-            samples([0, 0], [1.0, 0.0]), torch.ones(2), norm, mask, torch.tensor([0, 0, 1])
-        )
+        norms = squared_norms(norm, mask, torch.tensor([0, 0, 1]), 2)
+        got = minimum_variance(samples([0, 0], [1.0, 0.0]), torch.ones(2), norms)
         assert got.tolist() == pytest.approx([0.5, -0.5])

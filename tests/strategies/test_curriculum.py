@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies_world import Play, solving, values
+from strategies_world import Play, solving
 
-from asyncrl.config.schema import TaskConfig
+from asyncrl.config.fields import FIELDS
 from asyncrl.experience.history import History
 from asyncrl.strategies.curriculum import (
-    CHOICES,
+    CURRICULA,
     Curriculum,
     Difficulty,
     InOrder,
@@ -30,7 +30,7 @@ SOME = [1.0, 0.0]
 NONE = [0.0, 0.0]
 results = st.lists(st.sampled_from([ALL, ALL, SOME, NONE]), min_size=1, max_size=30)
 seeds = st.integers(0, 2**63 - 1)
-names = st.sampled_from(sorted(CHOICES))
+names = st.sampled_from(sorted(CURRICULA))
 
 
 def order(size: int, seed: int, epoch: int) -> list[int]:
@@ -41,11 +41,11 @@ def order(size: int, seed: int, epoch: int) -> list[int]:
 
 
 def named(name: str, size: int, seed: int = 0, epochs: int = 0) -> Curriculum:
-    return CHOICES[name](PromptOrder(size, seed=seed, epochs=epochs))
+    return CURRICULA.find(name)(PromptOrder(size, seed=seed, epochs=epochs))
 
 
 def test_run_toml_has_these_names() -> None:
-    assert set(values(TaskConfig, "curriculum")) == set(CHOICES)
+    assert FIELDS["task.curriculum"].named == CURRICULA.named
 
 
 # ---------------------------------------------------------------------------------------- in order
@@ -261,7 +261,7 @@ def test_all_end_with_the_epochs_and_never_before_each_prompt_had_its_chance(
 
 
 def test_asking_changes_nothing() -> None:
-    for name in CHOICES:
+    for name in CURRICULA:
         play = Play(named(name, 9), solving([0.5] * 9))
         play.run(30)
         choice = named(name, 9)
@@ -275,7 +275,7 @@ def test_asking_changes_nothing() -> None:
 
 
 def test_the_seed_decides() -> None:
-    for name in CHOICES:
+    for name in CURRICULA:
         assert (
             len(
                 {
@@ -287,6 +287,6 @@ def test_the_seed_decides() -> None:
         )
 
 
-@pytest.mark.parametrize("name", sorted(CHOICES))
+@pytest.mark.parametrize("name", sorted(CURRICULA))
 def test_one_prompt_is_a_stream_too(name: str) -> None:
     assert named(name, 1).next(History(), ()) == NextPrompt(0, 1)

@@ -220,7 +220,7 @@ class ScriptedWorld(World):
     def prompts(self) -> PromptSource:
         task = self.config.task
         return PromptSource(
-            self.source, self.source, seed=0, epochs=task.epochs, choice=task.curriculum
+            self.source, self.source, seed=0, epochs=task.epochs, curriculum=task.curriculum
         )
 
     @asynccontextmanager

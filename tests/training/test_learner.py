@@ -14,7 +14,7 @@ from training_world import CONFIGS, Rollout, build, micro_batch, reference, roll
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import TokenCount
 from asyncrl.training.learner import Learner
-from staleness.estimators import IcePop
+from staleness.corrections import IcePop
 
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3)
 

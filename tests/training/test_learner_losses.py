@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from training_world import Rollout, alone, build, micro_batch, rollouts
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import Span
 from asyncrl.training.learner import Learner
-from staleness.estimators import Estimator, IcePop
+from staleness.corrections import BUILT_IN, IcePop
 
 OBJECTIVES = ("clip", "dual_clip", "gspo", "cispo", "topr", "reinforce", "one_forward")
 ADVANTAGES = (
@@ -137,7 +137,7 @@ def same(of_whole: dict[str, float], of_split: dict[str, float]) -> None:
 @settings(max_examples=25)
 @given(
     objective=st.sampled_from(OBJECTIVES),
-    correction=st.lists(st.sampled_from(get_args(Estimator)), max_size=3, unique=True),
+    correction=st.lists(st.sampled_from(list(BUILT_IN.values())), max_size=3, unique=True),
     proximal=st.sampled_from(("behaviour", "loglinear", "recompute")),
     places=st.lists(st.integers(0, 3), min_size=sum(GROUPS), max_size=sum(GROUPS)),
     seed=st.integers(0, 9),
@@ -148,7 +148,7 @@ def test_any_split_gives_the_same_step(
     """Those of whole rollouts too: a rollout is in one rectangle, and nothing is compared across
     rollouts."""
     if proximal == "behaviour" and objective != "reinforce":
-        correction = [kind for kind in correction if not kind.weights]
+        correction = [kind for kind in correction if not kind().only_weighs]
     entries = tuple(kind() for kind in correction)
     every = [rollout for group in groups(seed) for rollout in group]
     for rollout in every:
@@ -182,7 +182,7 @@ def test_the_median_is_not_trained_and_is_counted() -> None:
     assert count.discarded.get("stale", 0) == len(rollout.response) - sum(rollout.mask)
 
 
-@pytest.mark.parametrize("kind", get_args(Estimator))
+@pytest.mark.parametrize("kind", list(BUILT_IN.values()))
 def test_what_a_correction_leaves_out_has_its_name(kind: Any) -> None:
     every = [rollout for group in groups(4) for rollout in group]
     for rollout in every:

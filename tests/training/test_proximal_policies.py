@@ -21,7 +21,7 @@ from asyncrl.training.checkpoint_index import CheckpointError
 from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
-from staleness.estimators import IcePop
+from staleness.corrections import IcePop
 
 KINDS = ("behaviour", "boundary", "snapshot", "recompute", "loglinear")
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=2e-3, clip_lo=0.1, clip_hi=0.15)

@@ -1,0 +1,32 @@
+"""Names that the settings of the loss may have: its corrections, objectives and advantages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.config.plugins import Registry, derived_from
+from staleness import advantages, corrections, objectives
+from staleness.advantages import Advantage
+from staleness.corrections import Correction
+from staleness.objectives import Objective
+
+
+def _correction(found: Any) -> str:
+    problem = derived_from(Correction)(found)
+    if not problem and found.apply is Correction.apply:
+        return "it must define apply"
+    return problem
+
+
+CORRECTIONS: Registry[type[Correction]] = Registry("correction", corrections.BUILT_IN, _correction)
+"""What the tables of `staleness.correction` may have as their kind."""
+
+OBJECTIVES: Registry[type[Objective]] = Registry(
+    "objective", objectives.BUILT_IN, derived_from(Objective)
+)
+"""`train.objective`."""
+
+ADVANTAGES: Registry[type[Advantage]] = Registry(
+    "advantage", advantages.BUILT_IN, derived_from(Advantage)
+)
+"""`train.advantage`."""

@@ -1,0 +1,60 @@
+"""What is done about tokens that another policy sampled: which are left out, and what the others
+weigh. One correction is one file.
+
+In all of them `l` is the token's log-ratio `mismatch`, and a bound is a ratio unless its line says
+otherwise. Bounds belong to the band, and a bound is met in logarithms: nothing is exponentiated to
+be rejected. No torch here: the configuration imports this.
+"""
+
+from staleness.corrections.age_decay import AgeDecay
+from staleness.corrections.correction import Corrected, Correction
+from staleness.corrections.dppo import Dppo
+from staleness.corrections.fold import Folded, apply_corrections
+from staleness.corrections.geometric import GeometricMask, GeometricTis
+from staleness.corrections.icepop import IcePop
+from staleness.corrections.k3 import K3
+from staleness.corrections.kpop import KPop
+from staleness.corrections.m2po import M2po
+from staleness.corrections.mis import Mis
+from staleness.corrections.opsm import Opsm
+from staleness.corrections.sequence_tis import SequenceTis
+from staleness.corrections.token_tis import TokenTis
+
+__all__ = [
+    "BUILT_IN",
+    "K3",
+    "AgeDecay",
+    "Corrected",
+    "Correction",
+    "Dppo",
+    "Folded",
+    "GeometricMask",
+    "GeometricTis",
+    "IcePop",
+    "KPop",
+    "M2po",
+    "Mis",
+    "Opsm",
+    "SequenceTis",
+    "TokenTis",
+    "apply_corrections",
+]
+
+BUILT_IN: dict[str, type[Correction]] = {
+    cls.kind: cls
+    for cls in (
+        TokenTis,
+        SequenceTis,
+        GeometricTis,
+        GeometricMask,
+        Mis,
+        IcePop,
+        KPop,
+        K3,
+        Dppo,
+        Opsm,
+        M2po,
+        AgeDecay,
+    )
+}
+"""The corrections that come with asyncrl, by their names in run.toml."""
