@@ -1,9 +1,9 @@
-"""What a run waits for most likely, and whose it is, in one sentence. Invariant: it follows from
-one status alone.
+"""Diagnosis of a run: one sentence that says what the run waits for most likely, and for whom. It
+follows from one run status alone.
 
-What cannot be waited out comes first: a disk, an actor that is gone or silent, a publication. Then
-the tokens are followed: an idle trainer waits for what verifiers or engines have, idle engines wait
-for admission, which waits for the trainer.
+What does not go away by waiting comes first: a disk, an actor that is gone or silent, a
+publication. Then the tokens are followed: an idle trainer waits for what verifiers or engines have;
+idle engines wait for admission, which waits for the trainer.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ from asyncrl.ipc.messages import Role
 from asyncrl.observe.run_status import ActorStatus, RunStatus
 
 SILENT_S = 5.0
-"""An actor reports every second (where there are many, every few); one that says nothing for so
-long hangs, is stopped, or gets no core."""
+"""Seconds after which a silent actor hangs, is stopped, or gets no core. An actor reports every
+second; where there are many, every few."""
 LONG_S = 5.0
-"""A publication that is worth a word."""
+"""Seconds after which a publication is worth a sentence."""
 IDLE = 0.3
-"""The share of idle time from which a side waits for the other. Below it both work."""
+"""Share of idle time (0 to 1) from which a side waits for the other. Below it both work."""
 NAMES = 4
+"""Most names in one sentence."""
 
 
-def diagnose(s: RunStatus) -> str:
-    """What the run waits for most likely, and whose it is: one sentence."""
-    return next(_candidates(s))
+def diagnose(status: RunStatus) -> str:
+    """Say in one sentence what the run waits for most likely, and for whom."""
+    return next(_candidates(status))
 
 
-def _candidates(s: RunStatus) -> Iterator[str]:
+def _candidates(status: RunStatus) -> Iterator[str]:
     """Explanations, the most pressing first; the last always holds."""
-    yield from _broken(s)
-    if s.phase in ("drain", "stop"):
-        yield f"It drains, and waits for {_waits(s) or 'nobody'}."
-    trainer, rollout = idle(s, "trainer") or 0.0, idle(s, "rollout") or 0.0
-    stands = min(s.token_s, s.verdict_s, s.step_s) > SILENT_S
-    if trainer >= max(IDLE, rollout) or (stands and not s.rollouts.get("taken")):
-        yield from _trainer_waits(s)
+    yield from _broken(status)
+    if status.phase in ("drain", "stop"):
+        yield f"It drains, and waits for {_waits(status) or 'nobody'}."
+    trainer, rollout = idle(status, "trainer") or 0.0, idle(status, "rollout") or 0.0
+    stands = min(status.token_s, status.verdict_s, status.step_s) > SILENT_S
+    if trainer >= max(IDLE, rollout) or (stands and not status.rollouts.get("taken")):
+        yield from _trainer_waits(status)
     if rollout >= IDLE or stands:
-        yield from _engines_wait(s)
+        yield from _engines_wait(status)
     if stands:
-        yield f"Nobody says what it waits for but by name: {_waits(s) or 'nothing'}."
+        yield f"Nobody says what it waits for but by name: {_waits(status) or 'nothing'}."
     yield "Both sides work, and neither waits long for the other."
 
 
-def _broken(s: RunStatus) -> Iterator[str]:
-    """What does not go away by waiting."""
-    if s.journal.trouble:
+def _broken(status: RunStatus) -> Iterator[str]:
+    """Explanations that do not go away by waiting."""
+    if status.journal.trouble:
         yield (
             "The journal waits for the disk, and all else for the journal: "
-            f"{s.journal.trouble}; {size(s.journal.pending_bytes)} wait."
+            f"{status.journal.trouble}; {size(status.journal.pending_bytes)} wait."
         )
-    absent = [actor for actor in s.actors if not actor.here]
-    if s.phase == "init" and absent:
+    absent = [actor for actor in status.actors if not actor.here]
+    if status.phase == "init" and absent:
         longest = max(actor.seconds for actor in absent)
         yield (
             f"It waits for {_names(absent)} to come, for {duration(longest)} by now; what "
@@ -62,7 +63,9 @@ def _broken(s: RunStatus) -> Iterator[str]:
     for gone in (actor for actor in absent if actor.role == "trainer"):
         yield f"{gone.name} is gone, {duration(gone.seconds)} ago, and the run ends with it."
     if silent := [
-        actor for actor in s.actors if actor.here and actor.seconds > max(SILENT_S, 3 * s.report_s)
+        actor
+        for actor in status.actors
+        if actor.here and actor.seconds > max(SILENT_S, 3 * status.report_s)
     ]:
         longest = max(actor.seconds for actor in silent)
         yield (
@@ -71,28 +74,32 @@ def _broken(s: RunStatus) -> Iterator[str]:
             f"(process {', '.join(str(actor.pid) for actor in silent[:NAMES])})."
         )
     if (
-        (p := s.publication) is not None
+        (p := status.publication) is not None
         and p.waiting_for
-        and (p.seconds > LONG_S or _awaited_by_all(s))
+        and (p.seconds > LONG_S or _awaited_by_all(status))
     ):
         yield (
             f"Publication {p.number}, of version {p.version}, waits for {p.waiting_for}: it is "
             f"in {p.phase} for {duration(p.seconds)} in "
             f"all, and gives up on whoever is silent in {duration(p.left_s)}."
         )
-    if s.phase == "ready":
+    if status.phase == "ready":
         yield (
             "Every actor is there, and the first publication is to come: it waits for "
-            f"{_waits(s) or 'the trainer'}."
+            f"{_waits(status) or 'the trainer'}."
         )
 
 
-def _trainer_waits(s: RunStatus) -> Iterator[str]:
-    """An idle trainer waits for experience: where is it?"""
-    leased, sealed, groups = s.rollouts.get("leased", 0), s.rollouts.get("sealed", 0), s.groups
+def _trainer_waits(status: RunStatus) -> Iterator[str]:
+    """Explanations of an idle trainer: it waits for experience, which is somewhere."""
+    leased, sealed, groups = (
+        status.rollouts.get("leased", 0),
+        status.rollouts.get("sealed", 0),
+        status.groups,
+    )
     for role, does in (("rollout", "generates"), ("reward", "judges")):
-        absent = [actor for actor in s.actors if actor.role == role and not actor.here]
-        present = [actor for actor in s.actors if actor.role == role and actor.here]
+        absent = [actor for actor in status.actors if actor.role == role and not actor.here]
+        present = [actor for actor in status.actors if actor.role == role and actor.here]
         if absent and (not present or len(absent) >= len(present)):
             yield (
                 "The trainer waits for experience, and "
@@ -100,7 +107,7 @@ def _trainer_waits(s: RunStatus) -> Iterator[str]:
                 f"{_names(absent)} "
                 f"{'is' if len(absent) == 1 else 'are'} gone, for "
                 f"{duration(max(a.seconds for a in absent))}, and started again "
-                f"({s.restarts.get(role, 0)} restarts so far)."
+                f"({status.restarts.get(role, 0)} restarts so far)."
             )
     if groups.filtered > max(1, groups.max_live):
         yield (
@@ -109,49 +116,56 @@ def _trainer_waits(s: RunStatus) -> Iterator[str]:
             "the task is too easy, too hard, or its verifier gives no verdicts."
         )
     if sealed > leased:
-        judges = [actor for actor in s.actors if actor.role == "reward" and actor.here]
+        judges = [actor for actor in status.actors if actor.role == "reward" and actor.here]
         yield (
             f"The trainer waits for verdicts: verifiers are the slow side. {sealed} answers "
             f"wait, {sum(a.holds for a in judges)} of them "
             f"with {_names(judges) or 'nobody'}, and {leased} responses are still being "
             "generated; the last verdict came "
-            f"{duration(s.verdict_s)} ago."
+            f"{duration(status.verdict_s)} ago."
         )
-    if _awaits_weights(s):
+    if _awaits_weights(status):
         yield (
             "The trainer waits for experience, and engines wait for weights: version "
-            f"{s.committed} is what they were given last."
+            f"{status.committed} is what they were given last."
         )
-    if s.evaluating is not None and not groups.live:
+    if status.evaluating is not None and not groups.live:
         yield (
-            f"The trainer has nothing to do, and waits until version {s.evaluating} is "
+            f"The trainer has nothing to do, and waits until version {status.evaluating} is "
             f"evaluated: {leased + sealed} answers to come."
         )
     if leased:
         mute = [
             a
-            for a in s.actors
-            if a.role == "rollout" and a.here and a.holds and (a.streamed_s or s.seconds) > SILENT_S
+            for a in status.actors
+            if a.role == "rollout"
+            and a.here
+            and a.holds
+            and (a.streamed_s or status.seconds) > SILENT_S
         ]
         if mute:
-            longest = max(actor.streamed_s or s.seconds for actor in mute)
+            longest = max(actor.streamed_s or status.seconds for actor in mute)
             yield (
                 f"The trainer waits for experience, and {_names(mute)} {_has(mute)} streamed "
                 f"nothing for {duration(longest)}, with "
                 f"{sum(actor.holds for actor in mute)} rollouts held: "
-                f"{_awaited(s, {actor.name for actor in mute})}."
+                f"{_awaited(status, {actor.name for actor in mute})}."
             )
         yield (
             f"The trainer waits for experience: generation is the slow side. {leased} rollouts "
             "are with engines, which sample "
-            f"{s.generated_per_s:,.0f} tokens/s; the oldest is {_awaited(s)}."
+            f"{status.generated_per_s:,.0f} tokens/s; the oldest is {_awaited(status)}."
         )
 
 
-def _engines_wait(s: RunStatus) -> Iterator[str]:
-    """Idle engines wait for weights, or for something to do: what holds admission back?"""
-    sealed, taken, groups = s.rollouts.get("sealed", 0), s.rollouts.get("taken", 0), s.groups
-    if _awaits_weights(s):
+def _engines_wait(status: RunStatus) -> Iterator[str]:
+    """Explanations of idle engines: they wait for weights, or for admission."""
+    sealed, taken, groups = (
+        status.rollouts.get("sealed", 0),
+        status.rollouts.get("taken", 0),
+        status.groups,
+    )
+    if _awaits_weights(status):
         yield (
             "Rollout actors wait for weights, and the next publication has not begun: the "
             "trainer is still at its step."
@@ -166,7 +180,7 @@ def _engines_wait(s: RunStatus) -> Iterator[str]:
         yield (
             f"Rollout actors are idle because {full}, {groups.complete} of them wait for the "
             f"trainer, and {taken} rollouts are with it: "
-            f"the trainer is the slow side. Its last step was {duration(s.step_s)} ago."
+            f"the trainer is the slow side. Its last step was {duration(status.step_s)} ago."
         )
     yield (
         f"Rollout actors are idle, and nothing is to be generated: {taken} rollouts are with "
@@ -177,34 +191,34 @@ def _engines_wait(s: RunStatus) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------- words
 
 
-def idle(s: RunStatus, role: Role) -> float | None:
-    """A role's idle share; None where nobody of it has reported."""
-    causes = s.idle.get(role)
+def idle(status: RunStatus, role: Role) -> float | None:
+    """Idle share of a role, 0 to 1; None if no actor of it has reported."""
+    causes = status.idle.get(role)
     if causes is None:
         return None
     if (
         role == "rollout"
-        and s.phase == "run"
-        and not s.rollouts.get("leased")
-        and s.committed is not None
+        and status.phase == "run"
+        and not status.rollouts.get("leased")
+        and status.committed is not None
     ):
         return 1.0  # an engine counts a wait when it ends
     return min(1.0, sum(causes.values()))
 
 
-def _awaited_by_all(s: RunStatus) -> bool:
-    """A publication is what all wait for: the first one, or while the run trains, one without which
-    engines stand still."""
-    return s.phase == "ready" or (s.phase == "run" and _awaits_weights(s))
+def _awaited_by_all(status: RunStatus) -> bool:
+    """True if all wait for the publication: it is the first one, or engines stand still without
+    it."""
+    return status.phase == "ready" or (status.phase == "run" and _awaits_weights(status))
 
 
-def _awaits_weights(s: RunStatus) -> bool:
-    return s.idle.get("rollout", {}).get("weights", 0.0) >= IDLE
+def _awaits_weights(status: RunStatus) -> bool:
+    return status.idle.get("rollout", {}).get("weights", 0.0) >= IDLE
 
 
-def _awaited(s: RunStatus, holders: Iterable[str] | None = None) -> str:
-    """A few rollouts, the oldest leases."""
-    found = [a for a in s.awaited if holders is None or a.holder in holders]
+def _awaited(status: RunStatus, holders: Iterable[str] | None = None) -> str:
+    """Name a few rollouts, the oldest leases first; without `holders` the oldest alone."""
+    found = [a for a in status.awaited if holders is None or a.holder in holders]
     if holders is None:
         found = found[:1]
     return "; ".join(
@@ -213,10 +227,10 @@ def _awaited(s: RunStatus, holders: Iterable[str] | None = None) -> str:
     ) or ("none of them old")
 
 
-def _waits(s: RunStatus) -> str:
-    """Every named wait, the oldest first."""
-    found = [(wait, wait.owner) for wait in s.waits] + [
-        (wait, actor.name) for actor in s.actors for wait in actor.waits
+def _waits(status: RunStatus) -> str:
+    """Name the waits, the oldest first, at most `NAMES`."""
+    found = [(wait, wait.owner) for wait in status.waits] + [
+        (wait, actor.name) for actor in status.actors for wait in actor.waits
     ]
     found.sort(key=lambda item: -item[0].seconds)
     return "; ".join(
@@ -242,6 +256,7 @@ def _has(actors: list[ActorStatus]) -> str:
 
 
 def duration(seconds: float) -> str:
+    """Seconds in words: `less than 1 s`, `90 s`, `5 min`, `2.5 h`."""
     if seconds < 1:
         return "less than 1 s"
     if seconds < 120:

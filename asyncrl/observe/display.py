@@ -1,7 +1,8 @@
-"""What the user sees while a run lives, and at its end. Invariant: it shows the last status and
-keeps nothing else; on a terminal in place, elsewhere as plain lines.
+"""Display of a run while it lives, and of its summary at the end: on a terminal in place, elsewhere
+as plain lines.
 
-No thread: it draws when it is told something. A number that does not exist yet is shown as `–`.
+It has no thread: it draws when it is told something. A number that does not exist yet is shown as
+`–`.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from asyncrl.ipc.messages import StatusUpdate
 from asyncrl.observe.summary import Summary
 
 STEP_LINE_S = 2.0
-"""Plain lines: least seconds between two while steps are taken …"""
+"""Least seconds between two plain lines while steps are taken."""
 WAIT_LINE_S = 10.0
-"""… and while none is."""
+"""Least seconds between two plain lines while no step is taken."""
 NONE = "–"
 
 
 class Display:
-    """Use it as a context manager around the run; `update` with every status, `note` what happens
-    meanwhile."""
+    """Display of one run, a context manager around it: `update` it with every StatusUpdate, `note`
+    what happens meanwhile."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -56,7 +57,7 @@ class Display:
             self._live.stop()
 
     def update(self, status: StatusUpdate) -> None:
-        """Show `status`: redraw, or print a line where there is news."""
+        """Show how the run stands: redraw, or print a line if there is news."""
         if self._live:
             self._live.update(panel(status), refresh=True)
         elif _is_news(status, self._printed):
@@ -64,7 +65,7 @@ class Display:
             self._print(line(status))
 
     def note(self, text: str) -> None:
-        """Say one thing that happened, above the display."""
+        """Print one sentence, above the display."""
         self._print(text)
 
     def _print(self, text: str) -> None:
@@ -86,7 +87,7 @@ def _is_news(status: StatusUpdate, printed: StatusUpdate | None) -> bool:
 
 
 def line(status: StatusUpdate) -> str:
-    """One status as one line of text."""
+    """One line of text."""
     s = status
     return (
         f"{_clock(s.seconds)}  {s.phase}  step {s.step}/{s.steps}  reward {_number(s.reward)}  "
@@ -100,7 +101,7 @@ def line(status: StatusUpdate) -> str:
 
 
 def panel(status: StatusUpdate) -> RenderableType:
-    """One status as a block of a terminal."""
+    """A block of a terminal."""
     s = status
     head = Table.grid(padding=(0, 2))
     head.add_row(
@@ -134,12 +135,12 @@ def panel(status: StatusUpdate) -> RenderableType:
 
 
 def show_derived(rows: Sequence[Row], console: Console) -> None:
-    """The table of what follows from the configuration."""
+    """Show what follows from the configuration, as a table."""
     _show(rows, console)
 
 
 def show_summary(summary: Summary, run: Path, console: Console) -> None:
-    """The table of what a run came to."""
+    """Show the summary of a run, as a table."""
     s, publication = summary, summary.publication
     pause = publication.pause_seconds / publication.count if publication.count else None
     rows = [
@@ -188,8 +189,8 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
 
 
 def _show(rows: Sequence[tuple[str, ...]], console: Console) -> None:
-    """Rows of (name, value, meaning?). Folded to a terminal's width; elsewhere each row is one
-    line, for whoever greps it."""
+    """Show rows of (name, value) or (name, value, meaning): folded to a terminal's width, elsewhere
+    one line for each row, for `grep`."""
     if console.is_terminal:
         table = Table.grid(padding=(0, 2))
         for name, *rest in rows:

@@ -1,4 +1,4 @@
-"""The log of one actor. Invariant: what a process says, tracebacks included, is in
+"""The log of one actor: what its process says, tracebacks included, is in
 `<run>/logs/<role>-<index>.log`, one line a record.
 
 The launcher redirects the process's stderr to the same file, so what Python or a library prints as
@@ -19,11 +19,11 @@ FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
 
 
 FOLDER = "logs"
-"""Of a run's directory."""
+"""The folder of logs in a run's directory."""
 
 
 def path(run: Path, role: Role, index: int) -> Path:
-    """Where an actor's log is. The same file over its restarts: it is only ever appended to."""
+    """The path of an actor's log. All starts of an actor append to the same file."""
     return run / FOLDER / f"{role}-{index}.log"
 
 

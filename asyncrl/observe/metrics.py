@@ -1,7 +1,7 @@
-"""Every Prometheus instrument of a run, in one place. Invariant: a scrape reads what the run counts
-itself, and never counts it twice.
+"""Every Prometheus instrument of a run, in one place. A scrape reads what the run counts itself;
+nothing is counted twice.
 
-What the heart holds (ledger, states, queue) is exported from an immutable observation that the
+The state of experience (ledger, states, queue) is exported from an immutable observation that the
 coordinator replaces about once a second, so that a scrape, which runs in a thread of its own, never
 meets a state in change, and answers even when the coordinator does not. Names follow Prometheus:
 the prefix `asyncrl_`, base units, `_total` on what only grows. Labels are roles, actors, states and
@@ -34,7 +34,7 @@ from asyncrl.ipc.messages import Report, Role, Scored, Verdict
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 REASONS = 32
-"""Most distinct values of one reason label; the rest are `other`."""
+"""Most distinct values of one label of reasons; the rest are `other`."""
 LIVE = (
     RolloutStatus.WAITING,
     RolloutStatus.LEASED,
@@ -45,8 +45,9 @@ LIVE = (
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """The heart at one moment; nothing in it changes. `lags` maps a lag in versions to the tokens
-    trained at it so far, `bias` is what the audit reports."""
+    """Experience at one moment; nothing in it changes. `states` and `groups` count rollouts and
+    groups by state. `lags` maps a lag in versions to the tokens trained at it so far; `bias` is
+    what the audit reports."""
 
     tokens: Account
     rollouts: Account
@@ -216,43 +217,43 @@ class Metrics:
         self._info.info(what)
 
     def observed(self, observation: Observation) -> None:
-        """Export this from now on, in place of the one before."""
+        """Export this observation from now on, in place of the one before."""
         self._observed.latest = observation
 
     def stepped(self, seconds: float, metrics: Mapping[str, float]) -> None:
-        """An optimizer step was taken."""
+        """Count an optimizer step."""
         self._last_step = self._clock()
         self._step.observe(seconds)
         for name, value in metrics.items():
             self._training.labels(name).set(value)
 
     def alarmed(self, causes: Iterable[str]) -> None:
-        """The last step raised these alarms and no others; causes are a closed set."""
+        """Set the alarms of the last step; causes are a closed set."""
         self._alarms.clear()
         for cause in causes:
             self._alarms.labels(cause).set(1)
 
     def evaluated(self, version: int, accuracy: float) -> None:
-        """The held-out accuracy of `version`, 0 to 1."""
+        """Set the held-out accuracy of `version`, 0 to 1."""
         self._accuracy.set(accuracy)
         self._accuracy_version.set(version)
 
     def published(self, seconds: float, pauses: Mapping[int, float]) -> None:
-        """A publication was committed; `pauses` has the seconds each rollout actor's decoding stood
-        still."""
+        """Count a committed publication; `pauses` has the seconds that each rollout actor's
+        decoding stood still, by index."""
         self._publication.observe(seconds)
         for actor, pause in pauses.items():
             self._pause.labels(str(actor)).observe(pause)
 
     def judged(self, verdict: Verdict, seconds: float) -> None:
-        """A verifier answered, or did not."""
+        """Count a verdict, or its absence."""
         scored = isinstance(verdict, Scored)
         self._verdict.labels("scored" if scored else "no_verdict").observe(seconds)
         if not isinstance(verdict, Scored):
             self._no_verdict.count(verdict.reason)
 
     def reported(self, role: Role, index: int, report: Report) -> None:
-        """What an actor says it waited for and did since its last report."""
+        """Add what an actor waited for and did since its last report."""
         actor = str(index)
         for cause, seconds in report.idle.items():
             self._idle.labels(role, actor, cause).inc(seconds)
@@ -261,35 +262,35 @@ class Metrics:
         self._waits.labels(role, actor).set(len(report.waits))
 
     def leasing(self, p95_s: float | None, deadline_s: float) -> None:
-        """What leases took, None where too few have ended, and what the next one is given."""
+        """Set the seconds that leases took (None if too few have ended) and that the next has."""
         self._lease_p95.set(math.nan if p95_s is None else p95_s)
         self._lease_deadline.set(deadline_s)
 
     def journalled(self, disk_bytes: int, pending_bytes: int) -> None:
-        """What the journal takes on disk, and what waits for it."""
+        """Set the bytes that the journal takes on disk, and those that wait for it."""
         self._journal_bytes.set(disk_bytes)
         self._journal_pending.set(pending_bytes)
 
     def pumped(self, slowest_s: float) -> None:
-        """The longest pass of the coordinator's loop since the last call."""
+        """Set the longest pass of the coordinator's loop since the last call."""
         self._pump.set(slowest_s)
 
     def refused(self, reason: str) -> None:
-        """A connection was refused or closed for what it sent."""
+        """Count a connection that was refused, or closed for what it sent."""
         self._refused.count(reason)
 
     def garbled(self, defect: str) -> None:
-        """An engine sent a chunk with this defect."""
+        """Count a chunk with this defect."""
         self._garbage.count(defect)
 
     def restarted(self, role: Role) -> None:
-        """An actor's process was started again."""
+        """Count an actor that was started again."""
         self._restarts.labels(role).inc()
 
     @contextmanager
     def serve(self, port: int, host: str = "127.0.0.1") -> Iterator[None]:
-        """Answer scrapes on `host`:`port` inside the block; not at all where `port` is 0. Raises
-        OSError where that cannot be had."""
+        """Answer scrapes on `host`:`port` inside the block; not at all if `port` is 0. Raises
+        OSError if the port cannot be had."""
         if not port:
             yield
             return
@@ -303,7 +304,7 @@ class Metrics:
 
 
 class _Reasons:
-    """A counter by reason. What follows a colon is a detail, and no label."""
+    """A counter by reason. The label of a reason ends before its first colon."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter

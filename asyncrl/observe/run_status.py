@@ -138,8 +138,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(run_status: RunStatus, path: Path) -> None:
-    """Write it whole or not at all. It is not forced to the disk: it outlives every process, not
-    the machine. Raises OSError."""
+    """Write a run status whole or not at all. It is not forced to the disk: the file outlives every
+    process, but not a loss of power. Raises OSError."""
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(run_status), indent=2) + b"\n")
     partial.replace(path)

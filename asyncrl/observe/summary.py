@@ -1,8 +1,8 @@
-"""`summary.json`: what a run came to. Invariant: it is written whole or not at all, and what it
-says of tokens and rollouts balances.
+"""Summary of a run, `summary.json`. Invariant: it is written whole or not at all, and its tokens
+and rollouts balance.
 
-A number that does not exist (the accuracy of a run without evaluation, the lag where nothing was
-trained) is None here and null there; NaN becomes null too.
+A number that does not exist (the accuracy of a run without evaluation, the lag if nothing was
+trained) is None here and null in the file; NaN becomes null, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Accuracy(msgspec.Struct, frozen=True):
 
 
 class TokenTotals(msgspec.Struct, frozen=True):
-    """`generated = trained + Σ discarded + live`."""
+    """Response tokens: `generated = trained + Σ discarded + live`. `discarded` is by reason."""
 
     generated: int = 0
     trained: int = 0
@@ -38,7 +38,7 @@ class TokenTotals(msgspec.Struct, frozen=True):
 
 
 class RolloutTotals(msgspec.Struct, frozen=True):
-    """`admitted = trained + Σ discarded + live`."""
+    """Rollouts: `admitted = trained + Σ discarded + live`. `discarded` is by reason."""
 
     admitted: int = 0
     trained: int = 0
@@ -53,21 +53,21 @@ class RolloutTotals(msgspec.Struct, frozen=True):
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """Versions, over trained tokens."""
+    """Lag of trained tokens, in versions."""
 
     mean: float | None = None
     max: int = 0
 
 
 class Alarmed(msgspec.Struct, frozen=True):
-    """How many steps raised an alarm, and what it said last."""
+    """Alarms of one cause: the number of steps that raised it, and the last sentence of it."""
 
     steps: int
     last: str
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """Shares of the run's seconds, 0 to 1."""
+    """Idle shares of the run's seconds, 0 to 1."""
 
     trainer: float | None = None
     rollout: float | None = None
@@ -91,9 +91,9 @@ class SlowestVerifier(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole of it. `reason` is one sentence; `training_seconds` are those from the first
-    admission to the last step, without start and end; `alarms` are by cause; `bias` is how far what
-    was trained is from what was generated (`asyncrl.experience.audit`); `restarts` are by role."""
+    """Summary of a run. `reason` is one sentence. `training_seconds` count from the first admission
+    to the last step. `alarms` are by cause, `restarts` by role. `bias` measures how far the trained
+    rollouts are from the generated ones (`asyncrl.experience.audit`)."""
 
     ok: bool
     reason: str
@@ -112,7 +112,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     slowest_verifier: SlowestVerifier | None = None
 
     def balances(self) -> bool:
-        """Whether both ledgers balance."""
+        """True if both ledgers balance."""
         tokens, rollouts = self.tokens, self.rollouts
         return (
             tokens.generated == tokens.trained + sum(tokens.discarded.values()) + tokens.live
@@ -122,7 +122,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_ledger(ledger: Ledger, reason: str) -> Summary:
-    """The summary of a run whose coordinator could not write one: what its journal knows."""
+    """Make the summary of a run whose coordinator could not write one, from its ledger."""
     return Summary(
         ok=False,
         reason=reason,
@@ -134,7 +134,7 @@ def of_ledger(ledger: Ledger, reason: str) -> Summary:
 
 
 def write(summary: Summary, path: Path) -> None:
-    """Write it atomically, as JSON that any reader takes: msgspec writes NaN as null."""
+    """Write a summary whole or not at all, as JSON; NaN is written as null. Raises OSError."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
@@ -144,7 +144,7 @@ def write(summary: Summary, path: Path) -> None:
 
 
 def read(path: Path) -> Summary:
-    """The summary that `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or
+    """Read the summary that `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or
     msgspec.ValidationError (no summary)."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Summary)

@@ -1,5 +1,5 @@
-"""`asyncrl why RUN`: how a run stands, which side is idle, for what, and whose. Invariant: what is
-said follows from one status, and from whether the run lives.
+"""`asyncrl why RUN`: a few sentences about a run, with the side that is idle and what it waits for.
+They follow from one run status, and from whether the run lives.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from asyncrl.observe.run_dir import RUN_TOML, STALL, STATUS, lives
 from asyncrl.observe.run_status import RunStatus
 
 OLD_S = 10.0
-"""A live run's status is renewed every second."""
+"""Seconds after which a run status is old; a live run renews it every second."""
 
 
 def why(run: Path, now: float) -> list[str]:
-    """The answer for a run's directory, at `now` (seconds since 1970). Raises ConfigError where
-    there is none to give."""
+    """Answer for a run's directory, at `now` (seconds since 1970). Raises ConfigError if there is
+    no run status to read."""
     if not run.is_dir():
         raise ConfigError(f"{run}: there is no such directory; give the directory of a run.")
     if not (run / RUN_TOML).is_file():
@@ -47,30 +47,30 @@ def why(run: Path, now: float) -> list[str]:
     return answer(found, lives=lives(run), age_s=max(0.0, now - found.at), stalled=stalled, run=run)
 
 
-def answer(s: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: Path) -> list[str]:
-    """A few sentences: how the run stands, and, unless it ended well, what it waits or waited
-    for."""
-    sentences = [_standing(s, lives, age_s, stalled, run)]
-    if s.ok and not stalled:
+def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: Path) -> list[str]:
+    """Say in a few sentences how the run stands and, unless it ended well, what it waits or waited
+    for. `age_s` is the age of the run status."""
+    sentences = [_standing(status, lives, age_s, stalled, run)]
+    if status.ok and not stalled:
         return sentences
-    if s.phase == "run" and (shares := _shares(s)):
+    if status.phase == "run" and (shares := _shares(status)):
         sentences.append(shares)
-    sentences.append(diagnose(s))
-    return sentences + s.alarms
+    sentences.append(diagnose(status))
+    return sentences + status.alarms
 
 
-def _standing(s: RunStatus, lives: bool, age_s: float, stalled: bool, run: Path) -> str:
+def _standing(status: RunStatus, lives: bool, age_s: float, stalled: bool, run: Path) -> str:
     ago = f"{duration(age_s)} ago"
-    steps = f"{s.step} of {s.steps} steps"
+    steps = f"{status.step} of {status.steps} steps"
     if stalled:
         return (
             f"The run stalled after {steps}, {ago}: no token and no step for "
-            f"{duration(min(s.token_s, s.step_s))}, which ended it."
+            f"{duration(min(status.token_s, status.step_s))}, which ended it."
         )
-    if s.ok:
-        return f"The run ended {ago}: {s.reason}."
-    if s.ok is False:
-        return f"The run failed {ago}, after {steps}: {s.reason}."
+    if status.ok:
+        return f"The run ended {ago}: {status.reason}."
+    if status.ok is False:
+        return f"The run failed {ago}, after {steps}: {status.reason}."
     if not lives:
         return (
             f"The run was killed after {steps}, or its coordinator failed (then its log says "
@@ -89,16 +89,16 @@ def _standing(s: RunStatus, lives: bool, age_s: float, stalled: bool, run: Path)
         "run": "trains",
         "drain": "drains",
         "stop": "ends",
-    }[s.phase]
-    return f"The run {doing}: {steps} in {duration(s.seconds)}, as of {ago}."
+    }[status.phase]
+    return f"The run {doing}: {steps} in {duration(status.seconds)}, as of {ago}."
 
 
-def _shares(s: RunStatus) -> str:
-    """Which side is idle."""
-    trainer, rollout = idle(s, "trainer"), idle(s, "rollout")
+def _shares(status: RunStatus) -> str:
+    """Say how idle each side is; empty if a side has not reported."""
+    trainer, rollout = idle(status, "trainer"), idle(status, "rollout")
     if trainer is None or rollout is None:
         return ""
     return (
-        f"Over the last {duration(s.window_s)} the trainer was idle for {trainer:.0%} of its "
+        f"Over the last {duration(status.window_s)} the trainer was idle for {trainer:.0%} of its "
         f"time, and rollout actors for {rollout:.0%}."
     )
