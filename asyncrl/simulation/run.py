@@ -24,7 +24,7 @@ from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld, Speeds
 from asyncrl.simulation.fakes import prompts_of
 from asyncrl.simulation.faults import Fault, Injector, carry_out, plan
 from asyncrl.simulation.observer import Violation
-from asyncrl.simulation.schedule import replayable
+from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.world import LifeOutcome, World
 
 LIVES = 40

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from asyncrl.simulation.run import simulate
-from asyncrl.simulation.schedule import replayable
+from asyncrl.simulation.task_order import replayable
 
 SEEDS = (3, 7)
 

@@ -35,7 +35,7 @@ from asyncrl.simulation.capacity.lockstep import LockstepEngine
 from asyncrl.simulation.fake_world import FakeWorld, Speeds
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.run import silence
-from asyncrl.simulation.schedule import replayable
+from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.sim_disk import SimDisk
 from asyncrl.simulation.sim_process import SimProcess
 from staleness.lag import rollout_lag, tokens_by_lag

@@ -28,7 +28,7 @@ from asyncrl.simulation.capacity.modelled import LedgerChecker, rare_collections
 from asyncrl.simulation.fake_world import FakeWorld, Speeds
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.run import silence
-from asyncrl.simulation.schedule import replayable
+from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.sim_process import SimProcess
 
 MEDIAN, TAIL = 300.0, 0.45

@@ -1,0 +1,127 @@
+"""The house as docs/design.md describes it: words, folders, names, docstrings, line lengths."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("asyncrl", "actors", "staleness", "weightsync")
+PRODUCT = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "bench" / "README.md"])
+COLUMNS = 100
+DESIGN = (ROOT / "docs" / "design.md").read_text()
+
+QUESTIONS = re.compile(r"(What|Whether|How|Which|Who|Whose|Where|Why|When)\b")
+"""Words that no docstring begins with: it begins with a verb or a noun."""
+
+SAME_NAME = {"admission.py", "engine.py", "errors.py", "options.py", "scripted.py"}
+"""File names that several folders have, because they mean the same in each."""
+
+
+def section(number: int) -> str:
+    """The text of a numbered section of the design page."""
+    return DESIGN.split(f"\n## {number}. ")[1].split("\n## ")[0]
+
+
+def words(text: str) -> set[str]:
+    """The words of a text, small and singular: `Leases` and `lease` are one word."""
+    return {word.removesuffix("s") for word in re.findall(r"[a-z]+|[0-9]+", text.lower())}
+
+
+def parts(name: str) -> list[str]:
+    """The words of a name, small and singular.
+
+    >>> parts("EnginePool"), parts("K3"), parts("micro_batches")
+    (['engine', 'pool'], ['k', '3'], ['micro', 'batche'])
+    """
+    found = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", name)
+    return [word.lower().removesuffix("s") for word in found]
+
+
+def classes() -> Iterator[tuple[Path, str]]:
+    """Every class of the product, with its file."""
+    for path in PRODUCT:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield path, node.name
+
+
+def docstrings() -> Iterator[tuple[Path, int, str]]:
+    """Every docstring of the product, and every string that stands under an attribute."""
+    for path in PRODUCT:
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield path, node.lineno, text
+
+
+def listed() -> set[str]:
+    """The words that section 1 lists: with their meaning, and by the folder that has them."""
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", section(1), re.MULTILINE)
+    return words(" ".join(f"{one} {more}" if one[0] == "`" else one for one, more in rows))
+
+
+def test_every_folder_bears_words_that_the_design_page_lists() -> None:
+    folders = {path.parent.relative_to(ROOT) for path in PRODUCT}
+    unknown = {
+        str(folder): missing
+        for folder in folders
+        if (missing := [word for word in parts(folder.name) if word not in listed()])
+    }
+    assert not unknown, f"add these to section 1 of docs/design.md: {unknown}"
+
+
+def test_every_public_class_bears_words_that_the_design_page_lists() -> None:
+    known = listed()
+    unknown = defaultdict(list)
+    for path, name in classes():
+        if not name.startswith("_"):
+            for word in parts(name):
+                if word not in known:
+                    unknown[word].append(f"{name} ({path.relative_to(ROOT)})")
+    assert not unknown, f"add these words to section 1 of docs/design.md: {dict(unknown)}"
+
+
+def test_the_design_page_lists_every_folder_and_no_other() -> None:
+    shown = set(re.findall(r"`((?:asyncrl|actors|staleness|weightsync)/[\w/]*)`", section(3)))
+    there = {f"{path.parent.relative_to(ROOT)}/" for path in PRODUCT}
+    assert shown == there, (sorted(shown - there), sorted(there - shown))
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found = defaultdict(list)
+    for path, name in classes():
+        found[name].append(str(path.relative_to(ROOT)))
+    assert not {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_no_two_files_have_one_name_unless_they_mean_the_same() -> None:
+    found = defaultdict(list)
+    for path in PRODUCT:
+        if path.name not in {"__init__.py", "__main__.py"}:
+            found[path.name].append(str(path.parent.relative_to(ROOT)))
+    assert {name for name, folders in found.items() if len(folders) > 1} <= SAME_NAME, found
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {text.split(chr(10))[0]}"
+        for path, line, text in docstrings()
+        if QUESTIONS.match(text.strip())
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_have_at_most_100_columns(page: Path) -> None:
+    fenced = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        fenced ^= line.lstrip().startswith("```")
+        if not fenced and not line.lstrip().startswith("|"):
+            assert len(line) <= COLUMNS, f"{page.name}:{number} has {len(line)} columns"
