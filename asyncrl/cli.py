@@ -1,8 +1,6 @@
-"""The command `asyncrl`: few verbs. Invariant: bad input gives one sentence and exit status 2, and
-nothing has started by then.
+"""The command `asyncrl`. Bad input gives one sentence and exit status 2, before anything starts.
 
-Nothing heavy is imported before it is needed: `--help` is instant, and this process never imports
-torch.
+Imports are as late as possible: `--help` is instant, and this process never imports torch.
 """
 
 from __future__ import annotations
@@ -27,15 +25,14 @@ INTERRUPTED = 130
 DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
 TRAIN = "Train: start rollout, reward and trainer actors on this machine, and show what they do."
 WHY = (
-    "Say in a few sentences how a run stands: which side is idle, for what, and whose. Of a "
-    "live run, a stalled one, or a killed one."
+    "Say in a few sentences how a run stands: which side is idle, and what it waits for. The run "
+    "may be alive, stalled, or killed."
 )
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
 SIMULATE = (
-    "Run the whole system in virtual time, in this process, with scripted engines and every "
-    "fault that there is a name for, and check "
-    "every invariant after every event. A seed decides everything: one that fails is printed, "
-    "and fails again."
+    "Run the whole system in virtual time, in this process, with fake engines and every kind of "
+    "fault, and check every invariant after every event. A seed decides everything: one that "
+    "fails is printed, and fails again."
 )
 EXAMPLES = """\
 examples:
@@ -51,7 +48,7 @@ exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line. Returns the exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without `≤` shows `?`
     args = _parser().parse_args(argv)
@@ -193,8 +190,7 @@ def _why(args: argparse.Namespace) -> int:
 
 
 def _checked(args: argparse.Namespace, resume: Path | None, console: Console) -> Config:
-    """The resolved configuration, after showing what follows from it and checking it against this
-    machine."""
+    """Resolve the configuration, check it against this machine, and show what follows from it."""
     from datetime import datetime
 
     from asyncrl import config as configuration

@@ -1,6 +1,6 @@
-"""What can be known to fail before anything starts. Invariant: a run that passes here was refused
-nothing by this machine, and a run directory belongs to one configuration and to one running process
-at a time.
+"""Checks before anything starts: of this machine, of the files that the run reads, and of its
+directory. Invariant: a run directory belongs to one configuration, and to one running process at a
+time.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ RESUMABLE = frozenset(
     )
     or key in ("engine.chunk_tokens", "engine.compile", "task.verdict_s")
 ) - {"run.seed"}
-"""What may differ where a run is resumed: it changes how the run goes on, and not what its journal
-and weights mean."""
+"""Settings that may differ when a run is resumed: they change how the run goes on, and not what its
+journal and weights mean."""
 
 
 def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
-    """`config` with absolute paths and with a run directory: the one resumed, the one set, or
+    """Give `config` absolute paths and a run directory: the one resumed, the one set, or
     `runs/<task>-<time>`."""
     run = resume or (Path(config.run.dir) if config.run.dir else _fresh(config.task.name, now))
     absolute: dict[str, dict[str, Any]] = {
@@ -102,8 +102,8 @@ def _fresh(task: str, now: datetime) -> Path:
 
 
 def check(config: Config, resume: Path | None, available: int) -> None:
-    """Everything that can be checked without starting or writing anything. `available` is the
-    number of cores. Raises ConfigError."""
+    """Check all that can be checked without starting or writing anything. `available` is the number
+    of cores. Raises ConfigError."""
     _cores(config, available)
     _directory(config, resume)
     if resume:
@@ -126,8 +126,8 @@ def check(config: Config, resume: Path | None, available: int) -> None:
 @contextmanager
 def claimed(config: Config) -> Iterator[Path]:
     """Make the run directory this process's own inside the block, with the resolved run.toml in it.
-    Raises ConfigError where another process has it, or where it cannot be written. The claim ends
-    with the process, however that ends."""
+    The claim ends with the process, however that ends. Raises ConfigError if another process has
+    it, or if it cannot be written."""
     run = Path(config.run.dir)
     try:
         run.mkdir(
@@ -207,7 +207,7 @@ def _directory(config: Config, resume: Path | None) -> None:
 
 
 def _history(run: Path) -> None:
-    """A resumed run goes on from all of this."""
+    """Check that the journal that a resumed run goes on from can be read."""
     path = run / JOURNAL
     if not path.exists():
         if complete(run):
@@ -252,7 +252,7 @@ def _gateway(port: int) -> None:
 
 
 def _refused(host: str, port: int) -> OSError | None:
-    """Why nothing can listen there; None where something can."""
+    """The error of listening there; None if there is none."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -271,7 +271,7 @@ def _why(error: OSError) -> str:
 
 
 def _gpu() -> None:
-    """A driver with a GPU, and a torch that can use it; asked without importing torch."""
+    """Check for a driver with a GPU, and a torch that can use it, without importing torch."""
     count = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")

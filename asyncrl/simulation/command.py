@@ -1,5 +1,5 @@
-"""`asyncrl simulate`: many seeds, counted. Invariant: what failed is printed with the one command
-that shows it again."""
+"""`asyncrl simulate`: many seeds, counted. A seed that fails is printed with the command that shows
+the failure again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from asyncrl.simulation.faults import KINDS
+from asyncrl.simulation.fault_kinds import KINDS
 from asyncrl.simulation.run import simulate
 
 FAILED = 1
@@ -27,8 +27,9 @@ class SeedFailure(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct):
-    """What some seeds came to, all together. `faults` and `seeds_with` count by kind: how often it
-    was injected, and in how many seeds."""
+    """Sums over some seeds. By kind of fault, `faults` counts how often it was injected, and
+    `seeds_with` in how many seeds. `lost_tail` counts events that were not durable when a
+    coordinator died."""
 
     seeds: int = 0
     virtual_s: float = 0.0
@@ -41,7 +42,7 @@ class Tally(msgspec.Struct):
     failures: list[SeedFailure] = msgspec.field(default_factory=list)
 
     def add(self, other: Tally) -> None:
-        """These seeds too."""
+        """Add the sums of other seeds."""
         self.seeds += other.seeds
         self.virtual_s += other.virtual_s
         self.events += other.events
@@ -105,7 +106,7 @@ def shared(seeds: range, jobs: int) -> Tally:
 
 
 def sentences(found: Tally, seconds: float) -> Iterator[str]:
-    """What is printed."""
+    """The lines that are printed."""
     yield f"seeds     {found.seeds:,}, in {seconds:,.1f} s"
     yield (
         f"runs      {found.virtual_s:,.0f} virtual s, {found.lives:,} lives, "
@@ -134,7 +135,7 @@ def sentences(found: Tally, seconds: float) -> Iterator[str]:
 
 
 def command(seeds: range, *, jobs: int, as_json: bool) -> int:
-    """Run seeds and print what they came to; the exit status."""
+    """Run seeds and print their sums. Returns the exit status."""
     began = time.perf_counter()
     found = shared(seeds, jobs) if jobs > 1 else tally(seeds)
     if as_json:
@@ -145,7 +146,7 @@ def command(seeds: range, *, jobs: int, as_json: bool) -> int:
 
 
 def cluster(engines: int, seconds: float) -> int:
-    """Run a cluster and print what it came to; the exit status."""
+    """Run a cluster and print its counts. Returns the exit status."""
     from asyncrl.simulation.capacity.scale import scale
 
     began = time.process_time()

@@ -1,7 +1,7 @@
-"""What is scripted: prompts, engine, learner and verifiers. Invariant: what each does without a
-fault is a function of the seed, and exact.
+"""Fake prompts, engine, learner and verifiers. Invariant: without a fault, what each does is a
+function of the seed, and exact.
 
-What may go wrong with them is in their attributes; `faults.py` turns those.
+Their attributes say what goes wrong; the kinds of fault (`fault_kinds.py`) set them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FakeTask:
 
 
 class FakeWeights:
-    """What travels: a number, and its checksum."""
+    """Weights that are a number, and their checksums."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -116,8 +116,8 @@ class FakeEngine:
         self._inner.interrupt(rollouts)
 
     def abort(self) -> int:
-        """Give everything back unasked, as an engine does that runs out of memory; how many
-        rollouts that were."""
+        """Give everything back unasked, as an engine does that runs out of memory. Returns the
+        number of rollouts."""
         held = [slot.request.rollout for slot in self._inner._decoding] + [
             request.rollout for request in self._inner._waiting
         ]
@@ -207,8 +207,8 @@ class EngineCrash(RuntimeError):
 
 
 class FakeLearner:
-    """Adds up what it is given. It is the transfer, too: `broadcasts` is where engines find what it
-    sent, by publication."""
+    """A learner that adds up what it is given. It is the transfer, too: engines find what it sent
+    in `broadcasts`, by publication."""
 
     port = 1
 
@@ -251,7 +251,7 @@ class FakeLearner:
         return counts
 
     async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
-        """Scores are nobody's business here; they take their time."""
+        """Take as long as scoring takes: a fake learner needs no scores."""
         await trio.sleep(
             sum(sample.response_tokens for sample in message.samples) * self.seconds_per_token
         )
@@ -279,7 +279,7 @@ class FakeLearner:
 
 
 class Broadcast:
-    """What the trainer sent in one publication."""
+    """The weights that the trainer sent in one publication."""
 
     def __init__(self) -> None:
         self.sent = trio.Event()
@@ -287,7 +287,7 @@ class Broadcast:
 
 
 class FakeReceiver:
-    """Where an engine gets weights from."""
+    """Reception of weights by an engine: those that the publication's broadcast holds."""
 
     def __init__(self, broadcasts: dict[int, Broadcast], deadline_s: float) -> None:
         self._broadcasts, self._deadline_s = broadcasts, deadline_s

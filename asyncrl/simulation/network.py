@@ -1,8 +1,8 @@
-"""Pipes in memory. Invariant: what arrives is a prefix of what was sent, in order, however the wire
-is delayed, cut or frozen.
+"""Pipes in memory. Invariant: the bytes that arrive are a prefix of those that were sent, however
+the wire is delayed, cut or frozen; only `edit` loses or repeats a frame.
 
-A pipe is below `asyncrl.ipc.link.Link`, which sends one frame in one call, so faults may also look
-at frames: lose one, send one twice. In faultless use it costs an append and a copy.
+A pipe is below `asyncrl.ipc.link.Link`, which sends one frame in one call. Without faults a frame
+costs an append and a copy.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ CAPACITY = 4 * 2**20
 
 
 class Wire:
-    """One direction. `delay_s` is added to what is sent from now on; while somebody holds it,
-    nothing arrives and nobody is told."""
+    """One direction of a connection. `delay_s` seconds are added to what is sent from now on; while
+    somebody holds it, nothing arrives and nobody is told."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
         self._holds = 0
         self.edit: Callable[[bytes], Iterable[bytes]] | None = None
-        """What becomes of a frame."""
+        """The frames that arrive in place of a frame: none, itself, or several."""
         self._arriving: deque[tuple[float, memoryview]] = deque()
         self._bytes = 0
         self._last = 0.0
@@ -78,7 +78,7 @@ class Wire:
                     await self.news.park()
 
     def end(self) -> None:
-        """Nothing more is sent; what is under way arrives."""
+        """Send nothing more. What is under way arrives."""
         self.ended = True
         self.wake()
 
@@ -93,8 +93,8 @@ class Wire:
 
 
 class MemoryPipe:
-    """One end. `frozen` is a process that is stopped: its end takes nothing and gives nothing until
-    it goes on."""
+    """One end of a connection. The end of a process that is stopped is frozen: it takes nothing and
+    gives nothing until the process goes on."""
 
     def __init__(self, out: Wire, into: Wire) -> None:
         self.torn = False
@@ -138,7 +138,7 @@ class MemoryPipe:
     # -------------------------------------------------------------------------------------- faults
 
     def die(self) -> None:
-        """This end is gone, at once. What it had sent still arrives."""
+        """Close this end at once. What it has sent still arrives."""
         self._closed = True
         self.out.end()
         self.into.cut = True  # for whoever reads at this end
@@ -147,7 +147,7 @@ class MemoryPipe:
         self._thaw.unpark_all()
 
     def cut(self) -> None:
-        """The connection is reset, for both ends; what was under way is lost."""
+        """Reset the connection, for both ends. What is under way is lost."""
         for wire in (self.out, self.into):
             wire.cut = True
             wire.wake()

@@ -33,12 +33,12 @@ def initial(seed: int) -> int:
 
 
 def key(split: Split, prompt_index: int, member: int) -> int:
-    """Whose tokens: the `member`-th of the group of this prompt."""
+    """The key of a rollout, the `member`-th of the group of this prompt: whose its tokens are."""
     return stream(stream(1 + (split == "evaluation"), prompt_index), member)
 
 
 def length(key: int, most: int) -> int:
-    """How many tokens the response has, at least 1: an eighth of all are as long as they may be."""
+    """Number of tokens of a response, 1 to `most`; an eighth of all responses have `most`."""
     draw = stream(3, key)
     return most if not draw & 7 else 1 + (draw >> 3) % most
 
@@ -55,12 +55,12 @@ def sampled(
 
 
 def reward(prompt_index: int, ids: bytes) -> float:
-    """What a verifier gives an answer: 0, 1/3, 2/3 or 1."""
+    """The reward of an answer: 0, 1/3, 2/3 or 1."""
     return float(stream(int.from_bytes(ids[-8:], "little"), prompt_index) % 4) / 3.0
 
 
 def contribution(key: int, ids: NDArray[np.int32], mask: NDArray[np.uint8], reward: float) -> int:
-    """What training these tokens adds, modulo 2**64."""
+    """The number that training these tokens adds, modulo 2**64."""
     indices = np.arange(1, len(ids) + 1, dtype=np.uint64)
     z = ids.astype(np.uint64) * _ID + indices * _INDEX + np.uint64(stream(int(reward * 3), key))
     z = (z ^ (z >> _SHIFT)) * _MIX

@@ -1,5 +1,5 @@
-"""One seed, from its plan to its report. Invariant: a report says of every life why it ended, and
-an end that no fault explains is a violation."""
+"""One seed, from its plan of faults to its report. A report says of every life why it ended; an end
+that no fault explains is a violation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checker import Checker
 from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld, Speeds
 from asyncrl.simulation.fakes import prompts_of
-from asyncrl.simulation.faults import Fault, Injector, carry_out, plan
+from asyncrl.simulation.faults import Fault, carry_out, plan
+from asyncrl.simulation.injector import Injector
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.world import LifeOutcome, World
@@ -49,13 +50,13 @@ EXPLAINED: dict[str, str] = {
     r"publications failed in a row": rf"{_ENGINES}|{_FROZEN}",
     r"(rollout|reward)-\d+ ": rf"kill_.*|restart_beside|verifier_.*|{_ENGINES}|{_FROZEN}",
 }
-"""Why a life may end badly, and the kinds of fault of which at least one must have happened
-then."""
+"""Reasons for which a life may end badly (patterns), and the kinds of fault (patterns) of which at
+least one must have happened in that life."""
 
 
 @dataclass
 class SeedReport:
-    """What one seed came to. `discarded` counts the tokens that no step trained, by reason."""
+    """Report of one seed. `discarded` counts the tokens that no step trained, by reason."""
 
     seed: int
     lives: list[LifeOutcome] = field(default_factory=list)
@@ -76,7 +77,7 @@ class SeedReport:
 
 
 AHEAD = ((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (4, 2))
-"""max_lag and depth."""
+"""Pairs of max_lag and depth."""
 
 
 def configured(seed: int) -> Config:
@@ -161,7 +162,7 @@ def configured(seed: int) -> Config:
 
 
 class _Steps(trio.abc.Instrument):
-    """Has the checker look after each step of a task."""
+    """Instrument of trio that has the checker look after each step of a task."""
 
     def __init__(self, world: World, checker: Checker) -> None:
         self._world, self._checker = world, checker
@@ -178,7 +179,7 @@ class _Steps(trio.abc.Instrument):
                 self._checker.violated(
                     "liveness", f"{STEPS} steps of tasks, and the run is not over"
                 )
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (trio would only log it)
             self._checker.violated("the checker", repr(error), error)
 
 
@@ -197,7 +198,7 @@ def simulate(
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Nobody reads what a thousand runs log."""
+    """Log nothing inside the block: nobody reads the logs of a thousand runs."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -283,7 +284,8 @@ async def _live(world: FakeWorld, injector: Injector) -> None:
 
 
 def _judge(world: FakeWorld, checker: Checker) -> None:
-    """What a finished run must have come to."""
+    """Check a finished run: it has done its steps and, if nothing may lag and nothing was lost, its
+    weights are those of synchronous training."""
     config = world.config
     last = max(checker.lineage)
     done = last == config.train.steps or "used up" in world.lives[-1].reason

@@ -1,8 +1,8 @@
-"""What outlives a process: the journal's disk and the checkpoints. Invariant: what was committed
-stays, and what was not never was.
+"""Simulated disk of the journal, and checkpoints: both outlive a process. Invariant: a commit is
+there whole or not at all.
 
-A process writes through a `Mount`, which its death takes away: what code of a dead process still
-does reaches nothing.
+A process writes through a `Mount`, which its death takes away: the code of a dead process that
+still runs writes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _snapshot = msgspec.msgpack.Decoder(Snapshot)
 
 
 class SimDisk:
-    """The disk. `full` and `broken` are what the next commits meet."""
+    """A disk. If it is `full` or `broken`, commits fail."""
 
     def __init__(self) -> None:
         self.rows: list[EventRows] = []
@@ -92,27 +92,27 @@ class Mount:
     """A journal's `Disk`, as one process has it."""
 
     def __init__(self, sim_disk: SimDisk) -> None:
-        self._platter = sim_disk
+        self._disk = sim_disk
         self.last = sim_disk.last
         self.gone = False
 
     @property
     def size(self) -> int:
-        return sum(len(row.data) for row in self._platter.rows) + sum(
-            len(keep.data) for keep in self._platter.kept
+        return sum(len(row.data) for row in self._disk.rows) + sum(
+            len(keep.data) for keep in self._disk.kept
         )
 
     async def commit(self, writes: Sequence[Write]) -> None:
-        """All of it or none, in a moment. Raises DiskFull, or JournalError for good."""
+        """Commit all writes or none, in `COMMIT_S`. Raises DiskFull, or JournalError for good."""
         await trio.sleep(COMMIT_S)
         if self.gone:
             return
-        if self._platter.full:
+        if self._disk.full:
             raise DiskFull("the simulated disk is full")
-        if self._platter.broken:
+        if self._disk.broken:
             raise JournalError("the simulated disk is broken")
         for write in writes:
-            self._platter.write(write)
+            self._disk.write(write)
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -130,10 +130,10 @@ class SimCheckpoint:
     aside: bool = False
 
     def verify(self) -> None:
-        """Raises CheckpointError where it is not what was written."""
+        """Raise CheckpointError if it is damaged."""
         if self.damaged:
             raise CheckpointError(f"the checkpoint of version {self.version} is damaged")
 
     def set_aside(self) -> None:
-        """Nothing starts from it any more."""
+        """Put it aside: nothing starts from it any more."""
         self.aside = True

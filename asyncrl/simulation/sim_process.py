@@ -1,9 +1,9 @@
-"""A process that is not one. Invariant: what is killed is silent from that moment, whatever its
-code still does.
+"""A simulated process: a task that can be killed and stopped. Invariant: a killed one is silent
+from that moment, whatever its code still does.
 
-It is a `supervisor.Child`: a cancel scope around an actor's `main`, and the ends of its
-connections, which die with it. Stopped, it neither hears nor says anything; its own clock goes on,
-as a process's does.
+It is a `Child` of a supervisor: a cancel scope around an actor's `main`, and the ends of its
+connections, which die with it. While it is stopped it neither hears nor says anything; its clock
+goes on, as a process's does.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class SimProcess:
         return not self._over.is_set() and not self._scope.cancel_called
 
     async def run(self, main: Callable[[SimProcess], Awaitable[None]]) -> None:
-        """Be this process."""
+        """Run `main`, as this process."""
         try:
             with self._scope:
                 await main(self)
-        except* Exception as errors:
+        except* Exception as errors:  # noqa: BLE001 (its supervisor is told what ended it)
             self._code, self._said = (
                 1,
                 "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves(errors)),
@@ -84,7 +84,7 @@ class SimProcess:
             pipe.freeze(frozen)
 
     def connect(self, pipe: MemoryPipe) -> None:
-        """One more end is its own."""
+        """Own this end of a connection, too."""
         pipe.freeze(self.frozen)
         self.pipes.append(pipe)
 

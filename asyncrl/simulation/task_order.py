@@ -1,4 +1,4 @@
-"""Which task runs next. Invariant: inside `replayable(seed)` trio draws the order of tasks from the
+"""Order of tasks. Invariant: inside `replayable(seed)` trio draws the order of tasks from the
 seed, and nothing else is changed."""
 
 from __future__ import annotations

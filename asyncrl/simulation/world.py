@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LifeOutcome:
-    """How a life ended: `finished` is True if the coordinator said so itself."""
+    """End of a life: `finished` is True if the coordinator said so itself."""
 
     finished: bool
     ok: bool
@@ -184,6 +184,7 @@ class World(ABC):
 
     async def ready(self, role: Role) -> None:
         """Return at once: a task needs nothing that takes time."""
+        await trio.lowlevel.checkpoint()
 
     def start(self, role: Role, index: int, incarnation: int) -> SimProcess:
         """Start one actor as a task."""

@@ -10,7 +10,7 @@ from test_found import plain
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.simulation.checker import checker
-from asyncrl.simulation.faults import Injector
+from asyncrl.simulation.injector import Injector
 from asyncrl.simulation.run import SeedReport, simulate
 
 KILLS = 200

@@ -6,7 +6,8 @@ import pytest
 from simulation_support import plain
 
 from asyncrl.simulation import policy
-from asyncrl.simulation.faults import KINDS, Fault
+from asyncrl.simulation.fault_kinds import KINDS
+from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.run import simulate
 
 

@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 
 from asyncrl.simulation.command import Tally, tally
-from asyncrl.simulation.faults import KINDS, plan
+from asyncrl.simulation.fault_kinds import KINDS
+from asyncrl.simulation.faults import plan
 
 SHARES = [range(start, start + 25) for start in range(0, 200, 25)]
 tallied = cache(tally)

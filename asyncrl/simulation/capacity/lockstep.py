@@ -1,8 +1,8 @@
 """An engine whose slots decode in step, as a batch does on an accelerator. Invariant: each decode
-step gives every busy slot one token, and lasts as long as so many busy slots make it.
+step gives every busy slot one token, and lasts as long as the number of busy slots makes it.
 
-What is due next is found without looking at every slot, so thousands of slots cost what their
-chunks cost. Tokens are all alike, and the newest version is the only one there is.
+The next event is found without a look at every slot, so thousands of slots cost as much as their
+chunks. All tokens are alike, and the engine serves the newest version alone.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class LockstepEngine:
         return 0.0
 
     def unpin(self, version: int) -> None:
-        """Nothing is pinned."""
+        """Do nothing: the newest version is the only one."""
 
     async def run(self, emit: Emit) -> None:
         while True:
@@ -133,7 +133,7 @@ class LockstepEngine:
     # ---------------------------------------------------------------------------------------- time
 
     def _catch_up(self) -> None:
-        """Do the decode steps that are over by now, filling each slot as soon as it is free."""
+        """Do the decode steps that are over by now, and fill each slot as soon as it is free."""
         now = trio.current_time()
         if not self._decoding:
             self._since = now
@@ -167,7 +167,7 @@ class LockstepEngine:
     # --------------------------------------------------------------------------------------- slots
 
     def _refill(self) -> bool:
-        """Whether any slot is busy then."""
+        """Give free slots to requests that wait. Returns True if any slot is busy then."""
         while self._version is not None and self._waiting and len(self._decoding) < self._slots:
             request = self._waiting.popleft()
             left = min(
@@ -181,7 +181,7 @@ class LockstepEngine:
         return bool(self._decoding)
 
     def _collect(self) -> None:
-        """The end of what has ended, and every other chunk that is complete."""
+        """Make the last chunk of each response that has ended, and every other complete chunk."""
         while self._ends and self._ends[0][0] <= self._steps:
             _, number = heapq.heappop(self._ends)
             if (slot := self._decoding.pop(number, None)) is not None:
@@ -199,7 +199,7 @@ class LockstepEngine:
         ]
 
     def _chunk(self, slot: _LockstepSlot, finish: Finish) -> Chunk:
-        """What a slot has decoded and not streamed."""
+        """The tokens that a slot has decoded and not streamed."""
         request, count = slot.request, min(self._steps, slot.ends) - slot.emitted
         start = request.prefix_tokens + slot.emitted - slot.began
         slot.emitted += count

@@ -1,9 +1,9 @@
-"""A modelled cluster in virtual time: how fast a run would go, what its tokens' lag would be, and
-what would become of them. Invariant: the coordinator, the actors and their links are the product's
-own; modelled are engines, the learner's seconds and the verifiers'.
+"""A modelled cluster in virtual time: it measures how fast a run would go, the lag of its tokens,
+and what becomes of them. Invariant: the coordinator, the actors and their links are the product's
+own; modelled are engines, and the seconds of the learner and the verifiers.
 
-What is measured is between the publication of one version and that of a later one, so a run's
-beginning is not in it. The ledger is checked every second and at the end.
+The measurement is between the publication of one version and that of a later one, so the beginning
+of the run is not in it. The ledger is checked every second and at the end.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from asyncrl.simulation.capacity.lockstep import LockstepEngine
 from asyncrl.simulation.fake_world import FakeWorld, Speeds
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.run import silence
-from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.sim_disk import SimDisk
 from asyncrl.simulation.sim_process import SimProcess
+from asyncrl.simulation.task_order import replayable
 from staleness.lag import rollout_lag, tokens_by_lag
 
 SIGMA = 1.0
@@ -107,7 +107,7 @@ def configured(engines: int, slots: int, longest: int, **sections: dict[str, obj
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a run, from one published version to another, `steps` later.
+    """Measurement of a run from one published version to another, `steps` later.
 
     `rollout_s` are the seconds in which a step had a published version to start from, and not yet
     all that it takes: the time of generation, where that stands still otherwise. `arrived` counts
@@ -211,7 +211,7 @@ class LedgerChecker(WorldObserver):
 
 
 class _Sample(NamedTuple):
-    """How things stood when a version was published."""
+    """Counts of a run when a version was published."""
 
     version: int
     at: float
@@ -287,8 +287,8 @@ class NullDisk(SimDisk):
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Nearly all that lives here lives on, and looking at it for garbage took two fifths of the
-    time."""
+    """Collect garbage rarely inside the block. Nearly all objects of a run live on, and looking at
+    them took two fifths of the time."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 50, 1000)
     try:

@@ -1,9 +1,8 @@
-"""A cluster in virtual time: how a run of a thousand engines would go, and what its coordinator
-costs. Invariant: what is not the product's own are the ends alone: engines, whose tokens are all
-alike, verifiers and the learner.
+"""A cluster of a thousand engines in virtual time, and what its coordinator costs. Invariant: all
+but the engines, the verifiers and the learner is the product's own.
 
-Lengths have a heavy tail (log-logistic, median `MEDIAN`), as responses do that reason. The ledger
-is checked every second.
+Lengths of responses have a heavy tail (log-logistic, median `MEDIAN`), as those of models that
+reason. All tokens are alike. The ledger is checked every second.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from asyncrl.simulation.capacity.modelled import LedgerChecker, rare_collections
 from asyncrl.simulation.fake_world import FakeWorld, Speeds
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.run import silence
-from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.sim_process import SimProcess
+from asyncrl.simulation.task_order import replayable
 
 MEDIAN, TAIL = 300.0, 0.45
 SHORTEST, LONGEST = 16, 1200
@@ -38,7 +37,7 @@ SLOTS = 8
 
 @dataclass(frozen=True)
 class Scaled:
-    """What came of it. `in_flight` is the mean number of rollouts that were with engines."""
+    """Counts of a run. `in_flight` is the mean number of rollouts that were with engines."""
 
     engines: int
     virtual_s: float

@@ -19,7 +19,7 @@ from asyncrl.simulation.observer import WorldObserver
 
 
 class CheckedRun(ReferenceRules, WorldObserver):
-    """What is known of a run.
+    """Knowledge of a run.
 
     Of all lives: `events`, as they became durable; `lineage`, the weights of each version that
     training stands on; `trained_by`, the rollouts whose tokens are in the weights of a version;

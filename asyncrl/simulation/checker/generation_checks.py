@@ -26,7 +26,7 @@ GARBAGE = frozenset(
         "over_budget",
     }
 )
-"""What is wrong with what cannot be."""
+"""Reasons for which a rollout is buried because its engine sent what no engine can sample."""
 
 
 def admitted(run: CheckedRun, event: e.Admitted) -> None:
@@ -87,8 +87,8 @@ def admitted(run: CheckedRun, event: e.Admitted) -> None:
 
 
 def _is_due(run: CheckedRun, event: e.Admitted) -> bool:
-    """Whether this prompt may be the next: the one at the cursor, or one after it where those
-    between may be passed over."""
+    """True if this prompt may be the next: the one at the cursor, or one after it if those between
+    may be passed over."""
     places = [run.train_item(place) for place in range(run.reference.cursor, event.cursor)]
     match run.config.task.curriculum:
         case "in_order":

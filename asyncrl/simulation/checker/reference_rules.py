@@ -1,7 +1,7 @@
-"""What a configuration lets a run do, worked out once more. Invariant: it shares no code with
-admission, selection and baselines.
+"""Rules of admission, selection and baselines, worked out a second time from the configuration.
+Invariant: they share no code with the product's.
 
-A *unit* is what is trained together: a group, or each of its rollouts (`train.unit`).
+A *unit* is trained together: a group, or each of its rollouts alone (`train.unit`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout
 
 
 class ReferenceRules:
-    """The rules, for the run as it stands: its account, the weights of each version there is
-    (`lineage`), the versions `here` that are published in this life, and the `version` that
-    training started from in it."""
+    """The rules for a run as it stands: its `reference` state, the weights of each version
+    (`lineage`), the versions published in this life (`here`), and the `version` from which training
+    started in this life."""
 
     config: Config
     reference: ReferenceState
@@ -80,7 +80,7 @@ class ReferenceRules:
         )
 
     def units(self, rollouts: Sequence[ReferenceRollout]) -> list[list[ReferenceRollout]]:
-        """What is trained together of what was taken in this order."""
+        """Divide rollouts, in the order in which they were taken, into units."""
         if self.config.train.unit == "rollout":
             return [[seen] for seen in rollouts]
         return [
@@ -88,7 +88,7 @@ class ReferenceRules:
         ]
 
     def full(self, filling: Filling, more: Sequence[ReferenceRollout] = ()) -> bool:
-        """Whether a step that has taken all this has as much as it needs."""
+        """True if a step that has taken all this, and `more`, has as much as it needs."""
         train, count = self.config.train, self._count(filling, more)
         if train.step_tokens:
             tokens = filling.tokens + sum(len(seen.versions) for seen in more)
@@ -96,8 +96,8 @@ class ReferenceRules:
         return count >= self.per_group * train.batch_groups
 
     def closes(self, filling: Filling) -> bool:
-        """Whether it is closed with what it has: it is full, or has all there is and no group more
-        may be live."""
+        """True if a step is closed with what it has: it is full, or it has all rollouts there are
+        and no other group may be live."""
         alone = not self.reference.rollouts_untaken and self._count(filling) > self.per_group * (
             self.max_live - 1
         )
@@ -125,15 +125,15 @@ class ReferenceRules:
         return self.open_step if batch else None
 
     def stale(self, unit: Sequence[ReferenceRollout], step: int) -> bool:
-        """Whether this step cannot train a unit: where stale tokens are masked because it has no
-        others, else because it has one."""
+        """True if this step cannot train a unit: because all its tokens are stale if stale tokens
+        are masked, else because one of them is."""
         versions = [version for seen in unit for version in seen.versions]
         if self.config.staleness.on_stale == "mask":
             return all(step - version > self.max_lag for version in versions)
         return any(step - version > self.max_lag for version in versions)
 
     def baseline(self, seen: ReferenceRollout) -> float:
-        """What a rollout that is trained alone is compared with."""
+        """The baseline of a rollout that is trained alone."""
         return seen.group.baseline(
             seen.id, self.config.rollout.k_min, self.config.train.prior_visits
         )

@@ -1,4 +1,4 @@
-"""A run's account, kept from its events alone. Invariant: it shares no code with
+"""Reference state of a run, kept from its events alone. Invariant: it shares no code with
 `asyncrl.experience`, and is written to be read, not to be fast.
 """
 
@@ -81,7 +81,7 @@ class ReferenceGroup:
 
 
 class Filling:
-    """What one step has taken: groups, rollouts and their response tokens."""
+    """Numbers of groups, rollouts and response tokens that one step has taken."""
 
     __slots__ = ("groups", "rollouts", "tokens")
 
@@ -91,11 +91,12 @@ class Filling:
 
 
 class ReferenceState:
-    """What is live, what became of the rest, and what is due next.
+    """The live rollouts and groups, the ends of the others, and the prompts to come.
 
-    `cursor` is where the next prompt comes from, `again` are the stale groups whose prompts start
-    again, with their items. `visits` says of each prompt what its groups earned: how many rewards
-    and their sum, each earlier group counting half, and whether all of the last group were right.
+    `cursor` is the place of the next prompt; `restarts` maps the stale groups whose prompts start
+    again to their prompts. `visits` says of each prompt what its groups earned: the sum of their
+    rewards and their number, each earlier group counting half, and True if all rewards of the last
+    group were 1.
     `kept` are the trained groups that may be trained again, with the last step that may, `replayed`
     the rollouts that each step trains again. `touched` are the rollouts that events named since it
     was last cleared.
@@ -164,7 +165,7 @@ class ReferenceState:
         return [self.rollouts[id] for id in group.members if id in self.rollouts]
 
     def complete(self, group: ReferenceGroup) -> bool:
-        """Whether no verdict is to come for it."""
+        """True if every member has its verdict, or has ended."""
         return all(seen.verdict is not None for seen in self.members(group))
 
     def oldest(self, but: Container[int] = ()) -> ReferenceGroup | None:
@@ -179,7 +180,7 @@ class ReferenceState:
         return min(waiting, key=lambda group: group.ordinal, default=None)
 
     def untake(self, id: int) -> None:
-        """What took this rollout is undone."""
+        """Undo the taking of a rollout."""
         if (seen := self.rollouts.get(id)) is not None and seen.step is not None:
             self.steps.pop(seen.step, None)
             del seen.group.steps[id]
@@ -350,16 +351,16 @@ class ReferenceState:
 def gone_on(
     events: Sequence[e.AnyEvent], undone: Container[int]
 ) -> tuple[ReferenceState, list[tuple[int, list[int]]]]:
-    """The account that a life begins with: of `events` but those whose numbers (from 1) are undone,
-    and with nothing taken; and what has to be taken again, by step."""
-    account, due = ReferenceState(), list[tuple[int, list[int]]]()
+    """The state that a life begins with: that of `events`, but for those whose numbers (from 1) are
+    undone, and with nothing taken; and the rollouts that have to be taken again, by step."""
+    state, due = ReferenceState(), list[tuple[int, list[int]]]()
     for number, event in enumerate(events, 1):
         if number not in undone:
-            account.apply(event)
+            state.apply(event)
     for event in events:
-        if isinstance(event, e.Taken) and event.rollouts[0] in account.rollouts:
+        if isinstance(event, e.Taken) and event.rollouts[0] in state.rollouts:
             for id in event.rollouts:
-                account.untake(id)
+                state.untake(id)
             if (event.step, event.rollouts) not in due:
                 due.append((event.step, event.rollouts))
-    return account, sorted(due, key=lambda taking: taking[0])
+    return state, sorted(due, key=lambda taking: taking[0])

@@ -170,8 +170,8 @@ def _may_be_taken(
 
 
 def _in_order(run: CheckedRun, units: list[list[ReferenceRollout]], event: e.Taken) -> None:
-    """Nothing older could have been taken: with tokens of a smaller version, or admitted before
-    where nothing may lag."""
+    """Check that nothing older could have been taken: with tokens of a smaller version, or, if
+    nothing may lag, admitted before."""
     in_turn = run.max_lag == 0
 
     def age(unit: list[ReferenceRollout]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from asyncrl.simulation.checker.checked_run import CheckedRun
 
 
 def compare(run: CheckedRun) -> None:
-    """The counts, and the rollouts that events named since."""
+    """Compare the counts, and the rollouts that events have named since the last comparison."""
     mine, theirs = run.reference, run.store.experience
     tokens, rollouts = theirs.ledger.tokens, theirs.ledger.rollouts
     generated = mine.tokens, mine.tokens_trained, mine.tokens_live, +mine.tokens_discarded
@@ -73,7 +73,7 @@ def _rollout(run: CheckedRun, id: int) -> None:
 
 
 def compare_all(run: CheckedRun, invariant: str) -> None:
-    """Everything there is, and what is due."""
+    """Compare all there is, and what is due."""
     mine, theirs = run.reference, run.store.experience
     live = sorted(mine.rollouts), sorted(theirs.rollouts)
     run.hold(invariant, live[0] == live[1], "rollouts {} are live, not {}", *live)
@@ -139,7 +139,7 @@ def compare_all(run: CheckedRun, invariant: str) -> None:
 
 
 def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
-    """What the coordinator keeps beside the state."""
+    """Compare what the coordinator keeps beside the state: who holds what."""
     leased = {seen.id: seen.holder for seen in run.reference.rollouts.values() if seen.holder}
     held = [
         (id, engine.name)

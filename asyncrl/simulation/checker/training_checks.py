@@ -14,7 +14,7 @@ from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout
 def check_batch(
     run: CheckedRun, batch: MicroBatch, ids: memoryview, behaviour: memoryview, mask: memoryview
 ) -> None:
-    """The learner is given this."""
+    """Check a micro-batch that the learner is given."""
     at = place = 0
     run.hold(
         "order",
@@ -142,7 +142,7 @@ def _check_rewards(
 
 
 def check_step(run: CheckedRun, version: int, weights: int) -> None:
-    """The learner made a version."""
+    """Check a version that the learner has made, and add it to the lineage."""
     before = run.undone_weights.pop(version, weights)
     dependent = any(version in seen.versions for seen in run.reference.rollouts.values())
     free = version > run.closed and not dependent

@@ -1,0 +1,373 @@
+"""Every kind of fault that a run may meet. Each is a small async function of the `Injector`.
+
+A fault whose victim is not there waits for one. One that lies in wait (for the next checkpoint, the
+next verdict) is counted when it strikes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+
+import trio
+
+from asyncrl.ipc.messages import Role
+from asyncrl.simulation.fakes import FakeReceiver, Garbage
+from asyncrl.simulation.injector import Injector
+from asyncrl.simulation.network import Wire
+from asyncrl.simulation.sim_process import SimProcess
+
+ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
+
+Kind = Callable[[Injector, random.Random], Awaitable[None]]
+KINDS: dict[str, Kind] = {}
+
+
+def kind(function: Kind) -> Kind:
+    """Register a kind of fault."""
+    KINDS[function.__name__] = function
+    return function
+
+
+def _seconds(draw: random.Random) -> float:
+    return draw.choice((0.3, 2.0, 6.0, 15.0, 50.0)) * draw.uniform(0.5, 1.5)
+
+
+# --------------------------------------------------------------------------------------- processes
+
+
+async def _kill(role: Role, injector: Injector, draw: random.Random) -> None:
+    if (process := await injector.one(draw, [role], connected=draw.random() < 0.9)) is not None:
+        injector.happened(f"kill_{role}")
+        process.kill()
+
+
+async def _stop(role: Role, injector: Injector, draw: random.Random) -> None:
+    if (process := await injector.one(draw, [role])) is not None:
+        process.freeze(True)
+        await injector.during(f"stop_{role}", _seconds(draw))
+        process.freeze(False)
+
+
+for _role in ("rollout", "reward", "trainer", "coordinator"):
+    KINDS[f"kill_{_role}"] = partial(_kill, _role)
+    KINDS[f"stop_{_role}"] = partial(_stop, _role)
+
+
+@kind
+async def kill_everything(injector: Injector, draw: random.Random) -> None:
+    """SIGKILL of all processes at once."""
+    if await injector.one(draw, ["coordinator"]) is not None:
+        injector.happened("kill_everything")
+        injector.world.kill_everything()
+
+
+@kind
+async def restart_everything(injector: Injector, draw: random.Random) -> None:
+    """A user's Ctrl-C, and `--resume`."""
+    if await injector.one(draw, ["trainer"]) is not None:
+        injector.happened("restart_everything")
+        injector.world.supervisor.interrupt()
+
+
+@kind
+async def restart_beside(injector: Injector, draw: random.Random) -> None:
+    """A successor that comes before its predecessor is gone."""
+    if (process := await injector.one(draw, ["rollout", "reward"])) is not None:
+        injector.happened("restart_beside")
+        injector.world.double(process)
+
+
+# ------------------------------------------------------------------------------------------- links
+
+
+@kind
+async def link_delayed(injector: Injector, draw: random.Random) -> None:
+    """What is sent arrives late, in order."""
+    if (process := await injector.one(draw, ACTORS)) is not None:
+        wires = process.pipes[0].out, process.pipes[0].into
+        for wire in wires:
+            wire.delay_s = draw.uniform(0.05, 3.0)
+        await injector.during("link_delayed", _seconds(draw))
+        for wire in wires:
+            wire.delay_s = 0.0
+
+
+@kind
+async def link_cut(injector: Injector, draw: random.Random) -> None:
+    """A connection is reset."""
+    if (process := await injector.one(draw, ACTORS)) is not None:
+        injector.happened("link_cut")
+        process.pipes[0].cut()
+
+
+@kind
+async def link_half_open(injector: Injector, draw: random.Random) -> None:
+    """One direction is silent for a while, or until the connection is reset."""
+    if (process := await injector.one(draw, ACTORS)) is not None:
+        pipe = process.pipes[0]
+        wire = draw.choice((pipe.out, pipe.into))
+        wire.hold(True)
+        await injector.during("link_half_open", _seconds(draw))
+        wire.hold(False)
+        if draw.random() < 0.5:
+            pipe.cut()
+
+
+@kind
+async def link_repeats(injector: Injector, draw: random.Random) -> None:
+    """An actor that comes back says again what it had said last."""
+    if (process := await injector.one(draw, ["rollout", "reward"])) is not None:
+        await injector.until(lambda: len(process.pipes[0].sent) > 3 or not process.alive)
+        injector.repeat(process)
+        injector.here["link_repeats"] += 1
+        process.kill()
+
+
+# ----------------------------------------------------------------------------------------- engines
+
+
+async def _engine(injector: Injector, draw: random.Random) -> SimProcess | None:
+    process = await injector.one(draw, ["rollout"])
+    if process is None or process.engine is None:
+        return None
+    engine = process.engine
+    return process if await injector.until(lambda: engine.version is not None) else None
+
+
+@kind
+async def engine_slow(injector: Injector, draw: random.Random) -> None:
+    """An engine that streams late."""
+    if (process := await _engine(injector, draw)) is not None and process.engine is not None:
+        process.engine.lag_s = draw.uniform(0.5, 5.0)
+        await injector.during("engine_slow", _seconds(draw))
+        process.engine.lag_s = 0.0
+
+
+@kind
+async def engine_dead(injector: Injector, draw: random.Random) -> None:
+    """An engine that streams nothing any more, in a process that lives."""
+    if (process := await _engine(injector, draw)) is not None and process.engine is not None:
+        process.engine.dead = True
+        injector.happened("engine_dead")
+        injector.lasting["engine_dead"] += 1
+
+
+@kind
+async def engine_crashes(injector: Injector, draw: random.Random) -> None:
+    """An engine that raises."""
+    if (process := await _engine(injector, draw)) is not None and process.engine is not None:
+        process.engine.crash = True
+        injector.happened("engine_crashes")
+
+
+async def _garbage(what: Garbage, injector: Injector, draw: random.Random) -> None:
+    if (process := await _engine(injector, draw)) is not None and process.engine is not None:
+        engine = process.engine
+
+        def made() -> None:
+            if engine.garbage_left == chunks:
+                injector.happened(f"garbage_{what}")
+            injector.garbled(process, 1)
+
+        chunks = draw.choice((1, 3))  # three cost the engine its place
+        engine.made_garbage, engine.garbage, engine.garbage_left = made, what, chunks
+
+
+for _what in (
+    "vocabulary",
+    "nan",
+    "start",
+    "long",
+    "misparallel",
+    "future",
+    "uncommitted",
+    "negative",
+):
+    KINDS[f"garbage_{_what}"] = partial(_garbage, _what)
+
+
+async def _abort(forget: bool, injector: Injector, draw: random.Random) -> None:
+    for _ in range(3):
+        if (process := await _engine(injector, draw)) is not None and process.engine is not None:
+            engine = process.engine
+            engine.forget = forget
+            if engine.abort():
+                injector.happened("abort_without_partials" if forget else "abort_with_partials")
+            await trio.sleep(0.01)
+            engine.forget = False
+        await trio.sleep(draw.uniform(0.1, 1.0))
+
+
+KINDS["abort_with_partials"] = partial(_abort, False)
+KINDS["abort_without_partials"] = partial(_abort, True)
+
+
+# ----------------------------------------------------------------------------------------- rewards
+
+
+async def _verifiers(what: str, attribute: str, injector: Injector, draw: random.Random) -> None:
+    if (
+        process := await injector.one(draw, ["reward"])
+    ) is not None and process.verifiers is not None:
+        verifiers = process.verifiers
+        counted = False
+
+        def faulted(how: str) -> None:
+            nonlocal counted
+            if not counted:
+                injector.happened(what)
+            counted = True
+            if how == "refuse":
+                injector.world.observer.on_refusal()
+
+        verifiers.faulted = faulted
+        setattr(verifiers, attribute, True)
+        if attribute == "refuse":
+            await trio.sleep(draw.uniform(0.2, 3.0))
+            verifiers.refuse = False
+
+
+KINDS["verifier_hangs"] = partial(_verifiers, "verifier_hangs", "hang")
+KINDS["verifier_raises"] = partial(_verifiers, "verifier_raises", "refuse")
+KINDS["verifier_dies"] = partial(_verifiers, "verifier_dies", "crash")
+
+
+async def _edit(
+    what: str, tag: bytes, copies: int, role: Role, injector: Injector, draw: random.Random
+) -> None:
+    struck = False
+    while not struck and (process := await injector.one(draw, [role])) is not None:
+        victim, wire = process, process.pipes[0].out
+
+        def edit(frame: bytes, wire: Wire = wire) -> Iterable[bytes]:
+            nonlocal struck
+            if struck or tag not in frame[:64]:
+                return [frame]
+            struck, wire.edit = True, None
+            injector.happened(what)
+            return [frame] * copies
+
+        wire.edit = edit
+        await injector.until(lambda victim=victim: struck or not victim.alive)  # type: ignore[misc]
+
+
+KINDS["verdict_twice"] = partial(_edit, "verdict_twice", b"ScoreResult", 2, "reward")
+KINDS["lost_prepared"] = partial(_edit, "lost_prepared", b"Prepared", 0, "rollout")
+KINDS["lost_committed"] = partial(_edit, "lost_committed", b"Committed", 0, "rollout")
+
+
+# ------------------------------------------------------------------------------------- publication
+
+
+def _met(receiver: FakeReceiver, victim: SimProcess) -> bool:
+    """True once the receiver has met its fault, or can no longer meet it."""
+    return not (receiver.fault and victim.alive)
+
+
+async def _reception(what: str, fault: str, injector: Injector, draw: random.Random) -> None:
+    while (process := await injector.one(draw, ["rollout"])) is not None and (
+        receiver := process.receiver
+    ) is not None:
+        victim = process
+        receiver.failed = partial(injector.happened, what)
+        receiver.fault = fault  # type: ignore[assignment]
+        await injector.until(partial(_met, receiver, victim))
+        if not receiver.fault:
+            return
+
+
+KINDS["wrong_weights"] = partial(_reception, "wrong_weights", "wrong")
+KINDS["reception_fails"] = partial(_reception, "reception_fails", "error")
+
+
+@kind
+async def transfer_fails(injector: Injector, draw: random.Random) -> None:
+    """The trainer cannot send."""
+    if (
+        process := await injector.one(draw, ["trainer"])
+    ) is not None and process.learner is not None:
+        process.learner.failed_send = partial(injector.happened, "transfer_fails")
+        process.learner.fail_send = True
+
+
+@kind
+async def transfer_slow(injector: Injector, draw: random.Random) -> None:
+    """Weights travel for longer than a phase may last, or nearly so."""
+    process = await injector.one(draw, ["trainer", "rollout"])
+    if process is not None and (target := process.learner or process.receiver) is not None:
+        attribute = "send_s" if process.learner is not None else "extra_s"
+        setattr(
+            target, attribute, draw.uniform(0.5, 1.5) * injector.world.config.publication.deadline_s
+        )
+        await injector.during("transfer_slow", _seconds(draw))
+        setattr(target, attribute, 0.02)
+
+
+# ---------------------------------------------------------------------------------- clock and disk
+
+
+@kind
+async def clock_jumps(injector: Injector, draw: random.Random) -> None:
+    """Time leaps forward for everybody, as after a suspended machine."""
+    injector.happened("clock_jumps")
+    injector.clock.jump(draw.choice((1.0, 10.0, 60.0, 240.0)) * draw.uniform(0.5, 1.0))
+    await trio.lowlevel.checkpoint()
+
+
+@kind
+async def disk_full(injector: Injector, draw: random.Random) -> None:
+    """The journal's disk has no room for a while."""
+    injector.world.sim_disk.full = True
+    await injector.during("disk_full", _seconds(draw))
+    injector.world.sim_disk.full = False
+
+
+@kind
+async def disk_broken(injector: Injector, draw: random.Random) -> None:
+    """The journal's disk fails, until somebody puts in another."""
+    if await injector.one(draw, ["coordinator"]) is not None:
+        injector.world.sim_disk.broken = True
+        await injector.during("disk_broken", draw.uniform(0.3, 5.0))
+        injector.world.sim_disk.broken = False
+
+
+async def _saving(
+    what: str, then: Callable[[SimProcess], str], injector: Injector, draw: random.Random
+) -> None:
+    async def saving(process: SimProcess) -> str:
+        injector.happened(what)
+        await trio.lowlevel.checkpoint()
+        return then(process)
+
+    injector.world.saving = saving
+    await trio.lowlevel.checkpoint()
+
+
+def _die(process: SimProcess) -> str:
+    process.kill()
+    return ""
+
+
+KINDS["checkpoint_fails"] = partial(
+    _saving, "checkpoint_fails", lambda process: "the plan says that it cannot be written"
+)
+KINDS["checkpoint_cut"] = partial(_saving, "checkpoint_cut", _die)
+
+
+@kind
+async def checkpoint_damaged(injector: Injector, draw: random.Random) -> None:
+    """The newest checkpoint rots, and then everything is killed."""
+    world = injector.world
+    if (
+        await injector.until(lambda: len(world.checkpoints) > 0)
+        and await injector.one(draw, ["coordinator"]) is not None
+    ):
+        newest = max(
+            (c for c in world.checkpoints if not c.aside), key=lambda c: c.version, default=None
+        )
+        if newest is not None:
+            newest.damaged = True
+            injector.happened("checkpoint_damaged")
+            world.kill_everything()
