@@ -22,35 +22,30 @@ those versions.
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import trio
 
 from actors.coordinator.batching import Batching
-from actors.coordinator.eligibility import baseline
+from actors.coordinator.checkpointing import Checkpointing
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
+from actors.coordinator.proximal_scoring import ProximalScoring
+from actors.coordinator.sequences import SequenceToTrain, of_replayed, of_rollout
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import advantage_of
-from asyncrl.experience.events import Checkpointed, Replayed, StoredForReplay, Taken, Trained
+from asyncrl.experience.events import Replayed, StoredForReplay, Taken, Trained
 from asyncrl.experience.micro_batches import micro_batches
-from asyncrl.experience.replay_buffer import ReplayGroup
-from asyncrl.experience.rollout import ImpossibleEvent, Rollout, RolloutStatus
-from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
+from asyncrl.experience.rollout import ImpossibleEvent, Rollout
+from asyncrl.experience.sequence import joined_behaviour, joined_ids
 from asyncrl.ipc.messages import (
     CloseStep,
     Consumed,
     MicroBatch,
-    Sample,
-    Save,
     Saved,
-    Scored,
-    ScoreProximal,
     Stepped,
     TokenCount,
 )
@@ -64,21 +59,6 @@ OUTSTANDING = 2
 asks."""
 
 logger = logging.getLogger(__name__)
-
-
-class SequenceToTrain(NamedTuple):
-    """A sequence on its way to the trainer, and its head in the micro-batch."""
-
-    sample: Sample
-    sequence: TrainingSequence
-
-
-def _replayed_member(kept: ReplayGroup, place: int) -> SequenceToTrain:
-    """Member `place` of a group that was trained before."""
-    member = kept.members[place]
-    sequence = kept.sequence(member)
-    sample = sequence.sample(member.rollout, kept.group, member.reward, member=place)
-    return SequenceToTrain(sample, sequence)
 
 
 class Stepping:
@@ -110,18 +90,13 @@ class Stepping:
         self._consumed: defaultdict[int, list[tuple[list[TokenCount], Counter[int]]]] = defaultdict(
             list
         )
-        # the last version whose checkpoint is complete, and the last for which one was asked
-        self.saved = self._saving = version
-        self._save_due = False  # of the version there is, or of the next one
-        self._checkpointed = 0  # the number of the event that says so of the last checkpoint
-        # the last version whose checkpoint was not written, and why
-        self._unwritten = version, ""
+        self._checkpoints = Checkpointing(store, trainer, version)
+        self._save_due = False  # the present version, or the next one
+        self._proximal = ProximalScoring(store, trainer, config)
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         # micro-batches with the trainer that train again what the ledger has counted before
         self._replays: set[tuple[int, int]] = set()
         self._replayed = 0  # tokens trained again in the last step
-        # rollouts that the trainer has scored for `proximal = boundary`, and how many tokens each
-        self._proximal_tokens: dict[int, int] = {}
         self.metrics: dict[str, float] = {}  # of the last step
         self.alarms: tuple[Alarm, ...] = ()  # of the last step
         self.alarmed: dict[str, Alarmed] = {}  # of all steps
@@ -157,11 +132,15 @@ class Stepping:
         return self._batching.filtered
 
     @property
+    def saved(self) -> int:
+        """The last version whose checkpoint is complete."""
+        return self._checkpoints.saved
+
+    @property
     def unsaved(self) -> str:
         """The reason why the checkpoint of the present version was not written. Empty if it was
         written, or if nobody has tried."""
-        version, why = self._unwritten
-        return why if version == self.version else ""
+        return self._checkpoints.unsaved(self.version)
 
     @property
     def starved(self) -> bool:
@@ -229,7 +208,11 @@ class Stepping:
             named = groups if whole else {rollout.group: groups[rollout.group] for rollout in batch}
             rewards = {number: group.rewards for number, group in named.items()}
             parts = {number: group.parts for number, group in named.items() if any(group.parts)}
-            self._send([self._piece(rollout) for rollout in batch], rewards, parts)
+            self._send(
+                [of_rollout(groups[rollout.group], rollout, self._config) for rollout in batch],
+                rewards,
+                parts,
+            )
 
     def _send(
         self,
@@ -267,13 +250,13 @@ class Stepping:
             return
         self._store.record(Replayed(self._step, [kept.group for kept in chosen]))
         groups = [
-            [_replayed_member(kept, place) for place in range(len(kept.members))] for kept in chosen
+            [of_replayed(kept, place) for place in range(len(kept.members))] for kept in chosen
         ]
         rewards = {kept.group: list(kept.rewards) for kept in chosen}
         parts = {kept.group: [member.parts for member in kept.members] for kept in chosen}
         for batch in micro_batches(
             groups,
-            lambda piece: piece.sample.prompt_tokens + piece.sample.response_tokens,
+            lambda piece: piece.tokens,
             self._config.train.micro_tokens,
         ):
             named = (
@@ -286,91 +269,14 @@ class Stepping:
                 batch, {n: rewards[n] for n in named}, {n: parts[n] for n in named if any(parts[n])}
             )
 
-    def _piece(self, rollout: Rollout) -> SequenceToTrain:
-        group = self._store.experience.groups[rollout.group]
-        alone = self._config.train.unit == "rollout" and rollout.status is RolloutStatus.TAKEN
-        scored = isinstance(rollout.verdict, Scored)
-        sequence = group.sequence(rollout)
-        sample = sequence.sample(
-            rollout.id,
-            group.id,
-            rollout.verdict.reward if isinstance(rollout.verdict, Scored) else math.nan,
-            baseline=baseline(group, rollout, self._config) if alone else None,
-            member=group.scored.index(rollout) if scored else None,
-        )
-        return SequenceToTrain(sample, sequence)
-
     def _tokens(self, rollout: Rollout) -> int:
         return self._store.experience.groups[rollout.group].prompt_tokens + rollout.tokens
-
-    def _score_proximal(self, served: int | None) -> None:
-        """Have the trainer score tokens of the version that it holds, before it makes the next one.
-        Tokens of earlier versions that came late are scored too."""
-        untaken = [
-            rollout
-            for rollout in self._store.experience.rollouts.values()
-            if self._to_train(rollout)
-        ]
-        self._proximal_tokens = {
-            rollout.id: self._proximal_tokens.get(rollout.id, 0) for rollout in untaken
-        }
-        due = [
-            rollout
-            for rollout in untaken
-            if self._scorable(rollout) > self._proximal_tokens[rollout.id]
-        ]
-        oldest = self._oldest_to_come(served)
-        live = [
-            *self._proximal_tokens,
-            *(
-                member.rollout
-                for kept in self._store.experience.replay_buffer.kept.values()
-                for member in kept.members
-            ),
-        ]
-        batches = micro_batches(
-            ([rollout] for rollout in due), self._tokens, self._config.train.micro_tokens
-        )
-        for batch in batches or [[]]:
-            pieces = [self._piece(rollout) for rollout in batch]
-            samples = [piece.sample for piece in pieces]
-            ids = joined_ids(piece.sequence for piece in pieces)
-            self.trainer.queue(ScoreProximal(self._step, samples, live, oldest), ids)
-            self._proximal_tokens |= {rollout.id: self._scorable(rollout) for rollout in batch}
-
-    def _oldest_to_come(self, served: int | None) -> int:
-        """The oldest version that more tokens may come of. Engines sample under the version that
-        every one serves, or a later one. With `finish_on = own` a rollout goes on under the version
-        that it began with, which may be older."""
-        experience = self._store.experience
-        newest = (experience.version or 0) if served is None else served
-        if self._config.staleness.finish_on == "mixed":
-            return newest
-        going = [
-            r
-            for r in experience.rollouts.values()
-            if r.status in (RolloutStatus.WAITING, RolloutStatus.LEASED) and self._to_train(r)
-        ]
-        began = [
-            r.spans[0].version if r.spans else experience.groups[r.group].admitted_version
-            for r in going
-        ]
-        return min([newest, *began])
-
-    def _scorable(self, rollout: Rollout) -> int:
-        """Count the tokens of no later version than the open step starts from. After a crash there
-        may be others, whose turn comes again."""
-        return sum(span.end - span.start for span in rollout.spans if span.version <= self._step)
-
-    def _to_train(self, rollout: Rollout) -> bool:
-        over = rollout.status is RolloutStatus.TAKEN and not self._config.train.replay_groups
-        return not over and self._store.experience.groups[rollout.group].split == "train"
 
     def _close(self, served: int | None) -> None:
         if self._config.train.replay_groups:
             self._replay()
         if self._config.staleness.proximal == "boundary":
-            self._score_proximal(served)
+            self._proximal.score(self._step, served)
         self.trainer.queue(CloseStep(self._step))
         self._step += 1
         self._index = 0
@@ -454,39 +360,19 @@ class Stepping:
         self.alarms = raised
 
     def save(self) -> bool:
-        """Have the trainer save its version, once. Returns False if that has to wait until the
-        journal knows the last checkpoint: otherwise a crash could leave none to go on from.
-
-        The work that the open step has taken is not in the checkpoint: a resumed run takes it
-        again.
-        """
+        """Have the trainer save its version, once. Returns False if that has to wait
+        (`Checkpointing.save`)."""
         assert not self.closing, (
             "the trainer may make the next version before it saves, and the cursor would be of "
             "this one"
         )
-        if self._saving != self.version and self.saved != self.version:
-            if self._store.durable < self._checkpointed:
-                return False
-            self._saving, self._unwritten = self.version, (self.version, "")
-            self._store.keep(self.version)
-            self.trainer.queue(Save(self._store.cursor))
+        if not self._checkpoints.save(self.version):
+            return False
         self._save_due = False
         return True
 
     def on_saved(self, message: Saved) -> None:
-        """A checkpoint is complete, or could not be written. If it is complete, the journal may
-        forget what lies before the checkpoint before it. Raises ImpossibleEvent for one that was
-        not asked for."""
-        if message.version != self._saving or message.version == self.saved:
-            raise ImpossibleEvent(f"a checkpoint of version {message.version} was not asked for")
+        """A checkpoint is complete, or could not be written. Raises ImpossibleEvent for one that
+        was not asked for."""
+        self._checkpoints.on_saved(message)
         self.last_activity = trio.current_time()
-        if message.error:
-            logger.warning(
-                "the checkpoint of version %d was not written: %s", message.version, message.error
-            )
-            self._unwritten, self._saving = (message.version, message.error), self.saved
-            return
-        self._store.record(Checkpointed(message.version, message.path))
-        self._checkpointed = self._store.cursor
-        self._store.compact(self.saved)
-        self.saved = message.version

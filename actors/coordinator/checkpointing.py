@@ -1,0 +1,70 @@
+"""Has the trainer write checkpoints, and keeps the journal in step with them.
+
+Invariant: of the last two checkpoints the journal knows at least one, so a crash at any moment
+leaves one to go on from.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.peers import Peer
+from asyncrl.experience.events import Checkpointed
+from asyncrl.experience.rollout import ImpossibleEvent
+from asyncrl.ipc.messages import Save, Saved
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpointing:
+    """The checkpoints of a run, from the trainer's first version on."""
+
+    def __init__(self, store: EventStore, trainer: Peer, version: int) -> None:
+        """`version` is the one that the trainer started from."""
+        self._store = store
+        self._trainer = trainer
+        self.saved = version
+        """The last version whose checkpoint is complete."""
+        self._asked = version  # the last version for which one was asked
+        self._event = 0  # the number of the event that says so of the last complete one
+        # the last version whose checkpoint was not written, and why
+        self._unwritten = version, ""
+
+    def unsaved(self, version: int) -> str:
+        """The reason why the checkpoint of `version` was not written. Empty if it was written, or
+        if nobody has tried."""
+        failed, why = self._unwritten
+        return why if version == failed else ""
+
+    def save(self, version: int) -> bool:
+        """Have the trainer save `version`, which it holds now, once. Returns False if that has to
+        wait until the event of the last checkpoint is on disk.
+
+        The state is kept as it is now. So the work that the open step has taken is not in the
+        checkpoint, and a resumed run takes it again.
+        """
+        if version not in (self._asked, self.saved):
+            if self._store.durable < self._event:
+                return False
+            self._asked, self._unwritten = version, (version, "")
+            self._store.keep(version)
+            self._trainer.queue(Save(self._store.cursor))
+        return True
+
+    def on_saved(self, message: Saved) -> None:
+        """A checkpoint is complete, or could not be written. If it is complete, the journal may
+        forget what lies before the checkpoint before it. Raises ImpossibleEvent for one that was
+        not asked for."""
+        if message.version != self._asked or message.version == self.saved:
+            raise ImpossibleEvent(f"a checkpoint of version {message.version} was not asked for")
+        if message.error:
+            logger.warning(
+                "the checkpoint of version %d was not written: %s", message.version, message.error
+            )
+            self._unwritten, self._asked = (message.version, message.error), self.saved
+            return
+        self._store.record(Checkpointed(message.version, message.path))
+        self._event = self._store.cursor
+        self._store.compact(self.saved)
+        self.saved = message.version
