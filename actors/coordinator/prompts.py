@@ -34,8 +34,8 @@ class Encoder(Protocol):
 
 
 class PromptSource:
-    """The training prompts, chosen by the `curriculum` from a stream of epochs; and the held-out ones, in
-    their order."""
+    """The training prompts, chosen by the `curriculum` from a stream of epochs, and the held-out
+    ones in their order."""
 
     def __init__(
         self,
