@@ -44,7 +44,7 @@ from actors.coordinator.prompts import PromptSource
 from asyncrl import config as configuration
 from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
-from asyncrl.engines.embedded.options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.ipc.messages import MicroBatch, Sample, Span, Split

@@ -34,8 +34,8 @@ import trio
 from asyncrl import config as configuration
 from asyncrl import journal
 from asyncrl.config import Config
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.engine import EmbeddedEngine
-from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
 from asyncrl.experience.micro_batches import micro_batches

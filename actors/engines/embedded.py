@@ -24,8 +24,8 @@ class Embedded(EngineKind):
         """An engine that multiplies as the first one of this run found to be fastest."""
         import torch
 
+        from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
         from asyncrl.engines.embedded.engine import EmbeddedEngine
-        from asyncrl.engines.embedded.options import EmbeddedOptions
 
         config, run = context.config, context.run
         with torch.no_grad():

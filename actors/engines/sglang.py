@@ -41,7 +41,8 @@ class SglangServers(EngineKind):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """The program, the key, and what servers that are there already say of themselves."""
+        """Look at the program, the key, and what servers that are there already say of
+        themselves."""
         key = _key(config.engine.sglang)
         for url in config.engine.sglang.urls:
             trio.run(_check_server, url, key, config)
@@ -95,13 +96,14 @@ def _key(sglang: SglangConfig) -> str:
 async def _check_server(url: str, key: str, config: Config) -> None:
     """Ask a server that is there already what it is. One that is not may come yet: its rollout
     actor waits for it."""
-    from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
-    from asyncrl.engines.sglang.compatibility import examine
+    from asyncrl.engines.sglang.client import Client
+    from asyncrl.engines.sglang.compatibility import check_compatibility
+    from asyncrl.engines.sglang.errors import ServerGone, SglangError
 
     engine, architecture = config.engine, _architecture(config)
     try:
         async with Client.open(url, api_key=key, deadline_s=SERVER_S) as client:
-            await examine(
+            await check_compatibility(
                 client,
                 architecture=architecture,
                 dtype=config.model.dtype,
@@ -137,7 +139,7 @@ def _architecture(config: Config) -> str:
 
 async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Client]:
     """A client of each server of this actor, all of which fit the run and hold no request."""
-    from asyncrl.engines.sglang.compatibility import examine
+    from asyncrl.engines.sglang.compatibility import check_compatibility
 
     config, index = context.config, context.index
     sglang = config.engine.sglang
@@ -151,7 +153,7 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Client
             "server", owner=f"rollout-{index}", deadline_s=2 * config.supervision.start_s
         ):
             await client.wait_there(config.supervision.start_s)
-        await examine(
+        await check_compatibility(
             client,
             architecture=type(context.model).__name__,
             dtype=config.model.dtype,
@@ -163,7 +165,7 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Client
 
 
 async def _served(stack: AsyncExitStack, config: Config, clients: list[Client]) -> Served:
-    """Where requests go: to the router, or to the one server."""
+    """The receiver of requests: the router, or the one server."""
     from asyncrl.engines.sglang.routed import Routed
 
     router = config.engine.sglang.router

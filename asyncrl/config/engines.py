@@ -1,4 +1,4 @@
-"""Engines by name, and what each says of itself before it is opened.
+"""Engines by name, and their capabilities, which are known before one is opened.
 
 Nothing asks for an engine by its name: who needs to know something of it asks its `Capabilities`.
 """
@@ -13,7 +13,7 @@ from asyncrl.config.plugins import Registry
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What settings, coordinator and checks need to know of a kind of engine."""
+    """Properties of a kind of engine that settings, coordinator and checks depend on."""
 
     keeps_versions: bool = True
     """True if it serves a version that was loaded with `pin` beside each later one, until `unpin`.

@@ -75,11 +75,10 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 Idle = Callable[[str, float], None]
-"""Where an engine reports a wait that ended: its name (`weights`, `requests`), and its seconds."""
+"""A report of a wait that ended: its name (`weights`, `requests`), and its seconds."""
 
 Emit = Callable[[Sequence[Chunk]], Awaitable[None]]
-"""Where an engine gives its chunks: those of all slots at a time, in the order of sampling within a
-rollout."""
+"""A receiver of chunks: those of all slots at a time, in the order of sampling within a rollout."""
 
 
 class Engine(Protocol):

@@ -1,5 +1,5 @@
-"""What every engine asks of a request. Invariant: an accepted request can be decoded to its last
-token."""
+"""The checks of a request that all engines share. Invariant: an accepted request can be decoded to
+its last token."""
 
 from __future__ import annotations
 

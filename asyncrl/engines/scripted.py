@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Script(msgspec.Struct, frozen=True):
-    """What becomes of one request.
+    """The fate of one request.
 
     `ids` (int32) and `behaviour` (float32) are the tokens that follow the request's prefix, and
     `ends` what comes after the last: `stop` and `length` finish the rollout, `hang` never does,

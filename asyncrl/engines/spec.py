@@ -1,4 +1,4 @@
-"""A kind of engine: what it can do, what to check before a run, and how one is opened.
+"""Kinds of engine: what each can do, what it checks before a run, and how one is opened.
 
 `engine.kind` names a class that derives from `EngineKind`: one of `asyncrl.config.engines.ENGINES`,
 or a user's own by `module:name` (docs/extending.md).
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineContext:
-    """What an engine is opened with.
+    """Everything that an engine is opened with.
 
     `run` is the run's directory, `initial` the directory of the model that the run began with,
     `index` the rollout actor's number (from 0). `model` has the shape of the policy, and its
@@ -48,8 +48,8 @@ class EngineKind(ABC):
 
     capabilities: ClassVar[Capabilities] = Capabilities()
 
-    @classmethod
-    def check(cls, config: Config) -> None:  # noqa: B027 (few need it)
+    @classmethod  # noqa: B027 (few need it)
+    def check(cls, config: Config) -> None:
         """Find what can be known to fail before anything starts. Raises ConfigError."""
 
     @classmethod

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config import Config
 from asyncrl.engines.embedded import EmbeddedEngine
-from asyncrl.engines.embedded.options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import MicroBatch, Prepare, Publish, Scored, Split, TokenCount, Verdict
 from asyncrl.ipc.waits import Waits

@@ -23,7 +23,7 @@ from plain_loop import uniform
 from transformers import DynamicCache, PreTrainedModel
 
 from asyncrl.engines.embedded import EmbeddedEngine
-from asyncrl.engines.embedded.options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience

@@ -26,7 +26,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from asyncrl.engines.embedded import kernels
 from asyncrl.engines.embedded.batcher import Batcher
-from asyncrl.engines.embedded.options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ import trio.testing
 from reference import CONTEXT, greedy, random_model
 
 from asyncrl.engines.embedded import EmbeddedEngine
-from asyncrl.engines.embedded.options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Idle, Request
 
 torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from reference import random_model
 from asyncrl.config import load
 from asyncrl.config.engines import capabilities
 from asyncrl.engines.embedded import EmbeddedEngine
-from asyncrl.engines.embedded.options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk
 from asyncrl.engines.scripted import ScriptedEngine, hashed

@@ -18,7 +18,7 @@ import trio
 from gateway_world import CONTEXT, KEY, MODEL, Says, say, scripted, tokens, write_chat
 
 from asyncrl.engines.embedded import EmbeddedEngine
-from asyncrl.engines.embedded.options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.gateway.app import application

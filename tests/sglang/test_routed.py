@@ -18,8 +18,9 @@ from trio.testing import MockClock
 
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.engines.sglang.client import Client, ServerGone
+from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
+from asyncrl.engines.sglang.errors import ServerGone
 from asyncrl.engines.sglang.gather import gather
 from asyncrl.engines.sglang.routed import Routed
 

@@ -15,7 +15,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.engines.sglang.client import Client, Misread, RequestRefused, ServerGone, SglangError
+from asyncrl.engines.sglang.client import Client
+from asyncrl.engines.sglang.errors import (
+    Misread,
+    RequestRefused,
+    ServerGone,
+    SglangError,
+)
 from asyncrl.engines.sglang.http_types import Garbled, Increments, StreamEvent, StreamEvents
 
 URL = "http://fake:1"

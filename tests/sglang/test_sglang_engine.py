@@ -19,8 +19,9 @@ from trio.testing import MockClock
 
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Engine, Request
-from asyncrl.engines.sglang.client import Client, ServerGone, SglangError
+from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import ABORT_S, ABORTS, PATIENCE_S, SglangEngine
+from asyncrl.engines.sglang.errors import ServerGone, SglangError
 
 WEIGHTS: dict[str, Any] = {}
 

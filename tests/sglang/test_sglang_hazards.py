@@ -23,9 +23,10 @@ from real_sglang import SEED, Server
 
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Request
-from asyncrl.engines.sglang.client import Client, Mode, RequestRefused, ServerGone
+from asyncrl.engines.sglang.client import Client, Mode
 from asyncrl.engines.sglang.engine import SglangEngine
-from asyncrl.engines.sglang.http_types import Load, StreamEvent
+from asyncrl.engines.sglang.errors import RequestRefused, ServerGone
+from asyncrl.engines.sglang.http_types import ServerLoad, StreamEvent
 from asyncrl.engines.sglang.routed import Routed, Served
 from asyncrl.ipc.waits import Pulse
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model, write_tokenizer
@@ -60,7 +61,7 @@ async def client(sglang_server: Server, policies: list[Path]) -> AsyncIterator[C
 async def holds(client: Client, running: int, queued: int = 0) -> None:
     """Wait until the server holds so many requests; it reports on itself now and then."""
     for _ in range(600):
-        if await client.load() == Load(running, queued):
+        if await client.load() == ServerLoad(running, queued):
             return
         await trio.sleep(0.05)
     raise AssertionError(await client.load())

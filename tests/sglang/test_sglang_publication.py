@@ -25,7 +25,8 @@ from transformers import Qwen3ForCausalLM
 from asyncrl.config import Config
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang import client as client_module
-from asyncrl.engines.sglang.client import Client, Mode, RequestRefused, ServerGone
+from asyncrl.engines.sglang.client import Client, Mode
+from asyncrl.engines.sglang.errors import RequestRefused, ServerGone
 from asyncrl.engines.sglang.http_types import StreamEvent
 from asyncrl.engines.sglang.weight_loader import HalfLoaded, NotLoaded, WeightLoader
 from asyncrl.engines.sglang.weight_transfer import BroadcastTransfer, DiskTransfer, WeightTransfer

@@ -25,7 +25,8 @@ import trio
 from real_sglang import PYTHON
 
 from asyncrl.engines.sglang import client as client_module
-from asyncrl.engines.sglang.client import Client, ServerGone
+from asyncrl.engines.sglang.client import Client
+from asyncrl.engines.sglang.errors import ServerGone
 from asyncrl.engines.sglang.servers import Launch, command, environment, managed
 
 START_S = 240.0

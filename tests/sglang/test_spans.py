@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.engines.sglang.http_types import FinishReason, StreamEvent, WireSpan
+from asyncrl.engines.sglang.http_types import FinishReason, ServerSpan, StreamEvent
 from asyncrl.engines.sglang.spans import SpanError, SpanStream, TokenRun
 
 END = FinishReason("stop")
@@ -26,7 +26,7 @@ def event(
 ) -> StreamEvent:
     """Tokens whose id is their index, and whose log-probability is minus their index."""
     indices = np.arange(start, start + count)
-    told = None if spans is None else tuple(WireSpan(str(v), a, b) for v, a, b in spans)
+    told = None if spans is None else tuple(ServerSpan(str(v), a, b) for v, a, b in spans)
     return StreamEvent(
         start, indices.astype(np.int32), -indices.astype(np.float32), str(version), ending, told
     )

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.lane import Lane, unstarted
-from asyncrl.engines.embedded.options import EmbeddedOptions
 from asyncrl.engines.embedded.programs import computing
 from asyncrl.engines.protocol import Chunk, Request
 

@@ -23,8 +23,8 @@ ATTENTION = "asyncrl_slots"
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """What both layers below are to transformers: a cache that was there before and has no say in
-    masks or positions."""
+    """The part of both layers below that transformers sees: a cache that was there before and has
+    no say in masks or positions."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import trio
 from transformers import PreTrainedModel
 
 from asyncrl.engines.embedded.batcher import Batcher
-from asyncrl.engines.embedded.options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Emit, Idle, Request
 from asyncrl.engines.request_checks import refuse_misfit
 
@@ -50,7 +50,8 @@ class EmbeddedEngine:
 
     @property
     def packed_from(self) -> int:
-        """What was given or measured."""
+        """The number of rows from which on it multiplies with packed weights, as given or
+        measured."""
         return self._batcher.packed_from
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -70,7 +71,7 @@ class EmbeddedEngine:
     async def load(
         self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
     ) -> float:
-        """As the protocol says; `weights` are copied, and may be any of the names that tied
+        """Load as the protocol says; `weights` are copied, and may be any of the names that tied
         parameters share.
 
         Raises ValueError, with nothing changed, for None and for names or shapes that are not

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def load_kernels() -> bool:
-    """Make the operators there, compiling it if need be. Without a compiler, or where it fails,
+    """Load the operators, and compile them first if need be. Without a compiler, or where it fails,
     says so once and returns False."""
     if _loaded():
         return True
@@ -111,7 +111,7 @@ def _compile(compiler: str, library: Path) -> None:
 
 
 class KernelDecodeLayer(DecodeLayer):  # type: ignore[no-untyped-call]
-    """As `DecodeLayer`; reads the whole cache of its rows, whatever `columns` says."""
+    """A `DecodeLayer` that reads the whole cache of its rows, whatever `columns` says."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -167,8 +167,9 @@ def _attend_with_kernel(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """As `cache.attend`, but where there is one, `attention_mask` holds the rows' positions, int64
-    [rows, 1, 1, 1]; keys and values are the whole, contiguous cache of these rows, float32."""
+    """Attention as `cache.attend` has it, but where there is one, `attention_mask` holds the rows'
+    positions, int64 [rows, 1, 1, 1]; keys and values are the whole, contiguous cache of these rows,
+    float32."""
     if attention_mask is None:
         return attend(module, query, key, value, None, scaling, **kwargs)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.engines.embedded.options import EmbeddedOptions
+from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.embedded.programs import Programs, new_cache
 from asyncrl.engines.embedded.slots import Slots
 from asyncrl.engines.protocol import Chunk, Request
@@ -52,7 +52,7 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do something."""
+        """True if a step would do something."""
         return self.version is not None and (self._slots.occupied > 0 or bool(self.waiting))
 
     def load(self, version: int, weights: Mapping[str, Tensor], *, recompute: bool) -> None:

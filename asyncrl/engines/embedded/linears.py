@@ -22,9 +22,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    _packed_linear = torch.jit.script(
-        _linear
-    )  # the tracer cannot record the operator's list argument, but a call to this it can
+    # the tracer cannot record the operator's list argument, but a call to this it can
+    _packed_linear = torch.jit.script(_linear)
 
 
 class PackedLinear(nn.Module):
@@ -51,7 +50,7 @@ class PackedLinear(nn.Module):
 
 
 def packable() -> bool:
-    """Whether this build of torch has oneDNN."""
+    """True if this build of torch has oneDNN."""
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 

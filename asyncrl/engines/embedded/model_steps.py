@@ -51,7 +51,7 @@ class DecodeStep(nn.Module):
         return sample(logits[:, 0], temperature, uniforms)
 
     def visible(self, positions: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
-        """What attention is told of each row, [rows, any]: here an additive mask."""
+        """The mask of each row for attention, [rows, any]: here an additive one."""
         return torch.where(columns[None] <= positions[:, None], 0.0, -torch.inf).to(dtype)
 
 

@@ -1,5 +1,5 @@
-"""What a lane runs: prefill and decode, as fast as this machine runs them. Invariant: every program
-computes what the model's own forward computes, checked at the start.
+"""Programs of a lane: prefill and decode, as fast as this machine runs them. Invariant: every
+program computes what the model's own forward computes, checked at the start.
 
 The steps are traced once (torch.jit): the stock model code then costs no Python in a decode step,
 where a small model spends most of its time, and computes without the interpreter's lock. Where a
@@ -32,9 +32,9 @@ Program = Callable[..., Any]
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """How programs are called: without gradients, and without the passes of torch.jit, which fuse
-    nothing on a CPU, take a quarter of a second and would let the first calls differ from later
-    ones."""
+    """The mode in which programs are called: without gradients, and without the passes of
+    torch.jit, which fuse nothing on a CPU, take a quarter of a second and would let the first calls
+    differ from later ones."""
     with torch.inference_mode(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
         yield
 
@@ -105,7 +105,7 @@ class Programs:
 
 
 def plain_float32(model: PreTrainedModel) -> bool:
-    """Whether all parameters are float32 in the memory of a CPU."""
+    """True if all parameters are float32 in the memory of a CPU."""
     return all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
 
 
@@ -158,8 +158,8 @@ class _Trial:
         self._tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
 
     def decode_arguments(self, rows: int) -> tuple[Tensor, ...]:
-        """Of another number of columns than `check` uses, so that a trace that holds on to a shape
-        is found out."""
+        """Arguments of another number of columns than `check` uses, so that a trace that holds on
+        to a shape is found out."""
         columns = min(64, self._cache[1].shape[2])
         positions = torch.full((rows,), columns - 1)
         uniforms = torch.full((rows,), 0.5, dtype=torch.float64)
@@ -173,7 +173,7 @@ class _Trial:
         )
 
     def prefill_arguments(self) -> tuple[Tensor, ...]:
-        """Without a dimension of size 1, which a trace would take for constant."""
+        """Arguments without a dimension of size 1, which a trace would take for constant."""
         twice = torch.zeros(2, dtype=torch.long)
         return torch.zeros(2, 3, dtype=torch.long), twice, twice, *self._cache
 
@@ -209,16 +209,15 @@ class _Trial:
 
 def _traced(step: nn.Module, arguments: tuple[Tensor, ...]) -> Program:
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of choices taken while tracing, which `check` verifies, and of torch.jit's age
+        # of choices taken while tracing, which `check` verifies, and of torch.jit's age
+        warnings.simplefilter("ignore")
         traced: Program = torch.jit.trace(step, arguments, check_trace=False)  # type: ignore[no-untyped-call]
         return traced
 
 
 def _crossing(plain: _Pair, fast: _Pair, trial: _Trial, slots: int) -> int:
-    """From how many rows on `fast` is the faster, measured at 1, 4, 16, … and `slots` rows; `slots
-    + 1` where it never is."""
+    """The number of rows from which on `fast` is the faster, measured at 1, 4, 16, … and `slots`
+    rows; `slots + 1` where it never is."""
     crossing = slots + 1
     for rows in sorted(
         {slots, *(4**k for k in range(slots.bit_length()) if 4**k < slots)}, reverse=True
@@ -231,8 +230,8 @@ def _crossing(plain: _Pair, fast: _Pair, trial: _Trial, slots: int) -> int:
 
 
 def _is_faster(program: Program, other: Program, arguments: tuple[Tensor, ...]) -> bool:
-    """Which takes less at its best of a few runs. They take turns, so that a busy moment of the
-    machine hits both."""
+    """True if `program` takes less than `other` at its best of a few runs. They take turns, so that
+    a busy moment of the machine hits both."""
     best = [math.inf, math.inf]
     with computing():
         for _ in range(8):

@@ -1,6 +1,6 @@
-"""Which request sits in which slot. Invariant: `history[s, : positions[s] + 1]` are the known ids
-of slot s, of which those before `sent[s]` have left in chunks; nothing here depends on which slot a
-request got.
+"""The slots of a lane, and the request in each. Invariant: `history[s, : positions[s] + 1]` are the
+known ids of slot s, of which those before `sent[s]` have left in chunks; nothing here depends on
+which slot a request got.
 
 Arrays, one row a slot, so that a decode step costs a few array operations and no loop over tokens.
 """
@@ -103,7 +103,7 @@ class Slots:
         return Chunk(request.rollout, request.attempt, version, first, ids, behaviour, finish)
 
     def ending(self, slot: int) -> Finish:
-        """Why a slot that `extend` named has ended."""
+        """The reason for which a slot that `extend` named has ended."""
         return "stop" if self._stops[self.last[slot]] else "length"
 
     def compact(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,5 +1,5 @@
-"""One SGLang server over HTTP. Invariant: whatever the server does, a call returns a typed answer
-or raises a named error in bounded time.
+"""The calls of one SGLang server. Invariant: a call returns a typed answer or raises a named error
+in bounded time.
 
 Nothing is tried again here: who calls knows whether that is safe. Requests to a server that is
 paused wait for as long as it is paused, and an abort that meets one is lost, so the engine sends
@@ -9,46 +9,36 @@ neither while it has its server paused.
 from __future__ import annotations
 
 import math
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from contextlib import asynccontextmanager, contextmanager
-from typing import Literal, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal
 
 import httpx2
-import msgspec
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from asyncrl.engines.sglang.errors import Misread, RequestRefused, ServerGone
+from asyncrl.engines.sglang.http_connection import HttpConnection
 from asyncrl.engines.sglang.http_types import (
-    Garbled,
     Increments,
-    Load,
     Loads,
     ModelInfo,
     PromptScores,
     RankChecksums,
-    ServerAnswer,
     ServerFailure,
     ServerInfo,
+    ServerLoad,
     StreamEvent,
     StreamEvents,
-    decode,
 )
 
 Mode = Literal["retract", "in_place", "abort"]
-"""What a pause does with unfinished requests: put them back in the queue and recompute, freeze them
-with their cache, or end them."""
+"""The effect of a pause on unfinished requests: they go back to the queue and are recomputed, are
+frozen with their cache, or end."""
 
 READY_WITHIN_S = 5.0
-"""A server that is up says at once whether it is ready."""
+"""Seconds: a server that is up says at once that it is ready, or that it is not."""
 
 WHOLE_DISTRIBUTION = {
     "top_p": 1.0,
@@ -58,41 +48,16 @@ WHOLE_DISTRIBUTION = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Said with each request, because a server may have been started with others, and its
-log-probabilities are not those of what is cut."""
-
-T = TypeVar("T")
-
-
-class SglangError(Exception):
-    """A server failed: one sentence with its address."""
-
-
-class ServerGone(SglangError):
-    """The connection was refused or broke, or the server was silent for too long: what it holds is
-    lost."""
-
-
-class RequestRefused(SglangError):
-    """The server said no, or that it cannot; `status` is the HTTP status it gave."""
-
-    def __init__(self, text: str, status: int) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-class Misread(SglangError):
-    """The server sent what cannot be read, or what contradicts itself."""
+"""Options of each request: a server may have been started with others, and its log-probabilities
+are not those of what is cut."""
 
 
 class Client:
-    """One server, through `open`. Every method raises SglangError: ServerGone, Refused or
+    """One server, through `open`. Every method raises SglangError: ServerGone, RequestRefused or
     Misread."""
 
-    def __init__(
-        self, http: httpx2.AsyncClient, url: str, deadline_s: float, silence_s: float
-    ) -> None:
-        self._http, self.url, self._deadline_s, self._silence_s = http, url, deadline_s, silence_s
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection, self.url = connection, connection.url
 
     @staticmethod
     @asynccontextmanager
@@ -110,30 +75,26 @@ class Client:
         pieces of a stream, a pause, and whatever moves weights (seconds). `transport` stands for
         the network in tests.
         """
-        address = url.rstrip("/")
-        async with httpx2.AsyncClient(
-            base_url=address,
-            headers={"content-type": "application/json"}
-            | ({"authorization": f"Bearer {api_key}"} if api_key else {}),
-            timeout=httpx2.Timeout(None, connect=deadline_s, read=silence_s),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+        async with HttpConnection.open(
+            url,
+            api_key=api_key,
+            deadline_s=deadline_s,
+            silence_s=silence_s,
             transport=transport,
-            trust_env=False,
-        ) as http:
-            yield Client(http, address, deadline_s, silence_s)
+        ) as connection:
+            yield Client(connection)
 
     # ---------------------------------------------------------------------------------- what it is
 
     async def ready(self) -> bool:
-        """Whether it takes requests now: it is there, healthy and not paused."""
+        """True if it takes requests now: it is there, healthy and not paused."""
         try:
-            with self._within("/ready", READY_WITHIN_S):
-                return (await self._http.get("/ready")).status_code == 200
+            return await self._connection.status("/ready", READY_WITHIN_S) == 200
         except ServerGone:
             return False
 
     async def answers(self) -> bool:
-        """Whether it says what it serves: it is there, and may be paused."""
+        """True if it says what it serves: it is there, and may be paused."""
         try:
             await self.model_info()
         except (ServerGone, RequestRefused):
@@ -161,15 +122,15 @@ class Client:
         raise ServerGone(f"{self.url} {failed} within {seconds:g} s; the server's log says why")
 
     async def model_info(self) -> ModelInfo:
-        return await self._get("/model_info", ModelInfo)
+        return await self._connection.get("/model_info", ModelInfo)
 
     async def server_info(self) -> ServerInfo:
-        return await self._get("/server_info", ServerInfo)
+        return await self._connection.get("/server_info", ServerInfo)
 
-    async def load(self) -> Load:
-        """How many requests it holds, as of its last report to itself."""
-        found = await self._get("/v1/loads?include=core", Loads)
-        return Load(
+    async def load(self) -> ServerLoad:
+        """The number of requests that it holds, as of its last report to itself."""
+        found = await self._connection.get("/v1/loads?include=core", Loads)
+        return ServerLoad(
             sum(rank.num_running_reqs for rank in found.loads),
             sum(rank.num_waiting_reqs for rank in found.loads),
         )
@@ -211,12 +172,12 @@ class Client:
             "extra_key": extra_key or None,
         }
         events, increments = StreamEvents(), Increments()
-        with self._named("/generate"):
-            async with self._http.stream(
-                "POST", "/generate", content=msgspec.json.encode(body)
-            ) as response:
+        with self._connection.named("/generate"):
+            async with self._connection.stream("/generate", body) as response:
                 if response.status_code != 200:
-                    self._refuse("/generate", response.status_code, await response.aread())
+                    self._connection.refuse(
+                        "/generate", response.status_code, await response.aread()
+                    )
                 async for data in response.aiter_bytes():
                     for text in events.feed(data):
                         event = increments.read(text)
@@ -248,7 +209,9 @@ class Client:
             "logprob_start_len": 0,
             "extra_key": extra_key or None,
         }
-        entries = (await self._post("/generate", body, PromptScores)).meta_info.input_token_logprobs
+        entries = (
+            await self._connection.post("/generate", body, PromptScores)
+        ).meta_info.input_token_logprobs
         if [entry[1] for entry in entries] != body["input_ids"]:
             raise Misread(
                 f"{self.url} scored other ids than the {len(ids)} it was given: {len(entries)} "
@@ -260,22 +223,22 @@ class Client:
         """Ask that this request end; it has ended when its stream has. An abort that comes before
         its request reached the scheduler is lost, and others of the same request are then ignored.
         """
-        await self._tell("/abort_request", {"rid": rid})
+        await self._connection.tell("/abort_request", {"rid": rid})
 
     async def abort_all(self) -> None:
-        await self._tell("/abort_request", {"abort_all": True})
+        await self._connection.tell("/abort_request", {"abort_all": True})
 
     async def pause(self, mode: Mode) -> None:
         """Stop decoding; new requests wait. With `abort` this returns when nothing is left on the
         server."""
-        await self._tell("/pause_generation", {"mode": mode}, slow=True)
+        await self._connection.tell("/pause_generation", {"mode": mode}, slow=True)
 
     async def resume(self) -> None:
-        await self._tell("/continue_generation", {})
+        await self._connection.tell("/continue_generation", {})
 
     async def flush(self) -> None:
         """Forget the prefix cache. Refused while requests are running or frozen."""
-        await self._tell("/flush_cache", {})
+        await self._connection.tell("/flush_cache", {})
 
     # ------------------------------------------------------------------------------------- weights
 
@@ -290,18 +253,18 @@ class Client:
             "rank_offset": 1,
             "world_size": world,
         }
-        await self._control(
+        await self._connection.control(
             "/init_weights_update_group", meeting | {"group_name": name, "backend": backend}
         )
 
     async def destroy_group(self, name: str) -> None:
-        await self._control("/destroy_weights_update_group", {"group_name": name})
+        await self._connection.control("/destroy_weights_update_group", {"group_name": name})
 
     async def begin_update(self) -> None:
-        await self._control("/begin_weight_update", {})
+        await self._connection.control("/begin_weight_update", {})
 
     async def end_update(self) -> None:
-        await self._control("/end_weight_update", {})
+        await self._connection.control("/end_weight_update", {})
 
     async def update(
         self,
@@ -325,83 +288,13 @@ class Client:
             "flush_cache": flush,
             "load_format": "flattened_bucket",
         }
-        await self._control("/update_weights_from_distributed", body)
+        await self._connection.control("/update_weights_from_distributed", body)
 
     async def update_from_disk(self, path: str, version: int, *, flush: bool) -> None:
         """Load a model directory that the server can see, and call the weights `version`."""
         body = {"model_path": path, "weight_version": str(version), "flush_cache": flush}
-        await self._control("/update_weights_from_disk", body)
+        await self._connection.control("/update_weights_from_disk", body)
 
     async def checksums(self) -> list[RankChecksums]:
-        """Of what each rank holds now, in the order of ranks."""
-        return (await self._control("/weights_checker", {"action": "checksum"})).ranks
-
-    # --------------------------------------------------------------------------------------- below
-
-    async def _get(self, path: str, kind: type[T]) -> T:
-        with self._within(path, self._deadline_s):
-            response = await self._http.get(path)
-            self._refuse(path, response.status_code, response.content)
-            return decode(kind, response.content)
-
-    async def _send(self, path: str, body: Mapping[str, object], seconds: float) -> bytes:
-        with self._within(path, seconds):
-            response = await self._http.post(path, content=msgspec.json.encode(body))
-            self._refuse(path, response.status_code, response.content)
-            return response.content
-
-    async def _post(self, path: str, body: Mapping[str, object], kind: type[T]) -> T:
-        with self._named(path):
-            return decode(kind, await self._send(path, body, self._deadline_s))
-
-    async def _tell(self, path: str, body: Mapping[str, object], *, slow: bool = False) -> None:
-        await self._send(path, body, self._silence_s if slow else self._deadline_s)
-
-    async def _control(self, path: str, body: Mapping[str, object]) -> ServerAnswer:
-        """What concerns weights: slow, and answered with whether it went well."""
-        with self._named(path):
-            answer = decode(ServerAnswer, await self._send(path, body, self._silence_s))
-        if not answer.success:
-            raise RequestRefused(f"{self.url}{path} was refused: {answer.said()}", 200)
-        return answer
-
-    def _refuse(self, path: str, status: int, body: bytes) -> None:
-        """Raise what the status asks for; 200 asks for nothing."""
-        if status == 200:
-            return
-        try:
-            said = decode(ServerAnswer, body).said()
-        except Garbled:
-            said = body[:300].decode(errors="replace")
-        raise RequestRefused(
-            f"{self.url}{path} was refused with {status}: {said.strip() or 'no reason was given'}",
-            status,
-        )
-
-    @contextmanager
-    def _within(self, path: str, seconds: float) -> Iterator[None]:
-        """`_named`, for at most `seconds`."""
-        with self._named(path):
-            try:
-                with trio.fail_after(seconds):
-                    yield
-            except trio.TooSlowError as error:
-                raise ServerGone(
-                    f"{self.url}{path} did not answer within {seconds:g} s; the server hangs or "
-                    "is overloaded"
-                ) from error
-
-    @contextmanager
-    def _named(self, path: str) -> Iterator[None]:
-        """Errors of the transport and of reading, under our names. No deadline of trio is open in
-        here, so a generator may yield inside."""
-        try:
-            yield
-        except httpx2.TimeoutException as error:
-            silent = f"{self.url}{path} was silent for too long ({type(error).__name__})"
-            raise ServerGone(f"{silent}; the server hangs or is overloaded") from error
-        except httpx2.TransportError as error:
-            broken = f"{self.url}{path}: the connection failed ({error or type(error).__name__})"
-            raise ServerGone(f"{broken}; the server is not there or died") from error
-        except Garbled as error:
-            raise Misread(f"{self.url}{path} {error}") from error
+        """Checksums of what each rank holds now, in the order of ranks."""
+        return (await self._connection.control("/weights_checker", {"action": "checksum"})).ranks

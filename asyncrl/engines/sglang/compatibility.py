@@ -1,11 +1,12 @@
-"""Whether a server fits a run. Invariant: what a server says of itself and makes it unfit is a
-named error before it is sent anything."""
+"""Compatibility of a server with a run. Invariant: what a server says of itself and does not fit
+the run is a named error before the server is sent anything."""
 
 from __future__ import annotations
 
 import re
 
-from asyncrl.engines.sglang.client import Client, SglangError
+from asyncrl.engines.sglang.client import Client
+from asyncrl.engines.sglang.errors import SglangError
 from asyncrl.engines.sglang.http_types import ModelInfo, ServerInfo
 
 OLDEST = (0, 5, 23)
@@ -18,13 +19,14 @@ CANARIES = 1
 
 
 class Incompatible(SglangError):
-    """A server of another kind than the run needs."""
+    """The server is of another kind than the run needs."""
 
 
-async def examine(
+async def check_compatibility(
     client: Client, *, architecture: str, dtype: str, context_tokens: int, slots: int
 ) -> None:
-    """Ask a server what it is. Raises Unfit, and any other SglangError where it does not say."""
+    """Ask a server what it is. Raises Incompatible, and any other SglangError where it does not
+    say."""
     model, server = await client.model_info(), await client.server_info()
     try:
         refuse_other_model(model, server, architecture=architecture, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The engine `sglang`: the shell around one server. Invariant: what leaves was sampled under the
+"""The engine `sglang`: a shell around one server. Invariant: what leaves was sampled under the
 version it carries, by weights whose load was verified, and every request that was submitted ends
 exactly once.
 
@@ -23,9 +23,10 @@ import trio
 from numpy.typing import NDArray
 
 from asyncrl.engines.options import EngineOptions
-from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
+from asyncrl.engines.protocol import Emit, Idle, Request
 from asyncrl.engines.request_checks import refuse_misfit
-from asyncrl.engines.sglang.client import RequestRefused, ServerGone, SglangError
+from asyncrl.engines.sglang.chunk_outbox import ChunkOutbox
+from asyncrl.engines.sglang.errors import RequestRefused, ServerGone, SglangError
 from asyncrl.engines.sglang.http_types import FinishReason
 from asyncrl.engines.sglang.routed import Served
 from asyncrl.engines.sglang.spans import SpanError, SpanStream, TokenRun
@@ -35,49 +36,48 @@ from asyncrl.ipc.waits import Pulse
 if TYPE_CHECKING:
     import torch
 
-Load = Callable[[int, "Mapping[str, torch.Tensor]", Callable[[], None]], Awaitable[float]]
+LoadWeights = Callable[[int, "Mapping[str, torch.Tensor]", Callable[[], None]], Awaitable[float]]
 """Brings these weights into the server as this version, pausing it as it must, and calls the
 function that it is given just before that; returns when they are verified and it decodes again,
 with the seconds that it was paused."""
 
 GATHER_S = 0.02
-"""How long a chunk may wait for others: streams bring news one by one, and a frame for each would
-cost more than what is in it."""
+"""Seconds that a chunk may wait for others: streams bring news one by one, and a frame for each
+would cost more than what is in it."""
 
 ABORTS, ABORT_S = 3, 5.0
-"""So often a request is asked to end, and so long is waited for it each time (s), before its
+"""The number of times that a request is asked to end, and the seconds after each, before its
 connection is closed."""
 
 PATIENCE_S = 30.0
-"""A server with requests that sends nothing for so long is asked whether it is ready."""
+"""Seconds after which a server that has requests and sends nothing is asked if it is ready."""
 
 HELD = 256
-"""So many tokens of a request may wait to be told whose they are, because weights changed amid an
+"""Tokens of a request whose version may be unknown at a time, because weights changed amid an
 event. With more its stream is cut, which tells, and the request is sent again: a prefill, where
 otherwise a crash or a lapsed lease would lose all of them."""
 
 SUSPECT = 3
-"""So many failed streams in a row, or tries of one request without a token, are no accident."""
+"""Failed streams in a row, or tries of one request without a token, that are no accident."""
 
 _log = logging.getLogger(__name__)
 
 
-class _Live:
-    """A request that has a slot: `told` are the response tokens that came out here, `done` their
+class _LiveRequest:
+    """A request that has a slot: `known` are the response tokens that came out here, `done` their
     number."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self.told: list[NDArray[np.int32]] = []
+        self.known: list[NDArray[np.int32]] = []
         self.done = 0
+        # the id of its stream; empty between two
         self.rid = ""
-        """Of its stream; empty between two."""
+        # true when the stream brought anything, so that the server's scheduler is known to have it
         self.heard = False
-        """Whether the stream brought anything, so that the server's scheduler is known to have
-        it."""
         self.stopped = False
+        # the scope that its stream runs in, and its end
         self.stream, self.over = trio.CancelScope(), trio.Event()
-        """What its stream runs in, and when that is over."""
         self.ended = trio.Event()
 
 
@@ -105,7 +105,7 @@ class SglangEngine:
     def __init__(
         self,
         client: Served,
-        load: Load,
+        load: LoadWeights,
         options: EngineOptions,
         *,
         vocab_size: int,
@@ -117,12 +117,11 @@ class SglangEngine:
         self._stop_ids, self._idle = sorted(stop_ids), idle
         self._version: int | None = None
         self._waiting: deque[Request] = deque()
-        self._live: list[_Live] = []
-        self._stopping: list[_Live] = []
-        self._ready: list[Chunk] = []
-        self._work, self._news = Pulse(), Pulse()
+        self._live: list[_LiveRequest] = []
+        self._stopping: list[_LiveRequest] = []
+        self._outbox, self._work = ChunkOutbox(), Pulse()
+        # others before us may have left a prefix cache of versions with the same numbers
         self._nonce = uuid4().hex
-        """Others before us may have left a prefix cache of versions with the same numbers."""
         self._loads, self._gate = trio.Lock(), trio.Event()
         self._failures, self._heard = 0, 0.0
 
@@ -151,7 +150,7 @@ class SglangEngine:
     async def load(
         self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
     ) -> float:
-        """As the protocol says; `pin` is not honoured.
+        """Load as the protocol says; `pin` is not honoured.
 
         Raises ValueError for None, and whatever the load raises: then nothing that was decoded
         since it began ever leaves, and the server is to be replaced."""
@@ -170,7 +169,7 @@ class SglangEngine:
             self._version, self._heard = version, trio.current_time()
             self._gate.set()
         self._work.set()
-        self._news.set()
+        self._outbox.wake()
         return pause
 
     def _shut(self) -> None:
@@ -207,23 +206,20 @@ class SglangEngine:
             if request.version is not None and (
                 request.version != self._version or self._loads.locked()
             ):
-                self._finish(
-                    request, 0, "interrupted"
-                )  # also where its version is about to be replaced
+                # also where its version is about to be replaced
+                self._finish(request, 0, "interrupted")
                 continue
-            live = _Live(request)
+            live = _LiveRequest(request)
             self._live.append(live)
             nursery.start_soon(self._decode, live)
 
     async def _deliver(self, emit: Emit) -> None:
         while True:
-            await self._news.wait()
+            await self._outbox.wait()
             await trio.sleep(GATHER_S)
-            if self._ready and (
-                self._gate.is_set() or self._version is None
-            ):  # before the first load nothing was sampled
-                chunks, self._ready = self._ready, []
-                await emit(chunks)
+            # before the first load nothing was sampled: then only ends leave
+            if len(self._outbox) and (self._gate.is_set() or self._version is None):
+                await emit(self._outbox.take())
 
     async def _watch(self) -> None:
         while True:
@@ -245,7 +241,7 @@ class SglangEngine:
 
     # --------------------------------------------------------------------------------- one request
 
-    async def _decode(self, live: _Live) -> None:
+    async def _decode(self, live: _LiveRequest) -> None:
         """Have it decoded to its end, in as many streams as the server makes of it."""
         finish: Finish = ""
         fruitless = 0
@@ -268,7 +264,7 @@ class SglangEngine:
         self._finish(live.request, live.done, finish)
         self._work.set()
 
-    async def _attempt(self, live: _Live) -> Finish:
+    async def _attempt(self, live: _LiveRequest) -> Finish:
         """One stream, from what is known to its end. Empty where the server ended it unasked."""
         assert self._version is not None, "nothing is sampled before the first load"
         request, first = live.request, live.done
@@ -282,7 +278,7 @@ class SglangEngine:
         self._heard = trio.current_time()
         events = self._client.generate(
             live.rid,
-            np.concatenate([request.ids, *live.told]),
+            np.concatenate([request.ids, *live.known]),
             max_new_tokens=request.max_new_tokens - first,
             temperature=request.temperature,
             stream_interval=self._options.chunk_tokens,
@@ -294,7 +290,7 @@ class SglangEngine:
                 async with aclosing(events):
                     async for event in events:
                         live.heard, self._heard = True, trio.current_time()
-                        self._tell(live, first, stream.feed(event))
+                        self._give(live, first, stream.feed(event))
                         ending = event.ending
                         if stream.held > HELD and not cut:
                             cut = True
@@ -308,7 +304,7 @@ class SglangEngine:
             live.over.set()
         return self._ended(live, ending)
 
-    def _ended(self, live: _Live, ending: FinishReason | None) -> Finish:
+    def _ended(self, live: _LiveRequest, ending: FinishReason | None) -> Finish:
         if ending is None:
             return "interrupted"  # its connection was closed
         self._failures = 0
@@ -316,7 +312,7 @@ class SglangEngine:
             return "interrupted" if live.stopped else ""
         return "stop" if ending.type == "stop" else "length"
 
-    async def _failed(self, live: _Live, error: Exception) -> None:
+    async def _failed(self, live: _LiveRequest, error: Exception) -> None:
         """A stream failed. Raise the error where that is more than an accident; a 400 is about the
         request, not about the server."""
         _log.warning(
@@ -335,7 +331,7 @@ class SglangEngine:
                 else SglangError(f"{self._client.url}: a request {error}")
             ) from error
 
-    async def _abort(self, live: _Live) -> None:
+    async def _abort(self, live: _LiveRequest) -> None:
         """End a stream at the server. Its end is the proof; where that does not come, the
         connection is closed, which ends it, too.
 
@@ -364,58 +360,15 @@ class SglangEngine:
 
     # --------------------------------------------------------------------------------- what leaves
 
-    def _tell(self, live: _Live, first: int, pieces: Sequence[TokenRun]) -> None:
-        request = live.request
-        for piece in pieces:
-            start = request.prefix_tokens + first + piece.start
-            self._ready.append(
-                Chunk(
-                    request.rollout,
-                    request.attempt,
-                    piece.version,
-                    start,
-                    piece.ids,
-                    piece.behaviour,
-                )
-            )
-            live.told.append(piece.ids)
-            live.done += len(piece.ids)
-        if pieces:
-            self._news.set()
+    def _give(self, live: _LiveRequest, first: int, runs: Sequence[TokenRun]) -> None:
+        self._outbox.add(live.request, first, runs)
+        for run in runs:
+            live.known.append(run.ids)
+            live.done += len(run.ids)
 
     def _finish(self, request: Request, done: int, finish: Finish) -> None:
-        """The end, with the last tokens where they have not left yet."""
-        last = self._ready[-1] if self._ready else None
-        if last is not None and (last.rollout, last.attempt, last.finish) == (
-            request.rollout,
-            request.attempt,
-            "",
-        ):
-            self._ready[-1] = Chunk(
-                last.rollout,
-                last.attempt,
-                last.version,
-                last.start,
-                last.ids,
-                last.behaviour,
-                finish,
-            )
-        else:
-            nothing = np.zeros(0, np.int32)
-            version = self._version if request.version is None else request.version
-            start = request.prefix_tokens + done
-            self._ready.append(
-                Chunk(
-                    request.rollout,
-                    request.attempt,
-                    version or 0,
-                    start,
-                    nothing,
-                    nothing.astype(np.float32),
-                    finish,
-                )
-            )
-        self._news.set()
+        version = self._version if request.version is None else request.version
+        self._outbox.end(request, done, finish, version or 0)
 
     def _stop(self, chosen: Callable[[Request], bool]) -> None:
         """Interrupt the chosen requests: what waits at once, what is at the server when it has

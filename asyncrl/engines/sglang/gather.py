@@ -1,5 +1,5 @@
-"""Calls at the same time. Invariant: all of them have ended when this returns or raises, and an
-error is raised as the call raised it."""
+"""Calls made at the same time. Invariant: all of them have ended when this returns or raises, and
+an error is raised as the call raised it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
-    """What each gives, in their order. The first to fail ends the others, and is raised, alone."""
+    """The results, in the order of the calls. The first to fail ends the others, and is raised,
+    alone."""
     found: dict[int, T] = {}
     failures: list[Exception] = []
 

@@ -34,9 +34,8 @@ def main() -> None:
             command[0], command, os.environ | {"TMPDIR": files}, setpgroup=0, setsigmask=()
         )
         _wait(pid)
-        os.killpg(
-            pid, signal.SIGKILL
-        )  # what is left of its group, whose number is nobody else's until it is reaped
+        # what is left of its group, whose number is nobody else's until it is reaped
+        os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
     except OSError as error:
         sys.exit(
@@ -49,7 +48,7 @@ def main() -> None:
 
 
 def _wait(pid: int) -> None:
-    """Until the command has ended, or has been asked to because the parent has."""
+    """Wait until the command has ended, or has been asked to because the parent has."""
     while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         match signal.sigwait(_WAITED):
             case signal.SIGTERM:
@@ -61,7 +60,8 @@ def _wait(pid: int) -> None:
 
 
 def _end_as(code: int) -> None:
-    """As the command did (below 0: by this signal). The parent ends what it left of the session."""
+    """End as the command did (below 0: by this signal). The parent ends what it left of the
+    session."""
     if code < 0 and -code != signal.SIGKILL:
         signal.signal(-code, signal.SIG_DFL)
     if code < 0:

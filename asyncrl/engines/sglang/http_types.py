@@ -1,5 +1,5 @@
-"""What an SGLang server sends, typed. Invariant: a stream comes out as increments: each token once,
-in order, with its log-probability.
+"""Types of what an SGLang server sends. Invariant: a stream comes out as increments: each token
+once, in order, with its log-probability.
 
 A server sends a request's tokens as server-sent events. Each holds all tokens so far, or with
 `--incremental-streaming-output` those that are new; which of the two is told by the count of tokens
@@ -27,7 +27,7 @@ class Garbled(Exception):
     address."""
 
 
-class WireSpan(msgspec.Struct, frozen=True):
+class ServerSpan(msgspec.Struct, frozen=True):
     """The output tokens `start` to `end` (half-open) were sampled under the weights called
     `version`."""
 
@@ -37,7 +37,7 @@ class WireSpan(msgspec.Struct, frozen=True):
 
 
 class FinishReason(msgspec.Struct, frozen=True):
-    """Why a request ended: `type` is `stop`, `length` or `abort`. `status_code` is given where the
+    """The end of a request: `type` is `stop`, `length` or `abort`. `status_code` is given where the
     server refused the request."""
 
     type: str
@@ -63,7 +63,7 @@ class StreamEvent(msgspec.Struct, frozen=True):
     behaviour: NDArray[np.float32]
     version: str
     ending: FinishReason | None = None
-    spans: tuple[WireSpan, ...] | None = None
+    spans: tuple[ServerSpan, ...] | None = None
     cached_tokens: int = 0
     retractions: int = 0
 
@@ -96,7 +96,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     max_req_input_len: int | None = None
 
 
-class Load(msgspec.Struct, frozen=True):
+class ServerLoad(msgspec.Struct, frozen=True):
     """Requests that a server holds: `running` are being decoded, `queued` wait (a retracted one
     waits, too)."""
 
@@ -105,14 +105,14 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class RankChecksums(msgspec.Struct, frozen=True):
-    """Of one rank's weights: a hash for each tensor by name, and one of all together."""
+    """Hashes of one rank's weights: one for each tensor by name, and one of all together."""
 
     checksums: dict[str, str]
     per_gpu_checksum: str
 
 
 class ServerAnswer(msgspec.Struct, frozen=True):
-    """What control endpoints answer. Each has its own place for what went wrong."""
+    """The answer of a control endpoint. Each has its own field for what went wrong."""
 
     success: bool = True
     message: str = ""
@@ -124,13 +124,17 @@ class ServerAnswer(msgspec.Struct, frozen=True):
         return self.message or str(self.error or self.detail or "")
 
 
-class LoadOfRank(msgspec.Struct, frozen=True):
+class RankLoad(msgspec.Struct, frozen=True):
+    """One rank's part of `GET /v1/loads`."""
+
     num_running_reqs: int
     num_waiting_reqs: int
 
 
 class Loads(msgspec.Struct, frozen=True):
-    loads: list[LoadOfRank]
+    """`GET /v1/loads`."""
+
+    loads: list[RankLoad]
 
 
 class ServerFailure(msgspec.Struct, frozen=True):
@@ -144,7 +148,7 @@ class _Meta(msgspec.Struct, frozen=True):
     weight_version: str
     completion_tokens: int = 0
     finish_reason: FinishReason | None = None
-    weight_versions: tuple[WireSpan, ...] | None = None
+    weight_versions: tuple[ServerSpan, ...] | None = None
     output_token_logprobs: list[Entry] = []
     cached_tokens: int = 0
     num_retractions: int = 0
@@ -161,6 +165,8 @@ class _ScoredMeta(msgspec.Struct, frozen=True):
 
 
 class PromptScores(msgspec.Struct, frozen=True):
+    """The answer to a request that scores its prompt."""
+
     meta_info: _ScoredMeta
 
 
@@ -168,7 +174,7 @@ _OUTPUT = msgspec.json.Decoder(_Output)
 
 
 def decode(kind: type[T], body: bytes) -> T:
-    """Raises Garbled where `body` is not a `kind`."""
+    """The `kind` in `body`. Raises Garbled where it is none."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -206,7 +212,7 @@ class Increments:
         self._done = 0
 
     def read(self, data: bytes) -> StreamEvent | ServerFailure:
-        """Raises Garbled where the tokens of an event cannot be told, or come without a
+        """The news of one event. Raises Garbled where its tokens cannot be told, or come without a
         log-probability each."""
         try:
             output = _OUTPUT.decode(data)

@@ -20,7 +20,7 @@ from asyncrl.engines.sglang.http_types import StreamEvent
 
 
 class Served(Protocol):
-    """What an engine asks of who serves it: a `Client`, or `Routed`."""
+    """The calls that an engine makes of who serves it: a `Client`, or `Routed`."""
 
     @property
     def url(self) -> str: ...
@@ -51,9 +51,9 @@ class Routed:
         self.generate = router.generate
 
     async def ready(self) -> bool:
-        """Whether each server takes requests."""
+        """True if each server takes requests."""
         return all(await gather(*(server.ready for server in self._servers)))
 
     async def abort(self, rid: str) -> None:
-        """As of a client; raises the error of a server that does not answer."""
+        """Abort as a client does; raises the error of a server that does not answer."""
         await gather(*(partial(server.abort, rid) for server in self._servers))

@@ -1,4 +1,4 @@
-"""What a server's own checksums say of its weights. Invariant: a tensor once seen to hold exactly
+"""A server's own checksums of its weights. Invariant: a tensor once seen to hold exactly
 the trainer's bytes is never taken for right again when it does not.
 
 A server gives one hash for each of its tensors and ranks. On a CPU it is the beginning of SHA-256
@@ -26,7 +26,7 @@ _FUSED = {
     "gate_proj": ("gate_up_proj", 0),
     "up_proj": ("gate_up_proj", 1),
 }
-"""What SGLang's models make one tensor of, and the place in it."""
+"""Parameters that SGLang's models fuse: the tensor made of them, and the place in it."""
 
 _VOCABULARY_ROWS = 64
 """SGLang fills a vocabulary up to a multiple of this, with zeros."""
@@ -101,16 +101,16 @@ def _digest(pieces: Iterable[Tensor]) -> str:
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """Of one version: for each tensor in a known layout its hash on each rank; for each other the
-    hash of its parts."""
+    """Hashes that a version must have: for each tensor in a known layout its hash on each rank; for
+    each other the hash of its parts."""
 
     exact: dict[str, list[str]]
     parts: dict[str, str]
 
 
 class Checks:
-    """What is known of one server of `ranks` ranks, whose checksums are `found`, about the tensors
-    called `ours`. Raises UnknownName."""
+    """Knowledge of one server, a rank for each of `found` (its checksums), about the tensors called
+    `ours`. Raises UnknownName."""
 
     def __init__(self, ours: Iterable[str], found: Sequence[Mapping[str, str]]) -> None:
         self._sources = sources(ours, found[0].keys())
@@ -120,12 +120,12 @@ class Checks:
 
     @property
     def exact(self) -> int:
-        """How many of the server's tensors are compared byte by byte."""
+        """Number of the server's tensors that are compared byte by byte."""
         return len(self._layouts)
 
     def expect(self, weights: Mapping[str, Tensor]) -> Expected:
-        """What the checksums must be when the server holds `weights`: hashing, for a worker thread,
-        before the server is paused."""
+        """The checksums when the server holds `weights`: hashing, for a worker thread, before the
+        server is paused."""
         exact, parts = {}, {}
         for name in self._sources:
             tensors = self._tensors(name, weights)
@@ -168,8 +168,8 @@ class Checks:
             )
 
     def _found(self, name: str, tensors: Sequence[Tensor], theirs: list[str]) -> str | None:
-        """Look for the layout of a tensor: what is wrong with it, empty where nothing is, None
-        where it is none that we know."""
+        """Look for the layout of a tensor: its fault, empty where there is none, None where the
+        layout is none that we know."""
         for layout in _LAYOUTS:
             if _fits(layout, tensors, self._ranks):
                 equal = [
@@ -186,8 +186,8 @@ class Checks:
         return None
 
     def _moved(self, name: str, parts: str, theirs: list[str]) -> str:
-        """What is wrong with a tensor in an unknown layout, next to the version before; empty where
-        nothing is."""
+        """The fault of a tensor in an unknown layout, next to the version before; empty where there
+        is none."""
         parts_before, theirs_before = self._last.get(name, (parts, theirs))
         if (parts_before != parts) == (theirs_before != theirs):
             return ""
@@ -205,7 +205,7 @@ class Checks:
 
 
 def _fits(layout: Layout, tensors: Sequence[Tensor], ranks: int) -> bool:
-    """Whether such tensors can be laid out so, and otherwise than whole."""
+    """True if such tensors can be laid out so, and otherwise than whole."""
     if layout is _whole:
         return True
     if layout is _padded:

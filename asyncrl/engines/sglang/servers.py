@@ -19,18 +19,19 @@ import msgspec
 import trio
 
 from asyncrl.engines.sglang import canary
-from asyncrl.engines.sglang.client import Client, ServerGone
+from asyncrl.engines.sglang.client import Client
+from asyncrl.engines.sglang.errors import ServerGone
 from asyncrl.processes.machine import free_port
 from asyncrl.processes.process import Process, spawn
 
 HOST = "127.0.0.1"
 _TERM_S = 5.0
-"""What a server gets to end by itself; a container's client needs it, a server of ours holds
-nothing."""
+"""Seconds that a server gets to end by itself; a container's client needs it, a server of ours
+holds nothing."""
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """How a server is started. `python` is the command of a Python that has SGLang: a path, or
+    """The start of a server. `python` is the command of a Python that has SGLang: a path, or
     `docker run … python3`. It decodes `slots` rollouts of at most `context_tokens` tokens at a
     time, and the canary."""
 
@@ -56,8 +57,8 @@ def command(launch: Launch, port: int) -> list[str]:
         "device": launch.device,
         "dtype": launch.dtype,
         "tp-size": launch.tensor_parallel,
-        "max-running-requests": launch.slots
-        + 1,  # the canary's, which must not wait for a rollout to end
+        # one more for the canary, which must not wait for a rollout to end
+        "max-running-requests": launch.slots + 1,
         "context-length": context,
         "random-seed": launch.seed,
     }
@@ -90,13 +91,12 @@ _LEAST_TOKENS = 16_384
 
 
 def environment(launch: Launch, cores: Sequence[int]) -> dict[str, str]:
-    """What a server's environment has beyond ours. Nothing is fetched from anywhere; on a CPU the
-    plug-in of `make sglang-cpu` is used, and each rank has one of `cores` (at least one), in turn.
-    """
+    """The variables of a server's environment beyond ours. Nothing is fetched from anywhere; on a
+    CPU the plug-in of `make sglang-cpu` is used, and each rank has one of `cores` (at least one),
+    in turn."""
     always = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    always["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = (
-        "1"  # than the model's, for what is unusable of it
-    )
+    # longer than the model's, for what is unusable of it
+    always["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     if launch.device != "cpu":
         return always
     ranks = "|".join(str(cores[rank % len(cores)]) for rank in range(launch.tensor_parallel))
@@ -157,7 +157,7 @@ async def managed(
 
 
 async def _until_ready(server: Server, ready_s: float) -> None:
-    """Whichever comes first: ready, dead, or out of time."""
+    """Wait for whichever comes first: ready, dead, or out of time."""
     failures: list[ServerGone] = []
 
     async def watch() -> None:

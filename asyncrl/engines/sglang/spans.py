@@ -1,5 +1,5 @@
-"""Which version sampled which token of one request. Invariant: what comes out is contiguous, each
-token once, each under the version that sampled it.
+"""The version of each token of one request. Invariant: what comes out is contiguous, each token
+once, each under the version that sampled it.
 
 A server says a version with each event, the newest of the event's tokens, and all versions token by
 token only when the request ends. The version says it of all tokens of the event where the event
@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.engines.sglang.http_types import StreamEvent, WireSpan
+from asyncrl.engines.sglang.http_types import ServerSpan, StreamEvent
 
 
 class SpanError(Exception):
-    """What a server said of versions contradicts itself, or is missing; says how, as the end of a
+    """The server's word on versions contradicts itself, or is missing; says how, as the end of a
     sentence that begins with the request."""
 
 
@@ -31,7 +31,7 @@ class TokenRun(msgspec.Struct, frozen=True):
     behaviour: NDArray[np.float32]
 
 
-class _Told(msgspec.Struct):
+class _KnownRun(msgspec.Struct):
     """The tokens up to `end`, and from the end of the one before, came out as `version`'s."""
 
     version: int
@@ -44,17 +44,17 @@ class SpanStream:
     def __init__(self, version: int) -> None:
         self.version = version
         """The newest version heard of."""
-        self._told: list[_Told] = []
+        self._known: list[_KnownRun] = []
         self._held: list[StreamEvent] = []
 
     @property
     def held(self) -> int:
-        """Tokens that nobody knows the version of yet."""
+        """Number of tokens whose version is not known yet."""
         return sum(len(event.ids) for event in self._held)
 
     def feed(self, event: StreamEvent) -> list[TokenRun]:
-        """What can be told now; after the last event, all. Raises SpanError, and tells nothing
-        then."""
+        """The tokens whose version is certain now; after the last event, all. Raises SpanError, and
+        gives nothing then."""
         before, self.version = self.version, _number(event.version)
         if event.ending is not None and event.spans is not None:
             return self._all(event, event.spans)
@@ -65,15 +65,15 @@ class SpanStream:
                     f"ended without saying which version sampled its last {self.held} tokens"
                 )
             return []
-        return self._tell(
+        return self._give(
             [TokenRun(self.version, event.start, event.ids, event.behaviour)]
             if len(event.ids)
             else []
         )
 
-    def _all(self, event: StreamEvent, spans: tuple[WireSpan, ...]) -> list[TokenRun]:
-        """Everything that was not told, by spans that must tile what there is and agree with what
-        was told."""
+    def _all(self, event: StreamEvent, spans: tuple[ServerSpan, ...]) -> list[TokenRun]:
+        """Everything that was held, by spans that must tile what there is and agree with what came
+        out before."""
         total = event.start + len(event.ids)
         spans = tuple(span for span in spans if span.end > span.start)
         ends = [0, *(span.end for span in spans)]
@@ -83,44 +83,45 @@ class SpanStream:
                 f"which do not tile its {total}"
             )
         at = 0
-        for told in self._told:
+        for known in self._known:
             for span in spans:
                 if (
-                    span.start < told.end
+                    span.start < known.end
                     and at < span.end
-                    and _number(span.version) != told.version
+                    and _number(span.version) != known.version
                 ):
                     raise SpanError(
                         f"ended with version {span.version} for tokens {span.start} to "
-                        f"{span.end}, of which it had said {told.version}"
+                        f"{span.end}, of which it had said {known.version}"
                     )
-            at = told.end
+            at = known.end
         rest = [*self._held, event]
         self._held = []
         ids, behaviour = (
             np.concatenate([e.ids for e in rest]),
             np.concatenate([e.behaviour for e in rest]),
         )
-        pieces = []
+        runs = []
         for span in spans:
             if span.end > at:
                 start = max(span.start, at)
                 part = slice(start - at, span.end - at)
-                pieces.append(TokenRun(_number(span.version), start, ids[part], behaviour[part]))
-        return self._tell(pieces)
+                runs.append(TokenRun(_number(span.version), start, ids[part], behaviour[part]))
+        return self._give(runs)
 
-    def _tell(self, pieces: list[TokenRun]) -> list[TokenRun]:
-        for piece in pieces:
-            end = piece.start + len(piece.ids)
-            if self._told and self._told[-1].version == piece.version:
-                self._told[-1].end = end
+    def _give(self, runs: list[TokenRun]) -> list[TokenRun]:
+        for run in runs:
+            end = run.start + len(run.ids)
+            if self._known and self._known[-1].version == run.version:
+                self._known[-1].end = end
             else:
-                self._told.append(_Told(piece.version, end))
-        return pieces
+                self._known.append(_KnownRun(run.version, end))
+        return runs
 
 
 def _number(version: str) -> int:
-    """Our versions are decimal; a server that was not given one yet calls its weights `default`."""
+    """The number of a version: ours are decimal, and a server that was not given one yet calls its
+    weights `default`."""
     if not (version.isascii() and version.isdecimal() and len(version) < 19):
         raise SpanError(f"was sampled with weights called {version!r}, which this run did not load")
     return int(version)

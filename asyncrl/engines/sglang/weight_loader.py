@@ -1,13 +1,16 @@
-"""Staged weights into one server. Invariant: when `load` returns, the server decodes with exactly
-these weights, under their version; when it raises NotLoaded, it goes on with those it had; and when
-it raises HalfLoaded, it is not to decode any more.
+"""Loading of staged weights into one server. Invariant: when `load` returns, the server decodes
+with exactly these weights, under their version; when it raises NotLoaded, it goes on with those it
+had; and when it raises HalfLoaded, it is not to decode any more.
 
-    prepare     names, shapes, dtypes and the server's own parameters compared; group joined or files written; canary's reference computed
-    pause       from here the server stands still
-    transfer    session begun → update calls, each beside its broadcast; the version with the last one → session ended
-    verify      the server's checksums
-    resume      from here it decodes with weights that are not trusted yet: who calls holds back what it says
-    canary      the server's log-probabilities of a fixed text against those of the weights
+    prepare    names, shapes, dtypes and the server's own parameters compared; group joined or
+               files written; canary's reference computed
+    pause      from here the server stands still
+    transfer   session begun → update calls, each beside its broadcast; the version with the last
+               one → session ended
+    verify     the server's checksums
+    resume     from here it decodes with weights that are not trusted yet: who calls holds back
+               what it says
+    canary     the server's log-probabilities of a fixed text against those of the weights
 
 The first update call is where NotLoaded becomes HalfLoaded. A server that fails from there to its
 checksums stays paused, so that nobody decodes with half of each.
@@ -26,8 +29,9 @@ import trio
 from numpy.typing import NDArray
 
 from asyncrl.engines.sglang import canary
-from asyncrl.engines.sglang.client import Client, Mode, RequestRefused, SglangError
+from asyncrl.engines.sglang.client import Client, Mode
 from asyncrl.engines.sglang.compatibility import refuse_other_model
+from asyncrl.engines.sglang.errors import RequestRefused, SglangError
 from asyncrl.engines.sglang.server_checksums import Checks, Expected
 from asyncrl.engines.sglang.weight_transfer import WeightTransfer
 
@@ -72,7 +76,7 @@ class WeightLoader:
     def __init__(
         self,
         client: Client,
-        way: WeightTransfer,
+        transfer: WeightTransfer,
         model: nn.Module,
         text: NDArray[np.int32],
         *,
@@ -80,7 +84,7 @@ class WeightLoader:
         tolerance: float,
         deadline_s: float,
     ) -> None:
-        self._client, self._way, self._model = client, way, model
+        self._client, self._transfer, self._model = client, transfer, model
         self._text, self._tolerance = text, tolerance
         self._mode, self._deadline_s = mode, deadline_s
         self._checks: Checks | None = None
@@ -99,17 +103,17 @@ class WeightLoader:
         url, client = self._client.url, self._client
         self._begun = False
         try:
-            async with self._way_cleared():
+            async with self._transfer_forgotten():
                 with trio.fail_after(self._deadline_s):
                     expected, reference = await self._prepare(version, weights)
                 start = trio.current_time()
                 stop()
                 async with self._paused():
                     with trio.fail_after(self._deadline_s):
-                        await self._way.begin(client)
+                        await self._transfer.begin(client)
                         begun = trio.current_time()
                         self._begun = True
-                        await self._way.transfer(
+                        await self._transfer.transfer(
                             client, version, weights, flush=self._mode != "in_place"
                         )
                         sent = trio.current_time()
@@ -148,7 +152,7 @@ class WeightLoader:
         refuse_misfit(dict(self._model.named_parameters()), weights)
         if self._checks is None:
             self._checks = await self._acquainted(weights)
-        await self._way.prepare(self._client, version, weights)
+        await self._transfer.prepare(self._client, version, weights)
         expected = (
             None
             if self._checks is None
@@ -159,7 +163,7 @@ class WeightLoader:
         )
 
     async def _acquainted(self, weights: Mapping[str, Tensor]) -> Checks | None:
-        """What the server's model is made of; None where it has no checksums to tell."""
+        """The makeup of the server's model; None where it has no checksums to tell it."""
         architecture, dtype = (
             type(self._model).__name__,
             str(next(iter(weights.values())).dtype).removeprefix("torch."),
@@ -181,7 +185,7 @@ class WeightLoader:
 
     @asynccontextmanager
     async def _paused(self) -> AsyncIterator[None]:
-        """Paused in the block. Resumed after it, unless it failed when weights had begun to
+        """Pause for the block, and resume after it, unless it failed when weights had begun to
         change."""
         try:
             await self._client.pause(self._mode)
@@ -197,7 +201,7 @@ class WeightLoader:
         await self._client.resume()
 
     @asynccontextmanager
-    async def _way_cleared(self) -> AsyncIterator[None]:
+    async def _transfer_forgotten(self) -> AsyncIterator[None]:
         failed = True
         try:
             yield
@@ -209,7 +213,7 @@ class WeightLoader:
                 trio.CancelScope(deadline=trio.current_time() + _MEND_S, shield=True),
                 suppress(SglangError),
             ):
-                await self._way.forget(self._client, failed=failed)
+                await self._transfer.forget(self._client, failed=failed)
 
 
 def refuse_misfit(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:

@@ -1,7 +1,6 @@
-"""How weights get into one server: by broadcast into its update session, or by files that it reads.
-Invariant: between `prepare` and `forget` lies one transfer at most, and nothing but `transfer`
-changes a weight of the server.
-"""
+"""Transfers of weights into one server: by broadcast into its update session, or by files that it
+reads. Invariant: between `prepare` and `forget` lies one transfer at most, and nothing but
+`transfer` changes a weight of the server."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from asyncrl.engines.sglang.client import Client, RequestRefused
+from asyncrl.engines.sglang.client import Client
+from asyncrl.engines.sglang.errors import RequestRefused
 from asyncrl.engines.sglang.gather import gather
 
 if TYPE_CHECKING:
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class WeightTransfer(Protocol):
-    """One of them, for one server."""
+    """A kind of transfer, for one server."""
 
     async def prepare(self, client: Client, version: int, weights: Mapping[str, Tensor]) -> None:
-        """What can be done while the server decodes. Changes nothing of its weights."""
+        """Do what can be done while the server decodes. Changes nothing of its weights."""
         ...
 
     async def begin(self, client: Client) -> None:
-        """The last step that changes no weights, in a paused server."""
+        """Take the last step that changes no weights, in a paused server."""
         ...
 
     async def transfer(
         self, client: Client, version: int, weights: Mapping[str, Tensor], *, flush: bool
     ) -> None:
-        """All of the weights; the server gives itself the version with the last of them, and
+        """Send all of the weights; the server gives itself the version with the last of them, and
         forgets its prefix cache where `flush`."""
         ...
 
@@ -48,7 +48,7 @@ class WeightTransfer(Protocol):
 
 
 class UpdateBucket(Protocol):
-    """What one update call takes."""
+    """The arguments of one update call."""
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -87,8 +87,8 @@ class UpdateGroup(Protocol):
 
 
 class BroadcastTransfer:
-    """In a group that is joined once and renewed after a failure. `deadline_s` bounds the meeting,
-    and each bucket.
+    """Broadcasts in a group that is joined once and renewed after a failure. `deadline_s` bounds
+    the meeting, and each bucket.
 
     A server that cannot reach the group's host stands still in the meeting for as long as
     torch.distributed waits: half an hour.
@@ -152,8 +152,8 @@ class BroadcastTransfer:
 
 
 class DiskTransfer:
-    """By safetensors under `directory`, which the server sees under the same path; removed again
-    when they are read."""
+    """Safetensors under `directory`, which the server sees under the same path; removed again when
+    they are read."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -177,7 +177,7 @@ class DiskTransfer:
 
 
 def _write(directory: Path, weights: Mapping[str, Tensor]) -> None:
-    """All of it or nothing is at `directory`."""
+    """Write all of it, or nothing, to `directory`."""
     from safetensors.torch import save_file
 
     partial_ = directory.with_name(directory.name + ".partial")
