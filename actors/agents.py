@@ -55,9 +55,9 @@ class Agents:
             await self.closed.wait()
 
 
-class _Examiner:
-    """The run's task (`asyncrl.gateway.examiner`), which judges so many replies at a time. What
-    ends its verifiers ends the actor."""
+class PooledTaskVerifier:
+    """The run's task as a `TaskVerifier`, which judges so many replies at a time. What ends its
+    verifier processes ends the actor."""
 
     def __init__(
         self, task: Task, verifiers: VerifierPool, concurrency: int, nursery: trio.Nursery
@@ -131,8 +131,8 @@ async def open_agents(
         open_verifiers(config.task, config.run.seed, str(initial), waits) as verifiers,
         trio.open_nursery() as nursery,
     ):
-        examiner = _Examiner(task, verifiers, config.reward.concurrency, nursery)
-        url = await nursery.start(attend, Gateway(generator, tokenizer, settings, waits, examiner))
+        verifier = PooledTaskVerifier(task, verifiers, config.reward.concurrency, nursery)
+        url = await nursery.start(attend, Gateway(generator, tokenizer, settings, waits, verifier))
         logger.info("agents are answered at %s", url)
         yield agents
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""What agents read, as OpenAI's JSON. Invariant: a stream's parts, put together, are the answer
+"""Answers to agents, as OpenAI's JSON. Invariant: a stream's parts, put together, are the answer
 that is not streamed."""
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ class Token(msgspec.Struct, frozen=True):
     behaviour: float
 
 
-class Read(msgspec.Struct):
-    """Some of an answer: what became readable, and the tokens that were sampled meanwhile."""
+class AnswerPart(msgspec.Struct):
+    """A part of an answer: the text and calls that became readable, and the tokens that were
+    sampled meanwhile."""
 
     deltas: list[Delta] = []
     tokens: list[Token] = []
@@ -36,16 +37,16 @@ class Envelope(ABC):
         self._begun = False
 
     @abstractmethod
-    def whole(self, parts: Sequence[Read], finish: str, usage: dict[str, int]) -> bytes:
+    def whole(self, parts: Sequence[AnswerPart], finish: str, usage: dict[str, int]) -> bytes:
         """The answer in one."""
 
     @abstractmethod
-    def part(self, read: Read) -> bytes:
+    def part(self, read: AnswerPart) -> bytes:
         """An event of a stream."""
 
     @abstractmethod
     def last(self, finish: str, usage: dict[str, int] | None) -> bytes:
-        """What ends a stream."""
+        """The events that end a stream."""
 
     def _object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
@@ -70,7 +71,7 @@ class Envelope(ABC):
 class Chat(Envelope):
     """Forms of `/v1/chat/completions`."""
 
-    def whole(self, parts: Sequence[Read], finish: str, usage: dict[str, int]) -> bytes:
+    def whole(self, parts: Sequence[AnswerPart], finish: str, usage: dict[str, int]) -> bytes:
         deltas = [delta for part in parts for delta in part.deltas]
         text = "".join(delta for delta in deltas if isinstance(delta, str))
         calls = [self._called(delta) for delta in deltas if isinstance(delta, ToolCall)]
@@ -90,7 +91,7 @@ class Chat(Envelope):
         }
         return msgspec.json.encode(self._object("chat.completion", [choice], usage=usage))
 
-    def part(self, read: Read) -> bytes:
+    def part(self, read: AnswerPart) -> bytes:
         text = "".join(delta for delta in read.deltas if isinstance(delta, str))
         calls = [delta for delta in read.deltas if isinstance(delta, ToolCall)]
         delta: dict[str, Any] = {} if self._begun else {"role": "assistant"}
@@ -130,14 +131,14 @@ class Chat(Envelope):
 class Text(Envelope):
     """Forms of `/v1/completions`."""
 
-    def whole(self, parts: Sequence[Read], finish: str, usage: dict[str, int]) -> bytes:
+    def whole(self, parts: Sequence[AnswerPart], finish: str, usage: dict[str, int]) -> bytes:
         text = "".join(delta for part in parts for delta in part.deltas if isinstance(delta, str))
         tokens = [token for part in parts for token in part.tokens]
         return msgspec.json.encode(
             self._object("text_completion", [self._choice(text, tokens, finish)], usage=usage)
         )
 
-    def part(self, read: Read) -> bytes:
+    def part(self, read: AnswerPart) -> bytes:
         text = "".join(delta for delta in read.deltas if isinstance(delta, str))
         return event(self._object("text_completion", [self._choice(text, read.tokens, None)]))
 

@@ -1,4 +1,4 @@
-"""What agents ask, out of JSON. Invariant: a request that is accepted is done as it says; what
+"""Requests of agents, out of JSON. Invariant: a request that is accepted is done as it says; what
 cannot be done is a 400 that names the parameter.
 
 Two kinds of parameters are refused on purpose: those that change the distribution that tokens are
@@ -18,7 +18,7 @@ import msgspec
 from asyncrl.gateway.errors import GatewayError, bad
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-Neutral = {
+NEUTRAL = {
     "top_p": 1,
     "frequency_penalty": 0,
     "presence_penalty": 0,
@@ -26,18 +26,22 @@ Neutral = {
     "best_of": 1,
     "parallel_tool_calls": True,
 }
-"""What these must be, where they are given at all."""
+"""Values that these must have, where they are given at all."""
 IGNORED = ("seed",)
-"""What is accepted and has no effect; an answer says so in the header `x-ignored`."""
+"""Parameters that are accepted and have no effect; an answer says so in the header `x-ignored`."""
 _STOPS = 4
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's options of a stream."""
+
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's form of a reply; text is the only one here."""
+
     type: Literal["text"]
 
 
@@ -68,8 +72,8 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True):
     annotations: list[Any] = []
 
 
-class Asked(msgspec.Struct, kw_only=True):
-    """What both kinds of request have. None is what the gateway chooses."""
+class CallRequest(msgspec.Struct, kw_only=True):
+    """The fields that both kinds of request have. None leaves the choice to the gateway."""
 
     model: str
     max_tokens: Positive | None = None
@@ -95,16 +99,18 @@ class Asked(msgspec.Struct, kw_only=True):
 
     @property
     def usage(self) -> bool:
-        """Whether a stream ends with what it took."""
+        """True if a stream ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def scored(self) -> bool:
-        """Whether log-probabilities are wanted."""
+        """True if log-probabilities are wanted."""
         return False
 
 
-class ChatRequest(Asked, kw_only=True):
+class ChatRequest(CallRequest, kw_only=True):
+    """The body of `/v1/chat/completions`."""
+
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
@@ -128,11 +134,13 @@ class ChatRequest(Asked, kw_only=True):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that the model is told of."""
+        """The tools that are shown to the model."""
         return [] if self.tool_choice == "none" else self.tools or []
 
 
-class TextRequest(Asked, kw_only=True):
+class TextRequest(CallRequest, kw_only=True):
+    """The body of `/v1/completions`."""
+
     prompt: str | list[int | str]
     logprobs: int | None = None
     best_of: int | None = None
@@ -144,12 +152,12 @@ class TextRequest(Asked, kw_only=True):
         return self.logprobs is not None
 
 
-Item = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+PromptIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class _Reward(msgspec.Struct, forbid_unknown_fields=True):
     reward: float | None = None
-    prompt_index: Item | None = None
+    prompt_index: PromptIndex | None = None
 
 
 class RewardGiven(NamedTuple):
@@ -169,7 +177,7 @@ _Request = TypeVar("_Request", ChatRequest, TextRequest)
 
 
 def parse(body: bytes, kind: type[_Request]) -> _Request:
-    """The request in `body`. Raises DoorError (400)."""
+    """The request in `body`. Raises GatewayError (400)."""
     given = _decode(body, dict[str, msgspec.Raw])
     known = kind.__struct_fields__
     if unknown := [name for name in given if name not in known]:
@@ -180,7 +188,7 @@ def parse(body: bytes, kind: type[_Request]) -> _Request:
             "unknown_parameter",
         )
     request = _decode(body, kind)
-    for name, neutral in Neutral.items():
+    for name, neutral in NEUTRAL.items():
         value = getattr(request, name, None)
         if value is not None and value != neutral:
             raise bad(
@@ -203,8 +211,8 @@ def parse(body: bytes, kind: type[_Request]) -> _Request:
 
 
 def reward(body: bytes) -> RewardGiven | RewardByTask:
-    """The reward in `body`, or who says it. Raises DoorError (400) unless it is a finite number, or
-    left to the task."""
+    """The reward in `body`, or who says it. Raises GatewayError (400) unless it is a finite number,
+    or left to the task."""
     asked = _decode(body, _Reward)
     if asked.reward is None:
         if asked.prompt_index is None:
@@ -216,9 +224,9 @@ def reward(body: bytes) -> RewardGiven | RewardByTask:
 
 
 def prompt_index(text: str) -> int:
-    """The number of a prompt in a path. Raises DoorError (404) for what is none."""
+    """The number of a prompt in a path. Raises GatewayError (404) for what is none."""
     try:
-        return msgspec.convert(text, Item, strict=False)
+        return msgspec.convert(text, PromptIndex, strict=False)
     except msgspec.ValidationError as error:
         raise GatewayError(
             404,
@@ -230,12 +238,13 @@ def prompt_index(text: str) -> int:
 
 def messages(request: ChatRequest) -> list[dict[str, Any]]:
     """The messages as chat templates know them: text alone, arguments as objects, and nothing that
-    is null. Raises DoorError (400)."""
+    is null. Raises GatewayError (400)."""
     return [_message(at, message) for at, message in enumerate(request.messages)]
 
 
 def tools(request: ChatRequest) -> list[dict[str, Any]]:
-    """The tools as they were given. Raises DoorError (400) for what is no function with a name."""
+    """The tools as they were given. Raises GatewayError (400) for what is no function with a
+    name."""
     for at, tool in enumerate(request.offered):
         function = tool.get("function")
         if (

@@ -1,13 +1,15 @@
 """The gateway as an ASGI application. Invariant: no body is read before the key is proved, and
 every answer that is not what was asked for is one sentence in OpenAI's form.
 
-    POST   /sessions/{session}/v1/chat/completions     `stream` or not
-    POST   /sessions/{session}/v1/completions          `stream` or not
+    POST   /sessions/{session}/v1/chat/completions   `stream` or not
+    POST   /sessions/{session}/v1/completions        `stream` or not
     GET    /sessions/{session}/v1/models
-    POST   /v1/sessions/{session}/reward               {"reward": 1.0}, or {"prompt_index": 17} for the task to judge: the session is complete
-    DELETE /v1/sessions/{session}                      its agent gives up
-    GET    /v1/prompts/{prompt_index}                          a training prompt of the run's task
-    GET    /ready                                      without a key: 200 where calls are answered, 503 where not
+    POST   /v1/sessions/{session}/reward             {"reward": 1.0}, or {"prompt_index": 17} for the
+                                                     task to judge: the session is complete
+    DELETE /v1/sessions/{session}                    its agent gives up
+    GET    /v1/prompts/{prompt_index}                a training prompt of the run's task
+    GET    /ready                                    without a key: 200 where calls are answered,
+                                                     503 where not
 
 The session is in the base URL, so that an agent needs no change. A client that has several sessions
 at a time may leave it out of the path and send the header `x-session` with each call.
@@ -32,7 +34,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from asyncrl.gateway import api_answers, api_requests
-from asyncrl.gateway.api_answers import Envelope, Read
+from asyncrl.gateway.api_answers import AnswerPart, Envelope
 from asyncrl.gateway.errors import GatewayError, bad
 from asyncrl.gateway.gateway import Gateway, Prompt
 from asyncrl.gateway.tools import Hermes, PlainText
@@ -148,7 +150,7 @@ class _App:
         match api_requests.reward(await self._body(request)):
             case api_requests.RewardByTask(prompt_index):
                 with self._gateway.slot():
-                    reward = await self._gateway.examine(session, prompt_index)
+                    reward = await self._gateway.judge(session, prompt_index)
             case api_requests.RewardGiven(reward, prompt_index):
                 self._gateway.reward(session, reward, prompt_index)
         await _whole(request, send, msgspec.json.encode({"session": session, "reward": reward}))
@@ -171,7 +173,7 @@ class _App:
         request: Request,
         send: Send,
         session: str,
-        asked: api_requests.Asked,
+        asked: api_requests.CallRequest,
         prompt: Prompt,
         envelope: Envelope,
         *,
@@ -182,9 +184,9 @@ class _App:
         if ignored := [name for name in api_requests.IGNORED if getattr(asked, name) is not None]:
             headers["x-ignored"] = ", ".join(ignored)
         stream = _Stream(send, headers) if asked.stream else None
-        parts: list[Read] = []
+        parts: list[AnswerPart] = []
 
-        async def write(read: Read) -> None:
+        async def write(read: AnswerPart) -> None:
             if stream is None:
                 parts.append(read)
             else:
@@ -221,7 +223,7 @@ class _App:
                 + api_answers.DONE
             )
 
-    def _served(self, asked: api_requests.Asked) -> None:
+    def _served(self, asked: api_requests.CallRequest) -> None:
         if asked.model != self._gateway.settings.model:
             raise GatewayError(
                 404,
@@ -230,7 +232,9 @@ class _App:
                 param="model",
             )
 
-    def _envelope(self, kind: type[Envelope], prefix: str, asked: api_requests.Asked) -> Envelope:
+    def _envelope(
+        self, kind: type[Envelope], prefix: str, asked: api_requests.CallRequest
+    ) -> Envelope:
         return kind(
             number=f"{prefix}-{secrets.token_hex(12)}",
             model=asked.model,
@@ -239,7 +243,7 @@ class _App:
         )
 
     async def _body(self, request: Request) -> bytes:
-        """The whole body. Raises DoorError where it is too large, or too slow."""
+        """The whole body. Raises GatewayError where it is too large, or too slow."""
         settings, body = self._gateway.settings, bytearray()
         try:
             with self._gateway.waits.on(

@@ -1,14 +1,13 @@
-"""What is sampled for one call, as it comes. Invariant: what is recorded is what could be read, up
-to what ended it; of what came after that only the number of tokens is kept.
-"""
+"""The record of one call, made as its tokens come. Invariant: what is recorded is what could be
+read, up to what ended it; of what came after that only the number of tokens is kept."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from asyncrl.gateway.api_answers import Read, Token
+from asyncrl.gateway.api_answers import AnswerPart, Token
 from asyncrl.gateway.generator import GeneratedPiece
-from asyncrl.gateway.reading import Reading
+from asyncrl.gateway.reading import ReplyReader
 from asyncrl.gateway.tools import ToolCall
 from asyncrl.ipc.messages import Finish, Span
 from asyncrl.sessions.finished import Sampled
@@ -16,10 +15,10 @@ from asyncrl.tasks.text import Tokenizer
 
 
 class CallRecord:
-    """Takes the pieces of a call."""
+    """Takes the pieces of a call, and keeps what was sampled up to its end."""
 
     def __init__(
-        self, reading: Reading, tokenizer: Tokenizer, vocabulary: int, *, scored: bool
+        self, reading: ReplyReader, tokenizer: Tokenizer, vocabulary: int, *, scored: bool
     ) -> None:
         self._reading, self._tokenizer, self._vocabulary, self._scored = (
             reading,
@@ -34,17 +33,17 @@ class CallRecord:
         self.finish: Finish = "interrupted"
         self.called = False
         self.broken = ""
-        """What was wrong with what the engine gave, in words."""
+        """The fault of what the engine gave, in words."""
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is to be had of this answer: a stop string is complete, or the
+        """True if nothing more is to be had of this answer: a stop string is complete, or the
         engine is not to be believed."""
         return self._reading.stopped or bool(self.broken)
 
-    def take(self, piece: GeneratedPiece) -> Read:
+    def take(self, piece: GeneratedPiece) -> AnswerPart:
         """Read a piece; what comes when it is closed is counted and left out."""
-        read, start = Read(), len(self.ids)
+        read, start = AnswerPart(), len(self.ids)
         self.broken = self.broken or self._wrong(piece)
         for token, behaviour in zip(piece.ids.tolist(), piece.behaviour.tolist(), strict=True):
             if self.closed:
@@ -64,7 +63,7 @@ class CallRecord:
         return read
 
     def _wrong(self, piece: GeneratedPiece) -> str:
-        """What no engine may give, in words."""
+        """A fault of what the engine gave, in words; empty where there is none."""
         if (
             len(piece.ids)
             and not 0 <= int(piece.ids.min()) <= int(piece.ids.max()) < self._vocabulary

@@ -24,7 +24,7 @@ _PLACES, _LIVES, _CALLS = 1 << 18, 1 << 12, 1 << 32
 
 
 def first_number(place: int, life: int) -> int:
-    """Where the numbers of one gateway of a run begin: that at `place` (of 2¹⁸), in the `life`-th
+    """The first number of one gateway of a run: that at `place` (of 2¹⁸), in the `life`-th
     time that it is open (of 2¹², then as the first). No two gateways have a number, and so a draw,
     in common before either has had 2³² calls."""
     return FIRST + ((place % _PLACES) * _LIVES + life % _LIVES) * _CALLS
@@ -101,7 +101,7 @@ class EngineGenerator:
             del self._answers[rollout]
 
     def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Give each of the gateway's chunks to who waits for it; returns those of others."""
+        """Give each of the gateway's chunks to the call that waits for it; returns the others."""
         for chunk in chunks:
             if (answer := self._answers.get(chunk.rollout)) is not None:
                 answer.put(chunk)

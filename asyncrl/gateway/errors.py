@@ -1,15 +1,24 @@
-"""What the gateway answers where it does not do what was asked. Invariant: it is one sentence in
-OpenAI's form, and never a traceback."""
+"""Errors of the gateway. Invariant: an agent gets one sentence in OpenAI's form, and never a
+traceback."""
 
 from __future__ import annotations
 
 import msgspec
 from starlette.responses import Response
 
+from asyncrl.sessions.recorder import (
+    SessionBusy,
+    SessionEnded,
+    SessionFull,
+    SessionRefused,
+    TooManySessions,
+    UnknownSession,
+)
+
 
 class GatewayError(Exception):
-    """`status` is HTTP's; `code` names the kind for programs; `param` is the field of the request
-    that it is about; `retry_s` seconds from now it is worth another try."""
+    """A request is not done. `status` is HTTP's; `code` names the kind for programs; `param` is the
+    field of the request that it is about; `retry_s` seconds from now it is worth another try."""
 
     def __init__(
         self,
@@ -30,7 +39,7 @@ class GatewayError(Exception):
         )
 
     def body(self) -> bytes:
-        """The JSON of it."""
+        """The JSON of the answer."""
         kind = (
             "invalid_request_error" if self.status < 500 and self.status != 429 else "server_error"
         )
@@ -51,5 +60,28 @@ class GatewayError(Exception):
 
 
 def bad(message: str, param: str | None = None, code: str = "invalid_value") -> GatewayError:
-    """A request that can never be done."""
+    """The error of a request that can never be done."""
     return GatewayError(400, code, message, param=param)
+
+
+def closing() -> GatewayError:
+    """The error of a call that comes before weights are there, or when the gateway closes."""
+    return GatewayError(
+        503, "not_ready", "the gateway has no weights yet, or closes; see /ready", retry_s=1
+    )
+
+
+def refusal(error: SessionRefused) -> GatewayError:
+    """The HTTP error of a recorder's refusal."""
+    match error:
+        case UnknownSession():
+            return GatewayError(404, "unknown_session", str(error))
+        case SessionEnded():
+            return GatewayError(410, "session_ended", str(error))
+        case SessionBusy():
+            return GatewayError(409, "not_now", str(error))
+        case SessionFull():
+            return bad(str(error), code="session_full")
+        case TooManySessions():
+            return GatewayError(429, "too_many_sessions", str(error), retry_s=1)
+    raise AssertionError(f"no answer for {type(error).__name__}")

@@ -1,6 +1,6 @@
-"""One call from its context to its record. Invariant: what was sampled for a call is recorded,
-whoever ended it: the model, a stop string, its agent going away, its session, its deadline or the
-gateway.
+"""The gateway: one call from its context to its record. Invariant: what was sampled for a call is
+recorded, whoever ended it: the model, a stop string, its agent going away, its session, its
+deadline or the gateway.
 
 A call is interrupted and then read to its end, never cut off: so the tokens that an engine samples
 until it hears of it are accounted for.
@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 import trio
 
-from asyncrl.gateway.api_answers import Read
+from asyncrl.gateway.api_answers import AnswerPart
 from asyncrl.gateway.call_record import CallRecord
-from asyncrl.gateway.errors import GatewayError, bad
+from asyncrl.gateway.errors import GatewayError, bad, closing, refusal
 from asyncrl.gateway.generator import Generation, Generator
-from asyncrl.gateway.reading import Reading
+from asyncrl.gateway.reading import ReplyReader
 from asyncrl.gateway.task_verifier import TaskVerifier
 from asyncrl.gateway.tools import ToolParser
 from asyncrl.ipc.messages import NoVerdict, Scored
@@ -31,12 +31,8 @@ from asyncrl.sessions.finished import FinishedSession
 from asyncrl.sessions.recorder import (
     Bounds,
     Recorder,
-    SessionBusy,
     SessionEnded,
-    SessionFull,
     SessionRefused,
-    TooManySessions,
-    UnknownSession,
 )
 from asyncrl.tasks.text import Tokenizer
 
@@ -45,9 +41,9 @@ _GRACE_S = 60.0
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`model` is the name that agents ask for; `context_tokens` and `vocabulary` are the engine's.
-    At most `calls` run at a time, each for at most `call_s` seconds; a body is at most
-    `body_bytes`, and comes within `body_s` seconds."""
+    """Names and bounds. `model` is the name that agents ask for; `context_tokens` and `vocabulary`
+    are the engine's. At most `calls` run at a time, each for at most `call_s` seconds; a body is at
+    most `body_bytes`, and comes within `body_s` seconds."""
 
     model: str
     context_tokens: int
@@ -68,7 +64,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
-    """How a call ended: OpenAI's reason, and the tokens of context and reply."""
+    """The end of a call: OpenAI's reason, and the number of tokens of context and reply."""
 
     finish: Literal["stop", "length", "tool_calls"]
     prompt_tokens: int
@@ -86,7 +82,7 @@ class CallAnswer(msgspec.Struct, frozen=True):
 
 class Gateway:
     """The calls of all agents, over one generator. `run` must run while it is open. Each finished
-    session is fetched once. With an `examiner` rewards can be left to a task."""
+    session is fetched once. With a `verifier` rewards can be left to a task."""
 
     def __init__(
         self,
@@ -94,9 +90,9 @@ class Gateway:
         tokenizer: Tokenizer,
         settings: Settings,
         waits: Waits,
-        examiner: TaskVerifier | None = None,
+        verifier: TaskVerifier | None = None,
     ) -> None:
-        self.settings, self._examiner = settings, examiner
+        self.settings, self._verifier = settings, verifier
         self._generator, self._tokenizer, self.waits = generator, tokenizer, waits
         self._recorder = Recorder(settings.bounds)
         self._running: defaultdict[str, list[Generation]] = defaultdict(list)
@@ -148,9 +144,9 @@ class Gateway:
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """Room for one call. Raises DoorError where there is none."""
+        """Room for one call. Raises GatewayError where there is none."""
         if not self.ready:
-            raise _closes()
+            raise closing()
         if self._calls >= self.settings.calls:
             raise GatewayError(
                 429,
@@ -198,16 +194,16 @@ class Gateway:
         stops: Sequence[str],
         parser: ToolParser,
         scored: bool,
-        write: Callable[[Read], Awaitable[None]],
+        write: Callable[[AnswerPart], Awaitable[None]],
         gone: Callable[[], Awaitable[None]],
     ) -> CallAnswer | None:
         """Sample and record one call; `write` gets what can be read as it comes, and `gone` returns
         when nobody reads any more: then the call is interrupted, and None is returned. Raises
-        DoorError where there is no answer, or not all of one."""
+        GatewayError where there is no answer, or not all of one."""
         tokens = self._budget(prompt.ids, budget)
         context = np.array(prompt.ids, np.int32).tobytes()
         record = CallRecord(
-            Reading(self._tokenizer, stops, parser),
+            ReplyReader(self._tokenizer, stops, parser),
             self._tokenizer,
             self.settings.vocabulary,
             scored=scored,
@@ -221,7 +217,7 @@ class Gateway:
             generation.interrupt()
 
         if self._closing:
-            raise _closes()
+            raise closing()
         try:
             call = self._recorder.begin(session, context, tokens)
         except SessionRefused as error:
@@ -268,21 +264,21 @@ class Gateway:
 
     def reward(self, session: str, reward: float, prompt_index: int | None = None) -> None:
         """End a session with its reward; what still runs for it is interrupted, and part of it.
-        Raises DoorError."""
+        Raises GatewayError."""
         self._end(session, reward, prompt_index)
 
-    async def examine(self, session: str, prompt_index: int) -> float:
+    async def judge(self, session: str, prompt_index: int) -> float:
         """Let the task say the reward of a session's last reply as an answer to one of its prompts,
-        and end the session with it. Without a verdict the session goes on. Raises DoorError."""
+        and end the session with it. Without a verdict the session goes on. Raises GatewayError."""
         task, verdict = self._task(), None
         if self._closing:
-            raise _closes()
+            raise closing()
         try:
             reply = self._recorder.judge(session)
         except SessionRefused as error:
             raise refusal(error) from error
         try:
-            with self._told_of_the_end("verdict", session, self.settings.call_s):
+            with self._until_closed("verdict", session, self.settings.call_s):
                 verdict = await task.judge(prompt_index, reply)
         finally:
             if not isinstance(verdict, Scored):
@@ -299,12 +295,12 @@ class Gateway:
         return verdict.reward
 
     async def task_prompt(self, prompt_index: int) -> str:
-        """A training prompt of the task. Raises DoorError where there is none."""
+        """A training prompt of the task. Raises GatewayError where there is none."""
         task = self._task()
         if self._closing:
-            raise _closes()
+            raise closing()
         try:
-            with self._told_of_the_end("prompt", f"prompt {prompt_index}", self.settings.body_s):
+            with self._until_closed("prompt", f"prompt {prompt_index}", self.settings.body_s):
                 return await task.prompt(prompt_index)
         except IndexError as error:
             raise GatewayError(
@@ -315,8 +311,8 @@ class Gateway:
             ) from error
 
     @contextmanager
-    def _told_of_the_end(self, what: str, owner: str, deadline_s: float) -> Iterator[None]:
-        """A wait for the task, which the end of the gateway ends. Raises DoorError where it is
+    def _until_closed(self, what: str, owner: str, deadline_s: float) -> Iterator[None]:
+        """A wait for the task, which the end of the gateway ends. Raises GatewayError where it is
         ended, by that or by its deadline."""
         scope = trio.CancelScope()
         self._outside.add(scope)
@@ -328,19 +324,19 @@ class Gateway:
         finally:
             self._outside.discard(scope)
         if scope.cancelled_caught:
-            raise _closes()
+            raise closing()
 
     def _task(self) -> TaskVerifier:
-        if self._examiner is None:
+        if self._verifier is None:
             raise bad(
                 "there is no task behind this gateway; give the session's reward",
                 "prompt_index",
                 "no_task",
             )
-        return self._examiner
+        return self._verifier
 
     def give_up(self, session: str) -> None:
-        """End a session without a reward. Raises DoorError."""
+        """End a session without a reward. Raises GatewayError."""
         self._end(session, None, None)
 
     def _end(self, session: str, reward: float | None, prompt_index: int | None) -> None:
@@ -372,8 +368,8 @@ class Gateway:
                 del self._running[session]
 
     def _budget(self, ids: list[int], budget: int | None) -> int:
-        """How many tokens may be sampled. Raises DoorError (400) where context and budget do not
-        fit, or ids are not the model's."""
+        """The number of tokens that may be sampled. Raises GatewayError (400) where context and
+        budget do not fit, or ids are not the model's."""
         settings = self.settings
         room = settings.context_tokens - len(ids)
         if not ids:
@@ -425,25 +421,3 @@ class Gateway:
             "the engine was interrupted before the answer was complete; try again",
             retry_s=1,
         )
-
-
-def _closes() -> GatewayError:
-    return GatewayError(
-        503, "not_ready", "the gateway has no weights yet, or closes; see /ready", retry_s=1
-    )
-
-
-def refusal(error: SessionRefused) -> GatewayError:
-    """A recorder's refusal, as HTTP says it."""
-    match error:
-        case UnknownSession():
-            return GatewayError(404, "unknown_session", str(error))
-        case SessionEnded():
-            return GatewayError(410, "session_ended", str(error))
-        case SessionBusy():
-            return GatewayError(409, "not_now", str(error))
-        case SessionFull():
-            return bad(str(error), code="session_full")
-        case TooManySessions():
-            return GatewayError(429, "too_many_sessions", str(error), retry_s=1)
-    raise AssertionError(f"no answer for {type(error).__name__}")

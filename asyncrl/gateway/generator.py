@@ -1,5 +1,5 @@
-"""What the gateway asks of whatever generates. Invariant: every token that was sampled arrives
-once, in a piece; the last has a `finish`."""
+"""The protocol of whatever generates for the gateway. Invariant: every token that was sampled
+arrives once, in a piece; the last has a `finish`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Generation(Protocol):
     def __aiter__(self) -> AsyncIterator[GeneratedPiece]: ...
 
     def interrupt(self) -> None:
-        """Stop at the next token; the last piece then says `interrupted`. What has ended already
+        """Stop at the next token; the last piece then says `interrupted`. An answer that has ended
         stays as it is."""
         ...
 
@@ -42,7 +42,7 @@ class Generator(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether it samples at all, weights being there."""
+        """True if it has weights, and so samples."""
         ...
 
     def generate(

@@ -50,7 +50,7 @@ class Detokenizer:
         return text
 
 
-class Stops:
+class StopStrings:
     """Cuts a text in front of the first of these strings, and holds back what may become one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -81,12 +81,16 @@ class Stops:
         return "" if self.found else self._held
 
 
-class Reading:
-    """Reads one answer. `stopped` says that a stop string is complete: what is sampled after is
-    nobody's."""
+class ReplyReader:
+    """Reads one answer. `stopped` says that a stop string is complete: what is sampled
+    after it belongs to no answer."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], parser: ToolParser) -> None:
-        self._detokenizer, self._stops, self._parser = Detokenizer(tokenizer), Stops(stops), parser
+        self._detokenizer, self._stops, self._parser = (
+            Detokenizer(tokenizer),
+            StopStrings(stops),
+            parser,
+        )
 
     @property
     def stopped(self) -> bool:
@@ -96,6 +100,6 @@ class Reading:
         return self._parser.push(self._stops.push(self._detokenizer.push(token)))
 
     def end(self) -> list[Delta]:
-        """After the last token."""
+        """The rest, after the last token."""
         text = "" if self.stopped else self._stops.push(self._detokenizer.end())
         return [*self._parser.push(text + self._stops.end()), *self._parser.end()]

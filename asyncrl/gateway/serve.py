@@ -23,7 +23,7 @@ from asyncrl.gateway.gateway import Gateway
 SILENT_S = 60
 KEEP_ALIVE_S = 75
 FLUSH_S = 0.25
-"""What has been answered when the gateway is drained may take so long to be sent."""
+"""Seconds in which answers that are complete when the gateway is drained must be sent."""
 _LOG = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""The run's task, as the gateway sees it. Invariant: what has no verdict has no reward."""
+"""The part of a run's task that the gateway needs. Invariant: what has no verdict has no reward."""
 
 from __future__ import annotations
 

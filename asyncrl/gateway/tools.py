@@ -16,7 +16,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 Delta = str | ToolCall
-"""What a model's text comes to: text, and calls between."""
+"""A part of a reply: text, or a call."""
 
 
 class ToolParser(Protocol):
@@ -25,7 +25,7 @@ class ToolParser(Protocol):
     def push(self, text: str) -> list[Delta]: ...
 
     def end(self) -> list[Delta]:
-        """What is left when the text has ended."""
+        """The rest, when the text has ended."""
         ...
 
 
@@ -93,7 +93,7 @@ class Hermes:
 
 
 def _overlap(text: str, start: str) -> int:
-    """How many characters at the end of `text` may be the start of `start`."""
+    """Number of characters at the end of `text` may be the start of `start`."""
     return next(
         (
             size

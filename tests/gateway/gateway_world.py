@@ -103,7 +103,7 @@ async def opened(
     tokenizer: Tokenizer,
     *,
     bounds: Bounds = BOUNDS,
-    examiner: TaskVerifier | None = None,
+    verifier: TaskVerifier | None = None,
     **settings: Any,
 ) -> AsyncIterator[tuple[Gateway, httpx2.AsyncClient]]:
     """A gateway before `engine`, and a client of it without a socket. Nothing is loaded."""
@@ -111,7 +111,7 @@ async def opened(
     limits = Settings(
         model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY, bounds=bounds, **settings
     )
-    gateway = Gateway(generator, tokenizer, limits, Waits(), examiner)
+    gateway = Gateway(generator, tokenizer, limits, Waits(), verifier)
     transport = httpx2.ASGITransport(application(gateway, KEY), raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {KEY}"}
     async with (

@@ -51,7 +51,7 @@ ANY = st.recursive(
 
 
 def accepted(body: bytes, tokenizer: Tokenizer) -> None:
-    """Take a body as far as its ids. Only DoorError, or TaskError of the template, may come of
+    """Take a body as far as its ids. Only GatewayError, or TaskError of the template, may come of
     it."""
     for kind in (api_requests.ChatRequest, api_requests.TextRequest):
         try:

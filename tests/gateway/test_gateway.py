@@ -383,7 +383,7 @@ async def test_a_reward_is_left_to_the_task(tokenizer: Tokenizer, virtual: MockC
         scripted(Says(say("four"), say("five"))),
         Exam(NoVerdict("timeout"), Scored(0.75)),
     )
-    async with opened(engine, tokenizer, examiner=exam) as (gateway, client):
+    async with opened(engine, tokenizer, verifier=exam) as (gateway, client):
         await engine.load(0, None)
         assert (await client.get("/v1/prompts/2")).json() == {"prompt_index": 2, "prompt": "three?"}
         for place in ("3", "-1", "1.5", "x", "9" * 5000):
@@ -417,7 +417,7 @@ async def test_what_is_judged_is_the_session_as_it_stands(
 ) -> None:
     """Its last reply that came to its end; no call runs then or begins, and it is not idle."""
     engine, exam = scripted(Says(say("no", pace=1.0), say("yes"))), Exam(Scored(1.0), seconds=40.0)
-    async with opened(engine, tokenizer, bounds=Bounds(idle_s=30.0), examiner=exam) as (
+    async with opened(engine, tokenizer, bounds=Bounds(idle_s=30.0), verifier=exam) as (
         gateway,
         client,
     ):
@@ -480,7 +480,7 @@ async def test_a_door_that_closes_waits_for_nobody_outside(
     async def expect(status: int, send: Callable[[], Awaitable[httpx2.Response]]) -> None:
         refused(await send(), status, "not_ready")
 
-    async with opened(engine, tokenizer, examiner=exam) as (gateway, client):
+    async with opened(engine, tokenizer, verifier=exam) as (gateway, client):
         await engine.load(0, None)
         await client.post(CHAT, json=chat("hi"))
         async with trio.open_nursery() as nursery:
@@ -507,7 +507,7 @@ async def test_a_session_that_ends_while_it_is_judged_keeps_its_end(
     tokenizer: Tokenizer, virtual: MockClock
 ) -> None:
     engine, exam = scripted(Says(say("x"))), Exam(Scored(1.0), Scored(1.0), seconds=20.0)
-    async with opened(engine, tokenizer, examiner=exam, call_s=30.0) as (gateway, client):
+    async with opened(engine, tokenizer, verifier=exam, call_s=30.0) as (gateway, client):
         await engine.load(0, None)
         await client.post(CHAT, json=chat("hi"))
 

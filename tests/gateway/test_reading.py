@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from asyncrl.gateway.reading import Detokenizer, Reading, Stops
+from asyncrl.gateway.reading import Detokenizer, ReplyReader, StopStrings
 from asyncrl.gateway.tools import Delta, Hermes, PlainText, ToolCall
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, write_tokenizer
@@ -62,7 +62,7 @@ def test_broken_bytes_do_not_hold_up_the_rest(tokenizer: Tokenizer) -> None:
 def test_a_text_is_cut_before_the_first_stop(
     text: str, stops: list[str], data: st.DataObject
 ) -> None:
-    one, found = Stops(stops), ""
+    one, found = StopStrings(stops), ""
     for character in text:
         found += one.push(character)
         if one.found:
@@ -150,7 +150,7 @@ def test_how_a_text_comes_changes_nothing(parts: list[str], data: st.DataObject)
 def test_an_answer_is_read_to_its_stop(
     tokenizer: Tokenizer, ids: list[int], stops: list[str]
 ) -> None:
-    reading, deltas = Reading(tokenizer, stops, PlainText()), []
+    reading, deltas = ReplyReader(tokenizer, stops, PlainText()), []
     for token in [*ids, END_ID]:
         if not reading.stopped:
             deltas += reading.push(token)
