@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from actors.errors import CoordinatorLost
-from actors.reporting import Reporter
+from actors.reporting import REPORT_S, Reporter
 from actors.reward_actor import VerifierLost, VerifierPool, _ask, open_verifiers, reward_actor
 from actors.verifier_process import LARGEST, TimedVerdict, VerifyRequest, frame, read
 from asyncrl.config.schema import TaskConfig
@@ -357,7 +357,11 @@ async def test_what_a_worker_writes_is_checked_again(said: Scored, expected: Ver
 
 @asynccontextmanager
 async def acting(
-    verifiers: VerifierPool, *, concurrency: int, waits: Waits | None = None
+    verifiers: VerifierPool,
+    *,
+    concurrency: int,
+    waits: Waits | None = None,
+    report_s: float = REPORT_S,
 ) -> AsyncIterator[Link]:
     """The coordinator's end of a reward actor's link."""
     ours, theirs = memory_links()
@@ -367,7 +371,7 @@ async def acting(
         theirs,
         verifiers,
         waits,
-        Reporter(waits),
+        Reporter(waits, report_s),
         concurrency=concurrency,
         deadline_s=20.0,
     )
@@ -413,7 +417,9 @@ async def test_a_drain_parks_what_would_take_long(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.reward_actor.ENDING_S", 5.0)
-    async with opened() as verifiers, acting(verifiers, concurrency=4) as link:
+    # A report that is cut off closes a link in memory, and ENDING_S is a multiple of REPORT_S.
+    quiet = 1000.0
+    async with opened() as verifiers, acting(verifiers, concurrency=4, report_s=quiet) as link:
         await link.send(ScoreRequest(0, "train", 0), ids("hang"))
         await link.send(ScoreRequest(1, "train", 0), ids("give 1"))
         await link.send(Drain())
