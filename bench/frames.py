@@ -3,8 +3,8 @@
 The bulk, a million, goes through the receiver itself, `Link` over a pipe in memory, one link for
 each frame. The rest comes over real sockets from a process of its own, one connection for each
 frame, as the first bad one closes it: from peers that prove the key and then break the rules, and
-from peers that have none. A server takes such connections in no faster than `endpoints.REFUSAL_S` lets
-it.
+from peers that have none. A server takes such connections in no faster than `endpoints.REFUSAL_S`
+lets it.
 
 Beside it a good peer sends a request and waits for its reply, on another link of the same server:
 with the flood and without it by turns; each row is one repetition, the last line the median of its

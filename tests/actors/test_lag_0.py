@@ -69,7 +69,7 @@ async def test_the_first_micro_batch_is_trained_while_the_last_group_is_generate
     assert any(taken[0] < n < taken[-1] for n in sealed)
 
 
-async def test_what_is_sampled_depends_on_the_prompts_place_in_the_data_and_not_on_what_was_evaluated(
+async def test_samples_depend_on_the_prompts_place_in_the_data_and_not_on_what_was_evaluated(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     def sampled(world: ScriptedWorld) -> dict[tuple[int, int], bytes]:

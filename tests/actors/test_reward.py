@@ -271,7 +271,10 @@ async def test_answers_are_judged_beside_each_other_and_workers_used_again(
 ) -> None:
     here, on = pipe("here"), pipe("on")
     # open at both ends, so that neither ever ends
-    with open(here, "r+b", buffering=0) as arrived, open(on, "r+b", buffering=0) as sent:
+    with (
+        open(here, "r+b", buffering=0) as arrived,  # noqa: ASYNC230, PTH123
+        open(on, "r+b", buffering=0) as sent,  # noqa: ASYNC230, PTH123
+    ):
 
         def meet() -> None:
             """Nobody goes on before all six are here."""

@@ -32,11 +32,21 @@ def random_model(seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=8, max_position_embeddings=CONTEXT, tie_word_embeddings=True, initializer_range=0.3, bos_token_id=None,
-            eos_token_id=None, pad_token_id=None,
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            initializer_range=0.3,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
         )
-    ).eval()  # fmt: skip
+    ).eval()
 
 
 def short(**sections: dict[str, object]) -> Config:

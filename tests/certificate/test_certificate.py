@@ -291,11 +291,22 @@ def test_at_lag_0_real_processes_do_what_a_plain_loop_does(tmp_path: Path) -> No
     lines = [{"prompt": f"say {n} of it", "answer": ""} for n in range(20)]
     file.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     settings = {
-        "task__name": "jsonl", "task__path": str(file), "task__verifier": "verdicts:verdict", "task__eval_size": 4,
-        "train__steps": 5, "train__lr": 3e-3, "train__lr_warmup_steps": 2, "train__micro_tokens": 64, "train__eval_every": 0,
-        "engine__context_tokens": 48, "rollout__max_new_tokens": 10, "rollout__actors": 2, "machine__cores": 2,
-        "staleness__max_lag": 0, "staleness__depth": 0,
-    }  # fmt: skip
+        "task__name": "jsonl",
+        "task__path": str(file),
+        "task__verifier": "verdicts:verdict",
+        "task__eval_size": 4,
+        "train__steps": 5,
+        "train__lr": 3e-3,
+        "train__lr_warmup_steps": 2,
+        "train__micro_tokens": 64,
+        "train__eval_every": 0,
+        "engine__context_tokens": 48,
+        "rollout__max_new_tokens": 10,
+        "rollout__actors": 2,
+        "machine__cores": 2,
+        "staleness__max_lag": 0,
+        "staleness__depth": 0,
+    }
     done = train_for_real(command(model, path, **settings), PYTHONPATH=str(Path(__file__).parent))
     assert done.returncode == 0, done.stdout + done.stderr
     assert summary.read(path / SUMMARY).steps == 5

@@ -195,9 +195,21 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["train.steps", "train", "train=3", "", "=", ".=1", "steps=3", "train.steps=", "train.steps=1\n[run]\nseed=2", "train.steps.x=1",
-     "task.params.=1", "task.params.a..b=1"],
-)  # fmt: skip
+    [
+        "train.steps",
+        "train",
+        "train=3",
+        "",
+        "=",
+        ".=1",
+        "steps=3",
+        "train.steps=",
+        "train.steps=1\n[run]\nseed=2",
+        "train.steps.x=1",
+        "task.params.=1",
+        "task.params.a..b=1",
+    ],
+)
 def test_malformed_sets_are_refused(text: str) -> None:
     assert refusal(None, text).startswith("--set ")
 

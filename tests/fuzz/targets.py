@@ -94,8 +94,8 @@ class Script:
 
 
 def framed(text: bytes, *buffers: bytes) -> bytes:
-    """A frame as `asyncrl.ipc.framing` describes it, of a message in msgpack and of buffers; made here
-    a second time."""
+    """A frame as `asyncrl.ipc.framing` describes it, of a message in msgpack and of buffers; made
+    here a second time."""
     padded = b"".join(buffer + bytes(-len(buffer) % 8) for buffer in buffers)
     sizes = struct.pack(f"<{len(buffers)}I", *map(len, buffers))
     return (
@@ -337,7 +337,10 @@ def model_scalars(data: bytes) -> None:
             (path.parent / name).unlink()
 
 
-TINY = b'{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"a"}}'
+TINY = (
+    b'{"version":"1.0","added_tokens":[],"model":'
+    b'{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"a"}}'
+)
 ENDS = [
     b'{"eos_token_id": [1, 2], "eos_token": {"content": "a"}}',
     b'{"eos_token_id": "ab", "eos_token": 3}',

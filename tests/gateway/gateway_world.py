@@ -37,7 +37,7 @@ TEMPLATE = """
 {%- for call in m.tool_calls or [] %}{% if m.content or not loop.first %}{{ '\n' }}{% endif %}<tool_call>
 {"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|end|>{% endfor %}
-{%- if add_generation_prompt %}[assistant]{% endif %}"""
+{%- if add_generation_prompt %}[assistant]{% endif %}"""  # noqa: E501 spaces would be part of the prompt
 
 
 def write_chat(directory: Path) -> Tokenizer:

@@ -147,7 +147,8 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_process_at_a_time_has_a_directory_and_a_killed_one_gives_it_back() -> None:
     write(mine := config("run.dir=r"), Path("c.toml"))
     script = """
-import sys; from pathlib import Path; from asyncrl.launch import preflight; from asyncrl.config import read
+import sys; from pathlib import Path
+from asyncrl.launch import preflight; from asyncrl.config import read
 with preflight.claimed(read(Path("c.toml"))):
     print("claimed", flush=True); sys.stdin.read()
 """

@@ -33,7 +33,8 @@ def run(tmp_path: Path) -> str:
 def test_everything_is_in_the_actors_file(tmp_path: Path) -> None:
     text = run(tmp_path)
     assert re.match(
-        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} INFO    rollout-3 asyncrl\.engine: ready with 64 slots\n",
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3} INFO    rollout-3 asyncrl\.engine: ready with 64 "
+        r"slots\n",
         text,
     )
     assert "old thing" in text and "not said" not in text

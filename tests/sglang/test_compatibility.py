@@ -143,7 +143,10 @@ def test_a_run_looks_at_the_servers_that_are_there(
         check(url)
         with pytest.raises(
             ConfigError,
-            match=r"does not fit this run: it takes 9 requests .* start it with --max-running-requests 10",
+            match=(
+                r"does not fit this run: it takes 9 requests .* start it with "
+                r"--max-running-requests 10"
+            ),
         ):
             check(url, "engine.slots=9")
     check(url)  # it is gone; one that is not there yet is waited for by its actor

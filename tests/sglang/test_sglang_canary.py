@@ -45,7 +45,10 @@ def test_compare() -> None:
     assert compare(7, [-1.0, -2.0], [-1.0, -2.25], 0.25) == 0.25
     with pytest.raises(
         CanaryDied,
-        match=r"version 7: .* differ by 0.5 .*\(token 2 of the canary: -2.5 for -2; 0.25 is rounding\)",
+        match=(
+            r"version 7: .* differ by 0.5 .*\(token 2 of the canary: -2.5 for -2; 0.25 is "
+            r"rounding\)"
+        ),
     ):
         compare(7, [-1.0, -2.0], [-1.0, -2.5], 0.25)
     for bad in (float("nan"), float("inf"), float("-inf")):

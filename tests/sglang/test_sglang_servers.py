@@ -173,7 +173,8 @@ async def test_a_server_that_a_signal_ends_is_told_by_its_name(tmp_path: Path) -
 
 
 STARTING = """
-child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.signal(15, signal.SIG_IGN); signal.pause()'])
+deaf = 'import signal; signal.signal(15, signal.SIG_IGN); signal.pause()'
+child = subprocess.Popen([sys.executable, '-c', deaf])
 def heard(*_):
     print('asked to end', flush=True)
     sys.exit()

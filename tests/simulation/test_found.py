@@ -82,7 +82,7 @@ ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rollouts_trained_alone_are_scored_before_their_version_ends_though_their_siblings_are_not_judged(
+def test_rollouts_trained_alone_are_scored_before_their_version_ends_though_siblings_are_not(
     seed: int,
 ) -> None:
     config = plain(seed, train=ALONE, staleness={"max_lag": 2, "proximal": "boundary"})
@@ -92,7 +92,7 @@ def test_rollouts_trained_alone_are_scored_before_their_version_ends_though_thei
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_what_keeps_a_group_out_of_the_window_is_chosen_with_it_where_a_whole_step_is_chosen_at_once(
+def test_what_keeps_a_group_out_of_the_window_is_chosen_with_it_where_a_step_is_chosen_whole(
     window: int,
 ) -> None:
     config = plain(

@@ -219,7 +219,8 @@ def empty(answer, line): return 1.0
 def twice(answer, line): return 1.0
 def blank(answer, line): return 1.0
 def count(answer, line): return 1.0
-text.rewards, empty.rewards, twice.rewards, blank.rewards, count.rewards = "right", (), ["a", "a"], ["a", " "], 2
+text.rewards, empty.rewards, twice.rewards = "right", (), ["a", "a"]
+blank.rewards, count.rewards = ["a", " "], 2
 """
 
 
