@@ -1,0 +1,56 @@
+"""Examples in the docstrings of tasks, strategies and staleness run, and every public class of them
+has one."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+from types import ModuleType
+
+import pytest
+
+import asyncrl.strategies
+import asyncrl.tasks
+import asyncrl.training.packing
+import staleness
+
+PACKAGES = (asyncrl.strategies, asyncrl.tasks, staleness)
+
+
+def modules() -> list[ModuleType]:
+    names = [
+        info.name
+        for package in PACKAGES
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    ]
+    return [*PACKAGES, *map(importlib.import_module, names), asyncrl.training.packing]
+
+
+MODULES = modules()
+
+
+def public_classes(module: ModuleType) -> list[type]:
+    return [
+        found
+        for name, found in vars(module).items()
+        if inspect.isclass(found) and found.__module__ == module.__name__ and name[0] != "_"
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_the_examples_say_what_happens(module: ModuleType) -> None:
+    assert not doctest.testmod(module).failed
+
+
+def test_every_public_class_has_an_example() -> None:
+    """Of an exception, what raises it has."""
+    classes = [
+        found
+        for module in MODULES
+        for found in public_classes(module)
+        if not issubclass(found, Exception)
+    ]
+    assert len(classes) > 50
+    assert not [found for found in classes if ">>> " not in (found.__doc__ or "")]
