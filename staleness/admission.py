@@ -30,7 +30,11 @@ first."""
 
 class AdmissionSettings(NamedTuple):
     """Settings that a rule may read. A field has the name, unit and values of its setting in
-    run.toml, but for `max_lag`: it is `sys.maxsize` where tokens of any age are trained."""
+    run.toml, but for `max_lag`: it is `sys.maxsize` where tokens of any age are trained.
+
+    >>> AdmissionSettings(depth=1, batch_groups=16).overprovision
+    1.0
+    """
 
     depth: int
     batch_groups: int
@@ -49,14 +53,23 @@ class AdmissionSettings(NamedTuple):
 
 class Contradiction(NamedTuple):
     """Settings that do not go together: their `keys` in run.toml, and the `remedy` as the end of a
-    sentence."""
+    sentence.
+
+    >>> settings = AdmissionSettings(depth=5, batch_groups=16, max_lag=4)
+    >>> next(LiveGroups(settings).contradictions()).keys
+    ('staleness.depth', 'staleness.max_lag')
+    """
 
     keys: tuple[str, ...]
     remedy: str
 
 
 class FinishedGroup(Protocol):
-    """Part of a group that a rule reads."""
+    """Part of a group that a rule reads.
+
+    >>> from types import SimpleNamespace
+    >>> group: FinishedGroup = SimpleNamespace(rewards=[1.0, 0.0])
+    """
 
     @property
     def rewards(self) -> Sequence[float]:
@@ -65,7 +78,13 @@ class FinishedGroup(Protocol):
 
 
 class Visits(Protocol):
-    """Part of the history that a rule reads."""
+    """Part of the history that a rule reads. Of these three groups one passed the filter:
+
+    >>> from types import SimpleNamespace
+    >>> visits: Visits = SimpleNamespace(recent=bytes([0, 1, 0]))
+    >>> round(pass_rate(visits.recent), 2)
+    0.71
+    """
 
     @property
     def recent(self) -> bytes | bytearray:
@@ -76,7 +95,13 @@ class Visits(Protocol):
 
 class LiveWork(Protocol):
     """Part of the run's state that a rule reads; `asyncrl.experience.state.Experience` has it.
-    Everything is of training groups. A rule that counts something else declares it here."""
+    Everything is of training groups. A rule that counts something else declares it here.
+
+    >>> from types import SimpleNamespace
+    >>> live: LiveWork = SimpleNamespace(groups_live=38)
+    >>> LiveGroups(AdmissionSettings(depth=1, batch_groups=20)).may_start(live)
+    2
+    """
 
     @property
     def history(self) -> Visits: ...
@@ -103,7 +128,12 @@ class LiveWork(Protocol):
 
 
 class AdmissionPolicy(Protocol):
-    """Rule by which training groups start."""
+    """Rule by which training groups start.
+
+    >>> rule: AdmissionPolicy = choose_policy(AdmissionSettings(depth=1, batch_groups=16))
+    >>> rule.formula, rule.max_live
+    ('(depth + overprovision) × batch_groups', 32)
+    """
 
     formula: str
     """`max_live` in the words of the settings, for the table printed before a run."""
@@ -149,6 +179,10 @@ class LiveGroups:
 
     Example: depth 1, 16 groups in a step and overprovision 1.5 make 16 + 24 = 40 groups. While 38
     are live, 2 may start.
+
+    >>> settings = AdmissionSettings(depth=1, batch_groups=16, overprovision=1.5, window=3)
+    >>> LiveGroups(settings).max_live, LiveGroups(settings).worst_lag
+    (40, 2)
 
     The cap counts what is alive now, and not what was ever started. So filters, crashes and resumes
     leave the bound on lag as it is. Where rollouts are trained one by one it counts rollouts, in

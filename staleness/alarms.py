@@ -1,4 +1,4 @@
-"""What is wrong with a step, by its cause. Invariant: an alarm names one cause and says what to do
+"""Alarms: a step that is not well, by its cause. Invariant: an alarm names one cause and says what to do
 about it; a step in its bands has none.
 
 Two causes drive two policies apart. Where engine and trainer compute the same weights differently,
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from staleness.bins import of_lags
 
 GROWTH = 2.0
-"""How many times worse old tokens must be than young ones for their age to be the cause."""
+"""Old tokens must be this many times worse than young ones for their age to be the cause."""
 
 FEW = {"tokens": 64, "rollouts": 8}
 """A bin of lags with fewer of these is not judged by itself: means of exponentials over a handful
@@ -23,7 +23,13 @@ are noise."""
 
 
 class Thresholds(Protocol):
-    """Bounds of a step that is well. The settings `staleness.alarm_*` are such bounds."""
+    """Bounds of a step that is well. The settings `staleness.alarm_*` are such bounds.
+
+    >>> from types import SimpleNamespace
+    >>> bounds: Thresholds = SimpleNamespace(alarm_k3=0.1, alarm_masked=0.5, alarm_ess=0.1)
+    >>> alarms({"k3": 0.05, "ess": 0.9}, trained=90, discarded={"stale": 10}, thresholds=bounds)
+    ()
+    """
 
     @property
     def alarm_k3(self) -> float:
@@ -42,8 +48,15 @@ class Thresholds(Protocol):
 
 
 class Alarm(NamedTuple):
-    """`name` is the cause, in one word for metrics and logs; `sentence` says what was seen, why,
-    and what to do."""
+    """Something wrong with a step: `name` is the cause, in one word for metrics and logs;
+    `sentence` says what was seen, why, and what to do.
+
+    >>> from types import SimpleNamespace
+    >>> bounds = SimpleNamespace(alarm_k3=0.1, alarm_masked=0.5, alarm_ess=0.1)
+    >>> (alarm,) = alarms({}, trained=10, discarded={"stale": 90}, thresholds=bounds)
+    >>> alarm.name
+    'masked_stale'
+    """
 
     name: str
     sentence: str
@@ -64,7 +77,7 @@ class _Trend(NamedTuple):
 
     @property
     def grows(self) -> bool:
-        """Whether age is most of it."""
+        """True if age is most of it."""
         return self.old is not None and self.old > GROWTH * self.young
 
 

@@ -24,7 +24,11 @@ from typing import NamedTuple
 class Prior(NamedTuple):
     """Mean of a prompt's rewards in earlier visits, and `seen`, the number of rewards that they
     count for. A group is given its prior when it is admitted, so its own rewards have no part in
-    it."""
+    it.
+
+    >>> shrunk([1.0, 0.0, 0.0], k=2, prior=Prior(mean=1.0, seen=6.0), visits=2.0)
+    0.75
+    """
 
     mean: float = 0.0
     seen: float = 0.0

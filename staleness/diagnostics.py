@@ -1,4 +1,4 @@
-"""How far apart two policies are, in all and by lag. Invariant: raw ratios, before any correction,
+"""Divergence of two policies, in all and by lag. Invariant: raw ratios, before any correction,
 as sums that add up over batches."""
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ class Divergence(NamedTuple):
     """Sums over tokens (`tokens`, `log_abs`, `ratio`, `k3`, `ratio_squared`, `kept`: those that a
     correction keeps) and over rollouts that have one (`rollouts`, `weight`, `weight_squared`). The
     last three are all that the effective sample size needs, so over several trainers three scalars
-    are reduced."""
+    are reduced.
+
+    Two rollouts of weights 1 and 3 count as 16 / 20 = 0.8 of two:
+
+    >>> one = Divergence(tokens=4, rollouts=1, weight=1, weight_squared=1)
+    >>> other = Divergence(tokens=2, rollouts=1, weight=3, weight_squared=9)
+    >>> one.merge(other).ess
+    0.8
+    """
 
     tokens: float = 0.0
     log_abs: float = 0.0
@@ -29,7 +37,7 @@ class Divergence(NamedTuple):
     kept: float = 0.0
 
     def merge(self, other: Divergence) -> Divergence:
-        """The sums of both sets."""
+        """Add up both sets."""
         return Divergence(*(a + b for a, b in zip(self, other, strict=True)))
 
     def means(self) -> dict[str, float]:
@@ -72,12 +80,19 @@ class ByLag(NamedTuple):
     """Divergence for each bin of lags: `sums` is float64 [len(BINS), len(Divergence._fields)], on
     the device of the tokens, so that merging is one addition and several trainers reduce one
     tensor. A token is in the bin of its lag, a rollout in that of the largest lag among its tokens.
+
+    One rollout, whose second token is of lag 3:
+
+    >>> log, every = torch.tensor([0.0, 0.5]), torch.tensor([True, True])
+    >>> found = by_lag(log, every, torch.tensor([0, 0]), torch.tensor([0, 3]), every)
+    >>> [(lag, sums.tokens, sums.rollouts) for lag, sums in found.bins.items()]
+    [(0, 1.0, 0.0), (3, 1.0, 1.0)]
     """
 
     sums: Tensor = torch.zeros(len(BINS), len(_FIELDS), dtype=torch.float64)
 
     def merge(self, other: ByLag) -> ByLag:
-        """The sums of both sets."""
+        """Add up both sets."""
         return ByLag(self.sums.to(other.sums.device) + other.sums)
 
     @property
@@ -118,8 +133,8 @@ def by_lag(
     """Sums over the tokens of the mask, for each bin of lags.
 
     All are [tokens], at least one: `log_ratio` finite; `mask` and `kept` bool, `kept` being those
-    of the mask that the corrections keep; `sample_index` int64 >= 0, a number for each rollout, whose
-    tokens must all be here; `lag` int64 >= 0. Raises ValueError for a negative lag.
+    of the mask that the corrections keep; `sample_index` int64 >= 0, a number for each rollout,
+    whose tokens must all be here; `lag` int64 >= 0. Raises ValueError for a negative lag.
     """
     if bool((lag < 0).any()):
         raise ValueError(

@@ -20,7 +20,11 @@ from asyncrl.ipc.messages import Span
 
 class LagSums(NamedTuple):
     """Lag of a set of tokens, as sums that add up over rollouts: number of tokens, sum of their
-    lags, largest lag."""
+    lags, largest lag.
+
+    >>> LagSums(tokens=10, total=20, largest=2).merge(LagSums(tokens=5, total=5, largest=1))
+    LagSums(tokens=15, total=25, largest=2)
+    """
 
     tokens: int = 0
     total: int = 0

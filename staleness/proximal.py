@@ -76,8 +76,12 @@ def loglinear(behaviour: Tensor, current: Tensor, lag: Tensor) -> Tensor:
 
 
 def alpha(lag: Tensor) -> Tensor:
-    """Where the proximal version is on the way from the behaviour version to the current one:
+    """Place of the proximal version on the way from the behaviour version to the current one:
     `(v_proximal - v_behaviour) / lag`, with `v_proximal` the version before the current one, but
     none before the behaviour version. float32 [tokens] in [0, 1): 0 at lags 0 and 1, 1 - 1/lag
-    beyond. `lag`: int64 >= 0."""
+    beyond. `lag`: int64 >= 0.
+
+    >>> alpha(torch.tensor([0, 1, 2, 4])).tolist()
+    [0.0, 0.0, 0.5, 0.75]
+    """
     return 1 - 1 / lag.clamp(min=1).float()

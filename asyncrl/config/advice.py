@@ -1,5 +1,5 @@
-"""Advice about what a configuration may say and hardly means. Invariant: nothing is refused here, and the
-defaults give no advice.
+"""Advice about what a configuration may say and hardly means. Invariant: nothing is refused here,
+and the defaults give no advice.
 
 Each piece names the setting that does nothing, or that leaves something unbounded, and what would
 help. It is printed with what follows from the configuration, before a run.

@@ -104,7 +104,8 @@ def derived(config: Config, available: int) -> list[Row]:
         Row(
             "loss",
             train.objective,
-            f"{objective_of(train).describe(clip_bounds(train))}; advantage {train.advantage}, by {train.unit}",
+            f"{objective_of(train).describe(clip_bounds(train))}; "
+            f"advantage {train.advantage}, by {train.unit}",
         ),
         Row(
             "correction",

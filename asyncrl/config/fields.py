@@ -26,8 +26,8 @@ TEXTS = tuple[str, ...]
 
 class Field(msgspec.Struct, frozen=True):
     """One setting: `key` is `section.name` (a section may lie in another: `engine.sglang`), `kind`
-    its Python type (or the Literal), `allowed` what it may be, in words, `named` the mark of a setting
-    that names code."""
+    its Python type (or the Literal), `allowed` what it may be, in words, `named` the mark of a
+    setting that names code."""
 
     key: str
     hint: Any

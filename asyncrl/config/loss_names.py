@@ -19,14 +19,14 @@ def _correction(found: Any) -> str:
 
 
 CORRECTIONS: Registry[type[Correction]] = Registry("correction", corrections.BUILT_IN, _correction)
-"""What the tables of `staleness.correction` may have as their kind."""
+"""Kinds that the tables of `staleness.correction` may have."""
 
 OBJECTIVES: Registry[type[Objective]] = Registry(
     "objective", objectives.BUILT_IN, derived_from(Objective)
 )
-"""`train.objective`."""
+"""Objectives that `train.objective` may name."""
 
 ADVANTAGES: Registry[type[Advantage]] = Registry(
     "advantage", advantages.BUILT_IN, derived_from(Advantage)
 )
-"""`train.advantage`."""
+"""Advantages that `train.advantage` may name."""

@@ -32,7 +32,11 @@ ORDERS = 4
 
 
 class NextPrompt(NamedTuple):
-    """A prompt, and the cursor for the next one."""
+    """A prompt, and the cursor for the next one.
+
+    >>> NextPrompt(prompt_index=17, cursor=4).cursor
+    4
+    """
 
     prompt_index: int
     cursor: int
@@ -41,7 +45,12 @@ class NextPrompt(NamedTuple):
 class PromptOrder:
     """The run's stream of `size` (at least 1) prompts: place n is in epoch n // size, and each
     epoch has an order of its own, a function of (seed, epoch). It ends after `epochs` of them; 0:
-    never."""
+    never.
+
+    >>> stream = PromptOrder(3, seed=0, epochs=2)
+    >>> [stream.prompt_index(place) for place in range(6)], stream.over(6)
+    ([0, 2, 1, 0, 1, 2], True)
+    """
 
     def __init__(self, size: int, *, seed: int, epochs: int) -> None:
         self.size = size
@@ -69,7 +78,18 @@ class PromptOrder:
 
 
 class Curriculum(Protocol):
-    """Rule for the next prompt. It is made with the stream."""
+    """Rule for the next prompt. It is made with the stream; docs/extending.md adds one.
+
+    >>> class Backwards:
+    ...     def __init__(self, stream):
+    ...         self._stream = stream
+    ...     def next(self, history, live):
+    ...         place = self._stream.size - 1 - history.cursor
+    ...         return NextPrompt(place, history.cursor + 1) if place >= 0 else None
+    >>> rule: Curriculum = Backwards(PromptOrder(3, seed=0, epochs=1))
+    >>> rule.next(History(), live=set())
+    NextPrompt(prompt_index=2, cursor=1)
+    """
 
     def __init__(self, stream: PromptOrder) -> None: ...
 
@@ -80,7 +100,12 @@ class Curriculum(Protocol):
 
 
 class InOrder:
-    """Each prompt in turn."""
+    """Each prompt in turn.
+
+    >>> rule, history = InOrder(PromptOrder(3, seed=0, epochs=1)), History(cursor=2)
+    >>> rule.next(history, live=set())
+    NextPrompt(prompt_index=1, cursor=3)
+    """
 
     def __init__(self, stream: PromptOrder) -> None:
         self._stream = stream
@@ -99,6 +124,16 @@ class Unsolved:
 
     Any other is admitted once in each epoch. Where all are solved, one is found in the `rest` + 2
     epochs from the cursor on at the latest.
+
+    Both rollouts of prompt 0 solved it in epoch 0. Epoch 1 has the order 0, 1, 2, and begins with
+    prompt 1:
+
+    >>> stream, history = PromptOrder(3, seed=0, epochs=0), History()
+    >>> history.admit(0, cursor=1)
+    >>> history.record(0, rewards=[1.0, 1.0], size=2)
+    >>> history.cursor = 3
+    >>> Unsolved(stream).next(history, live=set())
+    NextPrompt(prompt_index=1, cursor=5)
     """
 
     def __init__(self, stream: PromptOrder, rest: int = 2) -> None:
@@ -130,6 +165,15 @@ class Difficulty:
     prompt waits for `patience` epochs and one for each other prompt at most, and typically little
     more than `patience`. At most `among` / `patience` of the admissions go to overdue ones, in the
     long run.
+
+    Of two prompts all rollouts solved prompt 0, and half of them prompt 1:
+
+    >>> stream, history = PromptOrder(2, seed=0, epochs=0), History()
+    >>> for prompt_index, rewards in enumerate([[1.0] * 8, [1.0, 0.0] * 4]):
+    ...     history.admit(prompt_index, cursor=2)
+    ...     history.record(prompt_index, rewards, size=8)
+    >>> Difficulty(stream, among=2).next(history, live=set())
+    NextPrompt(prompt_index=1, cursor=4)
     """
 
     def __init__(self, stream: PromptOrder, among: int = 4, patience: int = 16) -> None:
@@ -174,4 +218,4 @@ def _wrong(found: Any) -> str:
 CURRICULA: Registry[type[Curriculum]] = Registry(
     "curriculum", {"in_order": InOrder, "unsolved": Unsolved, "difficulty": Difficulty}, _wrong
 )
-"""What `task.curriculum` may name."""
+"""Curricula that `task.curriculum` may name."""

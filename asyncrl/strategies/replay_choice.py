@@ -15,7 +15,11 @@ import msgspec
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """Group that was trained: its number, the smallest version among its tokens, its rewards."""
+    """Group that was trained: its number, the smallest version among its tokens, its rewards.
+
+    >>> useful(Candidate(group=9, oldest=3, rewards=(1.0, 0.0)), step=5, max_lag=2)
+    True
+    """
 
     group: int
     oldest: int

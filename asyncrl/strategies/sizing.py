@@ -24,7 +24,12 @@ FOUND = 0.9
 
 
 class Sizing(Protocol):
-    """Rule for the size of groups. 1 <= `least` <= `most`."""
+    """Rule for the size of groups. 1 <= `least` <= `most`.
+
+    >>> rule: Sizing = SIZINGS["fixed"](8, 16)
+    >>> rule.size(History(), prompt_index=3)
+    8
+    """
 
     def __init__(self, least: int, most: int) -> None: ...
 
@@ -34,7 +39,11 @@ class Sizing(Protocol):
 
 
 class Fixed:
-    """The same size for all."""
+    """The same size for all.
+
+    >>> Fixed(8, 16).size(History(), prompt_index=3)
+    8
+    """
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
@@ -44,7 +53,16 @@ class Fixed:
 
 
 class ByDifficulty:
-    """More for harder prompts."""
+    """More for harder prompts.
+
+    Eight rollouts failed, so p is 1 / 10, and 22 would be needed:
+
+    >>> history = History()
+    >>> history.admit(3, cursor=1)
+    >>> history.record(3, rewards=[0.0] * 8, size=8)
+    >>> ByDifficulty(8, 64).size(history, 3), ByDifficulty(8, 16).size(history, 3)
+    (22, 16)
+    """
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least

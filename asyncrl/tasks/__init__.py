@@ -1,8 +1,8 @@
 """Prompts, and verifiers of answers. Invariant: a task is a function of its configuration and the
 run's seed.
 
-So every process that opens a task sees the same prompt at the same place, and only (purpose, item,
-response ids) cross a link. Some reasoning-gym data sets iterate over Python sets of strings: their
+So every process that opens a task sees the same prompt at the same place, and only (split,
+prompt_index, response ids) cross a link. Some reasoning-gym data sets iterate over Python sets of strings: their
 prompts are the same in two processes only where both run under one `PYTHONHASHSEED`, which the
 launcher gives to every actor.
 """
@@ -24,12 +24,18 @@ class TaskError(Exception):
 
 
 class NoReward(Exception):
-    """What a verifier returned is no reward; the text says why, its kind before the colon."""
+    """A verifier returned something that is no reward; the text says why, its kind before the
+    colon."""
 
 
 class Several(float):
     """Several rewards of one answer, by name, and as a number their sum. `parts` are in the task's
-    order, the same for all answers to an item. Where they have no finite sum it is NaN."""
+    order, the same for all answers to a prompt. Where they have no finite sum it is NaN.
+
+    >>> reward = Several({"right": 1.0, "brief": 0.25})
+    >>> float(reward), reward.parts["brief"]
+    (1.25, 0.25)
+    """
 
     parts: dict[str, float]
 
@@ -44,10 +50,17 @@ class Several(float):
 
 class Task(Protocol):
     """Two splits of prompts, `train` and `evaluation`, that share no prompt, and the verifier of
-    their answers."""
+    their answers.
+
+    >>> task: Task = open_task(TaskConfig(name="chain_sum", train_size=8, eval_size=2), seed=0)
+    >>> task.size("evaluation")
+    2
+    >>> task.verify("train", 3, task.answer("train", 3))
+    1.0
+    """
 
     def size(self, split: Split) -> int:
-        """How many prompts the split has; items are numbered from 0."""
+        """Number of prompts in the split; they are numbered from 0."""
         ...
 
     def prompt(self, split: Split, prompt_index: int) -> str:
@@ -57,19 +70,19 @@ class Task(Protocol):
         ...
 
     def answer(self, split: Split, prompt_index: int) -> str | None:
-        """A right answer, where the task knows one (the warm-up learns from these)."""
+        """A right answer; None where the task knows none. The warm-up learns from these."""
         ...
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         """The reward of an answer, 1.0 where it is fully right; `Several` where it is made of
-        parts. It may take long, and may raise anything, NoReward where what the verifier returned
-        is none: call it in a process that can be killed (`actors.verifier_process`)."""
+        parts. It may take long, and may raise anything: NoReward where the verifier returned
+        something else. So call it in a process that can be killed (`actors.verifier_process`)."""
         ...
 
 
 def open_task(config: TaskConfig, seed: int) -> Task:
-    """The task named in `[task]`. All of its input is checked here, and one item of each split is
-    made, so that what is wrong is said before anything starts. Raises TaskError."""
+    """Open the task that `[task]` names. All of its input is checked here, and one prompt of each
+    split is made, so that an error is found before anything starts. Raises TaskError."""
     if config.name == "jsonl":
         from asyncrl.tasks.jsonl import JsonlTask
 

@@ -2,10 +2,10 @@
 splits, by construction.
 
 A question belongs to the held-out quarter or to training by the hash of its text, whatever index
-generates it. An item whose first index gives a question of the other split walks on, by a fixed
-stride, until one of its own split comes. So items need no table, any process can make any item
-alone, and a training split may show one question at several items (as any generator with few
-questions does).
+generates it. A prompt has a first index. If that gives a question of the other split, the search
+walks on by a fixed stride until one of its own split comes. So prompts need no table, and any
+process can make any prompt alone. A training split may show one question at several prompt indices,
+as any generator with few questions does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from asyncrl.tasks import TaskError
 HELD_OUT = 4
 """One question in this many is held out."""
 TRIES = 256
-"""Indices tried for an item. A data set that fails this has hardly any questions: by chance alone
+"""Indices tried for a prompt. A data set that fails this has hardly any questions: by chance alone
 the odds are 0.75^256."""
 LEAST = 4096
 """The data set's size at least, so that small splits still find questions of their own."""
@@ -35,7 +35,12 @@ LEAST = 4096
 
 class GymTask:
     """A reasoning-gym data set. With `eval_size = 0` nothing is held out, and every question may be
-    trained."""
+    trained.
+
+    >>> task = GymTask(TaskConfig(name="chain_sum", train_size=8, eval_size=2), seed=0)
+    >>> task.verify("evaluation", 1, "The sum: <answer>" + task.answer("evaluation", 1) + "</answer>")
+    1.0
+    """
 
     def __init__(self, config: TaskConfig, seed: int) -> None:
         """Raises TaskError for an unknown data set or parameter, or one that the data set
@@ -105,7 +110,7 @@ class GymTask:
 
 
 def held_out(question: str) -> bool:
-    """Whether a question belongs to evaluation."""
+    """True if a question belongs to evaluation."""
     return hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % HELD_OUT == 0
 
 

@@ -1,8 +1,8 @@
 """Prompts from a JSONL file. Invariant: every line was parsed and checked before the first prompt
 is given out.
 
-A line is an object with `prompt` and `answer` (text, or a number), if it likes `verifier`, and
-whatever its verifier wants to know. Only eight bytes a line stay in memory: where it starts.
+A line is an object with `prompt`, `answer` (text, or a number), optionally `verifier`, and any other
+key that its verifier reads. Only eight bytes a line stay in memory: where it starts.
 Held-out prompts never train: lines of the training split with a held-out prompt are left out.
 """
 
@@ -28,7 +28,11 @@ LINE_BYTES = 16 * 2**20
 
 
 class Line(msgspec.Struct):
-    """What a line must have. Other keys are kept for its verifier."""
+    """Keys that a line must have, and `verifier`. Other keys are kept for its verifier.
+
+    >>> msgspec.json.decode('{"prompt": "2 + 2 =", "answer": 4, "hard": true}', type=Line).answer
+    4
+    """
 
     prompt: str
     answer: str | int | float
@@ -36,7 +40,16 @@ class Line(msgspec.Struct):
 
 
 class JsonlTask:
-    """`task.path`, with `task.eval_path` or its own last `task.eval_size` lines held out."""
+    """`task.path`, with `task.eval_path` or its own last `task.eval_size` lines held out.
+
+    >>> import tempfile
+    >>> lines = [f'{{"prompt": "{n} + {n} =", "answer": {2 * n}}}\\n' for n in range(3)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (file := Path(folder, "sums.jsonl")).write_text("".join(lines))
+    ...     task = JsonlTask(TaskConfig(name="jsonl", path=str(file), eval_size=1))
+    ...     task.prompt("evaluation", 0), task.verify("evaluation", 0, " 4")
+    ('2 + 2 =\\n', 1.0)
+    """
 
     def __init__(self, config: TaskConfig) -> None:
         """Raises TaskError, with file and line number where a line is at fault."""

@@ -18,7 +18,16 @@ from asyncrl.tasks import TaskError
 
 
 class Tokenizer:
-    """The tokenizer of a Hugging Face model directory."""
+    """The tokenizer of a Hugging Face model directory.
+
+    >>> import tempfile
+    >>> from asyncrl.training.bundled import write_tokenizer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_tokenizer(Path(folder))
+    ...     tokenizer = Tokenizer(folder)
+    >>> tokenizer.encode("abc"), tokenizer.decode([97, 98, 99])
+    ([97, 98, 99], 'abc')
+    """
 
     def __init__(self, directory: str | Path, *, chat: bool = False) -> None:
         """Raises TaskError where the directory has no `tokenizer.json`, or `chat` is asked of a
@@ -36,7 +45,7 @@ class Tokenizer:
         self._chat = _chat_template(directory) if chat else None
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
         self.sampled = max(self.vocabulary, _embedded(Path(directory)))
-        """How many different ids the model can sample: its embedding may be larger than its
+        """Number of different ids that the model can sample: its embedding may be larger than its
         vocabulary."""
 
     @property
@@ -129,7 +138,7 @@ class _Token(msgspec.Struct):
 
 
 class _Said(msgspec.Struct):
-    """What is wanted of a model's JSON files; each has some of it."""
+    """Parts of a model's JSON files that are read; each file has some of them."""
 
     eos_token_id: int | list[int] | None = None
     eos_token: str | _Token | None = None

@@ -5,17 +5,17 @@ A line may name a built-in verifier, or a function of the one module that `task.
 run.toml names; a module named by data alone is refused, so that a downloaded file cannot run what
 it likes.
 
-A function that gives several rewards says their names, in an attribute, and returns a mapping of
-all of them:
+A function that gives several rewards has their names in an attribute, and returns a mapping of all
+of them:
 
     def judge(answer, line):
         return {"right": float(answer.strip() == line["answer"]), "brief": 0.2 * (len(answer) < 40)}
 
     judge.rewards = ("right", "brief")
 
-The names are said and not taken from what comes first, because answers are judged in many
-processes, before and after a resume, and the rewards of a group are compared name by name. Another
-function may have others.
+The names are declared, and not taken from the first answer: answers are judged in many processes,
+before and after a resume, and the rewards of a group are compared name by name. Another function
+may have other names.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def number(answer: str, entry: Mapping[str, Any]) -> float:
 
 
 SHOWN = 100
-"""Characters of somebody else's names that a sentence has."""
+"""Longest part of somebody else's names that a sentence has, in characters."""
 
 VERIFIERS: Registry[Verifier] = Registry(
     "verifier", {"exact": exact, "number": number}, lambda found: ""
 )
-"""What `task.verifier` may name."""
+"""Verifiers that `task.verifier` may name."""
 
 
 def as_number(text: str) -> Decimal | None:
@@ -64,8 +64,8 @@ def as_number(text: str) -> Decimal | None:
 
 
 def names(verifier: Verifier) -> tuple[str, ...]:
-    """The rewards that a verifier says it gives, in their order; none where it gives one number.
-    Raises LookupError where what it says is no sequence of different names."""
+    """Names of the rewards that a verifier declares, in their order; none where it gives one
+    number. Raises LookupError where it declares no sequence of different names."""
     said = getattr(verifier, "rewards", None)
     if said is None:
         return ()
@@ -83,8 +83,8 @@ def names(verifier: Verifier) -> tuple[str, ...]:
 
 
 def rewarded(verifier: Verifier, returned: Any) -> Any:
-    """What a verifier returned; where it has said names, `Several` in their order. Raises NoReward
-    where it returned others than it has said, and for one that is no number."""
+    """Give the reward that a verifier returned; `Several` in their order where it declares names.
+    Raises NoReward where it returned other names, and for a reward that is no number."""
     expected = names(verifier)
     if not expected:
         if isinstance(returned, Mapping):
@@ -123,8 +123,16 @@ def _shown(value: object) -> str:
 
 
 class VerifierTable:
-    """The verifiers that lines may name. `default` is `task.verifier`; where it is
-    `module:function` that module is imported now."""
+    """Verifiers that lines may name. `default` is `task.verifier`; where it is `module:function`
+    that module is imported now.
+
+    >>> VerifierTable("exact").find("number")("1,000", {"answer": 1e3})
+    1.0
+    >>> VerifierTable("exact").find("os:system")
+    Traceback (most recent call last):
+    LookupError: 'os:system' names a module that run.toml does not: set task.verifier to a \
+function of 'os' if you trust it, as its code would be run
+    """
 
     def __init__(self, default: str) -> None:
         """Raises TaskError."""

@@ -24,14 +24,14 @@ from asyncrl.training.packing import PackedBatch, pack
 
 
 class Batch(NamedTuple):
-    """The bundles of a micro-batch, and one item for each sampled token in every tensor.
+    """The packed batches of a micro-batch, and one item for each sampled token in every tensor.
 
     `behaviour` is its log-probability (float32), `mask` is True where it may enter the loss (bool),
     `sample_index` the place of its sample in the batch (int64), `version` the version that sampled
     it, and `lag` the step minus that (int64 >= 0).
     """
 
-    bundles: list[PackedBatch]
+    packed: list[PackedBatch]
     behaviour: Tensor
     mask: Tensor
     sample_index: Tensor
@@ -74,14 +74,14 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bo
 def texts(samples: Sequence[Sample], ids: NDArray[np.int32], *, shared: bool) -> list[PackedBatch]:
     """Sequences laid out for forward passes as `pack` does, in which sampled tokens alone are
     predicted. Raises ValueError where the ids are not of the samples."""
-    bundles = pack(
+    every = pack(
         ids, [s.prompt_tokens for s in samples], [s.response_tokens for s in samples], shared=shared
     )
     if all(s.sampled_tokens == s.response_tokens for s in samples):
-        return bundles
+        return every
     sampled = torch.from_numpy(_sampled(samples))
     place = torch.cumsum(sampled, dim=0) - 1
-    return [_without_given(bundle, sampled[bundle.tokens], place) for bundle in bundles]
+    return [_without_given(packed, sampled[packed.tokens], place) for packed in every]
 
 
 def versions(samples: Sequence[Sample]) -> NDArray[np.int64]:
@@ -117,12 +117,12 @@ def _sampled(samples: Sequence[Sample]) -> NDArray[np.bool_]:
     return np.repeat(np.tile([False, True], len(lengths) // 2), lengths)
 
 
-def _without_given(bundle: PackedBatch, sampled: Tensor, place: Tensor) -> PackedBatch:
-    """The bundle with sampled tokens alone to be predicted (bool [tokens]). `place` is where each
-    response token of the micro-batch is among the sampled ones (int64)."""
-    return bundle._replace(
-        logit_positions=bundle.logit_positions[sampled],
-        rows=bundle.rows[sampled],
-        targets=bundle.targets[sampled],
-        tokens=place[bundle.tokens[sampled]],
+def _without_given(packed: PackedBatch, sampled: Tensor, place: Tensor) -> PackedBatch:
+    """The packed batch with sampled tokens alone to be predicted (bool [tokens]). `place` is the
+    index of each response token of the micro-batch among the sampled ones (int64)."""
+    return packed._replace(
+        logit_positions=packed.logit_positions[sampled],
+        rows=packed.rows[sampled],
+        targets=packed.targets[sampled],
+        tokens=place[packed.tokens[sampled]],
     )

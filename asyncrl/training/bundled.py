@@ -27,8 +27,12 @@ VOCABULARY = 260
 
 
 def frame(prompts: Sequence[str]) -> list[str]:
-    """What all these prompts start with and what they end with, where that is longer than a
-    character: at most two texts."""
+    """Texts that all these prompts start with and end with, of those that are longer than a
+    character: at most two.
+
+    >>> frame(["Spell cat: ", "Spell dog: "])
+    ['Spell ', ': ']
+    """
     start = _start(prompts)
     end = _start([prompt[len(start) :][::-1] for prompt in prompts])[::-1]
     return [text for text in (start, end) if len(text) > 1]

@@ -1,7 +1,7 @@
-"""Which checkpoints a run has, and whether they are whole. Invariant: a directory that has a
-checkpoint's name was complete when it got it.
+"""The checkpoints of a run, and a check of each. Invariant: a directory that has the name of a
+checkpoint was complete when it got it.
 
-What happened to it since, `verify` tells. Nothing here imports torch: the coordinator asks.
+`verify` finds damage since then. Nothing here imports torch: the coordinator asks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CheckpointError(Exception):
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """What a file was when it was written."""
+    """Size and hash of a file as it was written."""
 
     size: int
     sha256: str
@@ -78,7 +78,7 @@ def digested(path: Path) -> Digest:
 
 
 def place(run_dir: str | Path, version: int) -> Path:
-    """Where the checkpoint of `version` is, or will be."""
+    """Path of the checkpoint of `version`, written or not."""
     return Path(run_dir) / _FOLDER / f"step-{version:06d}"
 
 
@@ -102,7 +102,7 @@ def latest(run_dir: str | Path) -> Path | None:
 
 
 def scalars(path: str | Path) -> Scalars:
-    """What a checkpoint says of itself. Raises CheckpointError."""
+    """Read what a checkpoint says of itself. Raises CheckpointError."""
     file = Path(path) / SCALARS
     try:
         return msgspec.json.decode(file.read_bytes(), type=Scalars)

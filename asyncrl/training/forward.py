@@ -1,11 +1,11 @@
-"""Bundles through a model. Invariant: a rollout's log-probabilities are those it has alone, up to
-rounding, whatever shares its pass.
+"""Packed batches through a model. Invariant: a rollout's log-probabilities are those it has alone, up
+to rounding, whatever shares its pass.
 
-A model computes each token by itself but for attention, and transformers' models leave that to a
-function of one's choice. Ours puts the samples together, row by row, and has their attention
-computed as ever. So a prompt that several samples share is computed once, and autograd adds up what
-each of them says of it. A model that looks at other tokens in another way gets the rows as they
-are, each with its prompt.
+A model computes each token by itself but for attention, and transformers' models leave attention to
+a function that can be chosen. This one puts the samples together, row by row, and has torch compute
+their attention. So a prompt that several samples share is computed once, and autograd adds up the
+gradients that each of them gives it. A model that looks at other tokens in another way gets the
+rows as they are, each with its prompt.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from asyncrl.training.packing import PackedBatch, missing_to_size
 
-NAME, PLAIN = "asyncrl_bundle", "sdpa"
+NAME, PLAIN = "asyncrl_packed", "sdpa"
 """Our attention function among those of transformers, and the one that it stands for."""
 
 
 def shares(model: PreTrainedModel) -> bool:
-    """Whether a model may be given each token once: all its layers have full attention, computed by
+    """True if a model may be given each token once: all its layers have full attention, computed by
     torch's own function through the interface that ours is registered with, and nothing else of it
     looks at other tokens."""
     config: Any = model.config
@@ -40,47 +40,45 @@ def shares(model: PreTrainedModel) -> bool:
     )
 
 
-def log_probabilities(model: PreTrainedModel, bundle: PackedBatch, temperature: float) -> Tensor:
-    """Log-probability of each response token of a bundle under the temperature-scaled distribution,
+def log_probabilities(model: PreTrainedModel, packed: PackedBatch, temperature: float) -> Tensor:
+    """Log-probability of each response token under the temperature-scaled distribution,
     float32 [tokens], with gradient."""
-    logits = response_logits(model, bundle, temperature)
-    return -F.cross_entropy(logits, bundle.targets.to(model.device), reduction="none")
+    logits = response_logits(model, packed, temperature)
+    return -F.cross_entropy(logits, packed.targets.to(model.device), reduction="none")
 
 
-def response_logits(model: PreTrainedModel, bundle: PackedBatch, temperature: float) -> Tensor:
-    """What each response token of a bundle is drawn from: logits over the temperature, float32
-    [tokens, vocabulary], with gradient.
+def response_logits(model: PreTrainedModel, packed: PackedBatch, temperature: float) -> Tensor:
+    """Logits that each response token is drawn from, over the temperature: float32 [tokens,
+    vocabulary], with gradient.
 
     The output layer runs at the positions that predict response tokens only (and a few more, so
     that there are few sizes), and what follows is float32 whatever the model's type.
     """
     device = model.device
-    ids, logit_positions = bundle.ids.to(device), bundle.logit_positions.to(device)
+    ids, logit_positions = packed.ids.to(device), packed.logit_positions.to(device)
     if shares(model):
-        padded_rows = tuple(padded_row.to(device) for padded_row in bundle.padded_rows)
-        positions = bundle.positions.to(device)[None]
+        padded_rows = tuple(table.to(device) for table in packed.padded_rows)
+        positions = packed.positions.to(device)[None]
         with _attention(model), _output_at(model, logit_positions):
             found: Tensor = model(
                 input_ids=ids[None],
                 position_ids=positions,
                 use_cache=False,
                 padded_rows=padded_rows,
-                unpack_index=bundle.unpack_index.to(device),
+                unpack_index=packed.unpack_index.to(device),
             ).logits
         return found[0, : len(logit_positions)].float() / temperature
-    at = bundle.unpack_index.to(device)[logit_positions]
+    at = packed.unpack_index.to(device)[logit_positions]
     pieces, places, before = [], [], 0
-    for padded_row in bundle.padded_rows:
-        here = torch.nonzero((at >= before) & (at < before + padded_row.numel()))[:, 0]
+    for table in packed.padded_rows:
+        here = torch.nonzero((at >= before) & (at < before + table.numel()))[:, 0]
         if len(here):
             with _output_at(model, at[here] - before):
                 pieces.append(
-                    model(input_ids=ids[padded_row.to(device)], use_cache=False).logits[
-                        0, : len(here)
-                    ]
+                    model(input_ids=ids[table.to(device)], use_cache=False).logits[0, : len(here)]
                 )
             places.append(here)
-        before += padded_row.numel()
+        before += table.numel()
     return torch.cat(pieces)[torch.argsort(torch.cat(places))].float() / temperature
 
 
@@ -124,14 +122,14 @@ def _attend(
     unpack_index: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a bundle: `query`, `key`, `value` are [1, heads, places, size]; gives [1,
+    """Attention of a packed batch: `query`, `key`, `value` are [1, heads, places, size]; gives [1,
     places, heads, size]."""
     flat = [of_all[0].transpose(0, 1).flatten(1) for of_all in (query, key, value)]
     outputs = []
-    for padded_row in padded_rows:
+    for table in padded_rows:
         rows = [
-            places.index_select(0, padded_row.flatten())
-            .view(*padded_row.shape, -1, of_all.shape[-1])
+            places.index_select(0, table.flatten())
+            .view(*table.shape, -1, of_all.shape[-1])
             .transpose(1, 2)
             for places, of_all in zip(flat, (query, key, value), strict=True)
         ]

@@ -68,11 +68,11 @@ class ModelGradients:
         weight = torch.ones(self._samples, dtype=torch.float64)
         norm_squared = torch.zeros(self._samples, dtype=torch.float64)
         parameters = list(self._model.parameters())
-        for bundle in batch.bundles:
-            sample_index = batch.sample_index[bundle.tokens]
-            arrived = batch.mask[bundle.tokens]
+        for packed in batch.packed:
+            sample_index = batch.sample_index[packed.tokens]
+            arrived = batch.mask[packed.tokens]
             for sample in torch.unique(sample_index[arrived]).tolist():
-                part = part_of(bundle, arrived & (sample_index == sample))
+                part = part_of(packed, arrived & (sample_index == sample))
                 current = log_probabilities(self._model, part, self._temperature)
                 log, finite = log_ratio(
                     current.detach(), batch.behaviour[part.tokens].to(current.device)
@@ -95,13 +95,13 @@ class ModelGradients:
         batch = self._batch
         log, token_norm = torch.zeros_like(batch.behaviour), torch.zeros_like(batch.behaviour)
         usable = torch.zeros_like(batch.mask)
-        for bundle in batch.bundles:
+        for packed in batch.packed:
             with torch.no_grad():
-                logits = response_logits(self._model, bundle, self._temperature)
-            targets, tokens = bundle.targets.to(logits.device), bundle.tokens
+                logits = response_logits(self._model, packed, self._temperature)
+            targets, tokens = packed.targets.to(logits.device), packed.tokens
             current = -F.cross_entropy(logits, targets, reduction="none")
-            of_bundle, finite = log_ratio(current, batch.behaviour[tokens].to(current.device))
-            log[tokens], usable[tokens] = of_bundle.cpu(), batch.mask[tokens] & finite.cpu()
+            of_packed, finite = log_ratio(current, batch.behaviour[tokens].to(current.device))
+            log[tokens], usable[tokens] = of_packed.cpu(), batch.mask[tokens] & finite.cpu()
             token_norm[tokens] = logit_norm(logits, targets).nan_to_num(0.0).cpu()
         total = torch.zeros(self._samples, dtype=torch.float64).index_add(
             0, batch.sample_index, torch.where(usable, log, 0.0).double()

@@ -4,7 +4,7 @@ rollouts are split.
 The loss of a step is the sum over its trained tokens divided by their number. Each micro-batch adds
 the gradient of its own sum, and the division happens once, when the step is closed and the number
 is known. What is said of a whole rollout is computed where all of it is: a rollout is never split
-over bundles.
+over packed batches.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from staleness.vcpo import learning_rate_scale
 
 logger = logging.getLogger(__name__)
 TRAINED, STALE, MEDIAN, NONFINITE = range(4)
-"""What became of a response token; from here on, the place in the list of the correction that left
-it out."""
+"""Fates of a response token. From 4 on a fate is 4 + the place, in the list, of the correction that
+left it out."""
 REASONS = ("", "stale", "median", "nonfinite")
 
 
@@ -134,8 +134,8 @@ class Learner:
         )
         scores = self.proximal_logprobs.known(batch.samples) if self.proximal_logprobs else None
         fates = torch.empty_like(tensors.sample_index)
-        for bundle in tensors.bundles:
-            fates[bundle.tokens] = self._add(tensors, bundle, advantage, trainable, scores).cpu()
+        for packed in tensors.packed:
+            fates[packed.tokens] = self._add(tensors, packed, advantage, trainable, scores).cpu()
         if (
             self.proximal_logprobs
             and scores is not None
@@ -161,16 +161,16 @@ class Learner:
     def _add(
         self,
         batch: Batch,
-        bundle: PackedBatch,
+        packed: PackedBatch,
         advantage: Tensor,
         trainable: Tensor,
         scores: Tensor | None,
     ) -> Tensor:
-        """Add the gradient of the sum of a bundle's losses; returns what became of each of its
+        """Add the gradient of the sum of a packed batch's losses; returns the fate of each of its
         response tokens, int64 [tokens]. `advantage` (float32) and `trainable` (bool) are [samples],
         `scores` float32 [tokens of the batch]."""
         behaviour, fresh, sample_index, lag = (
-            of_batch[bundle.tokens].to(self.model.device)
+            of_batch[packed.tokens].to(self.model.device)
             for of_batch in (batch.behaviour, batch.mask, batch.sample_index, batch.lag)
         )
         trained = trainable.to(sample_index.device)[sample_index]
@@ -178,9 +178,9 @@ class Learner:
         fate = torch.where(fresh & ~trained, MEDIAN, STALE)
         if not arrived.any():
             return fate
-        current = log_probabilities(self.model, bundle, self._temperature)
+        current = log_probabilities(self.model, packed, self._temperature)
         prox, proximal_unknown = self._proximal(
-            batch, bundle, current, behaviour, lag, arrived, scores
+            batch, packed, current, behaviour, lag, arrived, scores
         )
         ratios = proximal.log_ratios(current, behaviour, prox)
         usable = arrived & ratios.finite
@@ -220,7 +220,7 @@ class Learner:
     def _proximal(
         self,
         batch: Batch,
-        bundle: PackedBatch,
+        packed: PackedBatch,
         current: Tensor,
         behaviour: Tensor,
         lag: Tensor,
@@ -240,10 +240,10 @@ class Learner:
             case "boundary" | "snapshot":
                 assert self.proximal_logprobs is not None and scores is not None
                 found = self.proximal_logprobs.completed(
-                    scores[bundle.tokens], bundle, batch.version[bundle.tokens], arrived.cpu()
+                    scores[packed.tokens], packed, batch.version[packed.tokens], arrived.cpu()
                 )
                 found = proximal.scored(found.to(current.device), current, lag)
-                scores[bundle.tokens] = found.cpu()
+                scores[packed.tokens] = found.cpu()
                 unknown = torch.isnan(found)
                 return torch.where(unknown, current.detach(), found), int((unknown & arrived).sum())
 

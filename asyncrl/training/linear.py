@@ -83,14 +83,14 @@ def accelerate(model: nn.Module) -> bool:
 
 
 def _faster() -> bool:
-    """Whether oneDNN is the faster of the two on this processor. By its maker, and not by a clock:
-    a resumed run has to multiply as it did before, since the two round differently."""
+    """True if oneDNN is the faster of the two on this processor. Its maker decides, and not a
+    clock: the two round differently, and a resumed run has to multiply as it did before."""
     available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, _OPERATOR)  # type: ignore[no-untyped-call]
     return available and not _intel()
 
 
 def _intel() -> bool:
-    """Whether MKL's own maker made the processor."""
+    """True if MKL's own maker made the processor."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:

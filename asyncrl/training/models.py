@@ -73,7 +73,7 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrain
 
 
 def empty_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The model at `path` with weights of no meaning, for who gets them by publication. Needs
+    """The model at `path` with weights of no meaning, which a publication replaces. It needs
     config.json alone. Raises ModelError."""
     config = _config(Path(path))
     try:
@@ -130,8 +130,8 @@ def _config(path: Path) -> PretrainedConfig:
 
 
 def _kernels(value: object) -> Iterator[str]:
-    """What a configuration says to compute with and is a repository: transformers would fetch its
-    code, remote code off or not."""
+    """Values of a configuration's implementation settings that name a repository: transformers
+    would fetch its code, remote code off or not."""
     for key, inner in value.items() if isinstance(value, dict) else ():
         if isinstance(inner, str) and "implementation" in str(key) and "/" in inner:
             yield inner

@@ -1,11 +1,13 @@
-"""Rollouts laid out for forward passes. Invariant: a token stands after its own past and nothing
-else, whatever shares its pass.
+"""Rollouts packed for forward passes. Invariant: a token stands after its own past and nothing else,
+whatever shares its pass.
 
-The samples of a forward pass are a bundle. In it a prompt that several samples have stands once,
-and each response once but for its last token, which predicts nothing; one after another, without
-padding. That is what a model computes token by token. Attention alone needs samples whole: for it
-they are rows of rectangles, each of rows nearly as long as each other, so that hardly any padding
-is paid for. That is on the right, where causal attention never looks: no mask is built.
+The samples of one forward pass are a `PackedBatch`. All its tokens stand one after another, without
+padding. A prompt that several samples have stands there once, and each response once but for its
+last token, which predicts nothing. That is what a model computes token by token.
+
+Attention alone needs samples whole. For it they are rows of a few tables, and the rows of a table
+are nearly as long as each other, so there is hardly any padding. It is on the right, where causal
+attention never looks: no mask is built.
 """
 
 from __future__ import annotations
@@ -19,27 +21,40 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-BUNDLE_TOKENS = 3072
-"""A bundle costs at most these, rows counted with ROW_SHARE: what stays in the caches of a CPU core
-while it is worked on. Or twice what the longest sample of the micro-batch costs alone, where that
-is more: its prompt is worth sharing, and memory has to do for it anyway."""
+PACKED_TOKENS = 3072
+"""Largest cost of a packed batch, in tokens, its rows counted with ROW_SHARE: so much stays in the
+caches of a CPU core while it is worked on. Where twice the cost of the longest sample of the
+micro-batch alone is more, it is that: its prompt is worth sharing, and there must be memory for it
+anyway."""
 ROW_SHARE = 0.25
-"""What a token costs in a row of a rectangle, beside what it costs in the bundle: query, key, value
-and attention, of all in a layer."""
-RECTANGLE_TOKENS = 128
-"""What one more rectangle costs, in tokens of padding, measured on small models."""
+"""Cost of a token in a row, as a share of its cost in the packed batch: query, key, value and
+attention, of all in a layer."""
+TABLE_TOKENS = 128
+"""Cost of one more table of rows, in tokens of padding, measured on small models."""
 
 
 class PackedBatch(NamedTuple):
     """Some samples of a micro-batch, for one forward pass.
 
-    `ids`, `positions`: int64 [places], each token once, and where it stands in its sample; at the
-    end a few that are of no sample, so that there are few sizes (`missing_to_size`). `padded_rows`:
-    int64 [rows, width] each, the places of one sample a row, right-padded. `unpack_index`: int64 [places],
-    where a place is in the rectangles, flattened and joined (a shared prompt: in the first of its
-    rows). Of the response tokens, int64 [tokens] each: `logit_positions`, the place of the token
-    before; `rows`, which row the sample is of all rectangles'; `targets`, the ids; `tokens`, their
-    places among the micro-batch's response tokens.
+    `ids`, `positions`: int64 [places], the id of each token, and its position in its sample; at the
+    end a few places of no sample, so that there are few sizes (`missing_to_size`). `padded_rows`:
+    tables of int64 [rows, width], in each row the places of one sample, right-padded.
+    `unpack_index`: int64 [places], the index of each place in those tables, flattened and joined (a
+    place of a shared prompt: in the first of its rows). Of each response token, int64 [tokens]:
+    `logit_positions`, the place of the token before; `rows`, the row of its sample among those of
+    all tables; `targets`, its id; `tokens`, its index among the micro-batch's response tokens.
+
+    Two samples with the prompt 7 8, and the responses 1 2 and 3. The last token of a response
+    stands nowhere, and the places are padded to 8:
+
+    >>> ids = np.array([7, 8, 1, 2, 7, 8, 3], dtype=np.int32)
+    >>> (packed,) = pack(ids, prompt_tokens=[2, 2], response_tokens=[2, 1], shared=True)
+    >>> packed.ids.tolist(), packed.positions.tolist()
+    ([7, 8, 1, 0, 0, 0, 0, 0], [0, 1, 2, 0, 0, 0, 0, 0])
+    >>> [table.tolist() for table in packed.padded_rows]
+    [[[0, 1, 0], [0, 1, 2]]]
+    >>> packed.logit_positions.tolist(), packed.targets.tolist(), packed.tokens.tolist()
+    ([1, 1, 2], [3, 1, 2], [2, 0, 1])
     """
 
     ids: Tensor
@@ -53,8 +68,12 @@ class PackedBatch(NamedTuple):
 
 
 def missing_to_size(count: int) -> int:
-    """What so many rows lack to one of sixteen sizes between two powers of two: oneDNN compiles
-    kernels for each size, and keeps them."""
+    """Padding that rounds `count` up to its size bucket: there are sixteen sizes between two powers
+    of two, as oneDNN compiles kernels for each size and keeps them.
+
+    >>> [count + missing_to_size(count) for count in (3, 100, 1000, 1025)]
+    [8, 104, 1024, 1088]
+    """
     return -count % max(8, 1 << count.bit_length() >> 5)
 
 
@@ -105,34 +124,34 @@ def pack(
             alike.setdefault(
                 ids[start : start + prompts[sample]].tobytes() if shared else sample, []
             ).append(sample)
-    return [_laid_out(ids, of, bundle) for bundle in _bundles(alike.values(), of)]
+    return [_packed(ids, of, sharing) for sharing in _divided(alike.values(), of)]
 
 
-def _bundles(alike: Iterable[list[int]], of: _Samples) -> list[list[list[int]]]:
-    """Bundles of samples, from lists of samples with one prompt each; such a list is divided only
-    where it is too much for one bundle."""
+def _divided(alike: Iterable[list[int]], of: _Samples) -> list[list[list[int]]]:
+    """Samples of each packed batch, in lists with one prompt each. A list of `alike` is divided only
+    where it costs too much for one packed batch."""
     row = of.response - 1 + ROW_SHARE * of.seen
-    most = max(BUNDLE_TOKENS, 2 * float((of.prompt + row).max(initial=0)))
-    bundles: list[list[list[int]]] = []
+    most = max(PACKED_TOKENS, 2 * float((of.prompt + row).max(initial=0)))
+    divided: list[list[list[int]]] = []
     room = 0.0
     for samples in alike:
         prompt, whole = float(of.prompt[samples[0]]), float(row[samples].sum())
-        if not bundles or prompt + whole > room:
-            bundles.append([])
+        if not divided or prompt + whole > room:
+            divided.append([])
             room = most
         room -= prompt
-        bundles[-1].append([])
+        divided[-1].append([])
         for sample in samples:
             if row[sample] > room:
-                bundles.append([[]])
+                divided.append([[]])
                 room = most - prompt
-            bundles[-1][-1].append(sample)
+            divided[-1][-1].append(sample)
             room -= float(row[sample])
-    return bundles
+    return divided
 
 
-def _laid_out(ids: NDArray[np.int32], of: _Samples, sharing: list[list[int]]) -> PackedBatch:
-    """The bundle of these samples, those of each inner list with one prompt."""
+def _packed(ids: NDArray[np.int32], of: _Samples, sharing: list[list[int]]) -> PackedBatch:
+    """Pack these samples, those of each inner list with one prompt."""
     first, counts = (
         np.array([samples[0] for samples in sharing]),
         [len(samples) for samples in sharing],
@@ -172,7 +191,7 @@ def _laid_out(ids: NDArray[np.int32], of: _Samples, sharing: list[list[int]]) ->
         ids[answers[token]].astype(np.int64),
         token,
     )
-    return _bundle(ids[sources].astype(np.int64), positions, padded_rows, *of_tokens)
+    return _padded(ids[sources].astype(np.int64), positions, padded_rows, *of_tokens)
 
 
 def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -180,19 +199,19 @@ def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.i
     return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
 
 
-def _bundle(
+def _padded(
     ids: NDArray[np.int64],
     positions: NDArray[np.int64],
     padded_rows: Sequence[NDArray[np.int64]],
     *of_tokens: NDArray[np.int64],
 ) -> PackedBatch:
-    """A bundle, filled up. `of_tokens`: predictors, rows, targets and tokens."""
+    """Make the packed batch of these places, padded to a size. `of_tokens`: `logit_positions`,
+    `rows`, `targets` and `tokens`."""
     missing = missing_to_size(len(ids))
     unpack_index = np.zeros(len(ids) + missing, dtype=np.int64)
-    joined = np.concatenate([padded_row.ravel() for padded_row in padded_rows])
-    unpack_index[joined[::-1]] = np.arange(len(joined))[
-        ::-1
-    ]  # of several, the first is written last
+    joined = np.concatenate([table.ravel() for table in padded_rows])
+    # backwards: of several rows with one place, the first is written last
+    unpack_index[joined[::-1]] = np.arange(len(joined))[::-1]
     return PackedBatch(
         torch.from_numpy(np.pad(ids, (0, missing))),
         torch.from_numpy(np.pad(positions, (0, missing))),
@@ -203,43 +222,47 @@ def _bundle(
 
 
 def _cuts(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Cut samples of ascending length into rectangles `[first, end)`, so that all their tokens plus
-    RECTANGLE_TOKENS for each are least (dynamic programming over the end of the last rectangle;
-    those as long as each other stay together)."""
+    """Cut samples of ascending length into tables `[first, end)`, so that the sum of all their
+    tokens and of TABLE_TOKENS for each is least (dynamic programming over the end of the last
+    table; samples of one length stay together).
+
+    >>> _cuts(np.array([10, 10, 11, 400]))
+    [(0, 3), (3, 4)]
+    """
     width, first_of = np.unique(lengths, return_index=True)
     starts = np.append(first_of, len(lengths))
     best, before = np.zeros(len(starts)), np.zeros(len(starts), dtype=np.int64)
     for end in range(1, len(starts)):
         cost = best[:end] + (starts[end] - starts[:end]) * width[end - 1]
         before[end] = np.argmin(cost)
-        best[end] = cost[before[end]] + RECTANGLE_TOKENS
+        best[end] = cost[before[end]] + TABLE_TOKENS
     ends = [len(starts) - 1]
     while ends[-1]:
         ends.append(int(before[ends[-1]]))
     return [(int(starts[first]), int(starts[end])) for end, first in pairwise(ends)][::-1]
 
 
-def part_of(bundle: PackedBatch, wanted: Tensor) -> PackedBatch:
-    """The bundle of the wanted response tokens alone (bool [tokens], at least one of them), without
-    samples that have none of them."""
+def part_of(packed: PackedBatch, wanted: Tensor) -> PackedBatch:
+    """Pack the wanted response tokens alone (bool [tokens], at least one of them), without samples
+    that have none of them."""
     chosen = wanted.numpy()
-    needed, rows = np.unique(bundle.rows.numpy()[chosen], return_inverse=True)
+    needed, rows = np.unique(packed.rows.numpy()[chosen], return_inverse=True)
     padded_rows: list[NDArray[np.int64]] = []
     before = 0
-    for padded_row in bundle.padded_rows:
-        here = needed[(needed >= before) & (needed < before + len(padded_row))] - before
-        before += len(padded_row)
+    for table in packed.padded_rows:
+        here = needed[(needed >= before) & (needed < before + len(table))] - before
+        before += len(table)
         if len(here):
-            padded_rows.append(padded_row.numpy()[here])
-    kept = np.zeros(len(bundle.ids), dtype=bool)
-    kept[np.concatenate([padded_row.ravel() for padded_row in padded_rows])] = True
+            padded_rows.append(table.numpy()[here])
+    kept = np.zeros(len(packed.ids), dtype=bool)
+    kept[np.concatenate([table.ravel() for table in padded_rows])] = True
     place = np.cumsum(kept) - 1
-    return _bundle(
-        bundle.ids.numpy()[kept],
-        bundle.positions.numpy()[kept],
-        [place[padded_row] for padded_row in padded_rows],
-        place[bundle.logit_positions.numpy()[chosen]],
+    return _padded(
+        packed.ids.numpy()[kept],
+        packed.positions.numpy()[kept],
+        [place[table] for table in padded_rows],
+        place[packed.logit_positions.numpy()[chosen]],
         rows,
-        bundle.targets.numpy()[chosen],
-        bundle.tokens.numpy()[chosen],
+        packed.targets.numpy()[chosen],
+        packed.tokens.numpy()[chosen],
     )

@@ -54,24 +54,24 @@ class ProximalLogprobs:
         if len(buffers) != 1:
             raise ValueError(f"texts to be scored come with 1 buffer, not {len(buffers)}")
         if message.samples:
-            bundles = texts(
+            every = texts(
                 message.samples, np.frombuffer(buffers[0], "<i4"), shared=shares(self._model)
             )
             of_token, scores = (
                 torch.from_numpy(versions(message.samples)),
                 self.known(message.samples),
             )
-            for bundle in bundles:
-                now = torch.isnan(scores[bundle.tokens]) & (of_token[bundle.tokens] == version)
+            for packed in every:
+                now = torch.isnan(scores[packed.tokens]) & (of_token[packed.tokens] == version)
                 if now.any():
-                    part = part_of(bundle, now)
+                    part = part_of(packed, now)
                     with torch.no_grad():
                         scores[part.tokens] = log_probabilities(
                             self._model, part, self._temperature
                         ).cpu()
                 late = torch.ones_like(now)
-                scores[bundle.tokens] = self.completed(
-                    scores[bundle.tokens], bundle, of_token[bundle.tokens], late
+                scores[packed.tokens] = self.completed(
+                    scores[packed.tokens], packed, of_token[packed.tokens], late
                 )
             self._keep(message.samples, scores)
         live = self._trained.union(message.live)
@@ -111,16 +111,16 @@ class ProximalLogprobs:
         return np.concatenate([kept, np.full(tokens - len(kept), np.nan, np.float32)])
 
     def completed(
-        self, scores: Tensor, bundle: PackedBatch, version: Tensor, asked: Tensor
+        self, scores: Tensor, packed: PackedBatch, version: Tensor, asked: Tensor
     ) -> Tensor:
-        """`scores` of a bundle's response tokens, with those that are NaN and `asked` for (bool)
+        """`scores` of a packed batch's response tokens, with those that are NaN and `asked` for (bool)
         scored where the weights of their `version` (int64) are held. All are [tokens]."""
         scores = scores.clone()
         for held in self.snapshots.versions:
             wanted = asked & torch.isnan(scores) & (version == held)
             if wanted.any():
                 scores[wanted] = self.snapshots.score(
-                    held, part_of(bundle, wanted), self._temperature
+                    held, part_of(packed, wanted), self._temperature
                 ).to(scores)
         return scores
 

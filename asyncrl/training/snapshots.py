@@ -48,17 +48,17 @@ class Snapshots:
         """Forget `version` and what is older."""
         self._held = {held: weights for held, weights in self._held.items() if held > version}
 
-    def score(self, version: int, bundle: PackedBatch, temperature: float) -> Tensor:
-        """Log-probability of each response token of a bundle under `version`, float32 [tokens],
+    def score(self, version: int, packed: PackedBatch, temperature: float) -> Tensor:
+        """Log-probability of each response token under `version`, float32 [tokens],
         without gradient. Raises KeyError for a version that is not held."""
         weights = self._held[version]
         for name, parameter in self._scorer.named_parameters():
             parameter.data = weights[name]
         with torch.no_grad():
-            return log_probabilities(self._scorer, bundle, temperature)
+            return log_probabilities(self._scorer, packed, temperature)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps: each weight as `<version>/<parameter>`."""
+        """Give what a checkpoint keeps: each weight as `<version>/<parameter>`."""
         return {
             f"{version}/{name}": weight
             for version, weights in self._held.items()

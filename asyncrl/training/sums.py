@@ -44,10 +44,10 @@ class Sums(NamedTuple):
         )
 
     def metrics(self) -> dict[str, float]:
-        """Give `loss` and `clip_fraction` of the trained tokens, `weight_mean`, the mean weight that
-        the corrections give them, `kept_fraction` (trained of the tokens not stale), those of `Divergence.means`
-        in all and of `ByLag.metrics` by lag, the sums `<correction>_<what>`, and the counts
-        `trained_tokens` and `proximal_unknown`."""
+        """Give `loss` and `clip_fraction` of the trained tokens, `weight_mean`, the mean weight
+        that the corrections give them, `kept_fraction` (trained of the tokens not stale), those of
+        `Divergence.means` in all and of `ByLag.metrics` by lag, the sums `<correction>_<what>`, and
+        the counts `trained_tokens` and `proximal_unknown`."""
         trained = max(1, self.trained)
         corrections = {name: float(value) for name, value in sorted(self.corrections.items())}
         return {

@@ -35,7 +35,7 @@ BATCH = 64
 RATE, RAMP = 1e-3, 20
 """AdamW's learning rate, and the steps of its linear ramp."""
 SMOOTHING = 0.5
-"""What a step keeps of the accuracy before it."""
+"""Share of the accuracy before it that a step keeps."""
 IGNORED = -100
 
 log = logging.getLogger(__name__)

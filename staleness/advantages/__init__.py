@@ -1,5 +1,5 @@
-"""How much better a rollout did than is expected of its prompt. Invariant: only members with a
-verdict count; a group is known by its id.
+"""Advantages: how much better a rollout did than is expected of its prompt. Invariant: only members
+with a verdict count; a group is known by its id.
 
 No torch here: the configuration and the coordinator import this.
 """

@@ -66,7 +66,7 @@ class RewardedSamples(NamedTuple):
 
 
 class Advantage(ABC):
-    """How much better a rollout did than is expected of its prompt.
+    """Measure of how much better a rollout did than is expected of its prompt.
 
     `kind` is its name in run.toml; of a user's own it is `module:name`. `unit`: what is trained
     together where it is defined (`train.unit`). `settings`: other settings of `[train]` that it

@@ -13,7 +13,8 @@ class FirstK(Advantage):
 
     >>> from asyncrl.ipc.messages import Sample
     >>> sample = Sample(
-    ...     rollout=9, group=4, prompt_tokens=1, response_tokens=1, reward=1.0, spans=[], baseline=0.25
+    ...     rollout=9, group=4, prompt_tokens=1, response_tokens=1, reward=1.0, spans=[],
+    ...     baseline=0.25,
     ... )
     >>> FirstK().of(RewardedSamples([sample], {}, {}))
     [0.75]

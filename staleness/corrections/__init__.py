@@ -1,5 +1,5 @@
-"""What is done about tokens that another policy sampled: which are left out, and what the others
-weigh. One correction is one file.
+"""Corrections of tokens that another policy sampled: some are left out, and the others get a
+weight. One correction is one file.
 
 In all of them `l` is the token's log-ratio `mismatch`, and a bound is a ratio unless its line says
 otherwise. Bounds belong to the band, and a bound is met in logarithms: nothing is exponentiated to

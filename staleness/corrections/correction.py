@@ -37,10 +37,10 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     `kind` is its name in run.toml, and the reason that its rejected tokens are discarded for; of a
     user's own it is `module:name`. `reads`: the fields of `Tokens` that it looks at, beside `mask`
-    and `sample_index`; all of them unless it says less. `weighs_by_ratio`: where weights apply, its weight is a ratio of policies;
-    two of these in one list would count the ratio twice. `rejects`: it may leave tokens out of the
-    loss. `band`: its fields `lo` and `hi` are numbers, the two ends of one band. `bounds_ratio`: it keeps no
-    token, or no rollout, of a ratio far above 1.
+    and `sample_index`; all of them unless it says less. `weighs_by_ratio`: where weights apply, its
+    weight is a ratio of policies; two of these in one list would count the ratio twice. `rejects`:
+    it may leave tokens out of the loss. `band`: its fields `lo` and `hi` are numbers, the two ends
+    of one band. `bounds_ratio`: it keeps no token, or no rollout, of a ratio far above 1.
 
     >>> from staleness.corrections import IcePop
     >>> IcePop(hi=2.0).kind, IcePop.rejects, sorted(IcePop.reads)

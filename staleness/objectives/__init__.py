@@ -1,4 +1,4 @@
-"""What is minimized, per token. Invariant: an objective returns one loss a token, 0 outside of the
+"""Objectives: the loss of each token. Invariant: an objective returns one loss a token, 0 outside of the
 mask, and reduces nothing over tokens.
 
 `r` is `exp(log_ratio)`, the ratio of current to proximal policy (to behaviour policy where there is

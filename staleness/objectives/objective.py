@@ -46,7 +46,7 @@ class TokenLoss(NamedTuple):
 
 
 class Objective(ABC):
-    """What is minimized, per token. It reduces nothing over tokens, so that a step may be split.
+    """Loss of each token. It reduces nothing over tokens, so that a step may be split.
 
     `kind` is its name in run.toml; of a user's own it is `module:name`. `settings`: the settings of
     `[train]` that it reads, of `clip_lo`, `clip_hi` and `dual_clip`. `ratio`: the ratio of current
@@ -76,7 +76,7 @@ class Objective(ABC):
         mask."""
 
     def describe(self, bounds: ClipBounds) -> str:
-        """What it does to the ratio, in words, for the table before a run."""
+        """Say what it does to the ratio, for the table before a run."""
         return "your own"
 
 

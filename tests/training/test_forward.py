@@ -1,4 +1,4 @@
-"""Log-probabilities of a bundle are those of each rollout alone, and so are their gradients,
+"""Log-probabilities of a packed batch are those of each rollout alone, and so are their gradients,
 whatever is shared."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def groups(model: PreTrainedModel, seed: int = 4, count: int = 9) -> list[Rollou
     return made
 
 
-def bundles(every: Sequence[Rollout], shared: bool) -> list[PackedBatch]:
+def packed_batches(every: Sequence[Rollout], shared: bool) -> list[PackedBatch]:
     ids = np.array([i for r in every for i in r.prompt + r.response], dtype=np.int32)
     return pack(
         ids, [len(r.prompt) for r in every], [len(r.response) for r in every], shared=shared
@@ -89,8 +89,8 @@ def bundles(every: Sequence[Rollout], shared: bool) -> list[PackedBatch]:
 
 def scored(model: PreTrainedModel, every: Sequence[Rollout], shared: bool) -> Tensor:
     found = torch.full((sum(len(r.response) for r in every),), torch.nan)
-    for bundle in bundles(every, shared):
-        found = found.index_copy(0, bundle.tokens, log_probabilities(model, bundle, 0.7))
+    for batch in packed_batches(every, shared):
+        found = found.index_copy(0, batch.tokens, log_probabilities(model, batch, 0.7))
     return found
 
 
@@ -119,13 +119,13 @@ def test_a_model_is_given_each_token_once_where_nothing_but_full_attention_looks
 ) -> None:
     model = make(name)
     assert shares(model) == (name not in APART)
-    (bundle,) = bundles(groups(model), True)
+    (batch,) = packed_batches(groups(model), True)
     with widths(model) as seen:
-        log_probabilities(model, bundle, 1.0)
+        log_probabilities(model, batch, 1.0)
     assert seen == (
-        [torch.Size([1, len(bundle.ids)])]
+        [torch.Size([1, len(batch.ids)])]
         if shares(model)
-        else [padded_row.shape for padded_row in bundle.padded_rows]
+        else [table.shape for table in batch.padded_rows]
     )
 
 
@@ -153,7 +153,7 @@ def test_gradients_are_those_of_the_rollouts_alone(name: str, dtype: torch.dtype
         )
 
 
-def test_what_else_is_in_the_bundle_makes_no_difference_but_rounding() -> None:
+def test_what_else_is_in_the_packed_batch_makes_no_difference_but_rounding() -> None:
     model = make("qwen3")
     every = groups(model, count=12)
     together = torch.split(scored(model, every, True).detach(), [len(r.response) for r in every])
@@ -166,11 +166,11 @@ def test_what_else_is_in_the_bundle_makes_no_difference_but_rounding() -> None:
 def test_a_part_scores_as_the_whole() -> None:
     for name in ("qwen3", "sliding window"):
         model = make(name)
-        (bundle,) = bundles(groups(model), True)
-        wanted = torch.rand(len(bundle.tokens), generator=torch.Generator().manual_seed(1)) < 0.2
-        part = log_probabilities(model, part_of(bundle, wanted), 0.7)
+        (batch,) = packed_batches(groups(model), True)
+        wanted = torch.rand(len(batch.tokens), generator=torch.Generator().manual_seed(1)) < 0.2
+        part = log_probabilities(model, part_of(batch, wanted), 0.7)
         torch.testing.assert_close(
-            part, log_probabilities(model, bundle, 0.7)[wanted], rtol=0, atol=1e-5
+            part, log_probabilities(model, batch, 0.7)[wanted], rtol=0, atol=1e-5
         )
 
 
@@ -188,14 +188,14 @@ def test_the_output_layer_sees_what_predicts_responses_filled_up_to_one_of_few_s
     """A kernel is compiled, and kept, for each size that it sees."""
     model, sizes = make(name), set()
     for tokens in range(1, 60):
-        (bundle,) = pack(
+        (batch,) = pack(
             np.arange(4 + tokens, dtype=np.int32) % SIZES["vocab_size"], [4], [tokens], shared=True
         )
         seen: list[torch.Size] = []
         hook = model.get_output_embeddings().register_forward_hook(
             lambda _m, _i, output, seen=seen: seen.append(output.shape)
         )
-        assert log_probabilities(model, bundle, 1.0).shape == (tokens,)
+        assert log_probabilities(model, batch, 1.0).shape == (tokens,)
         hook.remove()
         ((_, size, _),) = seen
         assert tokens <= size < tokens + 8
@@ -206,9 +206,9 @@ def test_the_output_layer_sees_what_predicts_responses_filled_up_to_one_of_few_s
 
 def test_nothing_of_it_stays_with_the_model_after_an_error() -> None:
     model = make("qwen3")
-    (bundle,) = pack(np.array([1, 10_000, 2], dtype=np.int32), [2], [1], shared=True)
+    (batch,) = pack(np.array([1, 10_000, 2], dtype=np.int32), [2], [1], shared=True)
     with pytest.raises(IndexError):
-        log_probabilities(model, bundle, 1.0)
+        log_probabilities(model, batch, 1.0)
     assert (
         model.config._attn_implementation == "sdpa"
         and not model.get_output_embeddings()._forward_pre_hooks

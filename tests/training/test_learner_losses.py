@@ -145,7 +145,7 @@ def same(of_whole: dict[str, float], of_split: dict[str, float]) -> None:
 def test_any_split_gives_the_same_step(
     objective: str, correction: list[Any], proximal: str, places: list[int], seed: int
 ) -> None:
-    """Those of whole rollouts too: a rollout is in one rectangle, and nothing is compared across
+    """Those of whole rollouts too: a rollout is in one packed batch, and nothing is compared across
     rollouts."""
     if proximal == "behaviour" and objective != "reinforce":
         correction = [kind for kind in correction if not kind().only_weighs]

@@ -38,23 +38,23 @@ def packed(sizes: list[tuple[int, int]], shared: bool) -> list[PackedBatch]:
     )
 
 
-def pasts(bundle: PackedBatch) -> dict[int, list[int]]:
+def pasts(batch: PackedBatch) -> dict[int, list[int]]:
     """What attention sees before each response token, and that token; by its place in the
     micro-batch."""
     found = {}
-    table = [row for padded_row in bundle.padded_rows for row in padded_row]
+    table = [row for table in batch.padded_rows for row in table]
     for predictor, row, target, token in zip(
-        bundle.logit_positions,
-        bundle.rows.tolist(),
-        bundle.targets.tolist(),
-        bundle.tokens.tolist(),
+        batch.logit_positions,
+        batch.rows.tolist(),
+        batch.targets.tolist(),
+        batch.tokens.tolist(),
         strict=True,
     ):
         columns = torch.nonzero(table[row] == predictor)[:, 0]
         # on the right a row is filled up with its first place
         past = table[row][: int(columns[0]) + 1]
-        assert bundle.positions[past].tolist() == list(range(len(past)))
-        found[token] = [*bundle.ids[past].tolist(), target]
+        assert batch.positions[past].tolist() == list(range(len(past)))
+        found[token] = [*batch.ids[past].tolist(), target]
     return found
 
 
@@ -63,13 +63,13 @@ def test_every_response_token_is_in_one_place_after_its_own_past(
     sizes: list[tuple[int, int]], shared: bool, limit: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "BUNDLE_TOKENS", limit)
-        bundles = packed(sizes, shared)
+        patch.setattr(packing, "PACKED_TOKENS", limit)
+        batches = packed(sizes, shared)
     seen: dict[int, list[int]] = {}
-    for bundle in bundles:
-        of_bundle = pasts(bundle)
-        assert len(of_bundle) == len(bundle.tokens) > 0 and not seen.keys() & of_bundle.keys()
-        seen |= of_bundle
+    for batch in batches:
+        of_batch = pasts(batch)
+        assert len(of_batch) == len(batch.tokens) > 0 and not seen.keys() & of_batch.keys()
+        seen |= of_batch
     expected = [
         text[: at + 1]
         for text, (prompt, _) in zip(texts(sizes), sizes, strict=True)
@@ -84,45 +84,40 @@ def test_every_response_token_is_in_one_place_after_its_own_past(
 def test_a_place_is_at_home_where_attention_has_it(
     sizes: list[tuple[int, int]], shared: bool
 ) -> None:
-    for bundle in packed(sizes, shared):
-        joined = torch.cat([padded_row.flatten() for padded_row in bundle.padded_rows])
+    for batch in packed(sizes, shared):
+        joined = torch.cat([table.flatten() for table in batch.padded_rows])
         used = torch.unique(joined)
-        assert torch.equal(joined[bundle.unpack_index[used]], used)
+        assert torch.equal(joined[batch.unpack_index[used]], used)
         assert torch.equal(
-            bundle.unpack_index[used],
+            batch.unpack_index[used],
             torch.stack([torch.nonzero(joined == place)[0, 0] for place in used]),
         )
-        assert len(used) <= len(bundle.ids) < max(8, len(used) * 17 // 16) + 8
+        assert len(used) <= len(batch.ids) < max(8, len(used) * 17 // 16) + 8
 
 
-def test_a_prompt_stands_once_in_a_bundle() -> None:
+def test_a_prompt_stands_once_in_a_packed_batch() -> None:
     sizes = [(3, 5), (2, 4), (3, 7), (3, 1), (2, 0)]
     tokens = 9 + 5 + (4 + 6 + 0) + 3
-    (bundle,) = packed(sizes, True)
-    assert (
-        len(torch.unique(torch.cat([padded_row.flatten() for padded_row in bundle.padded_rows])))
-        == tokens
-    )
+    (batch,) = packed(sizes, True)
+    assert len(torch.unique(torch.cat([table.flatten() for table in batch.padded_rows]))) == tokens
     (apart,) = packed(sizes, False)
     assert (
-        len(torch.unique(torch.cat([padded_row.flatten() for padded_row in apart.padded_rows])))
+        len(torch.unique(torch.cat([table.flatten() for table in apart.padded_rows])))
         == tokens + 9 + 9
     )
 
 
 @given(lengths, st.booleans(), st.integers(8, 200))
-def test_a_bundle_costs_no_more_than_it_may(
+def test_a_packed_batch_costs_no_more_than_it_may(
     sizes: list[tuple[int, int]], shared: bool, limit: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "BUNDLE_TOKENS", limit)
-        bundles = packed(sizes, shared)
+        patch.setattr(packing, "PACKED_TOKENS", limit)
+        batches = packed(sizes, shared)
     seen = [len(PROMPTS[prompt]) + response - 1 for prompt, response in sizes]
-    for bundle in bundles:
-        joined = torch.cat([padded_row.flatten() for padded_row in bundle.padded_rows])
-        real = sum(
-            len(torch.unique(row)) for padded_row in bundle.padded_rows for row in padded_row
-        )
+    for batch in batches:
+        joined = torch.cat([table.flatten() for table in batch.padded_rows])
+        real = sum(len(torch.unique(row)) for table in batch.padded_rows for row in table)
         assert len(torch.unique(joined)) + packing.ROW_SHARE * real <= max(
             limit, 2 * (1 + packing.ROW_SHARE) * max(seen)
         )
@@ -130,11 +125,11 @@ def test_a_bundle_costs_no_more_than_it_may(
 
 def test_what_shares_a_prompt_stays_together_while_there_is_room() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "BUNDLE_TOKENS", 50)
-        bundles = packed([(3, 5), (2, 9), (3, 5), (2, 9), (3, 5)], True)
+        patch.setattr(packing, "PACKED_TOKENS", 50)
+        batches = packed([(3, 5), (2, 9), (3, 5), (2, 9), (3, 5)], True)
     assert [
-        sorted({int(bundle.ids[row[0]]) for r in bundle.padded_rows for row in r})
-        for bundle in bundles
+        sorted({int(batch.ids[row[0]]) for r in batch.padded_rows for row in r})
+        for batch in batches
     ] == [[7], [2]]
 
 
@@ -142,18 +137,18 @@ def test_what_shares_a_prompt_stays_together_while_there_is_room() -> None:
 def test_a_part_has_the_wanted_tokens_after_the_same_past(
     sizes: list[tuple[int, int]], shared: bool, data: st.DataObject
 ) -> None:
-    for bundle in packed(sizes, shared):
-        count = len(bundle.tokens)
+    for batch in packed(sizes, shared):
+        count = len(batch.tokens)
         wanted = torch.tensor(
             data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=torch.bool
         )
         if not wanted.any():
             continue
-        part, every = part_of(bundle, wanted), pasts(bundle)
-        assert torch.equal(part.tokens, bundle.tokens[wanted])
+        part, every = part_of(batch, wanted), pasts(batch)
+        assert torch.equal(part.tokens, batch.tokens[wanted])
         assert pasts(part) == {token: every[token] for token in part.tokens.tolist()}
-        assert sum(map(len, part.padded_rows)) == len(torch.unique(bundle.rows[wanted]))
-        assert len(part.ids) <= len(bundle.ids)
+        assert sum(map(len, part.padded_rows)) == len(torch.unique(batch.rows[wanted]))
+        assert len(part.ids) <= len(batch.ids)
 
 
 @settings(max_examples=50)
@@ -171,7 +166,7 @@ def test_cuts_are_the_cheapest(sizes: list[int], cost: int) -> None:
         for inner in combinations(range(1, count), size)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "RECTANGLE_TOKENS", cost)
+        patch.setattr(packing, "TABLE_TOKENS", cost)
         cuts = packing._cuts(ordered)
     assert [first for first, _ in cuts] == [0, *(end for _, end in cuts[:-1])] and cuts[-1][
         1
