@@ -38,7 +38,7 @@ MODULES = (
     "asyncrl.training.models",
     "weightsync.collective",
 )
-"""What the roles import when they start."""
+"""Modules that the roles import when they start."""
 MAINS = {"actors": "actors.__main__", "actors.prepare": "actors.prepare"}
 """The module with the `main` of each `python -m`."""
 

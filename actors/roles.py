@@ -1,4 +1,4 @@
-"""How the process of each role is put together. Invariant: a role imports what it needs and no
+"""The process of each role, put together. Invariant: a role imports what it needs and no
 more, and uses the threads it was given.
 
 Only this file knows both an actor and what stands around it: journal, task, model, transfer.
@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ActorContext:
-    """Which actor this process is, and where."""
+    """The actor that this process is, and its place in the run."""
 
     role: Role
     index: int
@@ -164,7 +164,7 @@ async def coordinator(place: ActorContext) -> None:
 
 
 def _standing(journal: Journal) -> run_status.JournalStatus:
-    """How the journal stands."""
+    """Ask the journal how it stands."""
     counts = journal.statistics()
     return run_status.JournalStatus(
         appended=counts.appended,

@@ -40,11 +40,11 @@ ENGINES: Registry[Any] = Registry(
     },
     _wrong,
 )
-"""What `engine.kind` may name: classes derived from `asyncrl.engines.spec.EngineKind`."""
+"""Names that `engine.kind` may have: classes derived from `asyncrl.engines.spec.EngineKind`."""
 
 
 def capabilities(kind: str) -> Capabilities:
-    """What the engine that `engine.kind` names declares. Raises ConfigError.
+    """Return what the engine that `engine.kind` names declares. Raises ConfigError.
 
     >>> capabilities("embedded").keeps_versions, capabilities("sglang").keeps_versions
     (True, False)

@@ -322,7 +322,7 @@ async def open_fork_server(
 
 
 def _answer(text: bytes, wanted: type[T]) -> T:
-    """What the server answered. Raises _ForkRefused, and EOFError where it has ended."""
+    """Return the server's answer. Raises _ForkRefused, and EOFError where it has ended."""
     if not text:
         raise EOFError
     answer = msgspec.msgpack.decode(text, type=Ready | Forked | Refused)

@@ -1,5 +1,5 @@
-"""What this machine lends this process. Invariant: it is asked in one place, so that no two roles
-count cores differently or choose ports in another way."""
+"""The share of this machine that this process has. Invariant: it is asked in one place, so that no
+two roles count cores differently or choose ports in another way."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ async def restart_beside(injector: Injector, draw: random.Random) -> None:
 
 @kind
 async def link_delayed(injector: Injector, draw: random.Random) -> None:
-    """What is sent arrives late, in order."""
+    """Have what is sent arrive late, in order."""
     if (process := await injector.one(draw, ACTORS)) is not None:
         wires = process.pipes[0].out, process.pipes[0].into
         for wire in wires:
