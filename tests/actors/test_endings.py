@@ -198,7 +198,7 @@ async def test_streams_end_from_source_to_sink(autojump_clock: trio.testing.Mock
 async def test_the_launcher_hears_of_the_drain_before_any_actor_can_end_of_it(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """So it starts nobody again (`tests/processes/test_supervisor.py`)."""
+    """So it starts nobody again (`tests/processes/test_run_supervisor.py`)."""
     world = small(rollout={"actors": 2})
     said: list[str] = []
 
@@ -221,6 +221,27 @@ async def test_the_launcher_hears_of_the_drain_before_any_actor_can_end_of_it(
 
     assert (await world.run(later)).ok
     assert said == ["launcher-0", "rollout-0", "rollout-1", "reward-0", "trainer-0"]
+    everybody_gone(world)
+
+
+@pytest.mark.parametrize("who", ["rollout-0", "reward-0"])
+async def test_who_is_killed_in_the_drain_is_not_started_again(
+    who: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = small(train={"steps": 1000}, rollout={"actors": 2})
+    world.learner._step_s = 3.0
+
+    async def user() -> None:
+        await world.until(lambda: world.learner.version >= 1 and world.holds("rollout-0"))
+        world.tell(Drain())
+        while not world.supervisor._draining:  # it is at once: an actor drains in a moment
+            await trio.lowlevel.checkpoint()
+        world.kill(who)
+
+    with trio.fail_after(1000):
+        outcome = await world.run(user)
+    assert outcome.ok and "--resume" in outcome.reason
+    assert {process.incarnation for process in world.processes.values()} == {0}
     everybody_gone(world)
 
 
