@@ -1,5 +1,5 @@
-"""What a run says of its steps and of what it trains on: alarms while they last and how many there
-were, and how fair its sample is."""
+"""Alarms of a run while they last, their number, and the distance of the trained sample from the
+generated one."""
 
 from __future__ import annotations
 

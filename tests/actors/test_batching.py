@@ -1,5 +1,5 @@
-"""What a step takes where little is left, where a window waits, and where all of a step is
-compared: against runs in virtual time."""
+"""The work that a step takes, against runs in virtual time: when little is left, when a window
+waits, and when all of a step is compared."""
 
 from __future__ import annotations
 
@@ -122,8 +122,7 @@ async def test_the_last_step_at_lag_0_is_packed_alike_whoever_is_complete_first(
 async def test_weights_are_held_while_more_tokens_of_them_may_come(
     finish_on: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Where rollouts end under the version that they began with, that is older than what is
-    published."""
+    """With `finish_on = own` more tokens may come of versions before the one that is served."""
     made = world(staleness={"proximal": "boundary", "finish_on": finish_on}, train={"steps": 12})
     held: list[
         tuple[int, int]

@@ -1,5 +1,5 @@
-"""What no engine can have sampled: its rollout is buried by name, the rest of the frame stands, and
-three such chunks cost the engine its place."""
+"""Chunks that no engine can have sampled: the rollout is buried by name, the rest of the frame
+stands, and three such chunks cost the engine its place."""
 
 from __future__ import annotations
 

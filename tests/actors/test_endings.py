@@ -37,7 +37,7 @@ def small(**sections: dict[str, object]) -> ScriptedWorld:
 
 
 def everybody_gone(world: ScriptedWorld) -> None:
-    """What holds after every end: nobody holds anything, and the accounts balance."""
+    """Check the promises of every end: nobody holds anything, and the accounts balance."""
     world.check()
     assert world.coordinator.parts.lifecycle.phase is Phase.STOP
     assert not any(rollout.holder for rollout in world.store.experience.rollouts.values())

@@ -320,8 +320,7 @@ class _Filling:
 async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(
     at: float, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """What actors answer meanwhile is not read, because the journal has no room for what follows of
-    it."""
+    """Answers of actors are not read meanwhile, because the journal has no room for their events."""
     sections = {
         "rollout": {"actors": 2, "lease_s": 30.0},
         "supervision": {"stall_s": 100.0},
@@ -349,7 +348,7 @@ async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(
 
 
 def _held(root: object) -> dict[str, int]:
-    """How many things each container that hangs on a coordinator holds, by its place."""
+    """Count the things in each container that a coordinator refers to, by its place."""
     found: dict[str, int] = {}
     stack, seen = [("", root)], set[int]()
     while stack:
@@ -376,8 +375,8 @@ def _held(root: object) -> dict[str, int]:
 async def test_a_long_run_holds_no_more_than_a_short_one(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """What a coordinator keeps is of what is live, of a while, and of each prompt: a run may last
-    for weeks."""
+    """A coordinator keeps things of live work, of a while, and of each prompt, because a run may
+    last for weeks."""
     held = []
     for steps in (100, 200):
         task, train = (

@@ -1,5 +1,5 @@
-"""What is started, what is taken, and when generation rests: the settings of flow, each against a
-run in virtual time."""
+"""The settings of flow, each against a run in virtual time: the groups that start, the groups that
+are taken, and the rests of generation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What one step gives the trainer at once may be more than an outbox holds: it waits, in its order,
-and the trainer is not cut off."""
+"""One step may give the trainer more frames than an outbox holds: they wait, in their order, and the
+trainer is not cut off."""
 
 from __future__ import annotations
 

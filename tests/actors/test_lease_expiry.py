@@ -146,8 +146,8 @@ async def test_what_an_engine_had_no_slot_for_has_not_failed_with_it(
     async def murderer() -> None:
         await world.until(
             lambda: (
-                (engine_handle := world.coordinator.parts.engines.get("rollout-0")) is not None
-                and len(engine_handle.held["train"]) == 5
+                (engine := world.coordinator.parts.engines.get("rollout-0")) is not None
+                and len(engine.held["train"]) == 5
             )
         )
         world.kill("rollout-0")
@@ -185,8 +185,8 @@ async def test_an_engine_that_gives_everything_back_unasked_fails_what_it_decode
     async def abort() -> None:
         await world.until(
             lambda: (
-                (engine_handle := world.coordinator.parts.engines.get("rollout-0")) is not None
-                and len(engine_handle.held["train"]) == 5
+                (engine := world.coordinator.parts.engines.get("rollout-0")) is not None
+                and len(engine.held["train"]) == 5
             )
         )
         await trio.sleep(0.05)

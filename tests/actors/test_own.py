@@ -34,7 +34,7 @@ def settings(finish_on: str, **sections: dict[str, object]) -> dict[str, dict[st
 
 
 class Kept:
-    """What engines are told to keep and to forget, by what they do."""
+    """Engines that record the versions that they are told to keep and to forget."""
 
     def __init__(self, world: ScriptedWorld) -> None:
         self.most = 0
@@ -139,14 +139,14 @@ async def test_what_nobody_needs_is_forgotten(autojump_clock: trio.testing.MockC
                 not world.coordinator.parts.publishing.busy
                 and world.coordinator.parts.publishing.committed is not None
             ):
-                for engine_handle in world.coordinator.parts.engines:
-                    assert live | {engine_handle.version} <= engine_handle.kept
-                    most = max(most, len(engine_handle.kept - live - {engine_handle.version}))
+                for engine in world.coordinator.parts.engines:
+                    assert live | {engine.version} <= engine.kept
+                    most = max(most, len(engine.kept - live - {engine.version}))
 
     await finished(world, watch)
     assert most <= 2
-    for engine_handle, engine in zip(world.coordinator.parts.engines, kept.engines, strict=False):
-        assert engine._kept == engine_handle.kept  # type: ignore[attr-defined]
+    for handle, engine in zip(world.coordinator.parts.engines, kept.engines, strict=False):
+        assert engine._kept == handle.kept  # type: ignore[attr-defined]
 
 
 async def test_an_engine_that_dies_with_the_only_copy_costs_what_began_with_it_and_nothing_hangs(

@@ -145,7 +145,7 @@ def pipe(tmp_path: Path) -> Callable[[str], Path]:
 
 
 async def said(pipe: Path) -> str:
-    """What is written to the pipe. Where nobody opens it, the thread that waits is left behind."""
+    """The bytes that are written to the pipe. If nobody opens it, the waiting thread is left."""
     with trio.fail_after(60):
         return await trio.to_thread.run_sync(pipe.read_text, abandon_on_cancel=True)
 

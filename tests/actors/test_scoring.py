@@ -1,5 +1,5 @@
-"""Who judges what: each sealed rollout once, the first sealed first, and what a lost reward actor
-had before the rest."""
+"""Each sealed rollout is judged once, the first sealed first, and the rollouts of a lost reward
+actor before the rest."""
 
 from __future__ import annotations
 

@@ -162,9 +162,9 @@ class ScriptedWorld(World):
     def holds(self, name: str) -> bool:
         """Whether an actor is in the middle of a training rollout: some of its tokens are
         streamed."""
-        engine_handle = self.coordinator.parts.engines.get(name)
-        return engine_handle is not None and any(
-            self.store.experience.rollouts[id].tokens for id in engine_handle.held["train"]
+        engine = self.coordinator.parts.engines.get(name)
+        return engine is not None and any(
+            self.store.experience.rollouts[id].tokens for id in engine.held["train"]
         )
 
     # -------------------------------------------------------------------------------------- results
