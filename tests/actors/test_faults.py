@@ -320,7 +320,7 @@ class _Filling:
 async def test_a_disk_that_is_full_for_longer_than_every_deadline_blames_nobody(
     at: float, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Answers of actors are not read meanwhile, because the journal has no room for their events."""
+    """Answers are not read meanwhile, because the journal has no room for their events."""
     sections = {
         "rollout": {"actors": 2, "lease_s": 30.0},
         "supervision": {"stall_s": 100.0},

@@ -1,5 +1,5 @@
-"""One step may give the trainer more frames than an outbox holds: they wait, in their order, and the
-trainer is not cut off."""
+"""One step may give the trainer more frames than an outbox holds: they wait, in their order, and
+the trainer is not cut off."""
 
 from __future__ import annotations
 
