@@ -1,5 +1,5 @@
-"""Alarms: a step that is not well, by its cause. Invariant: an alarm names one cause and says what to do
-about it; a step in its bands has none.
+"""Alarms: a step that is not well, by its cause. Invariant: an alarm names one cause and says what
+to do about it; a step in its bands has none.
 
 Two causes drive two policies apart. Where engine and trainer compute the same weights differently,
 tokens of lag 0 differ already; age adds to that with every version. So the numbers by lag tell them

@@ -4,8 +4,8 @@ every answer that is not what was asked for is one sentence in OpenAI's form.
     POST   /sessions/{session}/v1/chat/completions   `stream` or not
     POST   /sessions/{session}/v1/completions        `stream` or not
     GET    /sessions/{session}/v1/models
-    POST   /v1/sessions/{session}/reward             {"reward": 1.0}, or {"prompt_index": 17} for the
-                                                     task to judge: the session is complete
+    POST   /v1/sessions/{session}/reward             {"reward": 1.0}, or {"prompt_index": 17} for
+                                                     the task to judge: the session is complete
     DELETE /v1/sessions/{session}                    its agent gives up
     GET    /v1/prompts/{prompt_index}                a training prompt of the run's task
     GET    /ready                                    without a key: 200 where calls are answered,

@@ -2,9 +2,9 @@
 run's seed.
 
 So every process that opens a task sees the same prompt at the same place, and only (split,
-prompt_index, response ids) cross a link. Some reasoning-gym data sets iterate over Python sets of strings: their
-prompts are the same in two processes only where both run under one `PYTHONHASHSEED`, which the
-launcher gives to every actor.
+prompt_index, response ids) cross a link. Some reasoning-gym data sets iterate over Python sets of
+strings: their prompts are the same in two processes only where both run under one `PYTHONHASHSEED`,
+which the launcher gives to every actor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Prompts from a JSONL file. Invariant: every line was parsed and checked before the first prompt
 is given out.
 
-A line is an object with `prompt`, `answer` (text, or a number), optionally `verifier`, and any other
-key that its verifier reads. Only eight bytes a line stay in memory: where it starts.
-Held-out prompts never train: lines of the training split with a held-out prompt are left out.
+A line is an object with `prompt`, `answer` (text, or a number), optionally `verifier`, and any
+other key that its verifier reads. Only eight bytes a line stay in memory: where it starts. Held-out
+prompts never train: lines of the training split with a held-out prompt are left out.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _File:
         self.starts = array("Q")
         self.digests = array("Q")
         try:
-            self._file = Path(path).open("rb")
+            self._file = Path(path).open("rb")  # noqa: SIM115 open as long as the task
         except OSError as error:
             raise TaskError(
                 f"{path} cannot be read: {error.strerror}; task.path and task.eval_path name "

@@ -87,7 +87,8 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
     file = Path(path) / TENSORS
     try:
         with safe_open(file, framework="pt") as stored:
-            tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}
+            names = stored.keys()  # no mapping: it cannot be iterated over itself
+            tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"training cannot go on from {path}, because {TENSORS} cannot be read: {error}"

@@ -1,5 +1,5 @@
-"""Packed batches through a model. Invariant: a rollout's log-probabilities are those it has alone, up
-to rounding, whatever shares its pass.
+"""Packed batches through a model. Invariant: a rollout's log-probabilities are those it has alone,
+up to rounding, whatever shares its pass.
 
 A model computes each token by itself but for attention, and transformers' models leave attention to
 a function that can be chosen. This one puts the samples together, row by row, and has torch compute

@@ -1,5 +1,5 @@
-"""Rollouts packed for forward passes. Invariant: a token stands after its own past and nothing else,
-whatever shares its pass.
+"""Rollouts packed for forward passes. Invariant: a token stands after its own past and nothing
+else, whatever shares its pass.
 
 The samples of one forward pass are a `PackedBatch`. All its tokens stand one after another, without
 padding. A prompt that several samples have stands there once, and each response once but for its
@@ -128,8 +128,8 @@ def pack(
 
 
 def _divided(alike: Iterable[list[int]], of: _Samples) -> list[list[list[int]]]:
-    """Samples of each packed batch, in lists with one prompt each. A list of `alike` is divided only
-    where it costs too much for one packed batch."""
+    """Samples of each packed batch, in lists with one prompt each. A list of `alike` is divided
+    only where it costs too much for one packed batch."""
     row = of.response - 1 + ROW_SHARE * of.seen
     most = max(PACKED_TOKENS, 2 * float((of.prompt + row).max(initial=0)))
     divided: list[list[list[int]]] = []

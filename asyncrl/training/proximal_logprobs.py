@@ -113,8 +113,8 @@ class ProximalLogprobs:
     def completed(
         self, scores: Tensor, packed: PackedBatch, version: Tensor, asked: Tensor
     ) -> Tensor:
-        """`scores` of a packed batch's response tokens, with those that are NaN and `asked` for (bool)
-        scored where the weights of their `version` (int64) are held. All are [tokens]."""
+        """`scores` of a packed batch's response tokens, with those that are NaN and `asked` for
+        (bool) scored where the weights of their `version` (int64) are held. All are [tokens]."""
         scores = scores.clone()
         for held in self.snapshots.versions:
             wanted = asked & torch.isnan(scores) & (version == held)

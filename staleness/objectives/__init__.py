@@ -1,5 +1,5 @@
-"""Objectives: the loss of each token. Invariant: an objective returns one loss a token, 0 outside of the
-mask, and reduces nothing over tokens.
+"""Objectives: the loss of each token. Invariant: an objective returns one loss a token, 0 outside
+of the mask, and reduces nothing over tokens.
 
 `r` is `exp(log_ratio)`, the ratio of current to proximal policy (to behaviour policy where there is
 no proximal one), and A the advantage. No torch here: the configuration imports this.
