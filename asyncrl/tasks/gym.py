@@ -38,7 +38,8 @@ class GymTask:
     trained.
 
     >>> task = GymTask(TaskConfig(name="chain_sum", train_size=8, eval_size=2), seed=0)
-    >>> task.verify("evaluation", 1, "The sum: <answer>" + task.answer("evaluation", 1) + "</answer>")
+    >>> answer = task.answer("evaluation", 1)
+    >>> task.verify("evaluation", 1, f"The sum: <answer>{answer}</answer>")
     1.0
     """
 
