@@ -4,11 +4,8 @@ docstring says which buffers travel with it.
 A frame on a link is one message and zero or more raw buffers (`asyncrl.ipc.link`). Arrays never
 enter a message: they travel as buffers, little-endian and C-contiguous, `int32` for token ids,
 `float32` for log-probabilities and `uint8` for masks. A message that names several rollouts carries
-the concatenation of their arrays, in the order of its list.
-
-    part of a frame   example: two leases of 5 and 3 tokens of prompt, and no prefix
-    message           Leases([Lease(…, prompt_tokens=5, …), Lease(…, prompt_tokens=3, …)])
-    buffer 0          32 bytes: the 8 ids
+the concatenation of their arrays, in the order of its list. Example: `Leases` of two leases with 5
+and 3 tokens of prompt, and no prefix, has a buffer of 32 bytes.
 """
 
 from __future__ import annotations
