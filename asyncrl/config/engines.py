@@ -26,9 +26,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _wrong(found: Any) -> str:
-    if isinstance(getattr(found, "capabilities", None), Capabilities):
-        return ""
-    return "derive it from asyncrl.engines.spec.EngineKind"
+    """The fault of what is to be an engine, in words; empty where there is none. By the class's
+    attributes, because `EngineKind` is above the settings, and may not be imported here."""
+    if not isinstance(getattr(found, "capabilities", None), Capabilities):
+        return "derive it from asyncrl.engines.spec.EngineKind"
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    return f"it must define {', '.join(missing)}" if missing else ""
 
 
 ENGINES: Registry[Any] = Registry(

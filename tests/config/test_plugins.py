@@ -25,6 +25,9 @@ class Mine(EngineKind):
     def open(cls, context):
         raise NotImplementedError
 
+class Half(EngineKind):
+    pass
+
 class Other:
     pass
 """
@@ -61,6 +64,7 @@ def test_what_cannot_be_had_is_named(module: Path) -> None:
     (module / "their_broken.py").write_text("1 / 0")
     assert "has no Nothing" in refusal("their_engine:Nothing")
     assert "is no engine" in refusal("their_engine:Other")
+    assert "must define open" in refusal("their_engine:Half")
     assert "PYTHONPATH" in refusal("not_there:Mine")
     assert "ZeroDivisionError" in refusal("their_broken:Mine")
     assert "nearest is sglang" in refusal("sglagn")
