@@ -2,9 +2,9 @@
 
 A rule is a class (`AdmissionPolicy`). It has the limit of live groups, the largest lag that the
 limit allows, and the settings that contradict it. `choose_policy` takes the first rule of
-`POLICIES` that applies to the settings; there is one, `LiveGroups`. The table before a run, the
-checks of run.toml and the coordinator ask the same class, so none of them repeats the rule.
-docs/lag.md has the proof, and the steps to add a rule.
+`POLICIES` that applies to the settings. The table before a run, the checks of run.toml and the
+coordinator ask the same class, so none of them repeats the rule. docs/lag.md has the proof, and the
+steps to add a rule.
 
 No torch here: the configuration and the coordinator import this.
 """
