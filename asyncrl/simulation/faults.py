@@ -17,6 +17,7 @@ LIE_IN_WAIT = {
     "lost_committed",
     "lost_prepared",
     "verdict_twice",
+    "garbage_future",
     "wrong_weights",
     "reception_fails",
     "transfer_fails",

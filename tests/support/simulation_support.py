@@ -45,7 +45,15 @@ def plain(seed: int = 0, **sections: dict[str, object]) -> Config:
         "reward": {"actors": 2},
         "journal": {"commit_ms": 20},
     }
-    raw = msgspec.to_builtins(configured(seed))
-    for name in raw:
-        raw[name] |= settings.get(name, {}) | sections.get(name, {})
-    return msgspec.convert(raw, Config)
+    config = configured(seed)
+    for name in {**settings, **sections}:
+        section = getattr(config, name)
+        wanted = msgspec.to_builtins(section) | settings.get(name, {}) | sections.get(name, {})
+        if name == "staleness":  # a list of corrections is no plain value: it stays as it is
+            wanted["correction"] = ()
+            changed = msgspec.convert(wanted, type(section))
+            changed = msgspec.structs.replace(changed, correction=section.correction)
+        else:
+            changed = msgspec.convert(wanted, type(section))
+        config = msgspec.structs.replace(config, **{name: changed})
+    return config
