@@ -7,6 +7,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -19,11 +20,20 @@ import staleness
 PACKAGES = (asyncrl.strategies, asyncrl.tasks, staleness)
 
 
+ROOT = Path(__file__).parents[1]
+
+
+def folder(package: ModuleType) -> str:
+    """The package's own folder: its `__path__` may have that of its tests too, which bears its
+    name."""
+    return str(ROOT / package.__name__.replace(".", "/"))
+
+
 def modules() -> list[ModuleType]:
     names = [
         info.name
         for package in PACKAGES
-        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        for info in pkgutil.walk_packages([folder(package)], f"{package.__name__}.")
     ]
     return [*PACKAGES, *map(importlib.import_module, names), asyncrl.training.packing]
 
