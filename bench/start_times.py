@@ -124,7 +124,7 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _weight(pid: int) -> tuple[str, float]:
-    """Who it is, and its proportional share of memory in MiB; 0 of who has ended."""
+    """Its name, and its proportional share of memory in MiB; 0 of who has ended."""
     try:
         argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()

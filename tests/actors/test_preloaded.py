@@ -1,4 +1,4 @@
-"""What a run's fork server has imported: an actor forked from it computes as a fresh one does."""
+"""The imports of a run's fork server: an actor forked from it computes as a fresh one does."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ WORD = 2**64
 
 
 class Rules(NamedTuple):
-    """What the loop is told; the names are run.toml's. `stop` is the stop id, `judge` gives an
-    item's response its reward."""
+    """Settings that the loop is told; the names are run.toml's. `stop` is the stop id, `judge`
+    gives an item's response its reward."""
 
     steps: int
     batch_groups: int

@@ -39,8 +39,8 @@ from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import load_model
 
 ROUNDING = 5e-6
-"""What five steps in float32 may be away from float64, in the loss and in a weight; each step moves
-most weights by up to 3e-3."""
+"""Distance that five steps in float32 may be away from float64, in the loss and in a weight; each
+step moves most weights by up to 3e-3."""
 
 
 def rules(config: Config, source: ScriptedTask) -> Rules:
@@ -143,7 +143,7 @@ async def test_a_step_of_asynchrony_is_seen(plain: Outcome) -> None:
 
 
 class Turns(NamedTuple):
-    """What the synchronous run with asyncrl's own engine and learner gave: ids and
+    """Results that the run in turns with asyncrl's own engine and learner gave: ids and
     log-probabilities by (item, member), and the rest."""
 
     sampled: dict[tuple[int, int], tuple[bytes, bytes]]
