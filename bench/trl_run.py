@@ -61,7 +61,7 @@ def train(config: Config, folder: Path) -> dict[int, float]:
     items = range(min(task.size("train"), settings.steps * settings.batch_groups))
     prompts = Dataset.from_list(
         [
-            {"prompt": task.prompt("train", prompt_index), "item": prompt_index}
+            {"prompt": task.prompt("train", prompt_index), "prompt_index": prompt_index}
             for prompt_index in items
         ]
     )
