@@ -16,7 +16,7 @@ from actors.coordinator.scoring import Scoring
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.ipc.link import memory_links
-from asyncrl.ipc.messages import Hello, Message, Scored, ScoreRequest, ScoreResult
+from asyncrl.ipc.messages import Hello, Message, NoVerdict, Scored, ScoreRequest, ScoreResult
 from asyncrl.ipc.waits import Pulse
 
 TOKEN = np.ones(1, np.int32).tobytes()
@@ -123,3 +123,77 @@ async def test_more_answers_at_once_than_an_outbox_holds_cut_nobody_off() -> Non
             assert isinstance(message, ScoreRequest) and message.rollout == number
         nursery.cancel_scope.cancel()
     assert scoring.held("reward-0") == 3 * OUTBOX and not peer.scope.cancel_called
+
+
+def sealed(store: EventStore, count: int) -> None:
+    """So many rollouts, each of a prompt of its own, wait for a verdict."""
+    for number in range(count):
+        store.record(e.Admitted(number, number, 1, "train", 10 + number, TOKEN, 4, None, None))
+        store.record(e.Leased(number, "rollout-0", 1))
+        store.record(e.Sealed(number, 1, "stop"))
+
+
+async def test_answers_go_to_the_one_who_has_the_fewest_and_no_further_than_its_room() -> None:
+    store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
+    scoring = Scoring(store, roster, configured(reward={"concurrency": 2}))
+    sealed(store, 12)
+    rewards = [Reward(0), Reward(1)]
+    for peer in rewards:
+        roster.add(peer)
+    scoring.dispatch()
+    assert [peer.asked for peer in rewards] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert [scoring.held(peer.name) for peer in rewards] == [4, 4] and scoring.held("nobody") == 0
+    scoring.on_score_result(rewards[1], ScoreResult(3, Scored(1.0), 0.1))
+    scoring.dispatch()
+    assert rewards[0].asked[4:] == [] and rewards[1].asked[4:] == [8]
+
+
+async def test_who_owes_a_verdict_for_longer_than_all_it_had_before_can_take_is_named(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
+    config = configured(task={"verdict_s": 5.0}, reward={"concurrency": 1})
+    scoring, began = Scoring(store, roster, config), trio.current_time()
+    first, second = Reward(0), Reward(1)
+    assert scoring.overdue(began + 1e9) is None, "nobody owes anything"
+    sealed(store, 3)
+    roster.add(first)
+    scoring.dispatch()  # two answers
+    await trio.sleep(7.0)
+    roster.add(second)
+    scoring.dispatch()
+    # 2 answers before it and its own, each of 5 s and once more for a lost worker; and 30 s
+    patience_s = 2 * 3 * 5.0 + 30.0
+    assert scoring.overdue(began + patience_s) is None
+    assert scoring.overdue(began + patience_s + 0.1) == "reward-0"
+    for number in (0, 1):
+        scoring.on_score_result(first, ScoreResult(number, Scored(1.0), 0.1))
+    assert scoring.overdue(began + patience_s + 7.0) is None
+    assert scoring.overdue(began + patience_s + 7.1) == "reward-1"
+
+
+async def test_the_slowest_verdict_the_last_one_and_the_commonest_complaint_are_known(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
+    scoring, peer = Scoring(store, roster, configured()), Reward(0)
+    assert scoring.slowest[1] == -1 and scoring.complaint() == ""
+    roster.add(peer)
+    sealed(store, 5)
+    scoring.dispatch()
+    said = [
+        (Scored(1.0), 0.1),
+        (NoVerdict("raised: ValueError: 3"), 0.7),
+        (NoVerdict("deadline"), 0.2),
+        (NoVerdict("raised: KeyError: 'x'"), 0.3),
+    ]
+    for number, (verdict, seconds) in enumerate(said):
+        await trio.sleep(2.0)
+        scoring.on_score_result(peer, ScoreResult(number, verdict, seconds))
+        assert scoring.last_activity == trio.current_time()
+    await trio.sleep(2.0)
+    scoring.on_score_result(Reward(1), ScoreResult(4, Scored(1.0), 9.0))  # it was not asked
+    assert scoring.last_activity == trio.current_time() - 2.0
+    assert scoring.slowest == (0.7, 11), "of the prompt of rollout 1"
+    assert scoring.no_verdicts == {"raised": 2, "deadline": 1}
+    assert scoring.complaint() == " (2 answers without a verdict: raised)"

@@ -30,6 +30,7 @@ def test_recent_shares_and_rates_are_those_of_the_window(
         for count, idle, weights in seconds:
             await trio.sleep(1.0)
             tokens.enter(count)
+            tokens.train(count // 3)
             progress.on_report(
                 trainer, Report(1.0, {"command": idle, "something else": 1.0}, {}, []), True
             )
@@ -40,6 +41,8 @@ def test_recent_shares_and_rates_are_those_of_the_window(
         last = seconds[-round(WINDOW_S) :]
         assert progress.window_s == pytest.approx(len(last))
         assert progress.rates[0] == pytest.approx(sum(count for count, _, _ in last) / len(last))
+        trained = sum(count // 3 for count, _, _ in last)
+        assert progress.rates[1] == pytest.approx(trained / len(last))
         recent = progress.recent()
         assert recent["trainer"] == {
             "command": pytest.approx(sum(idle for _, idle, _ in last) / len(last))
@@ -47,9 +50,17 @@ def test_recent_shares_and_rates_are_those_of_the_window(
         assert recent["rollout"]["weights"] == pytest.approx(
             sum(w for _, _, w in last) / 2 / len(last)
         )
+        assert recent["rollout"]["requests"] == pytest.approx(
+            sum(idle for _, idle, _ in last) / 2 / len(last)
+        )
         assert progress.idle("trainer") == pytest.approx(
             sum(idle for _, idle, _ in seconds) / len(seconds)
         )
+        assert progress.idle("rollout") == pytest.approx(
+            sum(idle + weights for _, idle, weights in seconds) / 2 / len(seconds)
+        )
+        assert progress.idle("reward") is None and "reward" not in recent
+        assert progress.seconds == pytest.approx(len(seconds))
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -74,3 +85,14 @@ async def test_nobody_is_idle_before_the_run_works(autojump_clock: trio.testing.
     assert (
         progress.idle("trainer") is None and progress.recent() == {} and peer.report.seconds == 1.0
     )
+
+
+async def test_after_a_long_silence_the_window_is_the_silence(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    progress, tokens = RunStatistics(), Account()
+    for seconds in (1.0, 1.0, 100.0):
+        await trio.sleep(seconds)
+        tokens.enter(50)
+        progress.tick(tokens)
+    assert progress.window_s == 100.0 and progress.rates == (0.5, 0.0)

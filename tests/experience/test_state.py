@@ -287,7 +287,13 @@ def test_what_a_crash_undid_is_taken_again_first_and_as_it_was(story: Story) -> 
         5,
         5 * 3 * 8,
     )
-    for refused in (e.Taken(0, [4, 5]), e.Taken(1, [0]), e.Dropped(2, "filtered"), e.Published(1)):
+    for refused in (
+        e.Taken(0, [4, 5]),
+        e.Taken(1, [0]),
+        e.Dropped(2, "filtered"),
+        e.Discarded(4, "filtered"),
+        e.Published(1),
+    ):
         with pytest.raises(ImpossibleEvent, match=r"first|again"):
             x.apply(refused)
     for taken in (e.Taken(0, [0]), e.Taken(0, [4, 5]), e.Taken(1, [2, 3])):
@@ -416,6 +422,40 @@ def test_a_token_newer_than_the_policy_of_the_step_is_refused(story: Story) -> N
     with pytest.raises(ImpossibleEvent, match="only step 0 makes"):
         story(e.Taken(0, [0]))
     story(e.Taken(1, [0]))
+
+
+def refuses(experience: Experience, event: e.AnyEvent, says: str) -> None:
+    before = copy.deepcopy(experience)
+    with pytest.raises(ImpossibleEvent, match=says):
+        experience.apply(event)
+    assert experience == before
+
+
+def test_an_evaluation_leaves_whole_and_does_not_start_again(story: Story) -> None:
+    story.admit(size=2, split="evaluation", version=0)
+    story.finish(0, 1)
+    refuses(story.experience, e.Discarded(0, "filtered"), "only its whole group")
+    refuses(story.experience, e.Dropped(0, "stale", restart=True), "only a training prompt")
+    story(e.Dropped(0, "evaluation"))
+
+
+def test_only_what_a_step_has_is_kept_and_only_for_later_steps(story: Story) -> None:
+    story.admit(size=1)
+    story.admit(size=1)
+    story.finish(0, 1)
+    story(e.Taken(2, [0]))
+    x = story.experience
+    for group in (1, 99):
+        refuses(x, e.StoredForReplay(group, 9), "was not taken")
+    for until in (1, 2):
+        refuses(x, e.StoredForReplay(0, until), "for the first time")
+    refuses(x, e.Replayed(3, [0]), "not kept for replay")
+    story(e.StoredForReplay(0, 3), e.Trained(0, 3, {}))
+    refuses(x, e.Replayed(3, []), "replays no group")
+    refuses(x, e.Replayed(4, [0]), "until step 3")
+    refuses(x, e.Replayed(3, [0, 0]), "replayed already")
+    story(e.Replayed(3, [0]))
+    refuses(x, e.Replayed(3, [0]), "replayed already")
 
 
 def test_fold_of_nothing_is_the_beginning() -> None:
