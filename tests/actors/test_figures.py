@@ -177,7 +177,9 @@ def agrees(status: RunStatus, update: StatusUpdate, log: TimedLog, began: float)
 async def test_every_figure_of_a_run_is_that_of_its_events(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = ScriptedWorld(configured(rollout={"actors": 2}, reward={"concurrency": 1}))
+    world = ScriptedWorld(
+        configured(engine={"slots": 2}, rollout={"actors": 2}, reward={"concurrency": 1})
+    )
     world.log = log = TimedLog()
     world.store = EventStore(Experience(), log)
     world.verifiers._seconds = 0.02
