@@ -67,12 +67,18 @@ class _Staging:
         self._staged: Received | None = None
         self._scope = trio.CancelScope()
 
-    async def prepare(self, message: Prepare) -> Prepared:
-        """Receive the weights. Every Prepare has one answer, even if an abort or a newer
-        publication ended it."""
+    def begin(self, message: Prepare) -> trio.CancelScope:
+        """Make `message` the publication that is received, at once, so that an abort that is read
+        right after it finds it. Returns the scope to receive in."""
         self.abort()
-        self._publication = message.publication
-        with trio.CancelScope() as self._scope:
+        self._publication, self._scope = message.publication, trio.CancelScope()
+        return self._scope
+
+    async def prepare(self, message: Prepare, scope: trio.CancelScope) -> Prepared:
+        """Receive the weights. Every Prepare has one answer, even if an abort or a newer
+        publication ended it before it began."""
+        with scope:
+            await trio.lowlevel.checkpoint()
             try:
                 staged = await self._receive(message)
             except TransferError as error:
@@ -154,8 +160,8 @@ async def rollout_actor(
         reporter.count("sampled_tokens", len(ids))
         await link.send(Chunks(heads), ids.data, behaviour.data)
 
-    async def prepare(message: Prepare) -> None:
-        await link.send(await staging.prepare(message))
+    async def prepare(message: Prepare, scope: trio.CancelScope) -> None:
+        await link.send(await staging.prepare(message, scope))
 
     async def commit(message: Commit) -> None:
         staged = staging.take(message.publication)
@@ -174,7 +180,7 @@ async def rollout_actor(
                 case Interrupt(rollouts):
                     engine.interrupt(rollouts)
                 case Prepare():
-                    nursery.start_soon(prepare, message)
+                    nursery.start_soon(prepare, message, staging.begin(message))
                 case Commit():
                     nursery.start_soon(commit, message)
                 case Abort():

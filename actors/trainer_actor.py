@@ -3,7 +3,7 @@
 Invariant: commands that compute are carried out one at a time, in the order in which they came.
 
     MicroBatch      accumulate its gradients                       → Consumed
-    ScoreProximal   score tokens under the present weights, and keep the scores
+    ScoreProximal   score tokens under the present weights, and keep the scores → ScoredProximal
     CloseStep       one optimizer step, one version more           → Stepped
     Publish         send the present weights                       → Transferred
     Save            write a checkpoint                             → Saved
@@ -33,6 +33,7 @@ from asyncrl.ipc.messages import (
     Publish,
     Save,
     Saved,
+    ScoredProximal,
     ScoreProximal,
     Stepped,
     TokenCount,
@@ -50,8 +51,7 @@ FOR_EVER_S = 1e9
 """Seconds for which a command may be long in coming while engines are at work. The end of the link,
 and the coordinator's watchdog, end this wait."""
 COMMANDS = 64
-"""Commands that may wait here. The coordinator has at most two micro-batches outstanding, and few
-other commands."""
+"""Commands that may wait here. The coordinator has fewer outstanding (`TrainerCommands`)."""
 
 
 class LearnerProtocol(Protocol):
@@ -110,14 +110,21 @@ async def trainer_actor(
         task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         checksums, error = list[int](), "aborted"
-        async with weights:
-            version, start = learner.version, trio.current_time()
-            with trio.CancelScope() as scope:
+        version, start = learner.version, trio.current_time()
+        with trio.CancelScope() as scope:
+            if weights.locked():  # by a step; an abort is read meanwhile
                 task_status.started(scope)
-                try:
-                    checksums, error = (await transfer.send(message)).checksums, ""
-                except TransferError as failure:
-                    error = str(failure)
+                await weights.acquire()
+            else:  # before a command that is read next can change them
+                weights.acquire_nowait()
+                task_status.started(scope)
+            version, start = learner.version, trio.current_time()
+            try:
+                checksums, error = (await transfer.send(message)).checksums, ""
+            except TransferError as failure:
+                error = str(failure)
+            finally:
+                weights.release()
         await link.send(
             Transferred(message.publication, version, checksums, trio.current_time() - start, error)
         )
@@ -125,7 +132,9 @@ async def trainer_actor(
     send, commands = trio.open_memory_channel[tuple[Message, tuple[memoryview, ...]]](COMMANDS)
 
     async def read() -> None:
-        """Take publications at once, beside whatever is computed, and queue the rest."""
+        """Take publications at once, beside whatever is computed, and queue the rest. This never
+        waits for what is computed. Raises trio.WouldBlock if the coordinator gives more commands
+        than may wait."""
         transfer_scope = trio.CancelScope()
         async with send:
             async for message, buffers in link:
@@ -135,7 +144,7 @@ async def trainer_actor(
                     case Abort():
                         transfer_scope.cancel()
                     case _:
-                        await send.send((message, buffers))
+                        send.send_nowait((message, buffers))
                         if isinstance(message, Drain):
                             return
 
@@ -154,8 +163,9 @@ async def trainer_actor(
                 case MicroBatch(step, index):
                     counts = await learner.accumulate(message, buffers)
                     await link.send(Consumed(step, index, counts, trio.current_time() - start))
-                case ScoreProximal():
+                case ScoreProximal(step):
                     await learner.score_proximal(message, buffers)
+                    await link.send(ScoredProximal(step))
                 case CloseStep():
                     async with weights:
                         metrics = await learner.step()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from actors.coordinator.event_store import EventStore
-from actors.coordinator.peers import Peer
+from actors.coordinator.trainer_commands import TrainerCommands
 from asyncrl.experience.events import Checkpointed
 from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.ipc.messages import Save, Saved
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class Checkpointing:
     """The checkpoints of a run, from the trainer's first version on."""
 
-    def __init__(self, store: EventStore, trainer: Peer, version: int) -> None:
+    def __init__(self, store: EventStore, trainer: TrainerCommands, version: int) -> None:
         """`version` is the one that the trainer started from."""
         self._store = store
         self._trainer = trainer

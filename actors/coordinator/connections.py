@@ -31,6 +31,7 @@ from asyncrl.ipc.messages import (
     Report,
     Role,
     Saved,
+    ScoredProximal,
     ScoreResult,
     Stepped,
     TrainerReady,
@@ -50,6 +51,7 @@ ACCEPTED: dict[Role, dict[type[Message], int]] = {
         Consumed: 0,
         Stepped: 0,
         Saved: 0,
+        ScoredProximal: 0,
         Transferred: 0,
         Report: 0,
         Drained: 0,
@@ -159,7 +161,7 @@ class Connections:
             case ScoreResult():
                 parts.metrics.judged(message.verdict, message.seconds)
                 parts.scoring.on_score_result(peer, message)
-            case Consumed() | Stepped() | Saved() if parts.stepping is not None:
+            case Consumed() | ScoredProximal() | Stepped() | Saved() if parts.stepping is not None:
                 self._from_trainer(parts.stepping, message)
             case Transferred():
                 parts.publishing.on_transferred(message)
@@ -198,10 +200,14 @@ class Connections:
                     "take from it now",
                 )
 
-    def _from_trainer(self, stepping: Stepping, message: Consumed | Stepped | Saved) -> None:
+    def _from_trainer(
+        self, stepping: Stepping, message: Consumed | ScoredProximal | Stepped | Saved
+    ) -> None:
         match message:
             case Consumed():
                 stepping.on_consumed(message)
+            case ScoredProximal():
+                stepping.on_scored_proximal(message)
             case Stepped():
                 stepping.on_stepped(message)
                 self._parts.metrics.stepped(message.seconds, stepping.metrics)

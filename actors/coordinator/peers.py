@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -42,7 +42,6 @@ class Peer:
         self.freed: Callable[[], None] = lambda: None
         self._more_waits = False  # somebody had no room for more
         self._outbox, self._frames = trio.open_memory_channel[Frame](OUTBOX)
-        self._later: deque[Frame] = deque()
 
     def send(self, message: Message, *buffers: object) -> None:
         """Queue a frame; frames leave in order. A peer that has not read its last OUTBOX frames is
@@ -52,12 +51,6 @@ class Peer:
         except trio.WouldBlock:
             logger.error("%s has not read its last %d frames, and is cut off", self.name, OUTBOX)
             self.scope.cancel()
-
-    def queue(self, message: Message, *buffers: object) -> None:
-        """Send a frame whose number is bounded elsewhere, and may be more than an outbox holds. It
-        waits its turn, in the order of queueing."""
-        self._later.append((message, buffers))
-        self._refill()
 
     def has_room(self) -> bool:
         """True if it may be given more frames of those that can wait, which have half of the
@@ -70,15 +63,9 @@ class Peer:
         """Write the outbox to the link until cancelled."""
         async for message, buffers in self._frames:
             await self.link.send(message, *buffers)  # type: ignore[arg-type]
-            self._refill()
             if self._more_waits and not self._outbox.statistics().current_buffer_used:
                 self._more_waits = False
                 self.freed()
-
-    def _refill(self) -> None:
-        """Move queued frames to the outbox, as far as half of it: the rest is for `send`."""
-        while self._later and 2 * self._outbox.statistics().current_buffer_used < OUTBOX:
-            self._outbox.send_nowait(self._later.popleft())
 
 
 class LastSeen(NamedTuple):

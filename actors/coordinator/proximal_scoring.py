@@ -11,8 +11,8 @@ Example: the trainer holds version 5, and step 5 is closed. A rollout has 8 toke
 from __future__ import annotations
 
 from actors.coordinator.event_store import EventStore
-from actors.coordinator.peers import Peer
 from actors.coordinator.sequences import of_rollout
+from actors.coordinator.trainer_commands import TrainerCommands
 from asyncrl.config import Config
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.rollout import Rollout, RolloutStatus
@@ -23,7 +23,7 @@ from asyncrl.ipc.messages import ScoreProximal
 class ProximalScoring:
     """The tokens of live rollouts that the trainer has scored."""
 
-    def __init__(self, store: EventStore, trainer: Peer, config: Config) -> None:
+    def __init__(self, store: EventStore, trainer: TrainerCommands, config: Config) -> None:
         self._store = store
         self._trainer = trainer
         self._config = config

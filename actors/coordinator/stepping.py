@@ -4,7 +4,8 @@ Invariant: a step is closed with all that it takes, and only from a version whos
 committed.
 
     units that are chosen (batching.py)
-      → micro-batches, at most OUTSTANDING of them with the trainer
+      → micro-batches, and then other commands, of which few are with the trainer at a time
+        (trainer_commands.py)
       → all are taken, and the version that the step starts from is committed: the step is closed
       → Stepped: there is a version more
 
@@ -34,6 +35,7 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
 from actors.coordinator.proximal_scoring import ProximalScoring
 from actors.coordinator.sequences import SequenceToTrain, of_replayed, of_rollout
+from actors.coordinator.trainer_commands import OUTSTANDING, TrainerCommands
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import advantage_of
@@ -45,7 +47,10 @@ from asyncrl.ipc.messages import (
     CloseStep,
     Consumed,
     MicroBatch,
+    Save,
     Saved,
+    ScoredProximal,
+    ScoreProximal,
     Stepped,
     TokenCount,
 )
@@ -53,10 +58,6 @@ from asyncrl.observe.summary import Alarmed
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.alarms import Alarm, alarms
 from staleness.lag import fresh_mask, tokens_by_lag
-
-OUTSTANDING = 2
-"""Micro-batches that may be with the trainer: the one it works on, and the next, so that it never
-asks."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,23 +79,24 @@ class Stepping:
         self._store = store
         self._exhausted = exhausted
         self.trainer = trainer
+        self._commands = TrainerCommands(trainer)
         self._config = config
         self.version = version
         # the open step: `version`, or one more while the optimizer step before it is under way
         self._step = version
         self._batching = Batching(store, config, exhausted)
-        self._index = 0  # micro-batches sent for the open step
-        # (step, index) of each micro-batch that is with the trainer, and its tokens by lag
+        self._index = 0  # micro-batches given for the open step
+        # (step, index) of each micro-batch that is not consumed, and its tokens by lag
         self._outstanding: dict[tuple[int, int], Counter[int]] = {}
         # what the trainer said of each micro-batch of a step, and the micro-batch's tokens by lag
         self._consumed: defaultdict[int, list[tuple[list[TokenCount], Counter[int]]]] = defaultdict(
             list
         )
-        self._checkpoints = Checkpointing(store, trainer, version)
+        self._checkpoints = Checkpointing(store, self._commands, version)
         self._save_due = False  # the present version, or the next one
-        self._proximal = ProximalScoring(store, trainer, config)
+        self._proximal = ProximalScoring(store, self._commands, config)
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
-        # micro-batches with the trainer that train again what the ledger has counted before
+        # micro-batches not consumed that train again what the ledger has counted before
         self._replays: set[tuple[int, int]] = set()
         self._replayed = 0  # tokens trained again in the last step
         self.metrics: dict[str, float] = {}  # of the last step
@@ -230,7 +232,9 @@ class Stepping:
         message = MicroBatch(
             self._step, self._index, [piece.sample for piece in pieces], rewards, parts
         )
-        self.trainer.queue(message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask))
+        self._commands.queue(
+            message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
+        )
         self._index += 1
 
     def _replay(self) -> None:
@@ -277,19 +281,25 @@ class Stepping:
             self._replay()
         if self._config.staleness.proximal == "boundary":
             self._proximal.score(self._step, served)
-        self.trainer.queue(CloseStep(self._step))
+        self._commands.queue(CloseStep(self._step))
         self._step += 1
         self._index = 0
         self._batching.close()
 
     # ------------------------------------------------------------------------------------- answers
 
+    def on_scored_proximal(self, message: ScoredProximal) -> None:
+        """The trainer keeps scores. Raises ImpossibleEvent for those that it was not asked for."""
+        self._commands.answered(ScoreProximal)
+        self.last_activity = trio.current_time()
+
     def on_consumed(self, message: Consumed) -> None:
         """The trainer accumulated a micro-batch. Raises ImpossibleEvent for one that it does not
         have."""
-        if (message.step, message.index) not in self._outstanding:
+        batch = self._commands.answered(MicroBatch)
+        if (message.step, message.index) != (batch.step, batch.index):
             raise ImpossibleEvent(
-                f"micro-batch {message.index} of step {message.step} is not with the trainer"
+                f"micro-batch {message.index} of step {message.step} is not the trainer's next"
             )
         lags = self._outstanding.pop((message.step, message.index))
         if (message.step, message.index) in self._replays:
@@ -308,6 +318,7 @@ class Stepping:
                 f"version {message.version} was not asked for: version {self.version} is the "
                 f"last, and step {self._step} is open"
             )
+        self._commands.answered(CloseStep)
         trained, discarded = 0, Counter[str]()
         if self._config.train.replay_groups:
             self._store_for_replay(message.version - 1)
@@ -374,5 +385,6 @@ class Stepping:
     def on_saved(self, message: Saved) -> None:
         """A checkpoint is complete, or could not be written. Raises ImpossibleEvent for one that
         was not asked for."""
+        self._commands.answered(Save)
         self._checkpoints.on_saved(message)
         self.last_activity = trio.current_time()

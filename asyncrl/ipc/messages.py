@@ -259,6 +259,12 @@ class ScoreProximal(Message, frozen=True):
     oldest: int | None = None
 
 
+class ScoredProximal(Message, frozen=True):
+    """Trainer to coordinator: the scores that one `ScoreProximal` of `step` asked for are kept."""
+
+    step: int
+
+
 class TokenCount(Part, frozen=True):
     """Counts of one sequence's sampled tokens: `trained` entered a loss, the rest was left out, by
     reason. Example: `TokenCount(7, 90, {"stale": 6, "icepop": 4})` of 100 tokens."""
