@@ -8,7 +8,18 @@ READY := .venv/.ready
 # One file of tests a process at a time (tests/conftest.py).
 PYTEST := $(BIN)/pytest -n auto --maxprocesses=8
 
-.PHONY: run test test-all lint ruff types imports fuzz soak sglang-cpu clean
+# The locked wheels and nothing else: each by its hash, none built, no dependency that is not listed.
+PINNED := install --disable-pip-version-check --no-deps --only-binary :all: --require-hashes
+LOCAL := install --quiet --disable-pip-version-check --no-deps --no-build-isolation
+
+# $(call locked,ENVIRONMENT,LOCKS): torch for processors where the package index offers that build, else as PyPI has it; then what the locks
+# list, which has the last word (SGLang's on triton).
+define locked
+	$(1)/bin/python -m pip $(PINNED) --quiet -r requirements/torch-cpu.lock 2>/dev/null || $(1)/bin/python -m pip $(PINNED) -r requirements/torch.lock
+	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
+endef
+
+.PHONY: run test test-all lint ruff types imports fuzz soak sglang-cpu trl gym-source locks audit sbom clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -38,18 +49,20 @@ types: $(READY)
 imports: $(READY)
 	$(BIN)/lint-imports
 
-$(READY): requirements.lock pyproject.toml
+TORCH := requirements/torch.lock requirements/torch-cpu.lock
+
+$(READY): requirements/run.lock requirements/dev.lock requirements/fuzz.lock $(TORCH) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncrl needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary atheris atheris==3.0.0 || echo "no atheris for this machine: its fuzzers are skipped"
+	$(call locked,.venv,run dev)
+	$(BIN)/python -m pip $(LOCAL) -e .
+	$(BIN)/python -m pip $(PINNED) --quiet -r requirements/fuzz.lock || echo "no atheris for this machine: its fuzzers are skipped"
 	touch $@
 
 # The real SGLang server on a CPU, in an environment of its own (its pins differ): 0.6 GB to download, 2.4 GB on disk, a minute or two, once.
 # docs/sglang.md is about its use; without it the tests that need a server skip, and say so.
 SGLANG := .venv-sglang
-SGLANG_SOURCES := docker/sglang-cpu/requirements.txt docker/sglang-cpu/unresolved.txt docker/sglang-cpu/pyproject.toml \
+SGLANG_SOURCES := requirements/sglang-cpu.lock $(TORCH) docker/sglang-cpu/pyproject.toml \
 	$(wildcard docker/sglang-cpu/cpu_native/*.py)
 
 sglang-cpu: $(SGLANG)/.ready
@@ -57,10 +70,47 @@ sglang-cpu: $(SGLANG)/.ready
 $(SGLANG)/.ready: $(SGLANG_SOURCES)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the pins of SGLang on a CPU are for Python 3.11: make sglang-cpu PYTHON=python3.11")'
 	$(PYTHON) -m venv $(SGLANG)
-	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check -r docker/sglang-cpu/requirements.txt
-	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r docker/sglang-cpu/unresolved.txt
-	$(SGLANG)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation docker/sglang-cpu
+	$(call locked,$(SGLANG),sglang-cpu)
+	$(SGLANG)/bin/python -m pip $(LOCAL) docker/sglang-cpu
 	touch $@
+
+# What four of reasoning-gym's data sets need besides. Three of these packages are built here, from source, by the pinned setuptools: no
+# wheel of them is published.
+gym-source: $(READY)
+	$(BIN)/python -m pip $(LOCAL) --require-hashes -r requirements/gym-source.lock
+
+# What bench/vs_trl.py measures against, in an environment of its own.
+TRL := .venv-bench
+trl: $(TRL)/.ready
+
+$(TRL)/.ready: requirements/run.lock requirements/bench.lock $(TORCH)
+	$(PYTHON) -m venv $(TRL)
+	$(call locked,$(TRL),run bench)
+	$(TRL)/bin/python -m pip $(LOCAL) -e .
+	touch $@
+
+# What resolves and audits the locks, in an environment of its own.
+AUDIT := .venv-audit
+$(AUDIT)/.ready: requirements/audit.lock
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip $(PINNED) --quiet -r requirements/audit.lock
+	touch $@
+
+# Every lock anew, after a change of pyproject.toml or of docker/sglang-cpu/*.txt. What is pinned stays: `make locks RENEW=--upgrade`.
+locks: $(AUDIT)/.ready
+	$(AUDIT)/bin/python requirements/renew.py $(RENEW)
+
+# Known vulnerabilities of what is locked, where the package index has advisories.
+audit: $(AUDIT)/.ready
+	$(AUDIT)/bin/python requirements/audit.py
+
+# The bill of materials of what runs, with every hash (CycloneDX); needs no network.
+SBOM := build/asyncrl.cdx.json
+sbom: $(AUDIT)/.ready
+	mkdir -p $(dir $(SBOM))
+	cat requirements/run.lock requirements/torch.lock | $(AUDIT)/bin/cyclonedx-py requirements --pyproject pyproject.toml \
+		--output-reproducible --output-file $(SBOM) -
+	@echo "sbom: $(SBOM)"
 
 # Each fuzzer for so many seconds; what one finds is kept, and said.
 FUZZ_S ?= 20
@@ -74,4 +124,4 @@ soak: $(READY)
 	$(BIN)/asyncrl simulate --seeds 0:10000 --jobs $$(nproc)
 
 clean:
-	rm -rf .venv .venv-sglang .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-sglang $(TRL) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

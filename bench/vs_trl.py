@@ -15,7 +15,7 @@ setting of threads is the fastest in a trial of a few steps.
 
 TRL has a virtual environment of its own:
 
-    python3 -m venv .venv-bench && .venv-bench/bin/pip install -c requirements.lock -e '.[bench]'
+    make trl
     .venv-bench/bin/python bench/vs_trl.py [--lengths own|tail] [--seeds 3] [--steps N]
                                            [--accuracy A]
 """

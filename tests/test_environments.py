@@ -30,7 +30,10 @@ DOCKER = ROOT / "docker"
 SGLANG = ROOT / ".venv-sglang"
 PINNED = re.compile(r".+@sha256:[0-9a-f]{64}")
 IMAGE = f"example.org/sglang@sha256:{'5' * 64}"
+TOLD = {"SGLANG_IMAGE": IMAGE, "MODEL": "/models/m", "SGLANG_KEY": "/keys/sglang"}
+"""What compose.yaml has to be told."""
 KUBERNETES = "1.34"
+WORKLOADS = ("StatefulSet/sglang", "Job/trainer", "Deployment/prometheus", "Deployment/grafana")
 SERVERS_SAY = {
     "sglang:cache_hit_rate",
     "sglang:gen_throughput",
@@ -69,8 +72,7 @@ def composed() -> Document:
         "-f",
         "docker/compose.yaml",
         "config",
-        SGLANG_IMAGE=IMAGE,
-        MODEL="/models/m",
+        **TOLD,
     )
     assert done.returncode == 0, done.stderr
     return dict(yaml.safe_load(done.stdout))
@@ -124,9 +126,8 @@ def test_what_the_image_copies_is_there_and_gets_into_a_build() -> None:
 def test_the_image_has_the_packages_and_the_data_of_the_project() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     packages = re.findall(r'"(\w+)\*"', project.partition("[tool.setuptools.packages.find]")[2])
-    assert {*packages, "README.md", "LICENSE", "pyproject.toml", "requirements.lock"} <= set(
-        copied()
-    )
+    locks = {"requirements/run.lock", "requirements/torch.lock"}
+    assert {*packages, *locks, "README.md", "LICENSE", "pyproject.toml"} <= set(copied())
 
 
 def test_the_image_belongs_to_nobody_special() -> None:
@@ -179,9 +180,9 @@ def test_every_image_is_named_by_its_digest(
 # ----------------------------------------------------------------------------------------- compose
 
 
-@pytest.mark.parametrize("variable", ["SGLANG_IMAGE", "MODEL"])
+@pytest.mark.parametrize("variable", TOLD)
 def test_compose_says_what_it_was_not_told(variable: str) -> None:
-    told = {"SGLANG_IMAGE": IMAGE, "MODEL": "/models/m"} | {variable: ""}
+    told = TOLD | {variable: ""}
     done = tool("docker-compose", "-f", "docker/compose.yaml", "config", "--quiet", **told)
     assert (
         done.returncode
@@ -226,6 +227,33 @@ def test_only_what_is_looked_at_is_published_and_only_here(composed: Document) -
     )
 
 
+def test_no_service_of_compose_can_do_more_than_it_must(composed: Document) -> None:
+    for name, service in composed["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"] and "cap_add" not in service, name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not {"privileged", "pid", "ipc", "userns_mode"} & set(service), name
+        assert service["cpus"] > 0 and int(service["mem_limit"]) > 0, name
+        assert 0 < service["pids_limit"] <= 4096, name
+        user = service.get("user", "10001" if name == "trainer" else "0")  # the image's own
+        assert int(user.partition(":")[0]) > 0, name
+        writable = [mount["target"] for mount in service.get("volumes", ()) if not read_only(mount)]
+        assert writable == {"trainer": ["/runs"], "prometheus": ["/prometheus"]}.get(name, []), name
+
+
+def read_only(mount: Document) -> bool:
+    return bool(mount.get("read_only"))
+
+
+def test_compose_lets_nothing_out(composed: Document) -> None:
+    networks = composed["networks"]
+    assert networks["engines"]["internal"] is True
+    assert networks["watch"]["driver_opts"] == {
+        "com.docker.network.bridge.enable_ip_masquerade": "false"
+    }
+    assert set(networks) == {"engines", "watch"}
+
+
 def test_every_file_that_is_mounted_is_there(composed: Document) -> None:
     assert composed["configs"] and all(
         Path(config["file"]).is_file() for config in composed["configs"].values()
@@ -248,12 +276,7 @@ def test_kubernetes_knows_every_field(objects: dict[str, Document]) -> None:
 
 def test_what_pods_refer_to_is_there(objects: dict[str, Document]) -> None:
     secret = {"sglang"}  # made by hand, as docs/gpu.md says
-    for name in (
-        "StatefulSet/sglang",
-        "Job/trainer",
-        "Deployment/prometheus",
-        "Deployment/grafana",
-    ):
+    for name in WORKLOADS:
         volumes = {
             volume["name"]: volume
             for volume in objects[name]["spec"]["template"]["spec"]["volumes"]
@@ -272,6 +295,103 @@ def test_what_pods_refer_to_is_there(objects: dict[str, Document]) -> None:
     for mount in container(objects, "Deployment/grafana")["volumeMounts"]:
         if "subPath" in mount:
             assert mount["subPath"] in objects["ConfigMap/grafana"]["data"]
+
+
+def test_a_pod_that_asks_for_more_is_refused(objects: dict[str, Document]) -> None:
+    labels = objects["Namespace/asyncrl"]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_no_pod_can_do_more_than_it_must(objects: dict[str, Document], name: str) -> None:
+    pod = objects[name]["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & set(pod)
+    one = container(objects, name)
+    assert one["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"cpu", "memory"} <= set(one["resources"]["limits"])
+    kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
+    assert kinds <= {"configMap", "secret", "emptyDir", "persistentVolumeClaim"}
+    for volume in pod["volumes"]:
+        assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), volume
+    kept = {mount["name"] for mount in one["volumeMounts"] if not mount.get("readOnly")}
+    assert all(
+        "configMap" not in each and "secret" not in each
+        for each in pod["volumes"]
+        if each["name"] in kept
+    )
+
+
+def open_ways(objects: dict[str, Document]) -> set[tuple[str, str, str]]:
+    """(from, to, ports) of every way between two pods that both ends' policies let through; `dns`
+    and `anywhere` stand for what is outside."""
+    labels = {
+        name.partition("/")[2]: objects[name]["spec"]["template"]["metadata"]["labels"]
+        for name in WORKLOADS
+    }
+
+    def chosen(selector: Document) -> set[str]:
+        wanted = selector.get("matchLabels", {}).items()
+        return {name for name, given in labels.items() if wanted <= given.items()}
+
+    def peers(rule: Document, side: str) -> set[str]:
+        found: set[str] = set()
+        for peer in rule.get(side, [{}]):
+            if set(peer) == {"podSelector"}:
+                found |= chosen(peer["podSelector"])
+            elif peer == {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}
+            }:
+                found.add("dns")
+            else:
+                found.add("anywhere")
+        return found
+
+    def ports(rule: Document) -> set[tuple[int, int]]:
+        return {
+            (each["port"], each.get("endPort", each["port"]))
+            for each in rule.get("ports", [{"port": 1, "endPort": 65535}])
+        }
+
+    leaves: set[tuple[str, str, tuple[int, int]]] = set()
+    enters: set[tuple[str, str, tuple[int, int]]] = set()
+    shut: dict[str, set[str]] = {"Ingress": set(), "Egress": set()}
+    for each in objects.values():
+        if each["kind"] == "NetworkPolicy":
+            pods = chosen(each["spec"]["podSelector"])
+            for side in each["spec"]["policyTypes"]:
+                shut[side] |= pods
+            for rule in each["spec"].get("egress", ()):
+                leaves |= {(a, b, p) for a in pods for b in peers(rule, "to") for p in ports(rule)}
+            for rule in each["spec"].get("ingress", ()):
+                enters |= {
+                    (b, a, p) for a in pods for b in peers(rule, "from") for p in ports(rule)
+                }
+    assert shut == {"Ingress": set(labels), "Egress": set(labels)}
+    return {
+        (a, b, f"{max(first, low)}-{min(last, high)}")
+        for a, b, (first, last) in leaves
+        for c, d, (low, high) in enters | {(a, "dns", (1, 65535)), (a, "anywhere", (1, 65535))}
+        if (a, b) == (c, d) and max(first, low) <= min(last, high)
+    } | {(a, b, "in") for a, b, _ in enters if a not in labels}
+
+
+def test_pods_reach_what_they_need_and_nothing_else(objects: dict[str, Document]) -> None:
+    assert open_ways(objects) == {
+        ("trainer", "sglang", "1024-65535"),
+        ("sglang", "trainer", "1024-65535"),
+        ("prometheus", "trainer", "9100-9100"),
+        ("prometheus", "sglang", "30000-30000"),
+        ("grafana", "prometheus", "9090-9090"),
+        *((name.partition("/")[2], "dns", "53-53") for name in WORKLOADS),
+    }
 
 
 def test_every_service_finds_its_pods_and_their_ports(objects: dict[str, Document]) -> None:
@@ -321,11 +441,7 @@ def test_servers_are_those_that_the_run_expects(
 ) -> None:
     by_compose, other = (options(composed["services"][f"sglang-{n}"]["command"]) for n in range(2))
     by_kubernetes = options(container(objects, "StatefulSet/sglang")["args"])
-    assert (
-        by_compose
-        == other
-        == {name: value for name, value in by_kubernetes.items() if name != "api-key"}
-    )
+    assert by_compose == other == by_kubernetes
     assert by_compose["model-path"] == run.model.path
     assert by_compose["dtype"] == run.model.dtype
     assert (
@@ -350,11 +466,59 @@ def test_the_run_finds_its_servers_and_they_find_it(
     assert run.engine.sglang.host == "trainer" and "trainer" in composed["services"]
     trainer = container(objects, "Job/trainer")
     sets = [word for word in trainer["args"] if "=" in word]
-    assert sets == ["engine.sglang.host=$(POD_IP)", "engine.sglang.api_key_file=/etc/sglang/key"]
+    assert sets == ["engine.sglang.host=$(POD_IP)"]
     load(DOCKER / "run.toml", sets, {})
     assert {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}} in trainer[
         "env"
     ]
+
+
+def test_the_key_of_the_servers_is_a_file_in_each_of_them_and_in_no_argument(
+    run: Config, composed: Document, objects: dict[str, Document]
+) -> None:
+    path = run.engine.sglang.api_key_file
+    start = ["python3", "/etc/asyncrl/keyed_server.py", path]
+    services = composed["services"]
+    for name in ("trainer", "sglang-0", "sglang-1"):
+        assert services[name]["secrets"] == [{"source": "sglang", "target": path}], name
+    for server in (services["sglang-0"], services["sglang-1"]):
+        assert server["entrypoint"] == start
+        assert {"source": "server", "target": start[1]} in server["configs"]
+    assert container(objects, "StatefulSet/sglang")["command"] == start
+    assert set(objects["ConfigMap/server"]["data"]) == {Path(start[1]).name}
+    for name in ("StatefulSet/sglang", "Job/trainer"):
+        mounts = {each["mountPath"]: each for each in container(objects, name)["volumeMounts"]}
+        mount = mounts[str(Path(path).parent)]
+        volumes = objects[name]["spec"]["template"]["spec"]["volumes"]
+        assert {"secretName": "sglang", "defaultMode": 0o440} in [
+            each.get("secret") for each in volumes if each["name"] == mount["name"]
+        ]
+    told = yaml.safe_dump([composed, *(objects[name] for name in WORKLOADS)])
+    assert not re.search(r"api.key|secretKeyRef", told.lower())
+
+
+@pytest.mark.parametrize(
+    ("key", "options", "said"),
+    [
+        (None, [], "the key cannot be read"),
+        (" \n", [], "is empty: put the servers' key into it"),
+        ("k", ["--api-key=k"], "give no key as an option"),
+    ],
+)
+def test_a_server_does_not_start_without_a_key_of_its_own(
+    tmp_path: Path, key: str | None, options: list[str], said: str
+) -> None:
+    file = tmp_path / "key"
+    if key is not None:
+        file.write_text(key)
+    done = subprocess.run(
+        [sys.executable, str(DOCKER / "keyed_server.py"), str(file), *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_prometheus_scrapes_what_answers(
@@ -499,7 +663,7 @@ def python_of_sglang() -> Path:
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "unresolved.txt"])
-def test_the_environment_of_sglang_is_pinned(name: str) -> None:
+def test_the_environment_of_sglang_is_pinned_and_locked(name: str) -> None:
     lines = [
         line
         for line in (DOCKER / "sglang-cpu" / name).read_text().splitlines()
@@ -507,6 +671,11 @@ def test_the_environment_of_sglang_is_pinned(name: str) -> None:
     ]
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in lines)
     assert len({line.partition("==")[0] for line in lines}) == len(lines)
+    lock = (ROOT / "requirements" / "sglang-cpu.lock").read_text().splitlines()
+    torch = (ROOT / "requirements" / "torch.lock").read_text().splitlines()
+    of_machine = " ; sys_platform == 'linux'"
+    locked = {line.removesuffix(" \\").removesuffix(of_machine) for line in lock + torch}
+    assert set(lines) <= locked
 
 
 def test_each_pin_that_is_not_resolved_says_why() -> None:

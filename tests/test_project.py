@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import runpy
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -15,36 +17,147 @@ from asyncrl.config import VARIABLES, load
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LINES = [
-    line
-    for line in (ROOT / "requirements.lock").read_text().splitlines()
-    if line and not line.startswith("#")
+LOCKS = (
+    *("audit", "bench", "dev", "fuzz", "gym-source", "run", "sglang-cpu", "torch", "torch-cpu"),
+)
+CUDA = re.compile(r"(nvidia|cuda)-|triton$")
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+BUILDS = PROJECT["build-system"]["requires"]
+LOCKED_IN = [
+    *(("run", each) for each in (*PROJECT["project"]["dependencies"], *EXTRAS["gym"], *BUILDS)),
+    *((extra, each) for extra in EXTRAS if extra != "gym" for each in EXTRAS[extra]),
 ]
-PINS = {name: pin for name, _, pin in (line.partition("==") for line in LINES)}
-DIRECT = [
-    Requirement(text)
-    for text in (
-        *PROJECT["project"]["dependencies"],
-        *PROJECT["project"]["optional-dependencies"]["dev"],
-        *PROJECT["build-system"]["requires"],
-    )
-]
+"""Every direct dependency, and the lock that has it."""
+ENTRY = re.compile(
+    r"(?P<name>[a-z0-9-]+)==(?P<version>[0-9][0-9a-z.]*)(?P<local>\+cpu)?"
+    r"(?P<marker> ; sys_platform == 'linux')?"
+    r"(?P<hashes>( \\\n    --hash=sha256:[0-9a-f]{64})+)"
+)
 
 
-def test_the_lock_has_exact_public_versions_and_nothing_for_one_kind_of_machine() -> None:
-    for line in LINES:
-        assert re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line), line
-        assert not line.startswith(("nvidia", "triton")), line
-    assert len(PINS) == len(LINES)
+def entries(lock: str) -> list[re.Match[str]]:
+    """The packages of a lock. Each line of it is a comment or belongs to a package."""
+    text = (ROOT / "requirements" / f"{lock}.lock").read_text()
+    found = list(ENTRY.finditer(text))
+    rest = [line for line in ENTRY.sub("", text).splitlines() if line and line[0] != "#"]
+    assert found and not rest, (lock, rest)
+    return found
 
 
-def test_every_direct_dependency_is_pinned_within_its_range_and_installed() -> None:
-    for requirement in DIRECT:
-        pin = PINS[canonicalize_name(requirement.name)]
-        assert requirement.specifier.contains(pin), requirement
-        assert version(requirement.name).partition("+")[0] == pin, (
-            f"{requirement.name}: run make lint, which installs the lock"
+def pins(lock: str) -> dict[str, str]:
+    return {each["name"]: each["version"] for each in entries(lock)}
+
+
+def test_every_lock_is_known_and_written_by_one_command() -> None:
+    files = {path.stem for path in (ROOT / "requirements").glob("*.lock")}
+    assert files == set(LOCKS)
+    for lock in LOCKS:
+        text = (ROOT / "requirements" / f"{lock}.lock").read_text()
+        assert "# Written by `make locks`." in text.splitlines()[:3]
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_locked_package_has_one_public_version_and_hashes(lock: str) -> None:
+    assert len(pins(lock)) == len(entries(lock))
+    for each in entries(lock):
+        hashes = re.findall(r"[0-9a-f]{64}", each["hashes"])
+        assert hashes == sorted(set(hashes)), each["name"]
+        assert bool(each["marker"]) == bool(CUDA.match(each["name"])), each["name"]
+        assert bool(each["local"]) == (lock == "torch-cpu"), each["name"]
+
+
+def test_torch_and_what_it_needs_for_cuda_are_in_locks_of_their_own() -> None:
+    """PyPI's torch is for CUDA on Linux, and needs gigabytes; the CPU build is the same version."""
+    assert set(filter(CUDA.match, pins("torch"))) == set(pins("torch")) - {"torch"}
+    assert len(pins("torch")) > 10
+    assert pins("torch-cpu") == {"torch": pins("torch")["torch"]}
+    assert len(re.findall("sha256", entries("torch-cpu")[0]["hashes"])) == 8
+    for lock in set(LOCKS) - {"torch", "torch-cpu"}:
+        assert [name for name in pins(lock) if CUDA.match(name) or name == "torch"] == (
+            ["triton"] if lock == "sglang-cpu" else []
         )
+
+
+def test_locks_that_are_installed_together_share_no_package() -> None:
+    for beside in ("dev", "bench", "gym-source", "torch", "fuzz"):
+        assert not pins("run").keys() & pins(beside).keys()
+    assert not pins("dev").keys() & (pins("torch") | pins("fuzz")).keys()
+
+
+def test_what_exists_as_source_alone_is_in_no_lock_but_its_own() -> None:
+    source = {Requirement(each).name for each in EXTRAS["gym-source"]}
+    assert source <= pins("gym-source").keys()
+    assert not [lock for lock in set(LOCKS) - {"gym-source"} if source & pins(lock).keys()]
+
+
+def test_every_direct_dependency_is_locked_within_its_range() -> None:
+    for lock, text in LOCKED_IN:
+        requirement = Requirement(text)
+        beside = {} if lock in ("audit", "fuzz") else pins("run") | pins("torch")
+        pin = (beside | pins(lock))[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(pin), (lock, text)
+
+
+@pytest.mark.parametrize("lock", ["run", "dev", "torch-cpu"])
+def test_what_is_locked_is_what_is_installed(lock: str) -> None:
+    for name, pin in pins(lock).items():
+        assert version(name).partition("+")[0] == pin, f"{name}: run make lint, which installs it"
+
+
+def test_every_installation_is_of_locked_wheels_or_of_this_project() -> None:
+    """An installation of the project itself builds it, by the locked setuptools; and so does the
+    one that is asked for by name, of what exists as source alone."""
+    make = (ROOT / "Makefile").read_text().replace("\\\n", " ").replace("||", "\n")
+    docker = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    variables = dict(re.findall(r"^([A-Z]+) := (install .*)$", make, re.MULTILINE))
+    lines = [
+        re.sub(r"\$\(([A-Z]+)\)", lambda found: variables.get(found[1], found[0]), line)
+        for line in re.findall(r"pip (?:install|\$\((?:PINNED|LOCAL)\)).*", f"{make}\n{docker}")
+    ]
+    built = []
+    for line in lines:
+        assert "--no-deps" in line, line
+        if "--only-binary :all:" not in line:
+            assert "--no-build-isolation" in line, line
+            built.append(line.split()[-1])
+        else:
+            assert "--require-hashes" in line, line
+    assert len(lines) > 9
+    assert sorted(built) == [".", ".", ".", "docker/sglang-cpu", "requirements/gym-source.lock"]
+
+
+def report(**packages: Any) -> dict[str, Any]:
+    """What pip-audit says of packages: vulnerabilities, or why it knows none."""
+    return {
+        "dependencies": [
+            {"name": name, "skip_reason": said}
+            if isinstance(said, str)
+            else {"name": name, "version": "1", "vulns": said}
+            for name, said in packages.items()
+        ]
+    }
+
+
+FLAW = {"id": "PYSEC-1", "fix_versions": ["2"], "aliases": [], "description": ""}
+
+
+@pytest.mark.parametrize(
+    ("reports", "said", "status"),
+    [
+        ({"run.lock": report(a=[], b=[])}, "2 locked packages looked up, 0 vuln", 0),
+        ({"run.lock": report(a=[], b=[FLAW])}, "run.lock: b 1: PYSEC-1, mended in 2\n", 1),
+        ({"run.lock": report(a="not found"), "dev.lock": None}, "nothing was looked up", 0),
+        ({"run.lock": report(a=[], b="not found")}, "SKIPPED 1 packages", 0),
+        ({"run.lock": report(a=[]), "dev.lock": None}, "SKIPPED dev.lock", 0),
+    ],
+)
+def test_an_audit_says_what_it_did_not_look_up(
+    reports: dict[str, Any], said: str, status: int
+) -> None:
+    audit = runpy.run_path(str(ROOT / "requirements" / "audit.py"))
+    text, returned = audit["verdict"](reports)
+    assert said in text and returned == status
+    assert ("SKIPPED" in text) == ("SKIPPED" in said or "nothing" in said)
 
 
 def test_the_readme_names_every_variable_and_no_other() -> None:

@@ -87,6 +87,12 @@ def open_task(config: TaskConfig, seed: int) -> Task:
         from asyncrl.tasks.jsonl import JsonlTask
 
         return JsonlTask(config)
-    from asyncrl.tasks.gym import GymTask
-
+    try:
+        from asyncrl.tasks.gym import GymTask
+    except ModuleNotFoundError as missing:
+        package = str(missing.name).partition(".")[0]
+        raise TaskError(
+            f"task.name = {config.name!r} is a data set of reasoning-gym, and {package} is not "
+            'installed: install asyncrl\'s extra `gym`, or set task.name = "jsonl"'
+        ) from missing
     return GymTask(config, seed)

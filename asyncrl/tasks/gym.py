@@ -17,12 +17,10 @@ import hashlib
 import math
 from typing import Any
 
-from reasoning_gym.factory import DATASETS, create_dataset
-from reasoning_gym.utils import extract_answer
-
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import Split
 from asyncrl.tasks import TaskError
+from asyncrl.tasks.gym_library import DATASETS, create_dataset, extract_answer, lacking
 
 HELD_OUT = 4
 """One question in this many is held out."""
@@ -125,6 +123,11 @@ def _create(config: TaskConfig, seed: int, size: int) -> Any:
         raise TaskError(
             f"task.name = {config.name!r} is no reasoning-gym data "
             f"set{_nearest(config.name, [*DATASETS, 'jsonl'])}"
+        )
+    if package := lacking(config.name):
+        raise TaskError(
+            f"task.name = {config.name!r} needs {package}, of which no wheel is published: "
+            "`make gym-source` builds it, or take another data set"
         )
     known = {field.name for field in dataclasses.fields(DATASETS[config.name][1])} - {
         "seed",

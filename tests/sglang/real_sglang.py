@@ -32,7 +32,12 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def running(model: Path, log: Path, *more: str) -> Iterator[Server]:
+def running(
+    model: Path,
+    log: Path,
+    *more: str,
+    program: tuple[str | Path, ...] = ("-m", "sglang.launch_server"),
+) -> Iterator[Server]:
     """A server from its start until the end of its process group. Its daemons keep what they
     inherit as standard output: a file."""
     port = free_port()
@@ -47,8 +52,7 @@ def running(model: Path, log: Path, *more: str) -> Iterator[Server]:
     }
     command = [
         PYTHON,
-        "-m",
-        "sglang.launch_server",
+        *program,
         "--model-path",
         model,
         "--device",

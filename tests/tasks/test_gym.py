@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
-from reasoning_gym.factory import create_dataset
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.gym import held_out
+from asyncrl.tasks.gym_library import create_dataset
 
 FEW = {
     "min_terms": 2,
@@ -142,3 +145,69 @@ def test_a_wrong_setting_is_said_in_a_sentence(config: TaskConfig, said: str) ->
 def test_a_data_set_of_one_question_cannot_hold_any_out() -> None:
     with pytest.raises(TaskError, match=r"too few different questions.*task.eval_size = 0"):
         open_task(TaskConfig(name="count_primes", params={"min_n": 5, "max_n": 5}), 0)
+
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys({missing!r}))  # None: an import of it fails
+from asyncrl.config.schema import TaskConfig
+from asyncrl.tasks import TaskError, open_task
+"""
+"""A Python in which some packages are not installed."""
+
+SOURCE_ONLY = ("cellpylib", "pycosat", "zss")
+
+REFUSED = """
+for name in ("game_of_life", "game_of_life_halting", "zebra_puzzles", "codeio"):
+    try:
+        open_task(TaskConfig(name=name, train_size=8, eval_size=0), 0)
+    except TaskError as error:
+        print(error)
+print([name for name in sys.modules if name in {missing!r} and sys.modules[name] is not None])
+"""
+
+THE_REST = """
+from asyncrl.tasks.gym_library import DATASETS, create_dataset, lacking
+for name in DATASETS:
+    if not lacking(name) and name != "composite":
+        data = create_dataset(name, seed=1, size=4)
+        data.score_answer(str(data[0]["answer"]), data[0])
+print()
+print(len(DATASETS) - len(list(filter(lacking, DATASETS))))
+"""
+
+
+def said_without(missing: tuple[str, ...], code: str) -> list[str]:
+    """The lines that a Python prints in which these packages are not installed."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(missing=missing) + code.format(missing=missing)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_data_sets_that_need_what_is_not_installed_are_refused_in_a_sentence() -> None:
+    *sentences, left = said_without(SOURCE_ONLY, REFUSED)
+    assert [" ".join(each.split()[2:5]) for each in sentences] == [
+        "'game_of_life' needs cellpylib,",
+        "'game_of_life_halting' needs cellpylib,",
+        "'zebra_puzzles' needs pycosat,",
+        "'codeio' needs zss,",
+    ]
+    assert all("make gym-source" in each for each in sentences)
+    assert left == "[]"
+
+
+@pytest.mark.explore
+def test_every_other_data_set_asks_and_scores_without_them() -> None:
+    assert int(said_without(SOURCE_ONLY, THE_REST)[-1]) > 90
+
+
+def test_without_reasoning_gym_a_task_of_it_says_what_to_install() -> None:
+    code = "try: open_task(TaskConfig(), 0)\nexcept TaskError as error: print(error)"
+    (said,) = said_without(("reasoning_gym",), code)
+    assert "reasoning_gym is not installed: install asyncrl's extra `gym`" in said
