@@ -24,6 +24,7 @@ from asyncrl.gateway.app import application
 from asyncrl.gateway.engine_generator import EngineGenerator, first_number
 from asyncrl.gateway.gateway import Gateway, Settings
 from asyncrl.gateway.serve import serve
+from asyncrl.ipc.keys import read_private
 from asyncrl.ipc.messages import Verdict
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe.run_dir import GATEWAY_KEY, SESSIONS
@@ -111,7 +112,7 @@ async def open_agents(
     path.parent.mkdir(exist_ok=True)
 
     async def attend(gateway: Gateway, *, task_status: trio.TaskStatus[str]) -> None:
-        app = application(gateway, (run / GATEWAY_KEY).read_text())
+        app = application(gateway, read_private(run / GATEWAY_KEY, 1024).decode())
         async with trio.open_nursery() as writing:
             writing.start_soon(_write, gateway, path, reporter)
             # what runs is interrupted at once, as leases are when a run is over

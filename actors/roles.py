@@ -46,6 +46,7 @@ from asyncrl.observe.run_dir import (
     STALL,
     STATUS,
     SUMMARY,
+    WEIGHT_STORE,
 )
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ async def rollout(place: ActorContext) -> None:
     ):
 
         async def receive(message: Prepare) -> Staged:
-            rendezvous = message.host, message.port, message.epoch, message.rank, message.world
+            rendezvous = message.store, message.epoch, message.rank, message.world
             return await receiver.receive(*rendezvous, plan, config.publication.deadline_s)
 
         reporter = Reporter(waits, report_s(config))
@@ -288,7 +289,10 @@ async def trainer(place: ActorContext) -> None:
     if checkpoint is not None:
         restore(checkpoint, learner)
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
-    async with Sender.open(config.publication.host) as sender, await place.link() as link:
+    async with (
+        Sender.open(config.publication.host, place.run / WEIGHT_STORE) as sender,
+        await place.link() as link,
+    ):
         transfer = _Transfer(sender, learner, plan, config.publication.deadline_s)
         await trainer_actor(link, _Threaded(learner, place), transfer, waits, Reporter(waits))
 
@@ -338,8 +342,8 @@ class _Transfer:
     deadline_s: float
 
     @property
-    def port(self) -> int:
-        return self.sender.port
+    def store(self) -> str:
+        return self.sender.store
 
     async def send(self, message: Publish) -> SendResult:
         from asyncrl.training.models import parameters_for_publication

@@ -87,7 +87,7 @@ class TransferProtocol(Protocol):
     """Sends the learner's weights."""
 
     @property
-    def port(self) -> int: ...
+    def store(self) -> str: ...
 
     async def send(self, message: Publish) -> Sent: ...
 
@@ -151,7 +151,7 @@ async def trainer_actor(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
         nursery.start_soon(reporter.run, link)
-        await link.send(TrainerReady(learner.version, transfer.port))
+        await link.send(TrainerReady(learner.version, transfer.store))
         while True:
             with waits.on("command", owner="trainer", deadline_s=FOR_EVER_S):
                 try:

@@ -182,10 +182,11 @@ def _check(args: argparse.Namespace) -> int:
 def _why(args: argparse.Namespace) -> int:
     import time
 
+    from asyncrl.escape import escaped
     from asyncrl.observe.why import why
 
     for sentence in why(args.run, time.time()):
-        print(sentence)
+        print(escaped(sentence))
     return 0
 
 
@@ -196,10 +197,13 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
     from asyncrl import config as configuration
     from asyncrl.config.derived import derived
     from asyncrl.launch import preflight
+    from asyncrl.launch.private import refuse_foreign
     from asyncrl.observe.display import show_derived
     from asyncrl.observe.run_dir import RUN_TOML
     from asyncrl.processes.machine import available_cores
 
+    if resume:
+        refuse_foreign(resume.absolute())  # its run.toml may name modules
     path = args.config or (resume / RUN_TOML if resume else None)
     cores = available_cores()
     config = preflight.resolved(

@@ -15,8 +15,11 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import AsyncExitStack
 from datetime import timedelta
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -43,7 +46,7 @@ def bare_group(port: int, rank: int) -> Any:
     return gloo(store, rank, 2, options)
 
 
-async def engine(port: int, bare_port: int) -> None:
+async def engine(store: str, bare_port: int) -> None:
     """The engine's process: a line says what comes next, an answer says when it was done."""
     torch.set_num_threads(1)
     bare = bare_group(bare_port, 1)
@@ -58,7 +61,7 @@ async def engine(port: int, bare_port: int) -> None:
                 answer: dict[str, Any] = {}
             else:
                 plan = msgspec.convert(order["plan"], Plan)
-                staged = await receiver.receive(HOST, port, order["epoch"], 1, 2, plan, DEADLINE_S)
+                staged = await receiver.receive(store, order["epoch"], 1, 2, plan, DEADLINE_S)
                 answer = {"checksums": staged.checksums, "verify": staged.verify_seconds}
             print(json.dumps(answer | {"at": time.monotonic()}), flush=True)
 
@@ -66,8 +69,10 @@ async def engine(port: int, bare_port: int) -> None:
 async def main(sizes: list[int], repeat: int, bucket_mb: int) -> None:
     torch.set_num_threads(1)
     bare_port = free_port()
-    async with Sender.open(HOST) as sender:
-        command = [sys.executable, __file__, "--engine", str(sender.port), str(bare_port)]
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        sender = await stack.enter_async_context(Sender.open(HOST, folder / "weights.store"))
+        command = [sys.executable, __file__, "--engine", sender.store, str(bare_port)]
         with subprocess.Popen(  # noqa: ASYNC220 nothing else runs here
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
@@ -133,9 +138,9 @@ if __name__ == "__main__":
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 160])
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--bucket", type=int, default=32)
-    parser.add_argument("--engine", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.engine:
-        trio.run(engine, *args.engine)
+        trio.run(engine, args.engine[0], int(args.engine[1]))
     else:
         trio.run(main, args.sizes, args.repeat, args.bucket)

@@ -132,7 +132,7 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
     count, rates = concurrent * args.waves, {"bare": list[float](), "asyncrl": list[float]()}
     async with (
         managed(launch, log=folder / f"server-{concurrent}.log") as server,
-        Client.open(server.url) as client,
+        Client.open(server.url, api_key=server.key) as client,
     ):
         text = canary.text(VOCABULARY, (END_ID,))
         publisher = WeightLoader(

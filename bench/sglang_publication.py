@@ -66,7 +66,7 @@ async def measure(name: str, python: Path, repeat: int, bucket_bytes: int, direc
     launch = Launch((str(python),), str(directory / name), "float32", "cpu", 32, 1024)
     async with (
         managed(launch, log=directory / f"{name}.log") as server,
-        Client.open(server.url) as client,
+        Client.open(server.url, api_key=server.key) as client,
         ServerGroup.open(HOST, 1, bucket_bytes=bucket_bytes) as group,
     ):
         text = canary.text(VOCABULARY, {END_ID, PADDING_ID})

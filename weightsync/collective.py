@@ -12,14 +12,16 @@ Of failures, `TransferError` is nobody's fault here (a peer died, was late, or r
 epoch may well succeed. Anything else, such as `PlanMismatch`, is this process's own, and would come
 again.
 
-The store and gloo's connections are plain TCP without a key, as torch.distributed has them: `host`
-must be on a network that is trusted.
+On one machine the store is a file that the run's user alone may open (`stores`). Between machines
+it is, like gloo's connections, plain TCP without a key, as torch.distributed has them: `host` must
+be on a network that is trusted.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -29,32 +31,34 @@ from torch import Tensor
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.epoch_group import EpochGroup, Rendezvous, SendResult, Staged
 from weightsync.errors import TransferError
-from weightsync.group import Job, Worker, serve_store
+from weightsync.group import Job, Worker
+from weightsync.stores import served_store
 
 T = TypeVar("T")
 
 
 class Sender:
-    """The trainer's side. Use `async with Sender.open(host) as sender`."""
+    """The trainer's side. Use `async with Sender.open(host, path) as sender`."""
 
-    def __init__(self, host: str, port: int, device: torch.device) -> None:
-        self.port = port
-        """The port at which engines find the store."""
-        self._host = host
+    def __init__(self, store: str, device: torch.device) -> None:
+        self.store = store
+        """The address at which engines find the store."""
         self._transport = _Transport(device)
 
     @staticmethod
     @asynccontextmanager
-    async def open(host: str, device: torch.device | str = "cpu") -> AsyncIterator[Sender]:
-        """Host the store on an address of this machine, at a port the system chooses. Raises
+    async def open(
+        host: str, path: Path, device: torch.device | str = "cpu"
+    ) -> AsyncIterator[Sender]:
+        """Have the store for engines of this machine (`host` is loopback) in the file `path`, or
+        for those of several at this one's address `host`, at a port the system chooses. Raises
         TransferError when that is not possible."""
-        # served for as long as this refers to it
-        store = await trio.to_thread.run_sync(serve_store, host)
-        sender = Sender(host, int(store.port), torch.device(device))
-        try:
-            yield sender
-        finally:
-            await sender._transport.close()
+        with served_store(host, path) as store:
+            sender = Sender(store, torch.device(device))
+            try:
+                yield sender
+            finally:
+                await sender._transport.close()
 
     async def send(
         self,
@@ -73,7 +77,7 @@ class Sender:
         over; PlanMismatch when the tensors are not the plan's.
         """
         return await self._transport.run(
-            Rendezvous(epoch, 0, world, self._host, self.port),
+            Rendezvous(epoch, 0, world, self.store),
             plan,
             deadline_s,
             lambda group, job: group.send(job, tensors),
@@ -103,7 +107,7 @@ class Receiver:
             await receiver._transport.close()
 
     async def receive(
-        self, host: str, port: int, epoch: int, rank: int, world: int, plan: Plan, deadline_s: float
+        self, store: str, epoch: int, rank: int, world: int, plan: Plan, deadline_s: float
     ) -> Staged:
         """Join the epoch if need be, and receive one publication into staging memory, all within
         `deadline_s` seconds.
@@ -117,7 +121,7 @@ class Receiver:
             flat = torch.empty(plan.total_bytes, dtype=torch.uint8, device=self._device)
         target = flat
         staged = await self._transport.run(
-            Rendezvous(epoch, rank, world, host, port),
+            Rendezvous(epoch, rank, world, store),
             plan,
             deadline_s,
             lambda group, job: group.receive(job, target),

@@ -17,12 +17,13 @@ from contextlib import contextmanager
 import msgspec
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, TCPStore, Work  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, Work  # type: ignore[attr-defined]
 
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.checksum import checksum
 from weightsync.errors import TransferError
-from weightsync.group import Collective, Job, connect_group, own_address
+from weightsync.group import Collective, Job, connect_group
+from weightsync.stores import open_store, own_address
 
 _AGREED = "agreed"
 
@@ -55,13 +56,13 @@ class Staged(msgspec.Struct, frozen=True):
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
-    """The place of a process in a group, and the address of the trainer's store where all meet."""
+    """The place of a process in a group, and the address of the trainer's store where all meet
+    (`stores.served_store`)."""
 
     epoch: int
     rank: int
     world: int
-    host: str
-    port: int
+    store: str
 
 
 class EpochGroup:
@@ -80,19 +81,14 @@ class EpochGroup:
         if self._group is not None:
             return
         rendezvous = self.rendezvous
-        with job.step(
-            f"looking for the trainer's store at {rendezvous.host}:{rendezvous.port}"
-        ) as left:
-            store = PrefixStore(
-                f"epoch/{rendezvous.epoch}",
-                TCPStore(rendezvous.host, rendezvous.port, None, False, left),
-            )
+        with job.step(f"looking for the trainer's store at {rendezvous.store}") as left:
+            store = PrefixStore(f"epoch/{rendezvous.epoch}", open_store(rendezvous.store, left))
         if rendezvous.rank == 0:
             self._agree_with_engines(job, store)
         else:
             self._agree_with_trainer(job, store)
         with job.step("connecting to the other processes of the group") as left:
-            address = own_address(rendezvous.host, rendezvous.port)
+            address = own_address(rendezvous.store)
             self._group = connect_group(
                 store,
                 rendezvous.rank,

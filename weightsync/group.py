@@ -5,14 +5,13 @@ A cancelled job leaves its thread behind, which ends when the call it is in does
 the job's deadline, sooner when a peer closes. The next job does not wait for it, unless two are
 left behind already.
 
-Stores and gloo's connections are plain TCP without a key, as torch.distributed has them: they must
-be on a network that is trusted.
+gloo's connections are plain TCP without a key, as torch.distributed has them: they must be on a
+network that is trusted.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,7 +23,7 @@ import torch
 import torch.distributed as dist
 import trio
 from torch import Tensor
-from torch.distributed import Store, TCPStore, Work  # type: ignore[attr-defined]
+from torch.distributed import Store, Work  # type: ignore[attr-defined]
 
 from weightsync.errors import TransferError
 
@@ -110,30 +109,6 @@ class Collective(Protocol):
     def abort(self) -> None: ...
 
 
-def serve_store(host: str) -> TCPStore:
-    """A store on `host` alone, at a port the system chooses, for as long as it is referred to.
-    Raises TransferError."""
-    # The socket is ours, because the store's own would listen on every interface.
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address[:2], family=family)
-    except OSError as error:
-        raise TransferError(
-            f"the weight store cannot listen on {host} ({error}): set publication.host to an "
-            "address of this machine"
-        ) from None
-    port = listening.getsockname()[1]
-    return TCPStore(
-        host,
-        port,
-        None,
-        True,
-        timedelta(seconds=60),
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
-
-
 def connect_group(
     store: Store, rank: int, world: int, *, address: str, device: torch.device, timeout: timedelta
 ) -> Collective:
@@ -153,12 +128,3 @@ def connect_group(
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
     return cast(Collective, gloo(store, rank, world, options))
-
-
-def own_address(host: str, port: int) -> str:
-    """The address by which this machine reaches `host`: the one that others on that network can
-    connect to. Nothing is sent."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])

@@ -159,8 +159,8 @@ _BEFORE_DECISION = (PublicationPhase.TRANSFER, PublicationPhase.VERIFY)
 
 
 class Publication:
-    """Getting `version` into every member of `membership`, whose trainer listens on `host` and
-    `port`.
+    """Getting `version` into every member of `membership`, whose trainer has its store at the
+    address `store`.
 
     `number` is the publication's own, never used twice. Each phase has `deadline_s` seconds. Raises
     ValueError when there is no member.
@@ -172,8 +172,7 @@ class Publication:
         version: int,
         membership: Membership,
         *,
-        host: str,
-        port: int,
+        store: str,
         deadline_s: float,
         pin: bool = False,
     ) -> None:
@@ -188,8 +187,7 @@ class Publication:
         self.deadline: float | None = None
         """The time at which the shell must call `late`, on the clock of `now`; None when nothing
         is waited for."""
-        self._host = host
-        self._port = port
+        self._store = store
         self._deadline_s = deadline_s
         self._pin = pin
         self._reason = ""
@@ -235,7 +233,7 @@ class Publication:
             *(
                 ToMember(
                     m,
-                    Prepare(self.number, self.version, epoch, rank, world, self._host, self._port),
+                    Prepare(self.number, self.version, epoch, rank, world, self._store),
                 )
                 for rank, m in enumerate(self.membership.members, start=1)
             ),

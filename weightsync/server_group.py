@@ -5,7 +5,8 @@ call describes; after a failure the group is not used again.
 The server asks for everything by HTTP, which is not this file's business: whoever sends the request
 (`init_weights_update_group`, then one `update_weights_from_distributed` a bucket) calls `join` and
 `ServerTransfer.send` at the same time. The two sides meet as torch.distributed's
-`init_process_group` would have it: in a store on our side, under a prefix of the group's name.
+`init_process_group` would have it: in a store on our side, under a prefix of the group's name. That
+is a TCPStore, since SGLang knows no other, so every user of this machine may write to it.
 
 gloo on the CPU, NCCL on a CUDA device (the latter unproven: written for, never run).
 """
@@ -20,9 +21,11 @@ import msgspec
 import torch
 import trio
 from torch import Tensor
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from weightsync.group import Collective, Job, Worker, connect_group, own_address, serve_store
+from asyncrl.ipc.address import TcpAddress
+from weightsync.group import Collective, Job, Worker, connect_group
+from weightsync.stores import open_store, own_address, serve_tcp_store
 
 
 class ServerBucket(msgspec.Struct, frozen=True):
@@ -92,7 +95,7 @@ class ServerGroup:
         """Host the store on `host` alone, an address of this machine, for a server of `ranks`
         ranks. Raises TransferError."""
         # served for as long as this refers to it
-        store = await trio.to_thread.run_sync(serve_store, host)
+        store = await trio.to_thread.run_sync(serve_tcp_store, host)
         group = ServerGroup(host, int(store.port), ranks, torch.device(device), bucket_bytes)
         try:
             yield group
@@ -127,14 +130,15 @@ class ServerGroup:
             group.abort()
 
     def _connect(self, job: Job, name: str) -> Collective:
-        with job.step(f"looking for our own store at {self.host}:{self.port}") as left:
-            store = TCPStore(self.host, self.port, None, False, left)
+        ours = str(TcpAddress(self.host, self.port))
+        with job.step(f"looking for our own store at {ours}") as left:
+            store = open_store(ours, left)
         device = "cuda" if self._device.type == "cuda" else "cpu"
         meeting = PrefixStore(f"{device}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
         with job.step(
             f"waiting for the {self.world - 1} ranks of the server to join {name}"
         ) as left:
-            address = own_address(self.host, self.port)
+            address = own_address(ours)
             return connect_group(
                 meeting, 0, self.world, address=address, device=self._device, timeout=left
             )

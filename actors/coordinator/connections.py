@@ -177,7 +177,7 @@ class Connections:
                 parts.engines.add(EngineHandle(peer, slots))
                 parts.publishing.join(peer.index)
                 parts.lifecycle.came(peer.name, trio.current_time())
-            case TrainerReady(version, port):
+            case TrainerReady(version, store):
                 parts.stepping = Stepping(
                     parts.store,
                     peer,
@@ -185,7 +185,7 @@ class Connections:
                     parts.config,
                     exhausted=lambda: parts.admission.exhausted,
                 )
-                parts.publishing.trainer(peer, port)
+                parts.publishing.trainer(peer, store)
                 parts.lifecycle.came(peer.name, trio.current_time())
             case Drained():
                 parts.roster.drained.add(peer.name)

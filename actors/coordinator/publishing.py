@@ -75,10 +75,9 @@ class Publishing:
         self._give_up = give_up
         self._done = done
         self._deadline_s = config.publication.deadline_s
-        self._host = config.publication.host
         self._own = config.staleness.finish_on == "own"
         self._membership = Membership()
-        self._trainer: tuple[Peer, int] | None = None
+        self._trainer: tuple[Peer, str] | None = None
         self._current: Publication | None = None
         self._pin = False
         self._number = 0
@@ -121,9 +120,9 @@ class Publishing:
 
     # ---------------------------------------------------------------------------------- membership
 
-    def trainer(self, peer: Peer, port: int) -> None:
-        """The trainer is ready; engines receive from its `port`."""
-        self._trainer = peer, port
+    def trainer(self, peer: Peer, store: str) -> None:
+        """The trainer is ready; engines meet it in its `store`."""
+        self._trainer = peer, store
 
     def join(self, member: int) -> None:
         """An engine without weights is ready."""
@@ -153,8 +152,7 @@ class Publishing:
             self._number,
             version,
             self._membership,
-            host=self._host,
-            port=self._trainer[1],
+            store=self._trainer[1],
             deadline_s=self._deadline_s,
             pin=pin or self._own,
         )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from asyncrl.engines.sglang.client import Client
     from asyncrl.engines.sglang.routed import Served
+    from asyncrl.engines.sglang.servers import Server
     from asyncrl.engines.sglang.weight_loader import WeightLoader
 
 SERVER_S = 10.0
@@ -75,7 +76,7 @@ class SglangServers(EngineKind):
 
 
 def _key(sglang: SglangConfig) -> str:
-    """The key of servers, empty where they ask for none."""
+    """The key of servers that run already, empty where they ask for none."""
     if sglang.launch and shutil.which(sglang.launch[0]) is None:
         raise ConfigError(
             f"engine.sglang.launch begins with {sglang.launch[0]!r}, and there is no such "
@@ -144,11 +145,11 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Client
     config, index = context.config, context.index
     sglang = config.engine.sglang
     if sglang.launch:
-        urls = [await stack.enter_async_context(_launched(context))]
-    else:
-        urls = list(sglang.urls) if sglang.router else [sglang.urls[index]]
-    clients = [await stack.enter_async_context(_client(config, url)) for url in urls]
-    for client in () if sglang.launch else clients:
+        server = await stack.enter_async_context(_launched(context))
+        return [await stack.enter_async_context(_client(config, server.url, server.key))]
+    urls, key = sglang.urls if sglang.router else sglang.urls[index : index + 1], _key(sglang)
+    clients = [await stack.enter_async_context(_client(config, url, key)) for url in urls]
+    for client in clients:
         with context.waits.on(
             "server", owner=f"rollout-{index}", deadline_s=2 * config.supervision.start_s
         ):
@@ -171,7 +172,8 @@ async def _served(stack: AsyncExitStack, config: Config, clients: list[Client]) 
     router = config.engine.sglang.router
     if not router:
         return clients[0]
-    return Routed(await stack.enter_async_context(_client(config, router)), clients)
+    key = _key(config.engine.sglang)
+    return Routed(await stack.enter_async_context(_client(config, router, key)), clients)
 
 
 async def _load(
@@ -188,8 +190,8 @@ async def _load(
 
 
 @asynccontextmanager
-async def _launched(context: EngineContext) -> AsyncIterator[str]:
-    """The address of a server of this actor's own, for the length of the block."""
+async def _launched(context: EngineContext) -> AsyncIterator[Server]:
+    """A server of this actor's own, for the length of the block."""
     from asyncrl.engines.sglang.servers import Launch, managed
 
     config, index = context.config, context.index
@@ -213,19 +215,14 @@ async def _launched(context: EngineContext) -> AsyncIterator[str]:
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(server.watch)
-        yield server.url
+        yield server
         nursery.cancel_scope.cancel()
 
 
-def _client(config: Config, url: str) -> AbstractAsyncContextManager[Client]:
+def _client(config: Config, url: str, key: str) -> AbstractAsyncContextManager[Client]:
     from asyncrl.engines.sglang.client import Client
 
-    path = config.engine.sglang.api_key_file
-    return Client.open(
-        url,
-        api_key=Path(path).read_text().strip() if path else "",
-        deadline_s=config.publication.deadline_s,
-    )
+    return Client.open(url, api_key=key, deadline_s=config.publication.deadline_s)
 
 
 @asynccontextmanager

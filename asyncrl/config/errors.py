@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from asyncrl.escape import escaped
+
 
 class ConfigError(Exception):
     """The run cannot start as configured. Its text is one sentence on one printable line: where,
     what is wrong, what is allowed."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(
-            "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-        )
+        super().__init__(escaped(text))

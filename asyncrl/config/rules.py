@@ -15,6 +15,8 @@ from asyncrl.config.losses import loss_contradictions
 from asyncrl.config.schema import Config
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OURS = ("--api-key", "--config")
+"""Arguments that a server which is started gets from asyncrl alone."""
 
 
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -81,6 +83,17 @@ def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("engine.kind", "engine.sglang.launch", "engine.sglang.urls"),
             "say who runs the servers: launch for one that each rollout actor starts, or urls "
             "for those that run already",
+        )
+    if sglang.launch and sglang.api_key_file:
+        yield (
+            ("engine.sglang.launch", "engine.sglang.api_key_file"),
+            "a server that is started gets a key of its own: remove api_key_file",
+        )
+    if any(word.startswith(OURS) for word in sglang.arguments):
+        yield (
+            ("engine.sglang.arguments",),
+            "a server that is started gets its key by --config: remove "
+            f"{' and '.join(OURS)} from them",
         )
     if sglang.urls and not sglang.router and len(sglang.urls) != config.rollout.actors:
         yield (

@@ -450,9 +450,14 @@ class PublicationConfig(Section, frozen=True):
         float,
         Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced"),
     ] = 60.0
-    host: Annotated[str, Meta(description="address the trainer's weight store listens on")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[
+        str,
+        Meta(
+            description=(
+                "address at which the trainer meets engines for weights; loopback: in a file"
+            )
+        ),
+    ] = "127.0.0.1"
 
 
 class RewardConfig(Section, frozen=True):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 import numpy as np
 
+from asyncrl.escape import escaped
 from asyncrl.ipc.errors import LinkError
 from asyncrl.ipc.messages import ALL, Message
 from asyncrl.ipc.pipes import Bytes
@@ -148,8 +149,8 @@ def _message(data: memoryview, peer: str) -> Message:
     try:
         message: Message = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        # it quotes the peer, and is going to a log
-        why = str(error)[:200].encode("unicode_escape").decode()
+        # it quotes the peer
+        why = escaped(str(error), 200)
         raise LinkError("malformed", f"{peer} sent a message that does not parse: {why}") from error
     return message
 

@@ -10,6 +10,7 @@ server `nonce, HMAC-SHA256`; server → client `HMAC-SHA256`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import os
 import secrets
@@ -42,16 +43,36 @@ def write_key(path: Path, key: bytes) -> None:
         file.write(key)
 
 
+def read_private(path: Path, most: int) -> bytes:
+    """At most `most` bytes of a file that is this user's alone: no link, no other's, and nothing
+    that others may open. Raises ValueError where it is not, and OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ValueError(f"the key {path} is a symbolic link; start a new run") from None
+    try:
+        # of what was opened: what has its name may be another file by now
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise ValueError(
+                f"the key {path} is no file of this user (it belongs to user {found.st_uid}); "
+                "start a new run"
+            )
+        if (mode := stat.S_IMODE(found.st_mode)) & 0o077:
+            raise ValueError(
+                f"others may open the key {path} (mode {mode:o}); make it `chmod 600`, or start "
+                "a new run"
+            )
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
 def read_key(path: Path) -> bytes:
-    """The key in `path`. Raises ValueError where others can read it, or where it is no key."""
-    with path.open("rb") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        key = file.read(KEY_BYTES + 1)
-    if mode & 0o077:
-        raise ValueError(
-            f"others may open the run's key {path} (mode {mode:o}); make it `chmod 600`, or "
-            "start a new run"
-        )
+    """The run's key in `path`. Raises ValueError as `read_private`, or where it is no key."""
+    key = read_private(path, KEY_BYTES + 1)
     if len(key) != KEY_BYTES:
         raise ValueError(
             f"{path} does not hold the {KEY_BYTES} bytes of a run's key; start the run again to "

@@ -194,11 +194,11 @@ class ScoreResult(Message, frozen=True):
 
 
 class TrainerReady(Message, frozen=True):
-    """Trainer to coordinator, once: it holds `version` (0, or the checkpoint's), and its weight
-    store listens on `port`."""
+    """Trainer to coordinator, once: it holds `version` (0, or the checkpoint's), and engines find
+    its weight store at the address `store`."""
 
     version: int
-    port: int
+    store: str
 
 
 class Sample(Part, frozen=True):
@@ -335,8 +335,7 @@ class Prepare(Message, frozen=True):
     epoch: int
     rank: int
     world: int
-    host: str
-    port: int
+    store: str
 
 
 class Transferred(Message, frozen=True):

@@ -25,6 +25,7 @@ from typing import Self
 import msgspec
 import trio
 
+from asyncrl.escape import escaped
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.journal.disk import (
@@ -46,6 +47,8 @@ snapshots. Whoever changes one of these adds one. 2: the names before `Requeued`
 `StoredForReplay`, `prompt_index`, `split` and `holder`. 1: no snapshots."""
 BUSY_S = 5.0
 """Seconds that SQLite itself waits for another process's lock."""
+LAST = 2**62
+"""The largest number of an event; no run has so many."""
 WAL_BYTES = 8 * 2**20
 """Bytes that the write-ahead log is cut back to where it grew further."""
 
@@ -141,9 +144,10 @@ class SqliteHistory:
                 "SELECT max(first) FROM events WHERE first <= ?", (after + 1,)
             ).fetchone()
             due, last = None, _last(connection)
-            for first, data in connection.execute(
+            rows = connection.execute(
                 "SELECT first, data FROM events WHERE first >= ? ORDER BY first", (begin or 0,)
-            ):
+            )
+            for first, data in map(_event_row, rows):
                 if first != (due or min(first, after + 1)):
                     raise JournalError(
                         f"the journal {self._path} has no events from {due or after + 1} to "
@@ -165,20 +169,19 @@ class SqliteHistory:
         """The number of the last event that was compacted away; 0 for none."""
         with self._reading() as connection:
             ((first,),) = connection.execute("SELECT min(first) FROM events")
-            return int(first) - 1 if first else _last(connection)
+            return _last(connection) if first is None else _number(first, 1) - 1
 
     def snapshots(self) -> list[tuple[int, int]]:
         with self._reading() as connection:
-            return connection.execute(
-                "SELECT number, version FROM snapshots ORDER BY number"
-            ).fetchall()
+            rows = connection.execute("SELECT number, version FROM snapshots ORDER BY number")
+            return [(_number(number), _number(version)) for number, version in rows]
 
     def snapshot(self, number: int) -> Snapshot:
         with self._reading() as connection:
             for (data,) in connection.execute(
                 "SELECT data FROM snapshots WHERE number = ?", (number,)
             ):
-                return _decode_snapshot(data)
+                return _decode_snapshot(_blob(data))
         raise JournalError(
             f"the journal {self._path} has no snapshot of the state after event {number}"
         )
@@ -243,12 +246,32 @@ def _make(connection: sqlite3.Connection, run: str) -> None:
 def _last(connection: sqlite3.Connection) -> int:
     """The number of the last event, 0 for none; it may be compacted away, and then a snapshot has
     its number."""
-    for first, data in connection.execute(
-        "SELECT first, data FROM events ORDER BY first DESC LIMIT 1"
-    ):
-        return int(first) + len(_decode(data)) - 1
+    rows = connection.execute("SELECT first, data FROM events ORDER BY first DESC LIMIT 1")
+    for first, data in map(_event_row, rows):
+        return first + len(_decode(data)) - 1
     [(number,)] = connection.execute("SELECT max(number) FROM snapshots")
-    return number or 0
+    return 0 if number is None else _number(number)
+
+
+class _Misfit(Exception):
+    """A value that this asyncrl writes into no row."""
+
+
+def _event_row(row: tuple[object, object]) -> tuple[int, bytes]:
+    return _number(row[0], 1), _blob(row[1])
+
+
+def _number(value: object, least: int = 0) -> int:
+    """A column's number: SQLite keeps to no type that a table was made with."""
+    if not isinstance(value, int) or not least <= value <= LAST:
+        raise _Misfit("a number of an event or a version is none")
+    return value
+
+
+def _blob(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise _Misfit("there are no bytes where its data should be")
+    return value
 
 
 def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
@@ -265,12 +288,14 @@ def _check(connection: sqlite3.Connection, path: Path, run: str | None) -> None:
     version, its_run = header
     if version != FORMAT:
         raise JournalError(
-            f"the journal {path} has format {version}, and this asyncrl reads format {FORMAT}: go "
-            "on with the asyncrl that wrote it, or start a run in another run.dir"
+            f"the journal {path} has format {escaped(repr(version), 20)}, and this asyncrl reads "
+            f"format {FORMAT}: go on with the asyncrl that wrote it, or start a run in another "
+            "run.dir"
         )
     if run is not None and its_run != run:
         raise JournalError(
-            f"the journal {path} belongs to run {its_run!r}, not to {run!r}: give another run.dir"
+            f"the journal {path} belongs to run {escaped(repr(its_run), 100)}, not to {run!r}: "
+            "give another run.dir"
         )
 
 
@@ -320,8 +345,8 @@ def errors(path: Path) -> Iterator[None]:
         raise JournalError(
             f"{path} is damaged, or no journal at all ({error}): give another run.dir"
         ) from error
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _Misfit) as error:
         raise JournalError(
-            f"the journal {path} holds what is no event of this asyncrl ({error}): give another "
-            "run.dir"
+            f"the journal {path} holds what is no event of this asyncrl "
+            f"({escaped(str(error), 300)}): give another run.dir"
         ) from error

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from asyncrl.config import Config
 from asyncrl.config.cores import divide_cores
+from asyncrl.escape import escaped, escaped_lines
 from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.endpoints import serve
@@ -230,19 +231,17 @@ class _Launch:
             try:
                 summary.write(summary.of_ledger(fold(self._run / JOURNAL).ledger, reason), path)
             except (JournalError, ImpossibleEvent, OSError) as error:
-                print(f"asyncrl: there is no summary: {error}", file=sys.stderr)
+                print(escaped(f"asyncrl: there is no summary: {error}"), file=sys.stderr)
         if path.exists():
             show_summary(summary.read(path), self._run, self._console)
         if failure is not None:
-            print(f"asyncrl: {failure}", file=sys.stderr)
+            print(escaped_lines(f"asyncrl: {failure}"), file=sys.stderr)
             return FAILED
         if finished is not None and not finished.ok:
             # The coordinator may have seen a link end before anybody saw why.
             why = "; ".join([finished.reason, *end.unrestarted[:1]])
-            print(
-                f"asyncrl: the run failed: {why}. Its logs are in {self._run / 'logs'}.",
-                file=sys.stderr,
-            )
+            sentence = f"the run failed: {why}. Its logs are in {self._run / 'logs'}."
+            print(escaped(f"asyncrl: {sentence}"), file=sys.stderr)
             return FAILED
         if self._signalled is signal.SIGINT:
             return INTERRUPTED

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -26,13 +26,21 @@ from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
 from asyncrl.engines.spec import engine_kind
+from asyncrl.escape import escaped
+from asyncrl.experience.experience import Experience
+from asyncrl.experience.recovery import recovered
+from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.journal import JournalError, SqliteHistory
-from asyncrl.observe.run_dir import JOURNAL, LOCK, RUN_TOML
+from asyncrl.launch.private import private_files, refuse_foreign
+from asyncrl.observe import summary
+from asyncrl.observe.run_dir import BEFORE, JOURNAL, LOCK, RUN_TOML, SUMMARY
 from asyncrl.strategies.curriculum import CURRICULA
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.training.checkpoint_index import complete
 
 FREE_BYTES = 100 * 2**20
+_CONTRADICTIONS = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError)
+"""Errors of a state that contradicts itself: the heart trusts what it has written itself."""
 RESUMABLE = frozenset(
     key
     for key, field in FIELDS.items()
@@ -107,7 +115,7 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     _cores(config, available)
     _directory(config, resume)
     if resume:
-        _history(Path(config.run.dir))
+        refuse_unreadable(Path(config.run.dir))
     _port(config.metrics.host, config.metrics.port)
     for index in range(config.rollout.actors if config.gateway.port else 0):
         _gateway(config.gateway.port + index)
@@ -125,18 +133,12 @@ def check(config: Config, resume: Path | None, available: int) -> None:
 
 @contextmanager
 def claimed(config: Config) -> Iterator[Path]:
-    """Make the run directory this process's own inside the block, with the resolved run.toml in it.
-    The claim ends with the process, however that ends. Raises ConfigError if another process has
-    it, or if it cannot be written."""
-    run = Path(config.run.dir)
-    try:
-        run.mkdir(
-            mode=0o700, parents=True, exist_ok=True
-        )  # prompts, answers and weights are its user’s own
-        lock = (run / LOCK).open("a")
-    except OSError as error:
-        raise ConfigError(_unwritable(run, error)) from None
-    with lock:
+    """Make the run directory this process's own inside the block, with the resolved run.toml in it;
+    what is written inside the block is readable by its user alone. The claim ends with the process,
+    however that ends. Raises ConfigError if another process has it, if it is not its user's own, or
+    if it cannot be written."""
+    with private_files(), _lock(Path(config.run.dir)) as lock:
+        run = Path(config.run.dir)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -149,6 +151,16 @@ def claimed(config: Config) -> Iterator[Path]:
         except OSError as error:
             raise ConfigError(_unwritable(run, error)) from None
         yield run
+
+
+def _lock(run: Path) -> TextIO:
+    """The file whose lock is the claim."""
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        refuse_foreign(run)
+        return (run / LOCK).open("a")
+    except OSError as error:
+        raise ConfigError(_unwritable(run, error)) from None
 
 
 def _cores(config: Config, available: int) -> None:
@@ -169,6 +181,7 @@ def _cores(config: Config, available: int) -> None:
 def _directory(config: Config, resume: Path | None) -> None:
     run = Path(config.run.dir)
     toml = run / RUN_TOML
+    refuse_foreign(run)
     if run.exists() and not run.is_dir():
         raise ConfigError(f"{run}: the run directory is a file; choose another run.dir.")
     if resume and not toml.is_file():
@@ -206,8 +219,11 @@ def _directory(config: Config, resume: Path | None) -> None:
         )
 
 
-def _history(run: Path) -> None:
-    """Check that the journal that a resumed run goes on from can be read."""
+def refuse_unreadable(run: Path) -> None:
+    """Check that what a resumed run goes on from can be read: its journal, of which a state must
+    follow for each checkpoint, and what it came to before. Damaged checkpoints are put aside
+    later."""
+    _totals(run)
     path = run / JOURNAL
     if not path.exists():
         if complete(run):
@@ -218,12 +234,36 @@ def _history(run: Path) -> None:
         return
     try:
         with SqliteHistory(path) as history:
-            for number, _ in history.snapshots():
-                history.snapshot(number)
+            begins = [(number, history.snapshot(number)) for number, _ in history.snapshots()]
+            for number, snapshot in begins:
+                recovered(Experience.of(snapshot), (event for _, event in history.events(number)))
+            if not begins:
+                recovered(Experience(), (event for _, event in history.events(0)))
             for _ in history.events(history.forgotten):
                 pass
     except JournalError as error:
         raise ConfigError(f"{error}.") from None
+    except (ImpossibleEvent, *_CONTRADICTIONS) as error:
+        raise ConfigError(
+            f"the journal {path} holds what no run can have written "
+            f"({escaped(f'{type(error).__name__}: {error}', 300)}): go back to a copy of it."
+        ) from None
+
+
+def _totals(run: Path) -> None:
+    """Check the summary that the run left, or had left before it was resumed last."""
+    for path in (run / SUMMARY, run / BEFORE):
+        try:
+            summary.read(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
+        except msgspec.DecodeError:
+            raise ConfigError(
+                f"{path}: this is damaged, or of another asyncrl; remove it to go on without what "
+                "the run came to before."
+            ) from None
 
 
 def _unwritable(run: Path, error: OSError) -> str:

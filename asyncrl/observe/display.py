@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.derived import Row, size
+from asyncrl.escape import escaped
 from asyncrl.ipc.messages import StatusUpdate
 from asyncrl.observe.summary import Summary
 
@@ -69,7 +70,7 @@ class Display:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(escaped(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _is_news(status: StatusUpdate, printed: StatusUpdate | None) -> bool:
@@ -105,7 +106,7 @@ def panel(status: StatusUpdate) -> RenderableType:
     s = status
     head = Table.grid(padding=(0, 2))
     head.add_row(
-        Text(s.phase, style="bold"),
+        Text(escaped(s.phase), style="bold"),
         ProgressBar(total=max(s.steps, 1), completed=s.step, width=32),
         f"step {s.step}/{s.steps}",
         f"{_clock(s.seconds)} elapsed",
@@ -131,7 +132,7 @@ def panel(status: StatusUpdate) -> RenderableType:
         body.add_row(
             *(part for name, value in cells for part in (Text(name, style="dim"), Text(value)))
         )
-    return Group(head, body, Text(s.note, style="italic")) if s.note else Group(head, body)
+    return Group(head, body, Text(escaped(s.note), style="italic")) if s.note else Group(head, body)
 
 
 def show_derived(rows: Sequence[Row], console: Console) -> None:
@@ -191,6 +192,7 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
 def _show(rows: Sequence[tuple[str, ...]], console: Console) -> None:
     """Show rows of (name, value) or (name, value, meaning): folded to a terminal's width, elsewhere
     one line for each row, for `grep`."""
+    rows = [tuple(map(escaped, row)) for row in rows]
     if console.is_terminal:
         table = Table.grid(padding=(0, 2))
         for name, *rest in rows:

@@ -12,11 +12,14 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from asyncrl.escape import escaped_lines
 from asyncrl.ipc.messages import Role
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s {actor} %(name)s: %(message)s"
-
+LINE = 20_000
+"""Characters that a line has at most."""
 
 FOLDER = "logs"
 """The folder of logs in a run's directory."""
@@ -34,7 +37,7 @@ def start(run: Path, role: Role, index: int, level: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(target, encoding="utf-8")
     handler.setFormatter(
-        logging.Formatter(FORMAT.format(actor=f"{role}-{index}"), datefmt="%Y-%m-%dT%H:%M:%S")
+        _Format(FORMAT.format(actor=f"{role}-{index}"), datefmt="%Y-%m-%dT%H:%M:%S")
     )
     root = logging.getLogger()
     for old in root.handlers[:]:
@@ -46,6 +49,18 @@ def start(run: Path, role: Role, index: int, level: str) -> Path:
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
     return target
+
+
+class _Format(logging.Formatter):
+    """Records whose text cannot pass for another record, nor do anything to the terminal that
+    shows it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = escaped_lines(record.message, LINE).replace("\n", "\n    ")
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return escaped_lines(super().formatException(ei), LINE)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

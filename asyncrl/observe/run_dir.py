@@ -26,6 +26,8 @@ SESSIONS = "sessions"
 """The agents' sessions: a file for each rollout actor, a line for each session."""
 MODEL = "model"
 """The model after the last step, as a Hugging Face directory."""
+WEIGHT_STORE = "weights.store"
+"""The file in which trainer and engines of one machine meet to pass on weights."""
 PACKED = "packed_from"
 """The number of rows from which on the run's engines multiply with packed weights. It is measured
 once, so that a resumed run rounds as before."""

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from asyncrl.ipc.messages import Role, Wait
-from asyncrl.observe.summary import RolloutTotals, TokenTotals
+from asyncrl.observe.summary import RolloutTotals, TokenTotals, decoded
 
 NAMED = 5
 """The most rollouts that a run status names."""
@@ -148,4 +148,4 @@ def write(run_status: RunStatus, path: Path) -> None:
 def read(path: Path) -> RunStatus:
     """Read what `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or
     msgspec.ValidationError (no run status)."""
-    return msgspec.json.decode(path.read_bytes(), type=RunStatus)
+    return decoded(path.read_bytes(), RunStatus)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from asyncrl.experience.ledger import Account, Ledger
+
+T = TypeVar("T")
 
 
 class Accuracy(msgspec.Struct, frozen=True):
@@ -146,7 +149,29 @@ def write(summary: Summary, path: Path) -> None:
 def read(path: Path) -> Summary:
     """Read the summary that `write` wrote. Raises OSError, msgspec.DecodeError (no JSON) or
     msgspec.ValidationError (no summary)."""
+    return decoded(path.read_bytes(), Summary)
+
+
+def decoded(data: bytes, kind: type[T]) -> T:
+    """The `kind` in `data`, JSON of numbers that can be reckoned with: finite, and none over 64
+    bits. Raises msgspec.DecodeError (no JSON) or msgspec.ValidationError (no `kind`)."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Summary)
+        found = msgspec.json.decode(data, type=kind)
+        reckonable = _reckonable(msgspec.json.decode(data))
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+    if not reckonable:
+        raise msgspec.ValidationError("a number is out of all bounds")
+    return found
+
+
+def _reckonable(value: object) -> bool:
+    match value:
+        case dict():
+            return all(map(_reckonable, value.values()))
+        case list():
+            return all(map(_reckonable, value))
+        case int() | float():
+            return -(2**63) < value < 2**63
+        case _:
+            return True

@@ -40,7 +40,7 @@ def why(run: Path, now: float) -> list[str]:
         raise ConfigError(f"{run}: this run has not said how it stands; {what}.") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except msgspec.DecodeError:
         raise ConfigError(
             f"{path}: this is damaged, or of another asyncrl, so that it says nothing of the run."
         ) from None

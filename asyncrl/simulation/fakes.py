@@ -210,7 +210,7 @@ class FakeLearner:
     """A learner that adds up what it is given. It is the transfer, too: engines find what it sent
     in `broadcasts`, by publication."""
 
-    port = 1
+    store = "tcp:127.0.0.1:1"
 
     def __init__(
         self,

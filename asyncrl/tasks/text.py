@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Fast
 
+from asyncrl.escape import escaped
 from asyncrl.tasks import TaskError
 
 
@@ -79,7 +80,7 @@ class Tokenizer:
         ) as error:  # a template is code of the model's makers, and raises what it likes
             raise TaskError(
                 "the model's chat template cannot render this: "
-                f"{str(error).strip().partition(chr(10))[0]}"
+                f"{escaped(str(error).strip().partition(chr(10))[0], 300)}"
             ) from error
         return str(text)
 
@@ -104,7 +105,7 @@ def _chat_template(directory: str | Path) -> Any:
     except Exception as error:
         raise TaskError(
             f"the tokenizer in {directory} cannot be used with task.chat = true: "
-            f"{str(error).strip().partition(chr(10))[0]}"
+            f"{escaped(str(error).strip().partition(chr(10))[0], 300)}"
         ) from error
     if not tokenizer.chat_template:
         raise TaskError(

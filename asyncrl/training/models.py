@@ -19,6 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
+from asyncrl.escape import escaped
+
 _AUTO: Any = AutoModelForCausalLM  # its methods carry no types
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # of weights read and written: a log is not a terminal
 
@@ -165,4 +167,4 @@ class _Index(msgspec.Struct):
 
 
 def _first_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return escaped(" ".join(str(error).split()), 300) or type(error).__name__

@@ -443,7 +443,8 @@ async def test_no_second_checkpoint_is_written_before_the_journal_knows_the_firs
 
 
 @pytest.mark.parametrize(
-    "said", [Consumed(99, 0, [], 0.0), Stepped(99, 0.0, {}), Saved(2**63, "x"), TrainerReady(0, 1)]
+    "said",
+    [Consumed(99, 0, [], 0.0), Stepped(99, 0.0, {}), Saved(2**63, "x"), TrainerReady(0, "tcp:h:1")],
 )
 async def test_a_second_trainer_costs_its_own_connection(
     said: Message, autojump_clock: trio.testing.MockClock

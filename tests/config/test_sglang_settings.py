@@ -57,6 +57,18 @@ def test_what_is_whole_passes(sets: tuple[str, ...]) -> None:
         ((SGLANG, LAUNCH, "staleness.finish_on=own"), ("finish_on", "mixed")),
         ((SGLANG, URLS, TWO), ("engine.sglang.host", "http://a:30000 would look for weights")),
         ((SGLANG, LAUNCH, "engine.sglang.backend=nccl"), ("engine.sglang.device", "gloo")),
+        (
+            (SGLANG, LAUNCH, "engine.sglang.api_key_file=key"),
+            ("engine.sglang.api_key_file", "gets a key of its own"),
+        ),
+        (
+            (SGLANG, LAUNCH, 'engine.sglang.arguments=["--api-key", "mine"]'),
+            ("engine.sglang.arguments", "remove --api-key and --config"),
+        ),
+        (
+            (SGLANG, LAUNCH, 'engine.sglang.arguments=["--config=mine.yaml"]'),
+            ("engine.sglang.arguments", "remove --api-key and --config"),
+        ),
         (("engine.sglang.url=1",), ("nearest is engine.sglang.urls",)),
         (("engine.sglang=1",), ("is a section",)),
         (("engine.sglang.urls.a=1",), ("no further settings",)),

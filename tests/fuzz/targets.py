@@ -8,6 +8,7 @@ everything else through: a finding. `test_fuzz.py` feeds them mutations made by 
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import struct
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 import trio
+from rich.console import Console
 
 from actors.reward_actor import _ask
 from actors.verifier_process import Bury, Opening, TimedVerdict, VerifyRequest, frame, receive
@@ -25,6 +27,8 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config import load as load_config
 from asyncrl.config import render as render_config
 from asyncrl.config.schema import TaskConfig
+from asyncrl.engines.sglang.http_types import Garbled, Increments, StreamEvents
+from asyncrl.escape import escaped
 from asyncrl.experience.events import (
     Admitted,
     AnyEvent,
@@ -47,6 +51,16 @@ from asyncrl.ipc.keys import prove_to_client, prove_to_server, proving
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.pipes import Bytes
 from asyncrl.observe import summary
+from asyncrl.observe.display import show_summary
+from asyncrl.observe.run_status import (
+    ActorStatus,
+    AwaitedRollout,
+    GroupCounts,
+    JournalStatus,
+    PublicationStatus,
+    RunStatus,
+)
+from asyncrl.observe.why import why
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.jsonl import JsonlTask
 from asyncrl.tasks.text import Tokenizer
@@ -298,6 +312,40 @@ def summary_json(data: bytes) -> None:
     found.balances()
 
 
+def status_json(data: bytes) -> None:
+    """A status.json: the sentences of `why`, or one that says why there are none."""
+    path = written("status.json", data)
+    (path.parent / "run.toml").touch()
+    try:
+        said = why(path.parent, 1e9)
+    except ConfigError as error:
+        sentence(error)
+    else:
+        assert said and all(map(str.isprintable, map(escaped, said)))
+
+
+def shown_summary(data: bytes) -> None:
+    """The table of a summary: plain lines, each of them printable."""
+    path = written("summary.json", data)
+    try:
+        found = summary.read(path)
+    except msgspec.DecodeError:
+        return
+    shown = io.StringIO()
+    show_summary(found, path, Console(file=shown))
+    assert all(map(str.isprintable, shown.getvalue().split("\n")))
+
+
+def sglang_stream(data: bytes) -> None:
+    """What an SGLang server streams: increments, or Garbled."""
+    events, increments = StreamEvents(4), Increments()
+    try:
+        for text in events.feed(data):
+            increments.read(text)
+    except Garbled as error:
+        assert len(str(error)) < 1000
+
+
 def events(data: bytes) -> None:
     """Rows of the journal: events of which a state follows, or Refused."""
     try:
@@ -361,6 +409,51 @@ SUMMARY = msgspec.json.encode(
     summary.Summary(
         ok=True, reason="done", steps=1, seconds=2.0, tokens=summary.TokenTotals(3, 2, {"late": 1})
     )
+)
+STATUS = msgspec.json.encode(
+    RunStatus(
+        **dict.fromkeys(
+            [
+                *("at", "seconds", "token_s", "verdict_s", "step_s", "stall_s", "report_s"),
+                *("window_s", "generated_per_s", "trained_per_s", "lease_deadline_s", "pump_s"),
+            ],
+            9.5,
+        ),
+        phase="run",
+        step=1,
+        steps=3,
+        committed=1,
+        idle={"trainer": {"command": 0.5}, "rollout": {"weights": 0.4}},
+        actors=[
+            ActorStatus(name=name, role=role, here=here, incarnation=0, pid=7, seconds=8.0, holds=2)
+            for name, role, here in (
+                ("trainer-0", "trainer", True),
+                ("rollout-0", "rollout", True),
+                ("reward-0", "reward", False),
+            )
+        ],
+        waits=[messages.Wait("progress", "coordinator", 3.0, 9.0)],
+        publication=PublicationStatus(
+            number=1, version=1, phase="transfer", waiting_for="engine 0", seconds=9.0, left_s=1.0
+        ),
+        evaluating=None,
+        rollouts={"leased": 2},
+        groups=GroupCounts(live=2, max_live=2),
+        awaited=[
+            AwaitedRollout(
+                rollout=1, holder="rollout-0", attempt=1, tokens=2, seconds=3.0, deadline_s=4.0
+            )
+        ],
+        lease_p95_s=None,
+        tokens=summary.TokenTotals(),
+        ledger=summary.RolloutTotals(),
+        journal=JournalStatus(),
+        restarts={"reward": 1},
+    )
+)
+STREAM = (
+    b'data: {"output_ids": [5], "meta_info": {"weight_version": "1", "completion_tokens": 1, '
+    b'"output_token_logprobs": [[-0.5, 5, null]]}}\n\ndata: {"error": {"message": "no"}}\n\n'
 )
 EVENTS: list[AnyEvent] = [
     Admitted(0, 0, 2, "train", 3, b"\x01\x00\x00\x00", 8),
@@ -429,6 +522,9 @@ TARGETS: list[Target] = [
     Target("run_toml", [TOML], run_toml),
     Target("checkpoint_scalars", [b'{"version":3,"cursor":17}'], checkpoint_scalars),
     Target("summary", [SUMMARY], summary_json),
+    Target("shown_summary", [SUMMARY], shown_summary),
+    Target("run_status", [STATUS], status_json),
+    Target("sglang_stream", [STREAM], sglang_stream),
     Target(
         "events",
         [

@@ -22,7 +22,13 @@ from asyncrl.engines.sglang.errors import (
     ServerGone,
     SglangError,
 )
-from asyncrl.engines.sglang.http_types import Garbled, Increments, StreamEvent, StreamEvents
+from asyncrl.engines.sglang.http_types import (
+    Garbled,
+    Increments,
+    StreamEvent,
+    StreamEvents,
+    largest_event,
+)
 
 URL = "http://fake:1"
 RID = "0" * 32
@@ -86,7 +92,7 @@ def test_a_stream_comes_out_as_increments_however_it_is_sent_and_cut(
         + b": a remark\n\ndata: [DONE]\n\n"
     )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=20)))
-    events, increments, got = StreamEvents(), Increments(), []
+    events, increments, got = StreamEvents(len(ids)), Increments(), []
     for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True):
         got += [increments.read(text) for text in events.feed(sent[a:b]) if text != b"[DONE]"]
     assert all(isinstance(e, StreamEvent) for e in got)
@@ -134,7 +140,7 @@ def test_a_log_probability_that_is_no_number_stays_none() -> None:
         (b"data: [1]\n\n", "an event that cannot be read"),
         (b"data: {}\n\n", "without meta_info"),
         (b"<html>\n\n", "no event of a stream"),
-        (b"data: " + b"[" * 100_000 + b"\n\n", "an event that cannot be read"),
+        (b"data: " + b"[" * 60_000 + b"\n\n", "an event that cannot be read"),
     ],
 )
 async def test_events_that_cannot_be_told_are_named(sent: bytes, why: str) -> None:
@@ -145,12 +151,38 @@ async def test_events_that_cannot_be_told_are_named(sent: bytes, why: str) -> No
         await stream(answering(200, parts))
 
 
-def test_an_event_without_end_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrl.engines.sglang.http_types.LARGEST_EVENT", 100)
-    events = StreamEvents()
-    with pytest.raises(Garbled, match="bytes without an end"):
-        for _ in range(3):
-            list(events.feed(b"x" * 50))
+def test_an_event_is_as_large_as_its_tokens_can_be_and_no_larger() -> None:
+    """An event could be 256 MiB, for each stream. The largest that a server sends of so many tokens
+    passes: 20 digits of each log-probability, and a span for each token."""
+    count, most = 1000, largest_event(1000)
+    ids = list(range(200_000, 200_000 + count))
+    largest = json.dumps(
+        {
+            "output_ids": ids,
+            "meta_info": {
+                "output_token_logprobs": [[-10.123456789012345, i, None] for i in ids],
+                "weight_versions": [
+                    {"version": "1234567", "start": i, "end": i + 1} for i in range(count)
+                ],
+            },
+        }
+    ).encode()
+    assert list(StreamEvents(count).feed(b"data: " + largest + b"\n\n")) == [largest]
+    for end in (b"", b"\n\n"):
+        with pytest.raises(Garbled, match=f"an event of more than {most} bytes"):
+            list(StreamEvents(count).feed(b"data: " + b"x" * most + end))
+
+
+def test_a_stream_brings_no_more_than_what_was_asked_for_can_take() -> None:
+    """Events without news, and remarks, without end."""
+    for kept_alive in (b": still here\n\n", event([], 0), b"\n\n" * 100):
+        events, brought = StreamEvents(2), 0
+        with pytest.raises(Garbled, match="more than all the tokens"):
+            while brought < 2**32:
+                brought += len(kept_alive)
+                for _ in events.feed(kept_alive * 1000):
+                    brought += 1
+        assert brought < 2**23
 
 
 async def test_a_stream_that_breaks_off_is_named_after_its_tokens() -> None:

@@ -26,7 +26,7 @@ from real_sglang import PYTHON
 
 from asyncrl.engines.sglang import client as client_module
 from asyncrl.engines.sglang.client import Client
-from asyncrl.engines.sglang.errors import ServerGone
+from asyncrl.engines.sglang.errors import RequestRefused, ServerGone
 from asyncrl.engines.sglang.servers import Launch, command, environment, managed
 
 START_S = 240.0
@@ -57,10 +57,12 @@ def test_the_command_of_a_server() -> None:
         seed=7,
         arguments=("--mem-fraction-static", "0.8"),
     )
-    words = command(cuda, 1234)
+    key_file = Path("/run/logs/server-0-key.yaml")
+    words = command(cuda, 1234, key_file)
     assert words[:7] == [*python, "-m", "sglang.launch_server"]
     pairs = dict(pairwise(words))
     expected = {
+        "config": str(key_file),
         "model-path": "/m",
         "host": "127.0.0.1",
         "port": "1234",
@@ -80,7 +82,7 @@ def test_the_command_of_a_server() -> None:
     )
 
     cpu = launch("/python")
-    pairs = dict(pairwise(command(cpu, 1)))
+    pairs = dict(pairwise(command(cpu, 1, key_file)))
     assert (
         pairs["--attention-backend"] == "torch_native"
         and int(pairs["--max-total-tokens"]) >= 9 * 136
@@ -170,6 +172,50 @@ async def test_a_server_that_a_signal_ends_is_told_by_its_name(tmp_path: Path) -
             log=tmp_path / "log",
         ):
             raise AssertionError("it is not ready")
+
+
+ASKS_FOR_A_KEY = """
+import http.server, json, pathlib, stat
+words = sys.argv
+key_file = pathlib.Path(words[words.index('--config') + 1])
+key = json.loads(key_file.read_text())['api-key']
+shown = pathlib.Path('/proc/self/cmdline').read_text()
+environment = pathlib.Path('/proc/self/environ').read_text()
+mode = stat.S_IMODE(key_file.stat().st_mode)
+print(json.dumps([len(key), mode, key in shown, key in environment]), flush=True)
+class Asks(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.headers['authorization'] == f'Bearer {key}'
+        self.send_response(200 if known or self.path == '/ready' else 401)
+        self.send_header('content-length', '43')
+        self.end_headers()
+        self.wfile.write(b'{"model_path": "/m", "weight_version": "0"}')
+    def log_message(self, *_):
+        pass
+port = int(words[words.index('--port') + 1])
+http.server.HTTPServer(('127.0.0.1', port), Asks).serve_forever()
+"""
+
+
+@pytest.mark.processes
+async def test_a_server_gets_a_key_that_no_command_line_shows(tmp_path: Path) -> None:
+    """Every user of a machine reaches its loopback, and reads its command lines. Each server has a
+    key of its own."""
+    keys = set()
+    for name in ("server-0", "server-1"):
+        log = tmp_path / f"{name}.log"
+        stands_in = launch(*script(ASKS_FOR_A_KEY))
+        with trio.fail_after(300):
+            async with managed(stands_in, log=log, name=name, ready_s=240) as server:
+                async with Client.open(server.url, api_key=server.key) as client:
+                    assert (await client.model_info()).model_path == "/m"
+                async with Client.open(server.url) as stranger:
+                    with pytest.raises(RequestRefused, match="401"):
+                        await stranger.model_info()
+                assert json.loads(log.read_text()) == [64, 0o600, False, False]
+                assert not await trio.Path(tmp_path / f"{name}-key.yaml").exists(), "it is kept"
+                keys.add(server.key)
+    assert len(keys) == 2
 
 
 STARTING = """
@@ -264,7 +310,7 @@ async def test_a_server_has_its_whole_context_and_is_noticed_when_it_is_killed_a
     log = tmp_path / "server.log"
     async with (
         managed(real(), log=log, ready_s=START_S) as server,
-        Client.open(server.url) as client,
+        Client.open(server.url, api_key=server.key) as client,
     ):
         assert await client.ready()
         assert (await client.server_info()).max_running_requests == 9

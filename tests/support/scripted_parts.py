@@ -96,7 +96,7 @@ class ScriptedLearner:
 
     def __init__(self, seconds_per_token: float = 0.0005, step_s: float = 0.05) -> None:
         self.version = 0
-        self.port = 1
+        self.store = "tcp:127.0.0.1:1"
         self.batches: list[tuple[MicroBatch, bytes]] = []
         self.to_score: list[ScoreProximal] = []
         self.saved: list[tuple[int, int]] = []

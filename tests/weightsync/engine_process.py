@@ -24,8 +24,7 @@ async def main() -> None:
             plan = msgspec.convert(order["plan"], Plan)
             try:
                 staged = await receiver.receive(
-                    "127.0.0.1",
-                    order["port"],
+                    order["store"],
                     order["epoch"],
                     order["rank"],
                     order["world"],

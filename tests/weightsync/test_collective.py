@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
@@ -76,7 +77,7 @@ async def everybody(
         plan = plans[rank - 1] if plans else PLAN
         try:
             got[rank] = await receivers[rank - 1].receive(
-                HOST, sender.port, epoch, rank, world, plan, deadline_s
+                sender.store, epoch, rank, world, plan, deadline_s
             )
         except (TransferError, PlanMismatch) as error:
             got[rank] = error
@@ -98,9 +99,10 @@ def assert_equal(staged: Outcome, weights: dict[str, Tensor]) -> None:
 
 
 @asynccontextmanager
-async def ends(count: int) -> AsyncIterator[tuple[Sender, list[Receiver]]]:
+async def ends(count: int, host: str = HOST) -> AsyncIterator[tuple[Sender, list[Receiver]]]:
     async with AsyncExitStack() as stack:
-        sender = await stack.enter_async_context(Sender.open(HOST))
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        sender = await stack.enter_async_context(Sender.open(host, folder / "weights.store"))
         yield sender, [await stack.enter_async_context(Receiver.open()) for _ in range(count)]
 
 
@@ -185,19 +187,22 @@ async def test_deadlines_hold_and_say_who_is_missing() -> None:
             trio.fail_after(30),
             pytest.raises(TransferError, match="waiting for the trainer to open epoch 3"),
         ):
-            await receiver.receive(HOST, sender.port, 3, 1, 2, PLAN, 3.0)
-        port = sender.port
+            await receiver.receive(sender.store, 3, 1, 2, PLAN, 3.0)
+        store = sender.store
     async with Receiver.open() as receiver:
         with (
             trio.fail_after(30),
-            pytest.raises(TransferError, match=r"the trainer's store at 127.0.0.1"),
+            pytest.raises(
+                TransferError,
+                match=r"the trainer's store at .*weights.store: there is no such file",
+            ),
         ):
-            await receiver.receive(HOST, port, 1, 1, 2, PLAN, 3.0)
+            await receiver.receive(store, 1, 1, 2, PLAN, 3.0)
 
 
-async def test_an_address_of_another_machine() -> None:
+async def test_an_address_of_another_machine(tmp_path: Path) -> None:
     with pytest.raises(TransferError, match=r"cannot listen on 192.0.2.1 .*set publication.host"):
-        async with Sender.open("192.0.2.1"):
+        async with Sender.open("192.0.2.1", tmp_path / "s"):
             pass
 
 
@@ -229,7 +234,7 @@ async def test_after_a_cancelled_transfer_the_next_epoch_starts_at_once() -> Non
                         yield item
 
                 nursery.start_soon(sender.send, 1, 2, PLAN, slow(), AMPLE)
-                nursery.start_soon(receivers[0].receive, HOST, sender.port, 1, 1, 2, PLAN, AMPLE)
+                nursery.start_soon(receivers[0].receive, sender.store, 1, 1, 2, PLAN, AMPLE)
                 await hold.wait()
                 nursery.cancel_scope.cancel()
             sent, got = await everybody(sender, receivers, 2, model(1))
@@ -312,11 +317,11 @@ class Engine:
         )
 
     def order(
-        self, port: int, epoch: int, rank: int, world: int, plan: Plan, seconds: float
+        self, store: str, epoch: int, rank: int, world: int, plan: Plan, seconds: float
     ) -> None:
         assert self.process.stdin is not None
         line = {
-            "port": port,
+            "store": store,
             "epoch": epoch,
             "rank": rank,
             "world": world,
@@ -342,7 +347,7 @@ class Engine:
 
 
 @pytest.mark.processes
-async def test_engines_that_die_and_hang_in_mid_transfer() -> None:
+async def test_engines_that_die_and_hang_in_mid_transfer(tmp_path: Path) -> None:
     """The transfer fails for the sender, soon where an engine died and at the deadline where it
     hangs; the next epoch goes without it."""
     big = {
@@ -361,7 +366,7 @@ async def test_engines_that_die_and_hang_in_mid_transfer() -> None:
 
     engines = [Engine() for _ in range(3)]
     try:
-        async with Sender.open(HOST) as sender:
+        async with Sender.open(HOST, tmp_path / "s") as sender:
             for engine in engines:
                 assert await engine.answer() == {"ready": True}
             for epoch, how, deadline_s, within in [
@@ -371,7 +376,7 @@ async def test_engines_that_die_and_hang_in_mid_transfer() -> None:
                 victim, *others = engines[epoch - 1 :]
                 world = 2 + len(others)
                 for rank, engine in enumerate([victim, *others], 1):
-                    engine.order(sender.port, epoch, rank, world, plan, deadline_s)
+                    engine.order(sender.store, epoch, rank, world, plan, deadline_s)
                 start = trio.current_time()
                 with pytest.raises(TransferError, match=r"sending bucket \d+ of 32"):
                     await sender.send(epoch, world, plan, gather(victim, how), deadline_s)
@@ -379,7 +384,7 @@ async def test_engines_that_die_and_hang_in_mid_transfer() -> None:
                 for engine in others:
                     assert "receiving bucket" in str((await engine.answer())["error"])
 
-            engines[2].order(sender.port, 3, 1, 2, plan, AMPLE)
+            engines[2].order(sender.store, 3, 1, 2, plan, AMPLE)
             sent = await sender.send(3, 2, plan, big.items(), AMPLE)
             answer = await engines[2].answer()
             assert answer["checksums"] == sent.checksums

@@ -36,8 +36,7 @@ def new(members: tuple[int, ...] = (4, 5), pin: bool = False) -> Publication:
         NUMBER,
         VERSION,
         Membership(2, members),
-        host="127.0.0.1",
-        port=999,
+        store="tcp:127.0.0.1:999",
         deadline_s=DEADLINE,
         pin=pin,
     )
@@ -70,7 +69,7 @@ def test_each_change_of_membership_is_a_new_epoch() -> None:
     with pytest.raises(ValueError, match="engine 4 is in epoch 2 already"):
         one.joined(4)
     with pytest.raises(ValueError, match="epoch 0 has no engine"):
-        Publication(1, 0, Membership(), host="h", port=1, deadline_s=1.0)
+        Publication(1, 0, Membership(), store="tcp:h:1", deadline_s=1.0)
 
 
 # --------------------------------------------------------------------------------- told as stories
@@ -80,8 +79,8 @@ def test_the_whole_way() -> None:
     p = new(pin=True)
     assert p.begin(0.0) == [
         ToTrainer(Publish(NUMBER, 2, 3)),
-        ToMember(4, Prepare(NUMBER, VERSION, 2, 1, 3, "127.0.0.1", 999)),
-        ToMember(5, Prepare(NUMBER, VERSION, 2, 2, 3, "127.0.0.1", 999)),
+        ToMember(4, Prepare(NUMBER, VERSION, 2, 1, 3, "tcp:127.0.0.1:999")),
+        ToMember(5, Prepare(NUMBER, VERSION, 2, 2, 3, "tcp:127.0.0.1:999")),
     ]
     assert (p.phase, p.deadline, p.waiting_for) == (PublicationPhase.TRANSFER, 10.0, "the trainer")
     assert p.prepared(5, prepared(), 1.0) == []

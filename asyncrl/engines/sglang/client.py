@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from asyncrl.engines.sglang.errors import Misread, RequestRefused, ServerGone
 from asyncrl.engines.sglang.http_connection import HttpConnection
 from asyncrl.engines.sglang.http_types import (
+    SAID,
     Increments,
     Loads,
     ModelInfo,
@@ -31,7 +32,9 @@ from asyncrl.engines.sglang.http_types import (
     ServerLoad,
     StreamEvent,
     StreamEvents,
+    largest_event,
 )
+from asyncrl.escape import escaped
 
 Mode = Literal["retract", "in_place", "abort"]
 """The effect of a pause on unfinished requests: they go back to the queue and are recomputed, are
@@ -39,6 +42,9 @@ frozen with their cache, or end."""
 
 READY_WITHIN_S = 5.0
 """Seconds: a server that is up says at once that it is ready, or that it is not."""
+
+CHECKSUM_BYTES = 1 << 26
+"""Bytes that the checksums of all ranks' tensors may have: 100 to 200 for each tensor of a rank."""
 
 WHOLE_DISTRIBUTION = {
     "top_p": 1.0,
@@ -171,19 +177,16 @@ class Client:
             "stream": True,
             "extra_key": extra_key or None,
         }
-        events, increments = StreamEvents(), Increments()
+        events, increments = StreamEvents(max_new_tokens), Increments()
         with self._connection.named("/generate"):
-            async with self._connection.stream("/generate", body) as response:
-                if response.status_code != 200:
-                    self._connection.refuse(
-                        "/generate", response.status_code, await response.aread()
-                    )
-                async for data in response.aiter_bytes():
+            async with self._connection.stream("/generate", body) as parts:
+                async for data in parts:
                     for text in events.feed(data):
                         event = increments.read(text)
                         if isinstance(event, ServerFailure):
                             raise RequestRefused(
-                                f"{self.url} refused request {rid}: {event.message}", event.code
+                                f"{self.url} refused request {rid}: {escaped(event.message, SAID)}",
+                                event.code,
                             )
                         if (
                             event.ending is not None
@@ -191,7 +194,8 @@ class Client:
                             and event.ending.status_code >= 400
                         ):
                             raise RequestRefused(
-                                f"{self.url} ended request {rid}: {event.ending.message}",
+                                f"{self.url} ended request {rid}: "
+                                f"{escaped(event.ending.message, SAID)}",
                                 event.ending.status_code,
                             )
                         yield event
@@ -209,8 +213,9 @@ class Client:
             "logprob_start_len": 0,
             "extra_key": extra_key or None,
         }
+        most = largest_event(len(ids))
         entries = (
-            await self._connection.post("/generate", body, PromptScores)
+            await self._connection.post("/generate", body, PromptScores, most)
         ).meta_info.input_token_logprobs
         if [entry[1] for entry in entries] != body["input_ids"]:
             raise Misread(
@@ -297,4 +302,5 @@ class Client:
 
     async def checksums(self) -> list[RankChecksums]:
         """Checksums of what each rank holds now, in the order of ranks."""
-        return (await self._connection.control("/weights_checker", {"action": "checksum"})).ranks
+        asked = {"action": "checksum"}
+        return (await self._connection.control("/weights_checker", asked, CHECKSUM_BYTES)).ranks

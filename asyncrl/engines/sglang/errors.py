@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from asyncrl.escape import escaped, escaped_lines
+
 
 class SglangError(Exception):
-    """A server failed: one sentence with its address."""
+    """A server failed: one sentence with its address, which may quote the server; and the end of
+    its `log`, where that says more."""
+
+    def __init__(self, text: str, *, log: str = "") -> None:
+        super().__init__(escaped(text) + (f"\n{escaped_lines(log)}" if log else ""))
 
 
 class ServerGone(SglangError):

@@ -1,18 +1,27 @@
 """The HTTP of one SGLang server. Invariant: whatever the server does, an answer is typed, or a
-named error in bounded time."""
+named error in bounded time and memory.
+
+What comes is not compressed: 3 MB that are unpacked can be gigabytes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import TypeVar
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import NoReturn, TypeVar
 
 import httpx2
 import msgspec
 import trio
 
 from asyncrl.engines.sglang.errors import Misread, RequestRefused, ServerGone
-from asyncrl.engines.sglang.http_types import Garbled, ServerAnswer, decode
+from asyncrl.engines.sglang.http_types import SAID, Garbled, ServerAnswer, decode
+from asyncrl.escape import escaped
+
+ANSWER_BYTES = 1 << 20
+"""Bytes of an answer that has no reason to be larger: what a server is, how it took an order."""
+REFUSAL_BYTES = 1 << 16
+"""Bytes of a refusal that are looked at."""
 
 T = TypeVar("T")
 
@@ -40,7 +49,7 @@ class HttpConnection:
         address = url.rstrip("/")
         async with httpx2.AsyncClient(
             base_url=address,
-            headers={"content-type": "application/json"}
+            headers={"content-type": "application/json", "accept-encoding": "identity"}
             | ({"authorization": f"Bearer {api_key}"} if api_key else {}),
             timeout=httpx2.Timeout(None, connect=deadline_s, read=silence_s),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
@@ -49,55 +58,82 @@ class HttpConnection:
         ) as http:
             yield HttpConnection(http, address, deadline_s, silence_s)
 
-    def stream(
-        self, path: str, body: Mapping[str, object]
-    ) -> AbstractAsyncContextManager[httpx2.Response]:
-        """The response to `body`, to be read as it comes; use it inside of `named`."""
-        return self._http.stream("POST", path, content=msgspec.json.encode(body))
+    @asynccontextmanager
+    async def stream(
+        self, path: str, body: Mapping[str, object] | None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The bytes of the answer to `body`, or to a GET where that is None, as they come; use it
+        inside of `named`. Raises RequestRefused where the status is not 200."""
+        async with self._response(path, body) as response:
+            if response.status_code != 200:
+                self._refuse(path, response.status_code, await _beginning(response, REFUSAL_BYTES))
+            async with aclosing(response.aiter_bytes()) as parts:
+                yield parts
+
+    @asynccontextmanager
+    async def _response(
+        self, path: str, body: Mapping[str, object] | None
+    ) -> AsyncIterator[httpx2.Response]:
+        method, content = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
+        async with self._http.stream(method, path, content=content) as response:
+            encoding = response.headers.get("content-encoding", "identity")
+            if encoding != "identity":
+                raise Garbled(
+                    f"answered in the encoding {escaped(repr(encoding), SAID)}, and was asked for "
+                    "none"
+                )
+            yield response
 
     async def status(self, path: str, seconds: float) -> int:
         """The status of `path` within `seconds`, whatever it is."""
         with self.within(path, seconds):
-            return (await self._http.get(path)).status_code
+            async with self._response(path, None) as response:
+                await _beginning(response, REFUSAL_BYTES)
+                return response.status_code
 
     async def get(self, path: str, kind: type[T]) -> T:
         """The answer of `path`."""
-        with self.within(path, self._deadline_s):
-            response = await self._http.get(path)
-            self.refuse(path, response.status_code, response.content)
-            return decode(kind, response.content)
-
-    async def _send(self, path: str, body: Mapping[str, object], seconds: float) -> bytes:
-        with self.within(path, seconds):
-            response = await self._http.post(path, content=msgspec.json.encode(body))
-            self.refuse(path, response.status_code, response.content)
-            return response.content
-
-    async def post(self, path: str, body: Mapping[str, object], kind: type[T]) -> T:
-        """The answer to `body`, within the deadline."""
         with self.named(path):
-            return decode(kind, await self._send(path, body, self._deadline_s))
+            return decode(kind, await self._ask(path, None, self._deadline_s, ANSWER_BYTES))
+
+    async def _ask(
+        self, path: str, body: Mapping[str, object] | None, seconds: float, most: int
+    ) -> bytes:
+        """The answer within `seconds`, of at most `most` bytes."""
+        with self.within(path, seconds):
+            async with self.stream(path, body) as parts:
+                answer = bytearray()
+                async for data in parts:
+                    answer += data
+                    if len(answer) > most:
+                        raise Garbled(f"answered with more than {most} bytes")
+                return bytes(answer)
+
+    async def post(self, path: str, body: Mapping[str, object], kind: type[T], most: int) -> T:
+        """The answer to `body`, within the deadline, of at most `most` bytes."""
+        with self.named(path):
+            return decode(kind, await self._ask(path, body, self._deadline_s, most))
 
     async def tell(self, path: str, body: Mapping[str, object], *, slow: bool = False) -> None:
         """Post `body`; where `slow`, as long as a stream may be silent."""
-        await self._send(path, body, self._silence_s if slow else self._deadline_s)
+        await self._ask(path, body, self._silence_s if slow else self._deadline_s, ANSWER_BYTES)
 
-    async def control(self, path: str, body: Mapping[str, object]) -> ServerAnswer:
-        """Post what concerns weights: slow, and answered with its success or failure."""
+    async def control(
+        self, path: str, body: Mapping[str, object], most: int = ANSWER_BYTES
+    ) -> ServerAnswer:
+        """Post what concerns weights: slow, and answered with its success or failure, in at most
+        `most` bytes."""
         with self.named(path):
-            answer = decode(ServerAnswer, await self._send(path, body, self._silence_s))
+            answer = decode(ServerAnswer, await self._ask(path, body, self._silence_s, most))
         if not answer.success:
             raise RequestRefused(f"{self.url}{path} was refused: {answer.said()}", 200)
         return answer
 
-    def refuse(self, path: str, status: int, body: bytes) -> None:
-        """Raise RequestRefused, but for the status 200."""
-        if status == 200:
-            return
+    def _refuse(self, path: str, status: int, body: bytes) -> NoReturn:
         try:
             said = decode(ServerAnswer, body).said()
         except Garbled:
-            said = body[:300].decode(errors="replace")
+            said = escaped(body.decode(errors="replace").strip(), SAID)
         raise RequestRefused(
             f"{self.url}{path} was refused with {status}: {said.strip() or 'no reason was given'}",
             status,
@@ -126,7 +162,19 @@ class HttpConnection:
             silent = f"{self.url}{path} was silent for too long ({type(error).__name__})"
             raise ServerGone(f"{silent}; the server hangs or is overloaded") from error
         except httpx2.TransportError as error:
-            broken = f"{self.url}{path}: the connection failed ({error or type(error).__name__})"
+            said = escaped(str(error), SAID) or type(error).__name__
+            broken = f"{self.url}{path}: the connection failed ({said})"
             raise ServerGone(f"{broken}; the server is not there or died") from error
         except Garbled as error:
             raise Misread(f"{self.url}{path} {error}") from error
+
+
+async def _beginning(response: httpx2.Response, most: int) -> bytes:
+    """The first `most` bytes of a response, or fewer where it has no more."""
+    beginning = bytearray()
+    async with aclosing(response.aiter_bytes()) as parts:
+        async for data in parts:
+            beginning += data
+            if len(beginning) >= most:
+                break
+    return bytes(beginning[:most])

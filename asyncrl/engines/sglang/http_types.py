@@ -15,9 +15,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST_EVENT = 1 << 28
-"""Bytes: more without an end of the event is no stream of tokens. A response of 128,000 tokens is 5
-MB where an event holds all."""
+from asyncrl.escape import escaped
+
+SAID = 300
+"""Characters that a server's own words have in a sentence."""
+_EVENT_BYTES, _TOKEN_BYTES = 1 << 16, 160
+"""Bytes of an event beside its tokens, and for each token: its id, its log-probability and, where
+each has another version, its span. Real ones take 40."""
 
 T = TypeVar("T")
 
@@ -117,11 +121,13 @@ class ServerAnswer(msgspec.Struct, frozen=True):
     success: bool = True
     message: str = ""
     ranks: list[RankChecksums] = []
-    detail: object = None
-    error: object = None
+    detail: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
 
     def said(self) -> str:
-        return self.message or str(self.error or self.detail or "")
+        """The reason that it gives, as it came where that is no text; empty for none."""
+        given = next((bytes(raw) for raw in (self.error, self.detail) if raw not in _NONE), b"")
+        return escaped(self.message or given[: 4 * SAID].decode(errors="replace"), SAID)
 
 
 class RankLoad(msgspec.Struct, frozen=True):
@@ -171,6 +177,9 @@ class PromptScores(msgspec.Struct, frozen=True):
 
 
 _OUTPUT = msgspec.json.Decoder(_Output)
+_NONE = (msgspec.Raw(), msgspec.Raw(b"null"))
+_SPARE_EVENTS = 64
+"""Events of a stream that bring no token: an end, an error, a remark that keeps it open."""
 
 
 def decode(kind: type[T], body: bytes) -> T:
@@ -178,21 +187,36 @@ def decode(kind: type[T], body: bytes) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Garbled(f"answered what is not {kind.__name__}: {error}") from error
+        raise Garbled(
+            f"answered what is not {kind.__name__}: {escaped(str(error), SAID)}"
+        ) from error
+
+
+def largest_event(tokens: int) -> int:
+    """The bytes that an event of a stream of at most `tokens` tokens may have."""
+    return _EVENT_BYTES + tokens * _TOKEN_BYTES
 
 
 class StreamEvents:
-    """Bytes as they come, cut into the data of server-sent events."""
+    """Bytes as they come, cut into the data of server-sent events: of a stream that brings at most
+    `tokens`, each event with all so far, so that as many whole events are the most there can be."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: int) -> None:
         self._rest = bytearray()
         self._seen = 0
+        self._largest = largest_event(tokens)
+        self._left = (tokens + _SPARE_EVENTS) * self._largest
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The data of each event that these bytes complete. Raises Garbled for what is no event."""
+        self._left -= len(data)
+        if self._left < 0:
+            raise Garbled("sent more than all the tokens that it was asked for can take")
         self._rest += data
         at = 0
         while (end := self._rest.find(b"\n\n", max(at, self._seen - 1))) >= 0:
+            if end - at > self._largest:
+                break
             lines = bytes(self._rest[at:end])
             at = self._seen = end + 2
             if lines.startswith(b"data:"):
@@ -201,8 +225,11 @@ class StreamEvents:
                 raise Garbled(f"sent what is no event of a stream: {lines[:80]!r}")
         del self._rest[:at]
         self._seen = len(self._rest)
-        if self._seen > LARGEST_EVENT:
-            raise Garbled(f"sent {self._seen} bytes without an end of the event")
+        if self._seen > self._largest:
+            raise Garbled(
+                f"sent an event of more than {self._largest} bytes, which no event of such a "
+                "stream has"
+            )
 
 
 class Increments:
@@ -217,7 +244,9 @@ class Increments:
         try:
             output = _OUTPUT.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Garbled(f"sent an event that cannot be read: {error}") from error
+            raise Garbled(
+                f"sent an event that cannot be read: {escaped(str(error), SAID)}"
+            ) from error
         if output.error is not None:
             return output.error
         meta = output.meta_info

@@ -4,11 +4,16 @@ noticed at once.
 
 A container is the exception: its client ends so, and is asked to first (SIGTERM, which stops the
 container); but the container of a client that was killed goes on.
+
+Loopback is everybody's on a machine, so each server asks for a key of its own. It comes from a file
+that only this user may open: every user can read a command line, and SGLang writes its own to its
+log and gives it to whoever asks.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -21,6 +26,7 @@ import trio
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.errors import ServerGone
+from asyncrl.ipc.keys import write_key
 from asyncrl.processes.machine import free_port
 from asyncrl.processes.process import Process, spawn
 
@@ -46,11 +52,12 @@ class Launch(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...] = ()
 
 
-def command(launch: Launch, port: int) -> list[str]:
-    """The command line of a server at `port` of this machine alone. `launch.arguments` come last,
-    and so win."""
+def command(launch: Launch, port: int, key_file: Path) -> list[str]:
+    """The command line of a server at `port` of this machine alone, which asks for the key in
+    `key_file`. `launch.arguments` come last, and so win."""
     context = max(launch.context_tokens, canary.TOKENS) + _UNUSABLE
     options = {
+        "config": key_file,
         "model-path": launch.model,
         "host": HOST,
         "port": port,
@@ -109,10 +116,11 @@ def environment(launch: Launch, cores: Sequence[int]) -> dict[str, str]:
 
 
 class Server:
-    """A server that is up; `url` is its address."""
+    """A server that is up; `url` is its address, and `key` what it asks for."""
 
-    def __init__(self, url: str, process: Process) -> None:
+    def __init__(self, url: str, key: str, process: Process) -> None:
         self.url = url
+        self.key = key
         self.process = process
 
     async def watch(self) -> None:
@@ -120,8 +128,8 @@ class Server:
         ends that when any other part dies."""
         code = await self.process.wait()
         raise ServerGone(
-            f"the server at {self.url} {_ended(code)}; the end of its log "
-            f"{self.process.log}:\n{self.process.tail()}"
+            f"the server at {self.url} {_ended(code)}; the end of its log {self.process.log}:",
+            log=self.process.tail(),
         )
 
 
@@ -138,19 +146,25 @@ async def managed(
     """A server for the length of the block, started and ready within `ready_s` seconds, on `cores`
     alone where given.
 
-    Its output goes to `log`. Use it in the main thread. Raises ServerGone where it dies before it
-    is ready, or is not in time; then nothing of it is left either. In the block, run `watch` beside
-    everything else.
+    Its output goes to `log`, and its key is in a file beside that until it is ready. Use it in the
+    main thread. Raises ServerGone where it dies before it is ready, or is not in time; then nothing
+    of it is left either. In the block, run `watch` beside everything else.
     """
-    port = free_port(HOST)
-    argv = [sys.executable, "-m", "asyncrl.engines.sglang.guarded_command", *command(launch, port)]
+    port, key = free_port(HOST), secrets.token_hex()
+    key_file = log.with_name(f"{name}-key.yaml")  # SGLang reads no other kind
+    write_key(key_file, msgspec.json.encode({"api-key": key}))
+    wanted = command(launch, port, key_file)
+    argv = [sys.executable, "-m", "asyncrl.engines.sglang.guarded_command", *wanted]
     env = environment(launch, sorted(cores or os.sched_getaffinity(0))) | dict(
         extra_environment or {}
     )
     process = spawn(name, argv, log=log, cores=cores, env=env)
-    server = Server(f"http://{HOST}:{port}", process)
+    server = Server(f"http://{HOST}:{port}", key, process)
     try:
-        await _until_ready(server, ready_s)
+        try:
+            await _until_ready(server, ready_s)
+        finally:
+            key_file.unlink(missing_ok=True)
         yield server
     finally:
         await _end(process)
@@ -167,12 +181,15 @@ async def _until_ready(server: Server, ready_s: float) -> None:
             failures.append(error)
             nursery.cancel_scope.cancel()
 
-    async with Client.open(server.url) as client, trio.open_nursery() as nursery:
+    async with (
+        Client.open(server.url, api_key=server.key) as client,
+        trio.open_nursery() as nursery,
+    ):
         nursery.start_soon(watch)
         try:
             await client.wait_ready(ready_s)
         except ServerGone as error:
-            failures.append(ServerGone(f"{error}: {server.process.log}\n{server.process.tail()}"))
+            failures.append(ServerGone(f"{error}: {server.process.log}", log=server.process.tail()))
         nursery.cancel_scope.cancel()
     if failures:
         raise failures[0]

@@ -1,0 +1,292 @@
+"""Text that somebody else wrote does nothing to whoever reads it, whatever command shows it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from asyncrl.cli import main
+from asyncrl.config import Config
+from asyncrl.config.derived import Row
+from asyncrl.escape import CUT, escaped, escaped_lines
+from asyncrl.ipc.messages import StatusUpdate, Wait
+from asyncrl.journal import SqliteHistory
+from asyncrl.launch.launcher import _Launch
+from asyncrl.observe import logs, run_status, summary
+from asyncrl.observe.display import Display, show_derived, show_summary
+from asyncrl.observe.run_status import ActorStatus, GroupCounts, JournalStatus, RunStatus
+from asyncrl.observe.summary import Alarmed, SlowestVerifier, Summary
+from asyncrl.processes.run_supervisor import SupervisedEnd
+from asyncrl.processes.supervisor import ActorFailed
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.text import Tokenizer
+
+HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b2J\u202eelims\u2066\u2028\r\nasyncrl: mine\x00\x7f"
+CONTROLS = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+"""Categories of what is no character to look at: controls, marks of direction, ends of lines."""
+ANY = st.text(st.characters(codec=None, exclude_categories=()))
+
+
+def harmless(text: str) -> None:
+    """Each line of ours is printable, and none begins as the hostile one does."""
+    assert "mine" in text, "it is shown at all"
+    for line in text.split("\n"):
+        assert not [one for one in line if unicodedata.category(one) in CONTROLS], ascii(line)
+        assert not line.startswith("asyncrl: mine")
+
+
+# ---------------------------------------------------------------------------------- the function
+
+
+@given(ANY, st.integers(1, 60))
+def test_an_escaped_text_is_one_printable_line_of_bounded_length(text: str, limit: int) -> None:
+    shown = escaped(text, limit)
+    assert len(shown) <= limit
+    assert not [one for one in shown if unicodedata.category(one) in CONTROLS]
+    shown.encode()
+    assert escaped(shown, limit) == shown, "twice is once"
+    if len(shown) < limit:
+        assert (shown.isprintable() and not shown.endswith(CUT)) or text.endswith(CUT)
+
+
+@given(ANY)
+def test_printable_text_is_left_as_it_is_and_nothing_is_lost(text: str) -> None:
+    shown = escaped(text, 10**6)
+    if text.isprintable():
+        assert shown == text
+    if "\\" not in text:
+        parts = [
+            one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        ]
+        assert shown == "".join(parts)
+
+
+@given(st.lists(ANY.filter(lambda text: "\n" not in text)))
+def test_lines_stay_lines(lines: list[str]) -> None:
+    assert escaped_lines("\n".join(lines)).split("\n") == [escaped(one) for one in lines or [""]]
+
+
+def test_a_huge_text_is_not_looked_at_as_a_whole() -> None:
+    assert escaped("\x1b" * 10**8, 20) == "\\x1b" * 4 + "\\x1" + CUT
+
+
+# --------------------------------------------------------------------------------- the commands
+
+
+def hostile_status() -> RunStatus:
+    actor = ActorStatus(
+        name=HOSTILE, role="trainer", here=False, incarnation=0, pid=1, seconds=99.0
+    )
+    return RunStatus(
+        at=0.0,
+        seconds=1.0,
+        phase="run",
+        step=1,
+        steps=2,
+        committed=None,
+        token_s=1.0,
+        verdict_s=1.0,
+        step_s=1.0,
+        stall_s=1.0,
+        report_s=1.0,
+        window_s=1.0,
+        idle={},
+        generated_per_s=0.0,
+        trained_per_s=0.0,
+        actors=[actor],
+        waits=[Wait(HOSTILE, HOSTILE, 1.0, 2.0)],
+        publication=None,
+        evaluating=None,
+        rollouts={},
+        groups=GroupCounts(),
+        awaited=[],
+        lease_p95_s=None,
+        lease_deadline_s=1.0,
+        pump_s=0.0,
+        tokens=summary.TokenTotals(),
+        ledger=summary.RolloutTotals(),
+        journal=JournalStatus(trouble=HOSTILE),
+        restarts={},
+        alarms=[HOSTILE],
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"ok": False, "reason": HOSTILE}, {"ok": True, "reason": HOSTILE}],
+    ids=["killed", "failed", "ended"],
+)
+@pytest.mark.parametrize("name", ["status.json", "stall.json"])
+def test_why(
+    changes: dict[str, object], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = msgspec.structs.replace(hostile_status(), **changes)
+    (tmp_path / "run.toml").touch()
+    run_status.write(status, tmp_path / name)
+    assert main(["why", str(tmp_path)]) == 0
+    harmless(capsys.readouterr().out)
+
+
+def test_why_of_a_directory_with_such_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", f"/nowhere/{HOSTILE.replace(chr(0), '')}"]) == 2
+    harmless(capsys.readouterr().err)
+
+
+HOSTILE_SUMMARY = Summary(
+    ok=False,
+    reason=HOSTILE,
+    steps=1,
+    seconds=1.0,
+    tokens=summary.TokenTotals(1, 0, {HOSTILE: 1}),
+    rollouts=summary.RolloutTotals(1, 0, {HOSTILE: 2}),
+    alarms={HOSTILE: Alarmed(1, HOSTILE)},
+    restarts={HOSTILE: 1},
+    slowest_verifier=SlowestVerifier(1, 2.0, HOSTILE),
+)
+
+
+UPDATE = StatusUpdate(
+    seconds=1.0,
+    phase=HOSTILE,
+    step=1,
+    steps=2,
+    reward=None,
+    accuracy=None,
+    accuracy_version=0,
+    generated_per_s=0.0,
+    trained_per_s=0.0,
+    lag_mean=None,
+    lag_max=0,
+    queue_items=0,
+    queue_bytes=0,
+    idle_trainer=None,
+    idle_rollout=None,
+    pause_seconds=None,
+    note=HOSTILE,
+)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_display(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal what rich itself writes is taken out first: its own marks are no one else's."""
+    monkeypatch.setenv("TERM", "dumb")
+    console = Console(
+        file=io.StringIO(), width=200, force_terminal=terminal, color_system=None, no_color=True
+    )
+    with Display(console) as display:
+        display.note(HOSTILE)
+        display.update(UPDATE)
+    show_summary(HOSTILE_SUMMARY, Path(HOSTILE), console)
+    show_derived([Row("mine", HOSTILE, HOSTILE)], console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    for ours in ("\x1b[1m", "\x1b[2m", "\x1b[0m", "\x1b[3m"):
+        text = text.replace(ours, "")
+    harmless(text)
+
+
+def test_the_block_of_a_terminal() -> None:
+    from asyncrl.observe.display import panel
+
+    console = Console(file=io.StringIO(), width=400, color_system=None)
+    console.print(panel(UPDATE))
+    assert isinstance(console.file, io.StringIO)
+    harmless(console.file.getvalue())
+
+
+def test_the_words_that_a_run_ends_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What an actor's log ends with, which may quote anybody."""
+    launch = _Launch(msgspec.convert({"run": {"dir": str(tmp_path)}}, Config), True, Console())
+    failure = ActorFailed("rollout-0", 1, f"Traceback of mine\nOSError: {HOSTILE}")
+    assert launch._report(SupervisedEnd(None, failure)) == 1
+    harmless(capsys.readouterr().err.replace("\nasyncrl: mine", ""))
+    summary.write(HOSTILE_SUMMARY, tmp_path / "summary.json")
+    launch._report(SupervisedEnd(None, failure))
+    harmless(capsys.readouterr().out)
+
+
+SAYS = """
+import logging, sys
+from pathlib import Path
+from asyncrl.observe import logs
+logs.start(Path(sys.argv[1]), "rollout", 0, "info")
+logging.warning("it said %s", sys.argv[2])
+raise ValueError(sys.argv[2])
+"""
+
+
+def test_the_logs(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", SAYS, tmp_path, HOSTILE.replace("\0", "")], check=False, timeout=300
+    )
+    text = logs.path(tmp_path, "rollout", 0).read_text()
+    said, _, trace = text.partition("ended by an exception")
+    harmless(said)
+    assert len(said.splitlines()) == 3, "what follows a line's end is set in"
+    assert "Traceback" in trace and not [
+        one
+        for one in trace
+        if unicodedata.category(one) in CONTROLS - {"Cc"} or one in "\x1b\r\x9b"
+    ]
+    assert logging.getLogger().handlers is not None
+
+
+# -------------------------------------------------------------------------------- files of others
+
+
+@pytest.mark.parametrize(
+    "config", [{"model_type": HOSTILE}, {"model_type": "qwen3", "auto_map": {"AutoModel": HOSTILE}}]
+)
+def test_a_models_directory(config: dict[str, object], tmp_path: Path) -> None:
+    import torch
+
+    from asyncrl.training.models import ModelError, load_model
+
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [HOSTILE]}))
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelError) as caught:
+        load_model(tmp_path, torch.float32)
+    assert str(caught.value).isprintable()
+
+
+def test_a_chat_template_that_raises(tmp_path: Path) -> None:
+    from asyncrl.training.bundled import write_tokenizer
+
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    known = json.loads(path.read_bytes()) if path.exists() else {}
+    template = "{{ raise_exception('mine \x1b[2J\u202e') }}"
+    path.write_text(
+        json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast"} | known | {"chat_template": template}
+        )
+    )
+    with pytest.raises(TaskError) as caught:
+        Tokenizer(tmp_path, chat=True).render([{"role": "user", "content": "a"}])
+    harmless(str(caught.value))
+
+
+def test_a_journal_of_another_run(tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    from asyncrl.journal import JournalError
+
+    path = tmp_path / "journal.sqlite"
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("CREATE TABLE header AS SELECT ? AS format, ? AS run", (HOSTILE, HOSTILE))
+        file.execute("CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB)")
+    with pytest.raises(JournalError) as caught:
+        SqliteHistory(path).snapshots()
+    harmless(escaped(str(caught.value)))
