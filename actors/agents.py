@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import msgspec
@@ -18,16 +17,19 @@ import trio
 
 from actors.reporting import Reporter
 from actors.reward_actor import VerifierPool, open_verifiers
+from actors.session_file import SessionFile, write_sessions
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Chunk, Engine
-from asyncrl.gateway.app import application
 from asyncrl.gateway.engine_generator import EngineGenerator, first_number
-from asyncrl.gateway.gateway import Gateway, Settings
+from asyncrl.gateway.gateway import Gateway
+from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.gateway.serve import serve
+from asyncrl.httpd.asgi import HttpRefusal
 from asyncrl.ipc.keys import read_private
 from asyncrl.ipc.messages import Verdict
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe.run_dir import GATEWAY_KEY, SESSIONS
+from asyncrl.sessions.recorder import Bounds
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.text import Tokenizer
 
@@ -105,26 +107,30 @@ async def open_agents(
     while it is open. Raises VerifierLost if the task cannot be opened."""
     generator = EngineGenerator(engine, first_number(index, incarnation))
     agents, tokenizer = Agents(generator, waits, config.supervision.grace_s), _tokenizer(initial)
-    settings = Settings(
-        model=MODEL, context_tokens=config.engine.context_tokens, vocabulary=tokenizer.sampled
-    )
+    settings = _settings(config.engine.context_tokens, tokenizer.sampled)
     path = run / SESSIONS / f"rollout-{index}.jsonl"
     path.parent.mkdir(exist_ok=True)
+    most = config.gateway.session_bytes // config.rollout.actors
+
+    def refused(refusal: HttpRefusal) -> None:
+        reporter.count(f"agents_refused_{refusal}")
 
     async def attend(gateway: Gateway, *, task_status: trio.TaskStatus[str]) -> None:
-        app = application(gateway, read_private(run / GATEWAY_KEY, 1024).decode())
-        async with trio.open_nursery() as writing:
-            writing.start_soon(_write, gateway, path, reporter)
-            # what runs is interrupted at once, as leases are when a run is over
-            await serve(
-                gateway,
-                app,
-                port=config.gateway.port + index,
-                close=agents.closing,
-                drain_s=0.0,
-                task_status=task_status,
-            )
-            writing.cancel_scope.cancel()  # it writes what is there, and ends
+        key = read_private(run / GATEWAY_KEY, 1024).decode()
+        with closing(SessionFile(path, most)) as file:
+            async with trio.open_nursery() as writing:
+                writing.start_soon(write_sessions, gateway, file, reporter, waits, agents.closing)
+                # what runs is interrupted at once, as leases are when a run is over
+                await serve(
+                    gateway,
+                    key,
+                    port=config.gateway.port + index,
+                    close=agents.closing,
+                    drain_s=0.0,
+                    refused=refused,
+                    task_status=task_status,
+                )
+                writing.cancel_scope.cancel()  # it writes what is there, and ends
         agents.closed.set()
 
     task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
@@ -139,6 +145,16 @@ async def open_agents(
         nursery.cancel_scope.cancel()
 
 
+def _settings(context_tokens: int, vocabulary: int) -> Settings:
+    """Room for as many calls as may run at a time, each with all of the context."""
+    settings = Settings(model=MODEL, context_tokens=context_tokens, vocabulary=vocabulary)
+    bounds = Bounds()
+    most = max(bounds.all_tokens, settings.calls * context_tokens)
+    return msgspec.structs.replace(
+        settings, bounds=msgspec.structs.replace(bounds, all_tokens=most)
+    )
+
+
 def _tokenizer(initial: Path) -> Tokenizer:
     """The model's tokenizer, with its chat template if it has one."""
     try:
@@ -146,20 +162,3 @@ def _tokenizer(initial: Path) -> Tokenizer:
     except TaskError as error:
         logger.info("agents have /v1/completions alone: %s", error)
         return Tokenizer(initial)
-
-
-async def _write(gateway: Gateway, path: Path, reporter: Reporter) -> None:
-    """Write one line for each session, in the order in which they end. Cancelled, it ends when none
-    is left."""
-    while True:
-        finished = await gateway.fetch()
-        reporter.count(f"sessions_{finished.end}")
-        with trio.CancelScope(shield=True):  # the session is nowhere else any more
-            await trio.to_thread.run_sync(
-                partial(_append, path, msgspec.json.encode(finished) + b"\n")
-            )
-
-
-def _append(path: Path, line: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(line)

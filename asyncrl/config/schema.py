@@ -216,6 +216,10 @@ class GatewayConfig(Section, frozen=True):
             ),
         ),
     ] = 0
+    session_bytes: Annotated[
+        int,
+        Meta(ge=1, description="bytes of sessions on disk; then no new session is opened"),
+    ] = 16 * 2**30
 
 
 class RolloutConfig(Section, frozen=True):

@@ -22,10 +22,8 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import msgspec
-import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -36,15 +34,22 @@ from starlette.types import Receive, Scope, Send
 from asyncrl.gateway import api_answers, api_requests
 from asyncrl.gateway.api_answers import AnswerPart, Envelope
 from asyncrl.gateway.errors import GatewayError, bad
-from asyncrl.gateway.gateway import Gateway, Prompt
+from asyncrl.gateway.gateway import Gateway
+from asyncrl.gateway.prompt_reader import Prompt
 from asyncrl.gateway.tools import Hermes, PlainText
+from asyncrl.httpd.asgi import Headers
 from asyncrl.ipc.waits import WaitExpired
-from asyncrl.tasks import TaskError
 
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _JSON = "application/json"
 
 Handler = Callable[[Request, Send], Awaitable[None]]
+
+
+def has_key(key: bytes, headers: Headers) -> bool:
+    """True if a request with these headers comes from who has the key."""
+    given = next((value for name, value in headers if name == b"authorization"), b"")
+    return hmac.compare_digest(given, b"Bearer " + key)
 
 
 def application(gateway: Gateway, key: str) -> Starlette:
@@ -78,15 +83,13 @@ class _Guarded:
         self._key, self._handler = key, handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        given = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, b"Bearer " + self._key):
+        if not has_key(self._key, scope["headers"]):
             raise GatewayError(
                 401,
                 "invalid_api_key",
                 "this is not the key of this run's gateway; give it as the client's api_key",
             )
-        await self._handler(request, send)
+        await self._handler(Request(scope, receive), send)
 
 
 class _App:
@@ -105,45 +108,17 @@ class _App:
     async def chat(self, request: Request, send: Send) -> None:
         session = _session(request)
         with self._gateway.slot():
-            asked = api_requests.parse(await self._body(request), api_requests.ChatRequest)
-            self._served(asked)
-            messages, tools = api_requests.messages(asked), api_requests.tools(asked)
-            try:
-                text = await trio.to_thread.run_sync(partial(self._gateway.chat, messages, tools))
-            except TaskError as error:
-                raise bad(str(error), "messages") from error
-            prompt = await self._gateway.prompt(session, text, start=False)
-            await self._answer(
-                request,
-                send,
-                session,
-                asked,
-                prompt,
-                self._envelope(api_answers.Chat, "chatcmpl", asked),
-                tools=bool(tools),
-            )
+            asked, prompt = await self._gateway.reader.chat(session, await self._body(request))
+            envelope = self._envelope(api_answers.Chat, "chatcmpl", asked)
+            tools = bool(asked.offered)
+            await self._answer(request, send, session, asked, prompt, envelope, tools=tools)
 
     async def text(self, request: Request, send: Send) -> None:
         session = _session(request)
         with self._gateway.slot():
-            asked = api_requests.parse(await self._body(request), api_requests.TextRequest)
-            self._served(asked)
-            match asked.prompt:
-                case str(text) | [str(text)]:
-                    prompt = await self._gateway.prompt(session, text, start=True)
-                case several:
-                    prompt = Prompt([token for token in several if isinstance(token, int)], None)
-                    if len(prompt.ids) < len(several):
-                        raise bad("prompt must be one text, or the ids of one", "prompt")
-            await self._answer(
-                request,
-                send,
-                session,
-                asked,
-                prompt,
-                self._envelope(api_answers.Text, "cmpl", asked),
-                tools=False,
-            )
+            asked, prompt = await self._gateway.reader.text(session, await self._body(request))
+            envelope = self._envelope(api_answers.Text, "cmpl", asked)
+            await self._answer(request, send, session, asked, prompt, envelope, tools=False)
 
     async def reward(self, request: Request, send: Send) -> None:
         session = _session(request)
@@ -223,15 +198,6 @@ class _App:
                 + api_answers.DONE
             )
 
-    def _served(self, asked: api_requests.CallRequest) -> None:
-        if asked.model != self._gateway.settings.model:
-            raise GatewayError(
-                404,
-                "model_not_found",
-                f"there is no model {asked.model!r}; ask for {self._gateway.settings.model!r}",
-                param="model",
-            )
-
     def _envelope(
         self, kind: type[Envelope], prefix: str, asked: api_requests.CallRequest
     ) -> Envelope:
@@ -245,6 +211,9 @@ class _App:
     async def _body(self, request: Request) -> bytes:
         """The whole body. Raises GatewayError where it is too large, or too slow."""
         settings, body = self._gateway.settings, bytearray()
+        # a length that was said, so that what is too large is not read at all
+        if int(request.headers.get("content-length", "0")) > settings.body_bytes:
+            raise _too_large(settings.body_bytes)
         try:
             with self._gateway.waits.on(
                 "a request's body", owner="an agent", deadline_s=settings.body_s
@@ -252,11 +221,7 @@ class _App:
                 async for data in request.stream():
                     body += data
                     if len(body) > settings.body_bytes:
-                        raise GatewayError(
-                            413,
-                            "too_large",
-                            f"a request may have {settings.body_bytes} bytes; this one has more",
-                        )
+                        raise _too_large(settings.body_bytes)
         except WaitExpired as error:
             raise GatewayError(
                 408, "too_slow", f"the request was not here after {settings.body_s:g} s"
@@ -317,6 +282,12 @@ def _session(request: Request) -> str:
             code="session_name",
         )
     return name
+
+
+def _too_large(most: int) -> GatewayError:
+    return GatewayError(
+        413, "too_large", f"a request may have {most} bytes here; this one has more"
+    )
 
 
 async def _refused(request: Request, error: Exception) -> Response:

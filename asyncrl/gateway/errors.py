@@ -15,6 +15,8 @@ from asyncrl.sessions.recorder import (
     UnknownSession,
 )
 
+_CHARACTERS = 1000
+
 
 class GatewayError(Exception):
     """A request is not done. `status` is HTTP's; `code` names the kind for programs; `param` is the
@@ -29,12 +31,14 @@ class GatewayError(Exception):
         param: str | None = None,
         retry_s: int | None = None,
     ) -> None:
+        # what was sent may be quoted in it
+        message = message if len(message) <= _CHARACTERS else message[:_CHARACTERS] + "…"
         super().__init__(message)
         self.status, self.code, self.message, self.param, self.retry_s = (
             status,
             code,
             message,
-            param,
+            param if param is None else param[:_CHARACTERS],
             retry_s,
         )
 

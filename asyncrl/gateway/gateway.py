@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -21,46 +21,20 @@ import trio
 from asyncrl.gateway.api_answers import AnswerPart
 from asyncrl.gateway.call_record import CallRecord
 from asyncrl.gateway.errors import GatewayError, bad, closing, refusal
+from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.gateway.generator import Generation, Generator
+from asyncrl.gateway.prompt_reader import Prompt, PromptReader
 from asyncrl.gateway.reading import ReplyReader
 from asyncrl.gateway.task_verifier import TaskVerifier
 from asyncrl.gateway.tools import ToolParser
 from asyncrl.ipc.messages import NoVerdict, Scored
 from asyncrl.ipc.waits import Pulse, WaitExpired, Waits
 from asyncrl.sessions.finished import FinishedSession
-from asyncrl.sessions.recorder import (
-    Bounds,
-    Recorder,
-    SessionEnded,
-    SessionRefused,
-)
+from asyncrl.sessions.recorder import Recorder, SessionEnded, SessionRefused
 from asyncrl.tasks.text import Tokenizer
 
 _GRACE_S = 60.0
 """Seconds that an engine may take to hear of an interrupt."""
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """Names and bounds. `model` is the name that agents ask for; `context_tokens` and `vocabulary`
-    are the engine's. At most `calls` run at a time, each for at most `call_s` seconds; a body is at
-    most `body_bytes`, and comes within `body_s` seconds."""
-
-    model: str
-    context_tokens: int
-    vocabulary: int
-    calls: int = 256
-    call_s: float = 600.0
-    body_bytes: int = 8 << 20
-    body_s: float = 30.0
-    bounds: Bounds = Bounds()
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    """A call's context: its ids, and the text (UTF-8) that it was made of; None where ids were
-    given."""
-
-    ids: list[int]
-    text: bytes | None
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
@@ -95,9 +69,11 @@ class Gateway:
         self.settings, self._verifier = settings, verifier
         self._generator, self._tokenizer, self.waits = generator, tokenizer, waits
         self._recorder = Recorder(settings.bounds)
+        self.reader = PromptReader(tokenizer, settings, waits, self._recorder.known)
         self._running: defaultdict[str, list[Generation]] = defaultdict(list)
         self._calls = 0
         self._draining = self._closing = False
+        self._unwritable: str | None = None
         self._outside: set[trio.CancelScope] = set()
         self._left, self._touched, self._news = Pulse(), Pulse(), Pulse()
 
@@ -119,6 +95,11 @@ class Gateway:
         while not self._recorder.finished:
             await self._news.wait()
         return self._recorder.finished.popleft()
+
+    def written(self, error: str | None) -> None:
+        """Say that the last session was written; or why not, and no new one is opened until another
+        one is."""
+        self._unwritable = error
 
     async def drain(self, seconds: float) -> None:
         """Take no more calls; interrupt those that still run after so many seconds; end every
@@ -161,29 +142,6 @@ class Gateway:
             self._calls -= 1
             self._left.set()
 
-    def chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> str:
-        """The text of a conversation. Raises TaskError."""
-        return self._tokenizer.render(messages, tools)
-
-    async def prompt(self, session: str, text: str, *, start: bool) -> Prompt:
-        """A text as the model will see it: as far as the session has seen or said it, by the tokens
-        that it had there."""
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as error:
-            raise bad(
-                "the text has half of a surrogate pair, which is no character",
-                "messages" if not start else "prompt",
-            ) from error
-        length, known = self._recorder.known(session, data)
-        rest = data[length:].decode()
-        more = await trio.to_thread.run_sync(
-            lambda: self._tokenizer.ids(rest, start=start and not known)
-        )
-        return Prompt(np.frombuffer(known, np.int32).tolist() + more, data)
-
     async def answer(
         self,
         session: str,
@@ -218,6 +176,8 @@ class Gateway:
 
         if self._closing:
             raise closing()
+        if self._unwritable is not None and not self._recorder.is_open(session):
+            raise GatewayError(507, "unwritable", self._unwritable, retry_s=5)
         try:
             call = self._recorder.begin(session, context, tokens)
         except SessionRefused as error:

@@ -1,56 +1,54 @@
 """The gateway on a socket. Invariant: it listens on loopback alone, and what it leaves behind when
-it closes is finished sessions.
-
-hypercorn speaks HTTP, on trio. It sends without a deadline, so the kernel has one: a client that
-does not read for `SILENT_S` is cut off.
-"""
+it closes is finished sessions."""
 
 from __future__ import annotations
 
 import ipaddress
-import logging
 import socket
-from typing import cast
+from collections.abc import Callable
+from functools import partial
 
 import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve as hypercorn
-from hypercorn.typing import Framework
-from starlette.applications import Starlette
 
+from asyncrl.gateway.app import application, has_key
 from asyncrl.gateway.gateway import Gateway
+from asyncrl.httpd.asgi import HttpRefusal
+from asyncrl.httpd.http_limits import HttpLimits
+from asyncrl.httpd.http_server import HttpServer
 
-SILENT_S = 60
-KEEP_ALIVE_S = 75
-FLUSH_S = 0.25
-"""Seconds in which answers that are complete when the gateway is drained must be sent."""
-_LOG = logging.getLogger(__name__)
+
+def _uncounted(refusal: HttpRefusal) -> None:
+    """Count nothing."""
 
 
 async def serve(
     gateway: Gateway,
-    app: Starlette,
+    key: str,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
     close: trio.Event,
     drain_s: float,
+    refused: Callable[[HttpRefusal], None] = _uncounted,
+    limits: HttpLimits | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer until `close` is set, then drain (see `Gateway.drain`) and return. Starts with the
-    URL, without a path; port 0 is any free one.
+    """Answer agents that have `key` until `close` is set, then drain (see `Gateway.drain`) and
+    return. Starts with the URL, without a path; port 0 is any free one. `refused` is called for
+    each connection that had to be closed; `limits` are those of the process where not given.
 
     Raises ValueError for a host that is not loopback, and OSError where the port is taken.
     """
     listening = _listen(host, port)
     address, bound = listening.getsockname()[:2]
-    config = Config()
-    config.bind = [f"fd://{listening.detach()}"]  # hypercorn owns it from here on
-    config.errorlog = _LOG
-    config.loglevel = "WARNING"
-    config.keep_alive_timeout = KEEP_ALIVE_S
-    config.include_server_header = False
-    config.graceful_timeout = FLUSH_S
+    server = HttpServer(
+        application(gateway, key),
+        limits or HttpLimits.of_descriptors(),
+        known=partial(has_key, key.encode()),
+        refused=refused,
+        waits=gateway.waits,
+        owner="the agents' gateway",
+    )
 
     async def closing() -> None:
         await close.wait()
@@ -59,7 +57,7 @@ async def serve(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(gateway.run)
         task_status.started(f"http://{f'[{address}]' if ':' in address else address}:{bound}")
-        await hypercorn(cast(Framework, app), config, shutdown_trigger=closing)
+        await server.run(trio.SocketListener(trio.socket.from_stdlib_socket(listening)), closing)
         nursery.cancel_scope.cancel()
 
 
@@ -80,7 +78,6 @@ def _listen(host: str, port: int) -> socket.socket:
     )
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)
         listening.bind((str(address), port))
         listening.listen()
     except OSError:

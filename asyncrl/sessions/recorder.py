@@ -48,11 +48,15 @@ class TooManySessions(SessionRefused):
 
 class Bounds(msgspec.Struct, frozen=True):
     """Limits: `sessions` that are open or not fetched yet; `calls` and `tokens` (given and sampled,
-    shared ones once) of one session; `idle_s`, the seconds that a session may be idle."""
+    shared ones once) of one session; `sequence_tokens` of its sequences together (shared ones once
+    for each), and so about nine bytes each; `all_tokens` the same of all sessions that are open or
+    not fetched; `idle_s`, the seconds that a session may be idle."""
 
     sessions: int = 1024
     calls: int = 256
     tokens: int = 1 << 20
+    sequence_tokens: int = 1 << 22
+    all_tokens: int = 1 << 24
     idle_s: float = 600.0
 
 
@@ -63,6 +67,8 @@ class _Session:
         self.name = name
         self.tree, self.texts = Tree(), Texts()
         self.calls = self.running = self.reserved = self.sampled = self.unused = 0
+        self.longest = 0
+        """Tokens that its sequences may have when what runs has ended: each call may begin one."""
         self.reply: bytes | None = None
         """The ids of the last reply that came to its end."""
         self.judged = False
@@ -70,11 +76,13 @@ class _Session:
 
 
 class Call(msgspec.Struct, eq=False):
-    """A call that runs. It holds room for `tokens` until `finish`."""
+    """A call that runs. It holds room for `tokens` until `finish`, and for a sequence of
+    `longest`."""
 
     session: _Session
     context: bytes
     tokens: int
+    longest: int
 
 
 class Recorder:
@@ -92,6 +100,17 @@ class Recorder:
     def open(self) -> int:
         """The number of sessions that have begun and are not finished."""
         return len(self._open)
+
+    @property
+    def _tokens(self) -> int:
+        """Tokens of all sequences that are open or not fetched."""
+        return sum(session.longest for session in self._open.values()) + sum(
+            len(leaf.mask) for finished in self.finished for leaf in finished.leaves
+        )
+
+    def is_open(self, name: str) -> bool:
+        """True if the session has begun and is not finished."""
+        return name in self._open
 
     @property
     def due(self) -> float | None:
@@ -129,6 +148,17 @@ class Recorder:
                 f"session {name} has had {session.calls} calls, which is as many as it may; give "
                 "its reward, or start another"
             )
+        longest = len(context) // ID + max_new_tokens
+        if session.longest + longest > bounds.sequence_tokens:
+            raise SessionFull(
+                f"the sequences of session {name} have {session.longest} tokens, and {longest} "
+                f"more would exceed {bounds.sequence_tokens}; give its reward"
+            )
+        if self._tokens + longest > bounds.all_tokens:
+            raise TooManySessions(
+                f"the sessions that are open or not fetched have {self._tokens} tokens, and "
+                f"{longest} more would exceed {bounds.all_tokens}; try again later"
+            )
         held = session.tree.tokens + session.reserved
         if held + tokens > bounds.tokens:
             raise SessionFull(
@@ -140,7 +170,8 @@ class Recorder:
         session.calls += 1
         session.running += 1
         session.reserved += tokens
-        return Call(session, context, tokens)
+        session.longest += longest
+        return Call(session, context, tokens, longest)
 
     def finish(
         self, call: Call, sampled: Sampled, now: float, texts: Sequence[tuple[bytes, int]] = ()
@@ -149,7 +180,9 @@ class Recorder:
         that later contexts may start with: pairs of a text (UTF-8) and its number of tokens, from
         the start of the context on. Raises ValueError as `Tree.add` does, with nothing changed."""
         session = call.session
+        before = session.tree.sequence_tokens
         place = session.tree.add(call.context, sampled)
+        session.longest += session.tree.sequence_tokens - before - call.longest
         for text, tokens in texts:
             session.texts.add(text, TreePosition(place.strand, tokens - place.strand.base))
         if sampled.finish in ("stop", "length"):

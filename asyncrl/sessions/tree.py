@@ -81,6 +81,11 @@ class Tree:
         self.tokens = 0
         self.meetings: Counter[Meeting] = Counter()
 
+    @property
+    def sequence_tokens(self) -> int:
+        """The number of tokens of all leaves, shared ones once for each."""
+        return sum(strand.base + strand.tokens for strand in self._strands if strand.spans)
+
     def known(self, context: bytes) -> int:
         """The number of tokens of `context` (`int32`) that the tree holds already, from its
         start."""

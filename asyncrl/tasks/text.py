@@ -8,6 +8,7 @@ torch. A chat template is Jinja that `transformers` renders: it is imported for 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from tokenizers import Tokenizer as Fast
 
 from asyncrl.escape import escaped
 from asyncrl.tasks import TaskError
+
+_USUAL = 8
+"""Characters of a token, of texts that are tokenized without a look at their length."""
+_PIECE = 1 << 14
+"""Characters that are tokenized at a time, where it is only about their number."""
 
 
 class Tokenizer:
@@ -88,6 +94,27 @@ class Tokenizer:
         """The ids of a piece of text, in which special tokens are known by their names; behind
         those that the model starts a text with, where this is its `start`."""
         return list(self._fast.encode(text, add_special_tokens=start).ids)
+
+    @cached_property
+    def longest(self) -> int:
+        """Number of characters of the longest token, at least 1."""
+        return max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=1)
+
+    def ids_within(self, text: str, most: int, *, start: bool = False) -> list[int] | None:
+        """The ids of a text, as by `ids`; None where they are more than `most`. What cannot fit
+        is not tokenized, or not to its end: time and memory are those of about `most` tokens."""
+        if len(text) > most * self.longest:
+            return None
+        if len(text) > most * _USUAL:
+            tokens = 0
+            for cuts, at in enumerate(range(0, len(text), _PIECE), 1):
+                piece = text[at : at + _PIECE]
+                tokens += len(self._fast.encode(piece, add_special_tokens=False))
+                # a cut parts one token, into at most as many as it has characters
+                if tokens - cuts * self.longest > most:
+                    return None
+        ids = self.ids(text, start=start)
+        return ids if len(ids) <= most else None
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids; with the names of special tokens where `special`."""

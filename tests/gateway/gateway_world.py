@@ -19,7 +19,8 @@ from asyncrl.engines.protocol import Engine, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
 from asyncrl.gateway.app import application
 from asyncrl.gateway.engine_generator import EngineGenerator
-from asyncrl.gateway.gateway import Gateway, Settings
+from asyncrl.gateway.gateway import Gateway
+from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.gateway.task_verifier import TaskVerifier
 from asyncrl.ipc.messages import Verdict
 from asyncrl.ipc.waits import Waits

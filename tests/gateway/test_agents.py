@@ -21,9 +21,9 @@ from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
-from asyncrl.gateway.app import application
 from asyncrl.gateway.engine_generator import EngineGenerator
-from asyncrl.gateway.gateway import Gateway, Settings
+from asyncrl.gateway.gateway import Gateway
+from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.gateway.generator import Generation, Generator
 from asyncrl.gateway.serve import serve
 from asyncrl.ipc.waits import Waits
@@ -79,13 +79,7 @@ async def served(
                 nursery.start_soon(run)
 
             async def serving(task_status: trio.TaskStatus[str]) -> None:
-                await serve(
-                    gateway,
-                    application(gateway, KEY),
-                    close=close,
-                    drain_s=10.0,
-                    task_status=task_status,
-                )
+                await serve(gateway, KEY, close=close, drain_s=10.0, task_status=task_status)
 
             async with trio.open_nursery() as inner:
                 url = await inner.start(serving)
@@ -359,6 +353,4 @@ async def test_the_door_listens_on_loopback_alone(tokenizer: Tokenizer, tmp_path
     )
     for host in ("0.0.0.0", "192.0.2.1", "::", "example.org"):
         with pytest.raises(ValueError, match=r"loopback alone|listens on an address"):
-            await serve(
-                gateway, application(gateway, KEY), host=host, close=trio.Event(), drain_s=1.0
-            )
+            await serve(gateway, KEY, host=host, close=trio.Event(), drain_s=1.0)

@@ -20,6 +20,7 @@ from asyncrl.gateway.errors import GatewayError
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 
+ITEMS = 1000
 CHAT, TEXT = "/sessions/s1/v1/chat/completions", "/sessions/s1/v1/completions"
 
 
@@ -55,12 +56,12 @@ def accepted(body: bytes, tokenizer: Tokenizer) -> None:
     it."""
     for kind in (api_requests.ChatRequest, api_requests.TextRequest):
         try:
-            asked = api_requests.parse(body, kind)
+            asked = api_requests.parse(body, kind, ITEMS)
             assert asked.budget is None or asked.budget > 0
             assert len(asked.stops) <= 4 and all(asked.stops)
             if isinstance(asked, api_requests.ChatRequest):
                 tokenizer.ids(
-                    tokenizer.render(api_requests.messages(asked), api_requests.tools(asked))
+                    tokenizer.render(api_requests.messages(asked, ITEMS), api_requests.tools(asked))
                 )
         except GatewayError as error:
             assert 400 <= error.status < 500 and len(error.message) > 5
@@ -97,7 +98,7 @@ def test_almost_a_request_is_one_or_a_sentence(
 
 
 BROKEN = {"id": "1", "function": {"name": "f", "arguments": "{"}}
-DEEP = b"[" * 100_000 + b"]" * 100_000
+DEEP = b"[" * 200_000 + b"]" * 200_000
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,9 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         ({"stop": ["a"] * 5}, "stop", "at most 4"),
         ({"stop": ""}, "stop", "none of them empty"),
         ({"stop": 5}, "stop", "Expected"),
+        ({"stop": "x" * 257}, "stop", "256 characters"),
+        ({"messages": [{"role": "user"}] * 4097}, "messages", "<= 4096"),
+        ({"messages": [5]}, "messages", "messages[0]"),
         ({"response_format": {"type": "json_object"}}, "response_format", "Invalid"),
         ({"tool_choice": "required"}, "tool_choice", "Invalid"),
         ({"tools": [{"type": "function"}]}, "tools", "with a name"),
@@ -169,7 +173,7 @@ async def test_each_is_refused_by_name(
 
 async def test_bodies_that_are_none(tokenizer: Tokenizer, virtual: MockClock) -> None:
     engine = scripted(Says(say("x")))
-    async with opened(engine, tokenizer, body_bytes=1000, body_s=5.0) as (_, client):
+    async with opened(engine, tokenizer, body_s=5.0) as (gateway, client):
         await engine.load(0, None)
         for body in (
             b"",
@@ -182,7 +186,8 @@ async def test_bodies_that_are_none(tokenizer: Tokenizer, virtual: MockClock) ->
             response = await client.post(CHAT, content=body)
             assert response.status_code == 400 and response.json()["error"]["message"], body
         assert (await client.post(CHAT, content=DEEP)).json()["error"]["code"] == "too_large"
-        assert (await client.post(CHAT, json=chat("x" * 1000))).status_code == 413
+        large = chat("x" * gateway.settings.body_bytes)
+        assert (await client.post(CHAT, json=large)).status_code == 413
         assert (await client.post(TEXT, json={"model": "other", "prompt": "x"})).json()["error"][
             "code"
         ] == "model_not_found"
@@ -199,13 +204,55 @@ async def test_bodies_that_are_none(tokenizer: Tokenizer, virtual: MockClock) ->
         assert response.status_code == 408 and response.json()["error"]["code"] == "too_slow"
 
 
+async def test_an_answer_does_not_repeat_all_of_what_was_sent(
+    tokenizer: Tokenizer, virtual: MockClock
+) -> None:
+    engine, long = scripted(Says(say("x"))), "x" * 50_000
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        role = {"messages": [{"role": long, "content": ""}]}
+        for change in ({"model": long}, {long: 1}, {"tool_choice": long}, role):
+            response = await client.post(CHAT, json={**chat("hi"), **change})
+            assert response.status_code in (400, 404) and len(response.content) < 5000
+
+
+async def test_json_of_too_many_items_is_a_sentence(
+    tokenizer: Tokenizer, virtual: MockClock
+) -> None:
+    """In the request, in the arguments of a call, and where commas are escaped there."""
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer) as (gateway, client):
+        await engine.load(0, None)
+        many = '{"a": [' + ",".join(["1"] * (gateway.settings.items + 2)) + "]}"
+        called = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}
+        called["tool_calls"][0]["function"]["arguments"] = many  # type: ignore[index]
+        bodies = [
+            json.dumps(chat("hi", tools=[json.loads(many)])),
+            json.dumps(chat("hi", called)),
+            json.dumps(chat("hi", called)).replace("1, 1", "1\\u002c1"),
+        ]
+        for body in bodies:
+            response = await client.post(CHAT, content=body)
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["code"] in ("too_many_items", "too_large")
+
+
+async def test_fields_that_are_null_are_not_there(tokenizer: Tokenizer, virtual: MockClock) -> None:
+    """Clients send back what they were sent; what they add is null, or a list of nothing."""
+    engine = scripted(Says(say("x")))
+    async with opened(engine, tokenizer) as (_, client):
+        await engine.load(0, None)
+        back = {"role": "assistant", "content": None, "audio": None, "x": None, "annotations": []}
+        assert (await client.post(CHAT, json=chat("hi", back))).status_code == 200
+
+
 def test_deep_json_is_a_sentence() -> None:
     for body in (
         DEEP,
         b'{"model": "m", "messages": [' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"]}",
     ):
         with pytest.raises(GatewayError):
-            api_requests.parse(body, api_requests.ChatRequest)
+            api_requests.parse(body, api_requests.ChatRequest, ITEMS)
 
 
 async def test_a_template_that_refuses_is_a_sentence(tmp_path: Path, virtual: MockClock) -> None:

@@ -31,8 +31,8 @@ from gateway_world import (
 )
 from trio.testing import MockClock
 
-from actors.agents import _write
 from actors.reporting import Reporter
+from actors.session_file import SessionFile, write_sessions
 from asyncrl.ipc.messages import NoVerdict, Scored, Span
 from asyncrl.ipc.waits import Waits
 from asyncrl.sessions.finished import FinishedSession
@@ -456,7 +456,8 @@ async def test_every_session_is_written_when_the_door_closes(
                 f"/sessions/s{number}/v1/completions", json={"model": MODEL, "prompt": "hi"}
             )
         async with trio.open_nursery() as writing:
-            writing.start_soon(_write, gateway, path, Reporter(Waits()))
+            file, waits = SessionFile(path, 1 << 30), Waits()
+            writing.start_soon(write_sessions, gateway, file, Reporter(waits), waits, trio.Event())
             await gateway.drain(0.0)
             writing.cancel_scope.cancel()
     assert {

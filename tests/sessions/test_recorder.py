@@ -139,6 +139,26 @@ def test_bounds_are_refusals_by_name() -> None:
     once(recorder, "c", [1], [2])
 
 
+def test_sequences_are_bounded() -> None:
+    """What calls share is counted for each sequence: so it is in memory and on disk."""
+    recorder = Recorder(Bounds(sequence_tokens=30, all_tokens=40))
+    shared = [*range(9)]
+    once(recorder, "a", [*shared, 10], [1])
+    once(recorder, "a", [*shared, 10, 1, 2], [3])
+    once(recorder, "a", [*shared, 11], [1])
+    with pytest.raises(SessionFull, match="have 24 tokens, and 11 more"):
+        recorder.begin("a", ids([*shared, 12]), 1)
+    once(recorder, "b", shared, [1])
+    with pytest.raises(TooManySessions, match="have 34 tokens, and 11 more"):
+        recorder.begin("c", ids([*shared, 1]), 1)
+    recorder.end("a", "rewarded", 1.0)
+    assert sum(len(leaf.mask) for leaf in recorder.finished[0].leaves) == 24
+    with pytest.raises(TooManySessions):
+        recorder.begin("c", ids([*shared, 1]), 1)  # nobody has fetched a
+    recorder.finished.popleft()
+    once(recorder, "c", [*shared, 1], [1])
+
+
 def test_running_calls_hold_their_room() -> None:
     recorder = Recorder(Bounds(tokens=10))
     call = recorder.begin("a", ids([1]), 6)

@@ -21,9 +21,9 @@ from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
 from asyncrl.engines.sglang.weight_loader import WeightLoader
 from asyncrl.engines.sglang.weight_transfer import DiskTransfer
-from asyncrl.gateway.app import application
 from asyncrl.gateway.engine_generator import EngineGenerator
-from asyncrl.gateway.gateway import Gateway, Settings
+from asyncrl.gateway.gateway import Gateway
+from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.gateway.serve import serve
 from asyncrl.ipc.waits import Waits
 from asyncrl.tasks.text import Tokenizer
@@ -110,7 +110,7 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
             async def serving(task_status: trio.TaskStatus[str]) -> None:
                 await serve(
                     gateway,
-                    application(gateway, KEY),
+                    KEY,
                     close=close,
                     drain_s=10.0,
                     task_status=task_status,

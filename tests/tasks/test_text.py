@@ -119,3 +119,39 @@ def test_neither_a_task_nor_its_text_imports_torch() -> None:
     )
     code += "open_task(TaskConfig(), 0); assert not {'torch', 'transformers'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@given(
+    pieces=st.lists(st.sampled_from(["ab", "a", "b", " ", "abab" * 50, "é", END]), max_size=20),
+    most=st.integers(0, 60),
+    start=st.booleans(),
+)
+def test_ids_within_are_the_ids_or_none(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[str], most: int, start: bool
+) -> None:
+    directory = tmp_path_factory.mktemp("model")
+    write_tokenizer(directory, ["ab", "abab"])
+    tokenizer, text = Tokenizer(directory), "".join(pieces)
+    ids = tokenizer.ids(text, start=start)
+    assert tokenizer.ids_within(text, most, start=start) == (ids if len(ids) <= most else None)
+
+
+def test_a_text_that_cannot_fit_is_not_tokenized_to_its_end(tmp_path: Path) -> None:
+    """One of long tokens that does fit is."""
+    write_tokenizer(tmp_path, ["a" * 100])
+    tokenizer = Tokenizer(tmp_path)
+    characters, fast = 0, tokenizer._fast
+
+    class Counting:
+        def encode(self, text: str, **options: bool) -> object:
+            nonlocal characters
+            characters += len(text)
+            return fast.encode(text, **options)
+
+        get_vocab = staticmethod(fast.get_vocab)
+
+    tokenizer._fast = Counting()
+    for text in ("b" * 10_000_000, "b" * 90_000, "a" * 100_100):
+        assert tokenizer.ids_within(text, 1000) is None
+    assert characters < 300_000
+    assert len(tokenizer.ids_within("a" * 90_000, 1000) or ()) == 900

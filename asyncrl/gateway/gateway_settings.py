@@ -1,0 +1,38 @@
+"""Names and bounds of a gateway. Invariant: what one request may cost follows from what an engine
+could take of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from asyncrl.sessions.recorder import Bounds
+
+_BODY_BYTES, _TOKEN_BYTES = 64 << 10, 32
+_ITEMS, _TOKEN_ITEMS = 4096, 2
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """`model` is the name that agents ask for; `context_tokens` and `vocabulary` are the engine's.
+    At most `calls` run at a time, each for at most `call_s` seconds. A body comes within `body_s`
+    seconds, and has its turn to be read within as many."""
+
+    model: str
+    context_tokens: int
+    vocabulary: int
+    calls: int = 256
+    call_s: float = 600.0
+    body_s: float = 30.0
+    bounds: Bounds = Bounds()
+
+    @property
+    def body_bytes(self) -> int:
+        """The size of a request's body at most: 64 KiB, and 32 bytes for each token of context.
+        Example: 192 KiB for 4,096 tokens. (A letter that JSON escapes takes six bytes, and tokens
+        of such letters have three or four.)"""
+        return _BODY_BYTES + _TOKEN_BYTES * self.context_tokens
+
+    @property
+    def items(self) -> int:
+        """The number of commas in a request's JSON at most, and so about that of its items: 4,096,
+        and two for each token of context."""
+        return _ITEMS + _TOKEN_ITEMS * self.context_tokens

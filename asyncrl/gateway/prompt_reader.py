@@ -1,0 +1,146 @@
+"""Requests and prompts, out of what agents send. Invariant: what costs time is done in one thread
+that does nothing else, on what is short enough, and never in that of the event loop or in those
+that an engine decodes with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import trio
+
+from asyncrl.gateway import api_requests
+from asyncrl.gateway.errors import GatewayError, bad
+from asyncrl.gateway.gateway_settings import Settings
+from asyncrl.ipc.waits import WaitExpired, Waits
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.text import Tokenizer
+
+REST = 10
+"""For as many times as it took to find that a request cannot be done, no other is read: so that
+those who send such ones leave most of the time to the run."""
+
+_T = TypeVar("_T")
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A call's context: its ids, and the text (UTF-8) that it was made of; None where ids were
+    given."""
+
+    ids: list[int]
+    text: bytes | None
+
+
+class PromptReader:
+    """Reads one request at a time. `known` says, of a session and a text (UTF-8), how many bytes
+    from its start the session has seen or said, and their `int32` ids."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        settings: Settings,
+        waits: Waits,
+        known: Callable[[str, bytes], tuple[int, bytes]],
+    ) -> None:
+        self._tokenizer, self._settings, self._waits, self._known = (
+            tokenizer,
+            settings,
+            waits,
+            known,
+        )
+        self._turn, self._thread = trio.Lock(), trio.CapacityLimiter(1)
+        self._due = -math.inf  # when the next request is read
+
+    async def chat(self, session: str, body: bytes) -> tuple[api_requests.ChatRequest, Prompt]:
+        """The request in a body of `/v1/chat/completions`. Raises GatewayError."""
+
+        def read() -> tuple[api_requests.ChatRequest, str]:
+            asked = api_requests.parse(body, api_requests.ChatRequest, self._settings.items)
+            self._served(asked)
+            messages = api_requests.messages(asked, self._settings.items)
+            try:
+                return asked, self._tokenizer.render(messages, api_requests.tools(asked))
+            except TaskError as error:
+                raise bad(str(error), "messages") from error
+
+        asked, text = await self._in_turn(read)
+        return asked, await self._prompt(session, text, "messages")
+
+    async def text(self, session: str, body: bytes) -> tuple[api_requests.TextRequest, Prompt]:
+        """The request in a body of `/v1/completions`. Raises GatewayError."""
+
+        def read() -> api_requests.TextRequest:
+            asked = api_requests.parse(body, api_requests.TextRequest, self._settings.items)
+            self._served(asked)
+            return asked
+
+        asked = await self._in_turn(read)
+        match asked.prompt:
+            case str(text) | [str(text)]:
+                return asked, await self._prompt(session, text, "prompt")
+            case several:
+                ids = [token for token in several if isinstance(token, int)]
+                if len(ids) < len(several):
+                    raise bad("prompt must be one text, or the ids of one", "prompt")
+                return asked, Prompt(ids, None)
+
+    async def _prompt(self, session: str, text: str, param: str) -> Prompt:
+        """A text as the model will see it: as far as the session has seen or said it, by the tokens
+        that it had there."""
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise bad(
+                "the text has half of a surrogate pair, which is no character", param
+            ) from error
+        length, known = self._known(session, data)
+        ids: list[int] = np.frombuffer(known, np.int32).tolist()
+        start, most = param == "prompt" and not ids, self._settings.context_tokens - len(ids)
+
+        def read() -> list[int]:
+            found = self._tokenizer.ids_within(data[length:].decode(), most, start=start)
+            if found is None:
+                raise bad(
+                    f"a text of {len(text)} characters exceeds the model's context of "
+                    f"{self._settings.context_tokens} tokens",
+                    param,
+                    "context_length_exceeded",
+                )
+            return found
+
+        return Prompt(ids + await self._in_turn(read), data)
+
+    async def _in_turn(self, work: Callable[[], _T]) -> _T:
+        try:
+            with self._waits.on(
+                "a turn to be read", owner="an agent", deadline_s=self._settings.body_s
+            ):
+                async with self._turn:
+                    await trio.sleep_until(self._due)
+                    begun = trio.current_time()
+                    try:
+                        return await trio.to_thread.run_sync(work, limiter=self._thread)
+                    except GatewayError:
+                        now = trio.current_time()
+                        self._due = now + REST * (now - begun)
+                        raise
+        except WaitExpired as error:
+            raise GatewayError(
+                503,
+                "busy",
+                f"other requests were being read for {self._settings.body_s:g} s; try again",
+                retry_s=1,
+            ) from error
+
+    def _served(self, asked: api_requests.CallRequest) -> None:
+        if asked.model != self._settings.model:
+            raise GatewayError(
+                404,
+                "model_not_found",
+                f"there is no model {asked.model!r}; ask for {self._settings.model!r}",
+                param="model",
+            )

@@ -1,0 +1,21 @@
+"""Types between an HTTP server and the application behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Literal
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""Names, in small letters, and values."""
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
+HttpRefusal = Literal[
+    "key", "request", "malformed", "silent", "slow", "crowded", "busy", "descriptors", "failed"
+]
+"""The reason why a connection was closed. Its client has no key; asked for what is not there; sent
+what is no request; sent none in time; did not take its answer in time; had to make room for another
+stranger; is one more than may be. Or there was no descriptor, or the application failed."""

@@ -1,0 +1,36 @@
+"""Limits of a server: what a client may take of it, in connections, bytes and seconds."""
+
+from __future__ import annotations
+
+import resource
+
+import msgspec
+
+_SHARE, _MOST = 4, 1024
+"""One in so many of the process's descriptors may be connections, and at most so many."""
+
+
+class HttpLimits(msgspec.Struct, frozen=True):
+    """`connections` of clients that are known may be open at a time, and `strangers` of others:
+    for one more of those the oldest has to go. A client has `head_s` seconds for its first
+    request's head, of at most `head_bytes` and `head_lines`; a known one may be idle for `idle_s`
+    between two requests. It must take each part of an answer within `write_s`."""
+
+    connections: int
+    strangers: int
+    head_s: float = 10.0
+    head_bytes: int = 16 << 10
+    head_lines: int = 128
+    idle_s: float = 75.0
+    write_s: float = 60.0
+
+    @classmethod
+    def of_descriptors(cls) -> HttpLimits:
+        """Limits that leave the process most of the descriptors that it may have open.
+
+        Example: of 1,024 descriptors 256 may be known clients, and 64 strangers.
+        """
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MOST * _SHARE if soft == resource.RLIM_INFINITY else soft
+        connections = min(_MOST, max(4, most // _SHARE))
+        return cls(connections, min(64, max(2, connections // 4)))
