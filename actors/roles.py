@@ -117,7 +117,7 @@ async def coordinator(place: ActorContext) -> None:
         curriculum=config.task.curriculum,
     )
     metrics = Metrics()
-    metrics.describe(task=config.task.name, engine=config.engine.kind, run=str(place.run))
+    metrics.describe(task=config.task.name, engine=config.engine.kind)
     before = (
         summary.read(place.run / BEFORE) if place.resume and (place.run / BEFORE).exists() else None
     )

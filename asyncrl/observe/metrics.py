@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -30,11 +30,13 @@ from asyncrl.experience.experience import Experience
 from asyncrl.experience.ledger import Account
 from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.ipc.messages import Report, Role, Scored, Verdict
+from asyncrl.observe.metrics_server import serving
 
 LAGS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-REASONS = 32
-"""Most distinct values of one label of reasons; the rest are `other`."""
+REASONS, CAUSES, MEASURED, ACTORS = 32, 64, 512, 1024
+"""Most distinct values of a label: reasons; causes of waits and kinds of work; what the trainer
+measures; actors of a role. The rest are `other`."""
 LIVE = (
     RolloutStatus.WAITING,
     RolloutStatus.LEASED,
@@ -204,6 +206,8 @@ class Metrics:
             "Longest pass of the coordinator's loop in the last second.",
             registry=registry,
         )
+        self._causes, self._kinds = _Names(CAUSES), _Names(CAUSES)
+        self._measured, self._actors = _Names(MEASURED), _Names(ACTORS)
         self._last_step = clock()
         self._clock = clock
         Gauge(
@@ -213,7 +217,8 @@ class Metrics:
         ).set_function(lambda: self._clock() - self._last_step)
 
     def describe(self, **what: str) -> None:
-        """Name what runs (task, model, directory …), as labels of `asyncrl_run_info`."""
+        """Name what runs (task, engine …), as labels of `asyncrl_run_info`; nothing that is not for
+        everybody."""
         self._info.info(what)
 
     def observed(self, observation: Observation) -> None:
@@ -225,7 +230,7 @@ class Metrics:
         self._last_step = self._clock()
         self._step.observe(seconds)
         for name, value in metrics.items():
-            self._training.labels(name).set(value)
+            self._training.labels(self._measured(name)).set(value)
 
     def alarmed(self, causes: Iterable[str]) -> None:
         """Set the alarms of the last step; causes are a closed set."""
@@ -243,7 +248,7 @@ class Metrics:
         decoding stood still, by index."""
         self._publication.observe(seconds)
         for actor, pause in pauses.items():
-            self._pause.labels(str(actor)).observe(pause)
+            self._pause.labels(self._actors(str(actor))).observe(pause)
 
     def judged(self, verdict: Verdict, seconds: float) -> None:
         """Count a verdict, or its absence."""
@@ -254,11 +259,11 @@ class Metrics:
 
     def reported(self, role: Role, index: int, report: Report) -> None:
         """Add what an actor waited for and did since its last report."""
-        actor = str(index)
+        actor = self._actors(str(index))
         for cause, seconds in report.idle.items():
-            self._idle.labels(role, actor, cause).inc(seconds)
+            self._idle.labels(role, actor, self._causes(cause)).inc(seconds)
         for kind, increase in report.counts.items():
-            self._work.labels(role, actor, kind).inc(increase)
+            self._work.labels(role, actor, self._kinds(kind)).inc(increase)
         self._waits.labels(role, actor).set(len(report.waits))
 
     def leasing(self, p95_s: float | None, deadline_s: float) -> None:
@@ -294,28 +299,34 @@ class Metrics:
         if not port:
             yield
             return
-        server, thread = start_http_server(port, addr=host, registry=self.registry)
-        try:
+        with serving(self.registry, port, host, lambda reason: self.refused(f"metrics_{reason}")):
             yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+
+
+class _Names:
+    """Values of a label that a peer may choose: the first `most`, in 60 characters each. The others
+    are `other`."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def __call__(self, name: str) -> str:
+        name = name[:60] or "unnamed"
+        if name not in self._known and len(self._known) >= self._most:
+            return "other"
+        self._known.add(name)
+        return name
 
 
 class _Reasons:
     """A counter by reason. The label of a reason ends before its first colon."""
 
     def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self._known: set[str] = set()
+        self._counter, self._names = counter, _Names(REASONS)
 
     def count(self, reason: str) -> None:
-        label = reason.partition(":")[0].strip()[:60] or "unnamed"
-        if label not in self._known and len(self._known) >= REASONS:
-            label = "other"
-        self._known.add(label)
-        self._counter.labels(label).inc()
+        self._counter.labels(self._names(reason.partition(":")[0].strip())).inc()
 
 
 class _Observed(Collector):
@@ -373,8 +384,11 @@ def _account(thing: str, entered: str, noun: str, account: Account) -> Iterator[
     discarded = CounterMetricFamily(
         f"asyncrl_{thing}_discarded", f"{noun} not trained, by reason.", labels=["reason"]
     )
-    for reason, count in sorted(account.discarded.items()):
+    by_reason = sorted(account.discarded.items())
+    for reason, count in by_reason[:REASONS]:
         discarded.add_metric([reason], count)
+    if others := by_reason[REASONS:]:
+        discarded.add_metric(["other"], sum(count for _, count in others))
     yield discarded
 
 
