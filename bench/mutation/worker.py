@@ -39,7 +39,7 @@ SUBREAPER = 36
 def preload() -> None:
     """Import what takes long, and what has no state of a run."""
     for name in (
-        "hypercorn.trio",
+        "h11",
         "httpx2",
         "hypothesis",
         "msgspec",
