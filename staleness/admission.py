@@ -234,21 +234,22 @@ class LiveGroups:
     @property
     def smallest_step(self) -> Fraction:
         """Groups' worth of the smallest step. Where tokens close a step, it has the longest
-        rollouts there can be.
+        rollouts there can be; and `max_live` groups close it, however few tokens they have.
 
         Example: 100 tokens close a step, of groups of 4 rollouts of at most 10 tokens: it has
         ceil(100 / 40) = 3 groups at least. Of rollouts trained one by one it has ceil(100 / 10) =
-        10 at least, which are 10 / 4 groups.
+        10 at least, which are 10 / 4 groups. Where only 2 groups may be live, it has 2.
         """
         settings = self.settings
         if not settings.step_tokens:
             return Fraction(settings.batch_groups)
         if settings.unit == "rollout":
             rollouts = math.ceil(settings.step_tokens / settings.max_new_tokens)
-            return Fraction(rollouts, settings.group_size)
+            return min(Fraction(rollouts, settings.group_size), Fraction(self.max_live))
         fixed = settings.sizing == "fixed"
         members = settings.group_size if fixed else settings.group_size_max
-        return Fraction(math.ceil(settings.step_tokens / (members * settings.max_new_tokens)))
+        groups = math.ceil(settings.step_tokens / (members * settings.max_new_tokens))
+        return Fraction(min(groups, self.max_live))
 
     def may_start(self, live: LiveWork) -> int:
         settings, most = self.settings, self.max_live

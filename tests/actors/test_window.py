@@ -6,15 +6,18 @@ from __future__ import annotations
 import math
 import random
 
+import msgspec
 import pytest
 import trio
 from numpy import float32, full, int32
 from scripted_world import ScriptedWorld, configured
 
 from asyncrl.config import Config
+from asyncrl.config.flow import admission_policy
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
+from asyncrl.ipc.messages import Scored
 
 SIZE = 3
 TOKENS = 40
@@ -111,6 +114,30 @@ async def test_nothing_is_ever_over_the_bound_of_a_window_however_long_responses
     assert outcome.ok, outcome.reason
     assert max(world.trained_lags()) <= most
     assert not world.store.experience.ledger.tokens.discarded.get("stale")
+
+
+async def test_a_step_that_all_live_groups_close_leaves_those_that_started_for_filtered_ones(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """No step ever has its tokens: two groups may be live, and close it. The first 12 prompts are
+    filtered, so six may be live at the end: what waits for two steps has a lag of 2 at most."""
+    config = of(1, 1, 1, 1.0, 2, "group")
+    config = msgspec.structs.replace(
+        config,
+        rollout=msgspec.structs.replace(config.rollout, filter="zero_variance"),
+        train=msgspec.structs.replace(config.train, step_tokens=10**6, steps=12),
+    )
+    policy = admission_policy(config)
+    assert (policy.max_live, policy.max_live_filtered, policy.worst_lag) == (2, 6, 2)
+    world = ScriptedWorld(config)
+    world.script = lambda request: written(2 + request.key % SIZE - request.prefix_tokens, 0.1)
+    world.verifiers._verdict = lambda split, prompt_index, ids: Scored(
+        float(prompt_index >= 12 and len(ids) > 8)
+    )
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok, outcome.reason
+    assert 0 < max(world.trained_lags()) <= policy.worst_lag
 
 
 async def test_without_a_window_a_slow_response_is_overtaken_for_as_long_as_it_takes(

@@ -129,6 +129,8 @@ def test_more_start_for_those_that_the_filter_will_leave_out() -> None:
             ),
             Fraction(10, 4),
         ),
+        (AdmissionSettings(1, 2, step_tokens=10**6, group_size=4, max_new_tokens=10), Fraction(4)),
+        (AdmissionSettings(1, 2, step_tokens=10**6, unit="rollout", group_size=4), Fraction(4)),
     ],
 )
 def test_the_smallest_step_has_the_longest_rollouts(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import groupby
 
 from asyncrl.config import Config
@@ -63,7 +64,7 @@ class ReferenceRules:
             4 * self.max_live,
             max(
                 self.max_live,
-                (self.max_lag + 1) * train.batch_groups - max(0, staleness.window - 1),
+                math.floor((self.max_lag + 1) * self.smallest) - max(0, staleness.window - 1),
             ),
         )
 
@@ -72,12 +73,22 @@ class ReferenceRules:
         """Largest lag that the window leaves possible: of a group that has all other live ones
         before it or beside it, and is overtaken by all that the window lets overtake it. Where a
         step needs all that may be live there is nobody to wait for."""
-        groups = self.config.train.batch_groups
-        return (
-            0
-            if self.max_live_filtered == groups
-            else math.ceil((self.max_live_filtered + self.config.staleness.window - 1) / groups) - 1
-        )
+        live, window = self.max_live_filtered, self.config.staleness.window
+        return 0 if live <= self.smallest else math.ceil((live + window - 1) / self.smallest) - 1
+
+    @property
+    def smallest(self) -> Fraction:
+        """Groups that a full step has at least. One that tokens close is full with the longest
+        responses, and with as many groups as may be live where none is filtered."""
+        train, rollout = self.config.train, self.config.rollout
+        if not train.step_tokens:
+            return Fraction(train.batch_groups)
+        longest = -(-train.step_tokens // rollout.max_new_tokens)
+        if train.unit == "rollout":
+            return min(Fraction(self.max_live), Fraction(longest, rollout.group_size))
+        size = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
+        of_tokens = -(-train.step_tokens // (size * rollout.max_new_tokens))
+        return Fraction(min(self.max_live, of_tokens))
 
     def units(self, rollouts: Sequence[ReferenceRollout]) -> list[list[ReferenceRollout]]:
         """Divide rollouts, in the order in which they were taken, into units."""

@@ -156,17 +156,16 @@ def _may_be_taken(
             group.ordinal,
             last,
         )
-        if not config.train.step_tokens:
-            worst = run.worst_lag
-            lag = max(event.step - seen.oldest for seen in unit)
-            run.hold(
-                "window",
-                lag <= worst,
-                "step {} takes a lag of {} in a window whose worst is {}",
-                event.step,
-                lag,
-                worst,
-            )
+        worst = run.worst_lag
+        lag = max(event.step - seen.oldest for seen in unit)
+        run.hold(
+            "window",
+            lag <= worst,
+            "step {} takes a lag of {} in a window whose worst is {}",
+            event.step,
+            lag,
+            worst,
+        )
 
 
 def _in_order(run: CheckedRun, units: list[list[ReferenceRollout]], event: e.Taken) -> None:
