@@ -13,7 +13,7 @@ from asyncrl.ipc.messages import Abort, Message, Prepare, Prepared
 from asyncrl.ipc.waits import Waits
 from weightsync.errors import TransferError
 
-PREPARE = {"version": 3, "epoch": 0, "rank": 1, "world": 2, "host": "", "port": 1}
+PREPARE = {"version": 3, "epoch": 0, "rank": 1, "world": 2, "store": "tcp://127.0.0.1:1"}
 
 
 class _SilentEngine:
