@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+import stat
 import time
 import urllib.request
 from collections import Counter
@@ -167,6 +168,10 @@ def test_ctrl_c_drains_within_5_s_and_resume_goes_on(model: Path, tmp_path: Path
     first = check(run)
     assert first.ok and "--resume" in first.reason and first.steps >= 3
     assert processes(run) == {}
+    for path in [run, *run.rglob("*")]:
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        assert path.is_symlink() or not mode & 0o077, f"others may open {path} (mode {mode:o})"
+    assert not (run / "weights.store").exists()
     again = train([*command(model, run, train__steps=first.steps + 2), "--resume", str(run)])
     assert again.returncode == 0, again.stdout + again.stderr
     second = check(run)
