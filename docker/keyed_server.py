@@ -30,7 +30,8 @@ def main() -> None:
     from sglang.srt.utils.auth import add_api_key_middleware
 
     load_plugins()
-    # The server's own first request has no key; asyncrl's canary is the first instead.
+    # What the server asks of itself has no key. So asyncrl's canary is its first request, and its
+    # garbage collector is not frozen, which its log says once.
     arguments = prepare_server_args([*options, "--skip-server-warmup"])
     add_api_key_middleware(app, api_key=key, admin_api_key=None)
     try:
