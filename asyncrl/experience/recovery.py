@@ -24,6 +24,7 @@ def recovered(base: Experience, events: Iterable[e.AnyEvent]) -> Experience:
     it is the state that the checkpoint belongs to, or one recovered from it before. Raises
     ImpossibleEvent where the events do not follow from it."""
     _undo_open_steps(base)
+    published = base.version  # the last one at the event
     for event in events:
         match event:
             case e.Taken(step, rollouts):
@@ -31,6 +32,10 @@ def recovered(base: Experience, events: Iterable[e.AnyEvent]) -> Experience:
                 _prescribe(base, step, rollouts)
             case e.Published(version):
                 base.steps.closed = max(base.steps.closed, version)
+                published = version
+            case e.Admitted(group):
+                base.apply(event)
+                base.groups[group].admitted_version = published or 0
             case e.Trained() | e.StoredForReplay() | e.Replayed() | e.Checkpointed():
                 pass
             case _:

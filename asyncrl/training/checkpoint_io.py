@@ -11,6 +11,7 @@ one writer. Nothing is pickled.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -50,13 +51,16 @@ _GENERATOR = "generator"
 _PROXIMAL = "proximal/"
 _MASTER = "master/"
 
+logger = logging.getLogger(__name__)
+
 
 def save(
     run_dir: str | Path, learner: Learner, cursor: int, tokenizer: str | Path, *, keep: int = 2
 ) -> Path:
     """Write the checkpoint of the learner's version, with the tokenizer files of the model
-    directory `tokenizer`; then delete all but the newest `keep` (at least 1). Call it between two
-    steps. Raises CheckpointError where it cannot be written; what was there stays."""
+    directory `tokenizer`; then delete all but the newest `keep` (at least 1), or warn of those that
+    cannot be deleted. Call it between two steps. Raises CheckpointError where it cannot be written;
+    what was there stays."""
     path = place(run_dir, learner.version)
 
     def write(folder: Path) -> None:
@@ -67,7 +71,10 @@ def save(
 
     _publish(path, write)
     for old in complete(run_dir)[:-keep]:
-        _delete(old.path)
+        try:
+            _delete(old.path)
+        except OSError as error:
+            _left(old.path, error)
     return path
 
 
@@ -181,7 +188,10 @@ def _publish(path: Path, write: Callable[[Path], None]) -> None:
     partial = path.parent / f"{_PARTIAL}{path.name}"
     try:
         for left in path.parent.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(left)
+            try:
+                shutil.rmtree(left)
+            except OSError as error:
+                _left(left, error)
         partial.mkdir(parents=True)
         write(partial)
         for file in [*partial.iterdir(), partial]:
@@ -201,6 +211,11 @@ def _delete(path: Path) -> None:
     """Renamed first: a deletion cut short must not leave half a checkpoint under a checkpoint's
     name."""
     shutil.rmtree(path.rename(path.parent / f"{_PARTIAL}old-{path.name}"))
+
+
+def _left(path: Path, error: OSError) -> None:
+    """Say that there is what nobody needs: it takes room, and harms nothing else."""
+    logger.warning("%s could not be deleted: %s; delete it to have its room", path, error)
 
 
 def _sync(path: Path) -> None:

@@ -255,6 +255,26 @@ def test_a_restarted_prompt_does_not_move_the_cursor(story: Story) -> None:
         story(e.Admitted(2, 4, 2, "train", 0, PROMPT, 8, None, restarts=0))
 
 
+def test_the_age_of_what_was_admitted_since_the_checkpoint_is_what_it_was(story: Story) -> None:
+    """Nothing is published again by a recovery, and groups keep the version they began under."""
+    story.admit(size=1)
+    base = Experience.of(
+        msgspec.msgpack.decode(msgspec.msgpack.encode(story.experience.snapshot()), type=Snapshot)
+    )
+    since = [
+        e.Published(1),
+        e.Admitted(1, 1, 1, "train", 1, PROMPT, 8, None),
+        e.Published(2),
+        e.Admitted(2, 2, 1, "train", 2, PROMPT, 8, None),
+    ]
+    story(*since)
+    x = recovered(base, since)
+    lived = {number: group.admitted_version for number, group in story.experience.groups.items()}
+    assert lived == {0: 0, 1: 1, 2: 2}
+    assert {number: group.admitted_version for number, group in x.groups.items()} == lived
+    assert x.version is None
+
+
 def test_what_a_crash_undid_is_taken_again_first_and_as_it_was(story: Story) -> None:
     for _ in range(4):
         story.admit(size=2)

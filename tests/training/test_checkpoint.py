@@ -132,6 +132,28 @@ def test_keeps_the_newest(tmp_path: Path, tokenizer: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
+def test_an_old_checkpoint_that_cannot_be_deleted_harms_no_later_one(
+    tmp_path: Path,
+    tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    learner = fresh()
+
+    def kept(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    for version in range(1, 5):
+        learner.version = version
+        monkeypatch.setattr(checkpoint_io.shutil, "rmtree", kept)
+        assert save(tmp_path, learner, version, tokenizer, keep=2) == place(tmp_path, version)
+        monkeypatch.undo()
+    assert [found.path.name for found in complete(tmp_path)] == ["step-000003", "step-000004"]
+    said = [record.getMessage() for record in caplog.records]
+    assert any("step-000001 could not be deleted" in sentence for sentence in said)
+    assert restore(place(tmp_path, 4), fresh()).version == 4
+
+
 def test_the_same_version_again_replaces(tmp_path: Path, tokenizer: Path) -> None:
     learner = fresh()
     save(tmp_path, learner, 1, tokenizer)
