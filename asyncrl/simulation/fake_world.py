@@ -15,12 +15,14 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.prompts import PromptSource
 from actors.coordinator.resume import begin_again, resumed
 from asyncrl.config import Config
+from asyncrl.config.engines import capabilities
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.ipc.messages import Role
 from asyncrl.journal import Journal
 from asyncrl.simulation import fakes, policy
+from asyncrl.simulation.fake_learner import Broadcast, FakeLearner, FakeProximal
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.sim_disk import Mount, SimCheckpoint, SimDisk
 from asyncrl.simulation.sim_process import SimProcess
@@ -41,6 +43,12 @@ class Speeds:
     trained_token_s: float = 0.0005
     step_s: float = 0.1
     save_s: float = 0.1
+    quiet: int = 0
+    """The version whose step takes `quiet_s` longer, once; 0: none."""
+    quiet_s: float = 3600.0
+
+
+ALL_REWARDS = policy.Rewards()
 
 
 class FakeWorld(World):
@@ -57,16 +65,22 @@ class FakeWorld(World):
     }
 
     def __init__(
-        self, seed: int, config: Config, observer: WorldObserver, speeds: Speeds | None = None
+        self,
+        seed: int,
+        config: Config,
+        observer: WorldObserver,
+        speeds: Speeds | None = None,
+        rewards: policy.Rewards = ALL_REWARDS,
     ) -> None:
         super().__init__(config, observer)
-        self.seed, self.speeds = seed, speeds or Speeds()
+        self.seed, self.speeds, self.rewards = seed, speeds or Speeds(), rewards
         self.sim_disk = SimDisk()
         self.checkpoints: list[SimCheckpoint] = []
         self.engine: Callable[[SimProcess], Engine] = self._fake_engine
         self.saving: Callable[[SimProcess], Awaitable[str]] | None = None
         self._task = fakes.FakeTask(config)
-        self._broadcasts: dict[int, fakes.Broadcast] = {}
+        self._broadcasts: dict[int, Broadcast] = {}
+        self._quiet = self.speeds.quiet
 
     def start_s(self, process: SimProcess) -> float:
         return self.speeds.start_s()
@@ -113,36 +127,67 @@ class FakeWorld(World):
 
     def _fake_engine(self, process: SimProcess) -> Engine:
         process.engine = engine = fakes.FakeEngine(
-            self.config, self.observer.keys, self.speeds.pace, process.waits.spent
+            self.config,
+            self.speeds.pace,
+            process.waits.spent,
+            keeps_versions=capabilities(self.config.engine.kind).keeps_versions,
         )
-        engine.loaded = self.observer.on_load
+        engine.loaded = partial(self.observer.on_load, self.start_of(process))
         return engine
 
     def make_receiver(self, process: SimProcess) -> fakes.FakeReceiver:
-        process.receiver = fakes.FakeReceiver(self._broadcasts, self.config.publication.deadline_s)
+        process.receiver = fakes.FakeReceiver(
+            self._broadcasts,
+            self.config.publication.deadline_s,
+            partial(self.observer.on_let_go, self.start_of(process)),
+        )
         return process.receiver
 
     def make_verifiers(self, process: SimProcess) -> fakes.FakeVerifiers:
-        process.verifiers = fakes.FakeVerifiers(self.speeds.verdict_s)
+        process.verifiers = fakes.FakeVerifiers(
+            self.speeds.verdict_s, self.rewards, self.observer, self.start_of(process)
+        )
         return process.verifiers
 
-    def make_learner(self, process: SimProcess) -> fakes.FakeLearner:
-        """A learner with the weights of the newest checkpoint."""
+    def make_learner(self, process: SimProcess) -> FakeLearner:
+        """A learner with the weights of the newest checkpoint, and the scores in it."""
         version, weights = 0, policy.initial(self.seed)
+        staleness = self.config.staleness
+        proximal = (
+            FakeProximal(max(1, staleness.max_lag)) if staleness.proximal == "boundary" else None
+        )
         if whole := self._whole():
             whole[-1].verify()
             version, weights = whole[-1].version, whole[-1].weights
-        process.learner = learner = fakes.FakeLearner(
-            version, weights, self.observer, self._broadcasts
+            proximal = whole[-1].proximal and whole[-1].proximal.copy()
+        process.learner = learner = FakeLearner(
+            version,
+            weights,
+            self.observer,
+            self._broadcasts,
+            proximal,
+            start=self.start_of(process),
         )
-        learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self.speeds.step_s
+        learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self._step_s
         learner.save_checkpoint = partial(self._save, process)
         self.observer.on_start(version, weights)
         return learner
 
-    async def _save(self, process: SimProcess, learner: fakes.FakeLearner, cursor: int) -> str:
+    def _step_s(self, version: int) -> float:
+        """Seconds of the step that makes a version."""
+        if version == self._quiet:
+            self._quiet = 0
+            return self.speeds.step_s + self.speeds.quiet_s
+        return self.speeds.step_s
+
+    async def _save(self, process: SimProcess, learner: FakeLearner, cursor: int) -> str:
         """Write a checkpoint: complete at once, at the end, or not at all."""
-        checkpoint = SimCheckpoint(learner.version, learner.weights, cursor)
+        checkpoint = SimCheckpoint(
+            learner.version,
+            learner.weights,
+            cursor,
+            learner.proximal and learner.proximal.copy(),
+        )
         saving, self.saving = self.saving, None
         await trio.sleep(self.speeds.save_s)
         if saving is not None and (reason := await saving(process)):

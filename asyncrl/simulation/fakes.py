@@ -1,5 +1,5 @@
-"""Fake prompts, engine, learner and verifiers. Invariant: without a fault, what each does is a
-function of the seed, and exact.
+"""Fake prompts, engine, receiver and verifiers. Invariant: without a fault, what each does is an
+exact function of what it is asked for, and of nothing that it knows from elsewhere.
 
 Their attributes say what goes wrong; the kinds of fault (`fault_kinds.py`) set them.
 """
@@ -18,24 +18,14 @@ from asyncrl.config import Config
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
-from asyncrl.ipc.messages import (
-    MicroBatch,
-    NoVerdict,
-    Prepare,
-    Publish,
-    Scored,
-    ScoreProximal,
-    Split,
-    TokenCount,
-)
+from asyncrl.ipc.messages import NoVerdict, Prepare, Scored, Split, Verdict
 from asyncrl.simulation import policy
+from asyncrl.simulation.fake_learner import NUMBER, Broadcast, FakeWeights
 from asyncrl.simulation.observer import WorldObserver
 from weightsync.errors import TransferError
 
 if TYPE_CHECKING:
     import torch
-
-NUMBER = "number"
 
 Garbage = Literal[
     "vocabulary", "nan", "start", "long", "misparallel", "future", "uncommitted", "negative"
@@ -63,34 +53,32 @@ class FakeTask:
         return [1 + ord(letter) % (policy.VOCABULARY - 1) for letter in text]
 
 
-class FakeWeights:
-    """Weights that are a number, and their checksums."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.checksums = [number & 0xFFFFFFFF, number >> 32]
-
-    @property
-    def weights(self) -> Any:
-        return {NUMBER: self.number}
+REQUESTS = 4096
+"""Requests that an engine remembers: more than it ever has at a time."""
 
 
 class FakeEngine:
-    """A scripted engine whose tokens are the policy's. `keys` says whose a rollout is."""
+    """A scripted engine whose tokens are the policy's: those of the prompt, key, temperature and
+    version that it is asked for."""
 
     def __init__(
         self,
         config: Config,
-        keys: Mapping[int, int],
         seconds_per_token: Callable[[], float],
         idle: Idle,
+        *,
+        keeps_versions: bool = True,
     ) -> None:
-        self._keys = keys
         self._most = config.rollout.max_new_tokens
         self._pace = seconds_per_token
         self._numbers: dict[int, int] = {}
+        self._draws: dict[tuple[int, int], int] = {}  # by rollout and attempt
         self._inner = ScriptedEngine(
-            self._script, EngineOptions.of(config.engine), vocab_size=policy.VOCABULARY, idle=idle
+            self._script,
+            EngineOptions.of(config.engine),
+            vocab_size=policy.VOCABULARY,
+            idle=idle,
+            keeps_versions=keeps_versions,
         )
         self.lag_s = 0.0  # before each emission
         self.dead = False
@@ -99,7 +87,7 @@ class FakeEngine:
         self.garbage_left = 0
         self.forget = False  # what aborted rollouts had since their last chunk
         self.made_garbage: Callable[[], None] = lambda: None
-        self.loaded: Callable[[int, int], None] = lambda version, weights: None
+        self.loaded: Callable[[int, int, bool], None] = lambda version, weights, pin: None
 
     @property
     def slots(self) -> int:
@@ -109,8 +97,20 @@ class FakeEngine:
     def version(self) -> int | None:
         return self._inner.version
 
+    @property
+    def kept(self) -> set[int]:
+        """The versions that it keeps until it is told to forget them."""
+        return self._inner._kept
+
     def submit(self, requests: Sequence[Request]) -> None:
         self._inner.submit(requests)
+        for request in requests:
+            prompt = request.ids[: len(request.ids) - request.prefix_tokens]
+            self._draws[request.rollout, request.attempt] = policy.draws(
+                prompt.tobytes(), request.key, request.temperature
+            )
+        while len(self._draws) > REQUESTS:
+            del self._draws[next(iter(self._draws))]
 
     def interrupt(self, rollouts: Sequence[int]) -> None:
         self._inner.interrupt(rollouts)
@@ -131,7 +131,7 @@ class FakeEngine:
         number: Any = weights[NUMBER]
         seconds = await self._inner.load(version, None, pin=pin)
         self._numbers[version] = number
-        self.loaded(version, number)
+        self.loaded(version, number, pin)
         return seconds
 
     def unpin(self, version: int) -> None:
@@ -150,9 +150,8 @@ class FakeEngine:
         await self._inner.run(deliver)
 
     def _script(self, request: Request) -> Script:
-        left = max(
-            0, policy.length(self._keys[request.rollout], self._most) - request.prefix_tokens
-        )
+        draws = self._draws[request.rollout, request.attempt]
+        left = max(0, policy.length(draws, self._most) - request.prefix_tokens)
         ends: Literal["stop", "length"] = (
             "length" if request.prefix_tokens + left >= self._most else "stop"
         )
@@ -169,7 +168,10 @@ class FakeEngine:
             )
         weights = self._numbers[chunk.version]
         ids, behaviour = policy.sampled(
-            weights, self._keys[chunk.rollout], chunk.start, chunk.start + count
+            weights,
+            self._draws[chunk.rollout, chunk.attempt],
+            chunk.start,
+            chunk.start + count,
         )
         chunk = msgspec.structs.replace(chunk, ids=ids, behaviour=behaviour)
         if not self.garbage_left:
@@ -206,96 +208,28 @@ class EngineCrash(RuntimeError):
     """A fault of the plan."""
 
 
-class FakeLearner:
-    """A learner that adds up what it is given. It is the transfer, too: engines find what it sent
-    in `broadcasts`, by publication."""
-
-    store = "tcp:127.0.0.1:1"
+class FakeReceiver:
+    """Reception of weights by an engine: those that the publication's broadcast holds. `let_go`
+    hears of each publication whose reception is over, for whatever reason."""
 
     def __init__(
         self,
-        version: int,
-        weights: int,
-        observer: WorldObserver,
         broadcasts: dict[int, Broadcast],
+        deadline_s: float,
+        let_go: Callable[[int], None],
     ) -> None:
-        self.version, self.weights = version, weights
-        self._observer, self._broadcasts = observer, broadcasts
-        self._added = 0
-        self.seconds_per_token, self.step_s, self.send_s = 0.0005, 0.05, 0.02
-        self.save_checkpoint: Callable[[FakeLearner, int], Any] = lambda learner, cursor: None
-        """Writes a checkpoint: an async function that returns its path."""
-        self.fail_send = False
-        self.failed_send: Callable[[], None] = lambda: None
-
-    async def accumulate(
-        self, batch: MicroBatch, buffers: Sequence[memoryview]
-    ) -> list[TokenCount]:
-        self._observer.on_batch(batch, *buffers)
-        ids, mask = np.frombuffer(buffers[0], np.int32), np.frombuffer(buffers[2], np.uint8)
-        await trio.sleep(len(mask) * self.seconds_per_token)
-        counts, at, place = [], 0, 0
-        for sample in batch.samples:
-            start, end = (
-                at + sample.prompt_tokens,
-                at + sample.prompt_tokens + sample.response_tokens,
-            )
-            lets = mask[place : place + sample.response_tokens]
-            self._added += policy.contribution(
-                self._observer.keys[sample.rollout], ids[start:end], lets, sample.reward
-            )
-            fresh = int(lets.sum())
-            stale = sample.response_tokens - fresh
-            counts.append(TokenCount(sample.rollout, fresh, {"stale": stale} if stale else {}))
-            at, place = end, place + sample.response_tokens
-        return counts
-
-    async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
-        """Take as long as scoring takes: a fake learner needs no scores."""
-        await trio.sleep(
-            sum(sample.response_tokens for sample in message.samples) * self.seconds_per_token
-        )
-
-    async def step(self) -> dict[str, float]:
-        await trio.sleep(self.step_s)
-        self.weights = policy.stepped(self.weights, self._added & policy.MASK)
-        self.version, self._added = self.version + 1, 0
-        self._observer.on_step(self.version, self.weights)
-        return {"loss": 0.0}
-
-    async def save(self, cursor: int) -> Any:
-        return await self.save_checkpoint(self, cursor)
-
-    async def send(self, message: Publish) -> FakeWeights:
-        broadcast = self._broadcasts.setdefault(message.publication, Broadcast())
-        await trio.sleep(self.send_s)
-        if self.fail_send:
-            self.fail_send = False
-            self.failed_send()
-            raise TransferError("the plan says that this transfer fails")
-        broadcast.number = self.weights
-        broadcast.sent.set()
-        return FakeWeights(self.weights)
-
-
-class Broadcast:
-    """The weights that the trainer sent in one publication."""
-
-    def __init__(self) -> None:
-        self.sent = trio.Event()
-        self.number = 0
-
-
-class FakeReceiver:
-    """Reception of weights by an engine: those that the publication's broadcast holds."""
-
-    def __init__(self, broadcasts: dict[int, Broadcast], deadline_s: float) -> None:
-        self._broadcasts, self._deadline_s = broadcasts, deadline_s
+        self._broadcasts, self._deadline_s, self._let_go = broadcasts, deadline_s, let_go
         self.extra_s = 0.0
         self.fault: Literal["", "wrong", "error"] = ""
         self.failed: Callable[[], None] = lambda: None
 
     async def __call__(self, message: Prepare) -> FakeWeights:
+        try:
+            return await self._receive(message)
+        finally:
+            self._let_go(message.publication)
+
+    async def _receive(self, message: Prepare) -> FakeWeights:
         broadcast = self._broadcasts.setdefault(message.publication, Broadcast())
         with trio.move_on_after(self._deadline_s):
             await broadcast.sent.wait()
@@ -309,26 +243,52 @@ class FakeReceiver:
         raise TransferError(f"nothing within {self._deadline_s:g} s")
 
 
-class FakeVerifiers:
-    """A verdict after some seconds."""
+Failing = Literal["", "hang", "crash", "raise", "timeout", "nan", "parts"]
+"""A way in which verifiers fail: they hang, or lose their process; each answer has no verdict for
+one of three reasons, or another number of rewards than others of its group."""
 
-    def __init__(self, seconds: float) -> None:
+
+class FakeVerifiers:
+    """A verdict after some seconds: what `rewards` says of the answer. `fails` says how they fail;
+    `open` counts the answers that are judged now."""
+
+    def __init__(
+        self, seconds: float, rewards: policy.Rewards, observer: WorldObserver, start: str
+    ) -> None:
+        """`start` names this start of the reward actor."""
         self.seconds = seconds
-        self.hang = self.refuse = self.crash = False
-        self.faulted: Callable[[str], None] = lambda what: None
+        self._rewards, self._observer, self._start = rewards, observer, start
+        self.fails: Failing = ""
+        self.faulted: Callable[[], None] = lambda: None
+        self.open = 0
 
     async def judge(self, split: Split, prompt_index: int, ids: bytes | memoryview) -> TimedVerdict:
+        self.open += 1
+        self._observer.on_judging(self._start, self.open)
+        try:
+            verdict = await self._verdict(prompt_index, bytes(ids))
+            return TimedVerdict(verdict, self.seconds)
+        finally:
+            self.open -= 1
+
+    async def _verdict(self, prompt_index: int, ids: bytes) -> Verdict:
         await trio.sleep(self.seconds)
-        if self.crash:
-            self.faulted("crash")
-            raise VerifiersLost("the plan says that the verifiers are lost")
-        if self.hang:
-            self.faulted("hang")
-            await trio.sleep_forever()
-        if self.refuse:
-            self.faulted("refuse")
-            return TimedVerdict(NoVerdict("raised: RuntimeError: the plan says so"), self.seconds)
-        return TimedVerdict(Scored(policy.reward(prompt_index, bytes(ids))), self.seconds)
+        if not self.fails:
+            return self._rewards.scored(prompt_index, ids)
+        self.faulted()
+        match self.fails:
+            case "hang":
+                await trio.sleep_forever()
+            case "raise":
+                return NoVerdict("raised: RuntimeError: the plan says so")
+            case "timeout":
+                return NoVerdict("timeout")
+            case "nan":
+                return NoVerdict("not finite")
+            case "parts":
+                found = self._rewards.scored(prompt_index, ids)
+                return Scored(found.reward, [*found.parts, found.reward])
+        raise VerifiersLost("the plan says that the verifiers are lost")
 
 
 class VerifiersLost(RuntimeError):

@@ -13,7 +13,7 @@ from functools import partial
 import trio
 
 from asyncrl.ipc.messages import Role
-from asyncrl.simulation.fakes import FakeReceiver, Garbage
+from asyncrl.simulation.fakes import Failing, FakeReceiver, Garbage
 from asyncrl.simulation.injector import Injector
 from asyncrl.simulation.network import Wire
 from asyncrl.simulation.sim_process import SimProcess
@@ -39,14 +39,14 @@ def _seconds(draw: random.Random) -> float:
 
 async def _kill(role: Role, injector: Injector, draw: random.Random) -> None:
     if (process := await injector.one(draw, [role], connected=draw.random() < 0.9)) is not None:
-        injector.happened(f"kill_{role}")
+        injector.happened(f"kill_{role}", process)
         process.kill()
 
 
 async def _stop(role: Role, injector: Injector, draw: random.Random) -> None:
     if (process := await injector.one(draw, [role])) is not None:
         process.freeze(True)
-        await injector.during(f"stop_{role}", _seconds(draw))
+        await injector.during(f"stop_{role}", _seconds(draw), process)
         process.freeze(False)
 
 
@@ -67,7 +67,7 @@ async def kill_everything(injector: Injector, draw: random.Random) -> None:
 async def restart_everything(injector: Injector, draw: random.Random) -> None:
     """A user's Ctrl-C, and `--resume`."""
     if await injector.one(draw, ["trainer"]) is not None:
-        injector.happened("restart_everything")
+        injector.for_good("restart_everything")
         injector.world.supervisor.interrupt()
 
 
@@ -75,7 +75,7 @@ async def restart_everything(injector: Injector, draw: random.Random) -> None:
 async def restart_beside(injector: Injector, draw: random.Random) -> None:
     """A successor that comes before its predecessor is gone."""
     if (process := await injector.one(draw, ["rollout", "reward"])) is not None:
-        injector.happened("restart_beside")
+        injector.happened("restart_beside", process)
         injector.world.double(process)
 
 
@@ -89,7 +89,7 @@ async def link_delayed(injector: Injector, draw: random.Random) -> None:
         wires = process.pipes[0].out, process.pipes[0].into
         for wire in wires:
             wire.delay_s = draw.uniform(0.05, 3.0)
-        await injector.during("link_delayed", _seconds(draw))
+        await injector.during("link_delayed", _seconds(draw), process)
         for wire in wires:
             wire.delay_s = 0.0
 
@@ -98,7 +98,7 @@ async def link_delayed(injector: Injector, draw: random.Random) -> None:
 async def link_cut(injector: Injector, draw: random.Random) -> None:
     """A connection is reset."""
     if (process := await injector.one(draw, ACTORS)) is not None:
-        injector.happened("link_cut")
+        injector.happened("link_cut", process)
         process.pipes[0].cut()
 
 
@@ -109,7 +109,7 @@ async def link_half_open(injector: Injector, draw: random.Random) -> None:
         pipe = process.pipes[0]
         wire = draw.choice((pipe.out, pipe.into))
         wire.hold(True)
-        await injector.during("link_half_open", _seconds(draw))
+        await injector.during("link_half_open", _seconds(draw), process)
         wire.hold(False)
         if draw.random() < 0.5:
             pipe.cut()
@@ -121,7 +121,7 @@ async def link_repeats(injector: Injector, draw: random.Random) -> None:
     if (process := await injector.one(draw, ["rollout", "reward"])) is not None:
         await injector.until(lambda: len(process.pipes[0].sent) > 3 or not process.alive)
         injector.repeat(process)
-        injector.here["link_repeats"] += 1
+        injector.struck("link_repeats", process)
         process.kill()
 
 
@@ -141,7 +141,7 @@ async def engine_slow(injector: Injector, draw: random.Random) -> None:
     """An engine that streams late."""
     if (process := await _engine(injector, draw)) is not None and process.engine is not None:
         process.engine.lag_s = draw.uniform(0.5, 5.0)
-        await injector.during("engine_slow", _seconds(draw))
+        await injector.during("engine_slow", _seconds(draw), process)
         process.engine.lag_s = 0.0
 
 
@@ -150,8 +150,7 @@ async def engine_dead(injector: Injector, draw: random.Random) -> None:
     """An engine that streams nothing any more, in a process that lives."""
     if (process := await _engine(injector, draw)) is not None and process.engine is not None:
         process.engine.dead = True
-        injector.happened("engine_dead")
-        injector.lasting["engine_dead"] += 1
+        injector.for_good("engine_dead", process)
 
 
 @kind
@@ -159,7 +158,7 @@ async def engine_crashes(injector: Injector, draw: random.Random) -> None:
     """An engine that raises."""
     if (process := await _engine(injector, draw)) is not None and process.engine is not None:
         process.engine.crash = True
-        injector.happened("engine_crashes")
+        injector.happened("engine_crashes", process)
 
 
 async def _garbage(what: Garbage, injector: Injector, draw: random.Random) -> None:
@@ -168,7 +167,7 @@ async def _garbage(what: Garbage, injector: Injector, draw: random.Random) -> No
 
         def made() -> None:
             if engine.garbage_left == chunks:
-                injector.happened(f"garbage_{what}")
+                injector.happened(f"garbage_{what}", process)
             injector.garbled(process, 1)
 
         chunks = draw.choice((1, 3))  # three cost the engine its place
@@ -194,7 +193,9 @@ async def _abort(forget: bool, injector: Injector, draw: random.Random) -> None:
             engine = process.engine
             engine.forget = forget
             if engine.abort():
-                injector.happened("abort_without_partials" if forget else "abort_with_partials")
+                injector.happened(
+                    "abort_without_partials" if forget else "abort_with_partials", process
+                )
             await trio.sleep(0.01)
             engine.forget = False
         await trio.sleep(draw.uniform(0.1, 1.0))
@@ -207,31 +208,46 @@ KINDS["abort_without_partials"] = partial(_abort, True)
 # ----------------------------------------------------------------------------------------- rewards
 
 
-async def _verifiers(what: str, attribute: str, injector: Injector, draw: random.Random) -> None:
+async def _verifiers(what: str, fails: Failing, injector: Injector, draw: random.Random) -> None:
+    if (
+        process := await injector.one(draw, ["reward"])
+    ) is not None and process.verifiers is not None:
+        verifiers, counted = process.verifiers, False
+
+        def faulted() -> None:
+            nonlocal counted
+            if not counted:
+                injector.for_good(what, process)
+            counted = True
+            if fails not in ("hang", "crash"):
+                injector.world.observer.on_refusal()
+
+        verifiers.faulted = faulted
+        verifiers.fails = fails
+        if fails not in ("hang", "crash"):
+            await trio.sleep(draw.uniform(0.2, 3.0))
+            if verifiers.fails == fails:
+                verifiers.fails = ""
+
+
+KINDS["verifier_hangs"] = partial(_verifiers, "verifier_hangs", "hang")
+KINDS["verifier_raises"] = partial(_verifiers, "verifier_raises", "raise")
+KINDS["verifier_times_out"] = partial(_verifiers, "verifier_times_out", "timeout")
+KINDS["verifier_not_finite"] = partial(_verifiers, "verifier_not_finite", "nan")
+KINDS["verifier_changed"] = partial(_verifiers, "verifier_changed", "parts")
+KINDS["verifier_dies"] = partial(_verifiers, "verifier_dies", "crash")
+
+
+@kind
+async def verifier_slow(injector: Injector, draw: random.Random) -> None:
+    """Verifiers that take seconds, and are in time."""
     if (
         process := await injector.one(draw, ["reward"])
     ) is not None and process.verifiers is not None:
         verifiers = process.verifiers
-        counted = False
-
-        def faulted(how: str) -> None:
-            nonlocal counted
-            if not counted:
-                injector.happened(what)
-            counted = True
-            if how == "refuse":
-                injector.world.observer.on_refusal()
-
-        verifiers.faulted = faulted
-        setattr(verifiers, attribute, True)
-        if attribute == "refuse":
-            await trio.sleep(draw.uniform(0.2, 3.0))
-            verifiers.refuse = False
-
-
-KINDS["verifier_hangs"] = partial(_verifiers, "verifier_hangs", "hang")
-KINDS["verifier_raises"] = partial(_verifiers, "verifier_raises", "refuse")
-KINDS["verifier_dies"] = partial(_verifiers, "verifier_dies", "crash")
+        before, verifiers.seconds = verifiers.seconds, draw.uniform(0.3, 1.9)
+        await injector.during("verifier_slow", _seconds(draw), process)
+        verifiers.seconds = before
 
 
 async def _edit(
@@ -241,12 +257,12 @@ async def _edit(
     while not struck and (process := await injector.one(draw, [role])) is not None:
         victim, wire = process, process.pipes[0].out
 
-        def edit(frame: bytes, wire: Wire = wire) -> Iterable[bytes]:
+        def edit(frame: bytes, wire: Wire = wire, victim: SimProcess = process) -> Iterable[bytes]:
             nonlocal struck
             if struck or tag not in frame[:64]:
                 return [frame]
             struck, wire.edit = True, None
-            injector.happened(what)
+            injector.happened(what, victim)
             return [frame] * copies
 
         wire.edit = edit
@@ -271,7 +287,13 @@ async def _reception(what: str, fault: str, injector: Injector, draw: random.Ran
         receiver := process.receiver
     ) is not None:
         victim = process
-        receiver.failed = partial(injector.happened, what)
+
+        def failed(victim: SimProcess = process) -> None:
+            injector.happened(what, victim)
+            if fault == "wrong":
+                injector.world.observer.on_wrong_weights(injector.world.start_of(victim))
+
+        receiver.failed = failed
         receiver.fault = fault  # type: ignore[assignment]
         await injector.until(partial(_met, receiver, victim))
         if not receiver.fault:
@@ -288,8 +310,20 @@ async def transfer_fails(injector: Injector, draw: random.Random) -> None:
     if (
         process := await injector.one(draw, ["trainer"])
     ) is not None and process.learner is not None:
-        process.learner.failed_send = partial(injector.happened, "transfer_fails")
-        process.learner.fail_send = True
+        learner, victim = process.learner, process
+        learner.failed_send = lambda: injector.happened("transfer_fails", victim)
+        learner.fail_send = True
+
+
+@kind
+async def transfer_flaky(injector: Injector, draw: random.Random) -> None:
+    """The trainer can send only every other time, as long as this life lasts."""
+    if (
+        process := await injector.one(draw, ["trainer"])
+    ) is not None and process.learner is not None:
+        learner, victim = process.learner, process
+        learner.failed_send = lambda: injector.happened("transfer_flaky", victim)
+        learner.flaky = True
 
 
 @kind
@@ -301,7 +335,7 @@ async def transfer_slow(injector: Injector, draw: random.Random) -> None:
         setattr(
             target, attribute, draw.uniform(0.5, 1.5) * injector.world.config.publication.deadline_s
         )
-        await injector.during("transfer_slow", _seconds(draw))
+        await injector.during("transfer_slow", _seconds(draw), process)
         setattr(target, attribute, 0.02)
 
 
@@ -311,8 +345,9 @@ async def transfer_slow(injector: Injector, draw: random.Random) -> None:
 @kind
 async def clock_jumps(injector: Injector, draw: random.Random) -> None:
     """Time leaps forward for everybody, as after a suspended machine."""
-    injector.happened("clock_jumps")
+    strike = injector.happened("clock_jumps")
     injector.clock.jump(draw.choice((1.0, 10.0, 60.0, 240.0)) * draw.uniform(0.5, 1.0))
+    strike.until = trio.current_time()
     await trio.lowlevel.checkpoint()
 
 
@@ -337,7 +372,7 @@ async def _saving(
     what: str, then: Callable[[SimProcess], str], injector: Injector, draw: random.Random
 ) -> None:
     async def saving(process: SimProcess) -> str:
-        injector.happened(what)
+        injector.happened(what, process)
         await trio.lowlevel.checkpoint()
         return then(process)
 

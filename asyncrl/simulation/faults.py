@@ -21,6 +21,7 @@ LIE_IN_WAIT = {
     "wrong_weights",
     "reception_fails",
     "transfer_fails",
+    "transfer_flaky",
 }
 """Kinds that wait for their moment, and therefore begin sooner."""
 
@@ -34,16 +35,15 @@ class Fault:
     seed: int
 
 
-def plan(seed: int, kinds: Sequence[str] | None = None) -> list[Fault]:
-    """The faults of a seed: up to ten different kinds; none for each 25th seed."""
+def plan(seed: int, more: Sequence[str] = ()) -> list[Fault]:
+    """The faults of a seed: up to ten different kinds, and those that its theme has `more`; none
+    for each 25th seed."""
     draw = random.Random(f"plan/{seed}")
-    names = sorted(KINDS if kinds is None else kinds)
+    names = sorted(KINDS)
     turns = {
         names[(step * seed + step) % len(names)] for step in (1, 3, 5, 7)
     }  # so that no kind is left to chance alone
-    chosen = (
-        turns.union(draw.sample(names, min(len(names), draw.randint(0, 6)))) if seed % 25 else set()
-    )
+    chosen = turns.union(draw.sample(names, draw.randint(0, 6)), more) if seed % 25 else set()
     return [
         Fault(
             draw.uniform(FROM_S, UNTIL_S) / (1 + 2 * (name in LIE_IN_WAIT)),

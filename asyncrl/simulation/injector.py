@@ -1,11 +1,14 @@
 """Injection of faults into a world, and their count. A fault is counted when it has really happened
-to somebody."""
+to somebody; it is remembered to whom and when, so that a bad end can be laid to its cause alone."""
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import trio
 from trio.testing import MockClock
@@ -21,27 +24,72 @@ PATIENCE_S = 60.0
 """Seconds after which a fault without a victim is given up."""
 
 
+EVERYBODY = "", "coordinator-0"
+"""Victims whose fault touches every actor: all of them, and the one that they all talk to."""
+
+
+@dataclass
+class Strike:
+    """A fault that touches the actor `victim`, or everybody if that is empty, between two times
+    (virtual seconds)."""
+
+    kind: str
+    victim: str
+    since: float
+    until: float
+
+
 class Injector:
-    """Injects a plan's faults into a world. `injected` counts them by kind, `here` those that touch
-    the present life, `lasting` those that last now."""
+    """Injects a plan's faults into a world. `injected` counts them by kind, `strikes` says whom
+    each touched, and when."""
 
     def __init__(self, world: FakeWorld, clock: MockClock) -> None:
         self.world, self.clock = world, clock
         self.injected: Counter[str] = Counter()
-        self.here: Counter[str] = Counter()
-        self.lasting: Counter[str] = Counter()
+        self.strikes: list[Strike] = []
+        self._endless: list[Strike] = []  # those that last as long as the life
         self._repeats: dict[str, tuple[list[bytes], bool]] = {}
         self._garbled: set[str] = set()  # starts of actors that sent bad chunks
         world.dialled = self._dialled
 
     def life(self) -> None:
         """Begin another life."""
-        self.here = +self.lasting
+        for strike in self._endless:
+            strike.until = trio.current_time()
+        self._endless.clear()
         self._repeats.clear()  # actors end with their run, and what they had said ends with them
 
-    def happened(self, kind: str) -> None:
+    def happened(self, kind: str, process: SimProcess | None = None) -> Strike:
+        """Count a fault, which touches `process`, or everybody."""
         self.injected[kind] += 1
-        self.here[kind] += 1
+        return self.struck(kind, process)
+
+    def struck(self, kind: str, process: SimProcess | None = None) -> Strike:
+        """Remember a fault that is not counted, or not yet."""
+        now = trio.current_time()
+        self.strikes.append(Strike(kind, "" if process is None else process.name, now, now))
+        return self.strikes[-1]
+
+    def for_good(self, kind: str, process: SimProcess | None = None) -> None:
+        """Count a fault that lasts as long as this life."""
+        strike = self.happened(kind, process)
+        strike.until = math.inf
+        self._endless.append(strike)
+
+    def explains(self, kinds: str, victims: Iterable[str] | None, window_s: float) -> bool:
+        """True if a fault of one of these kinds (a pattern) touched one of the actors `victims`, or
+        everybody, within the last `window_s` seconds. None stands for any actor. Seconds over which
+        the clock has leapt do not count."""
+        since = trio.current_time() - window_s
+        leapt = [s for s in self.strikes if s.kind == "clock_jumps" and s.until >= since]
+        since -= sum(strike.until - strike.since for strike in leapt)
+        touched = None if victims is None else {*EVERYBODY, *victims}
+        return any(
+            strike.until >= since
+            and re.fullmatch(kinds, strike.kind)
+            and (touched is None or strike.victim in touched)
+            for strike in self.strikes
+        )
 
     async def one(
         self, draw: random.Random, roles: Sequence[Role], connected: bool = True
@@ -64,14 +112,14 @@ class Injector:
             return True
         return False
 
-    async def during(self, kind: str, seconds: float) -> None:
+    async def during(self, kind: str, seconds: float, process: SimProcess | None = None) -> None:
         """Have a fault last so many seconds, whatever ends meanwhile."""
-        self.happened(kind)
-        self.lasting[kind] += 1
+        strike = self.happened(kind, process)
+        strike.until = math.inf
         try:
             await trio.sleep(seconds)
         finally:
-            self.lasting[kind] -= 1
+            strike.until = trio.current_time()
 
     def garbled(self, process: SimProcess, chunks: int) -> None:
         """Say that an actor sends so many bad chunks."""
@@ -95,7 +143,7 @@ class Injector:
                 yield frame
                 if first:
                     first = False
-                    self.happened("link_repeats")
+                    self.happened("link_repeats", process)
                     if garbled:
                         self.garbled(process, len(frames))
                     yield from (old for old in frames if b"Hello" not in old)

@@ -6,10 +6,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.lifecycle import Outcome
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Message, MicroBatch, StatusUpdate
+from asyncrl.ipc.messages import Message, MicroBatch, Sample, StatusUpdate
 
 
 class Violation(Exception):
@@ -25,15 +28,13 @@ class WorldObserver:
     that it needs.
 
     `violation` is the first thing that was wrong, and `stop` is called with it. `checks` counts the
-    checks by invariant. `keys` says whose tokens a rollout's are, for the fake engines and the fake
-    learner; a world with these needs a subclass that fills it.
+    checks by invariant. `start` names one start of an actor in one life, such as `rollout-1/0/2`.
     """
 
     def __init__(self) -> None:
         self.violation: Violation | None = None
         self.stop: Callable[[], None] = lambda: None
         self.checks: Counter[str] = Counter()
-        self.keys: dict[int, int] = {}
 
     def violated(self, invariant: str, sentence: str, cause: BaseException | None = None) -> None:
         """Something is wrong. The first thing counts, and ends the simulation."""
@@ -77,6 +78,12 @@ class WorldObserver:
     def on_told(self, start: str, message: Message) -> None:
         """The coordinator tells an actor this."""
 
+    def on_heard(self, start: str, message: Message) -> None:
+        """An actor has received this from the coordinator."""
+
+    def on_hung_up(self, start: str) -> None:
+        """The coordinator's end of an actor's connection is closed."""
+
     def on_delivered(self, start: str, message: Message) -> None:
         """The coordinator has received this from an actor."""
 
@@ -96,11 +103,27 @@ class WorldObserver:
     def on_checkpoint(self, version: int) -> None:
         """The trainer has written a checkpoint."""
 
-    def on_load(self, version: int, weights: int) -> None:
-        """An engine decodes with these weights from now on, under this version."""
+    def on_load(self, start: str, version: int, weights: int, pin: bool) -> None:
+        """An engine decodes with these weights from now on, under this version; with `pin`, it
+        keeps them."""
+
+    def on_let_go(self, start: str, publication: int) -> None:
+        """An actor's part in the transfer of a publication is over, for whatever reason."""
+
+    def on_scores(
+        self, step: int, sample: Sample, scores: NDArray[np.float32], mask: NDArray[np.uint8]
+    ) -> None:
+        """The learner trains a sample with these proximal log-probabilities of its response, NaN
+        where it knows none, and with this mask. Both are [tokens]."""
+
+    def on_judging(self, start: str, answers: int) -> None:
+        """The verifiers of a reward actor begin with an answer: so many are open now."""
 
     def on_garbage(self, start: str, chunks: int) -> None:
         """An actor sends so many bad chunks, as the plan of faults says."""
+
+    def on_wrong_weights(self, start: str) -> None:
+        """An actor receives other weights than were sent, as the plan of faults says."""
 
     def on_refusal(self) -> None:
         """A verifier withholds a verdict, as the plan of faults says."""

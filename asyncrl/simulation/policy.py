@@ -2,20 +2,22 @@
 weights only if each of their steps trained the same tokens, sampled under the same weights.
 
 The weights of version 0 are a hash of the seed. A token is a function of the weights that sample
-it, of whose token it is (`key`: prompt and member of the group) and of its index. A step adds up a
-hash of every token trained - a sum, so that order and packing do not matter - and hashes it into
-the weights.
+it, of its rollout's draws (`draws`), and of its index. A step adds up a hash of every token
+trained - a sum, so that order and packing do not matter - and hashes it into the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.engines.draws import stream, uniforms
-from asyncrl.ipc.messages import Split
+from asyncrl.ipc.messages import Scored
 
 VOCABULARY = 512
 MASK = 2**64 - 1
@@ -25,6 +27,7 @@ _ID, _INDEX, _MIX = (
     np.uint64(0x94D049BB133111EB),
 )
 _SHIFT = np.uint64(29)
+_SCORES = 5
 
 
 def initial(seed: int) -> int:
@@ -32,50 +35,81 @@ def initial(seed: int) -> int:
     return stream(seed, 0)
 
 
-def key(split: Split, prompt_index: int, member: int) -> int:
-    """The key of a rollout, the `member`-th of the group of this prompt: whose its tokens are."""
-    return stream(stream(1 + (split == "evaluation"), prompt_index), member)
+def _text(prompt: bytes) -> int:
+    return stream(zlib.crc32(prompt), len(prompt))
 
 
-def length(key: int, most: int) -> int:
+def draws(prompt: bytes, key: int, temperature: float) -> int:
+    """Identity of the draws of a response to `prompt` (int32 ids): of a greedy one (temperature 0)
+    the prompt's alone, else of the prompt, the temperature and the `key` that was asked for."""
+    text = _text(prompt)
+    if not temperature:
+        return stream(text, 0)
+    warmth = int.from_bytes(struct.pack("<d", temperature), "little")
+    return stream(stream(text, warmth), key)
+
+
+def length(draws: int, most: int) -> int:
     """Number of tokens of a response, 1 to `most`; an eighth of all responses have `most`."""
-    draw = stream(3, key)
+    draw = stream(3, draws)
     return most if not draw & 7 else 1 + (draw >> 3) % most
 
 
 def sampled(
-    weights: int, key: int, start: int, end: int
+    weights: int, draws: int, start: int, end: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Tokens `[start, end)`, and their log-probabilities, which differ wherever the tokens' draws
     do."""
     drawn = uniforms(
-        np.array([stream(weights, key)], np.uint64), np.arange(start, end, dtype=np.int64)
+        np.array([stream(weights, draws)], np.uint64), np.arange(start, end, dtype=np.int64)
     )
     return (drawn * VOCABULARY).astype(np.int32), (-1.0 - drawn).astype(np.float32)
 
 
-def reward(prompt_index: int, ids: bytes) -> float:
-    """The reward of an answer: 0, 1/3, 2/3 or 1."""
-    return float(stream(int.from_bytes(ids[-8:], "little"), prompt_index) % 4) / 3.0
+def scores(weights: int, ids: NDArray[np.int32], start: int) -> NDArray[np.float32]:
+    """Log-probabilities of given tokens, of which the first is response token `start`, under any
+    weights: float32 [tokens]."""
+    places = (start + np.arange(len(ids), dtype=np.int64)) * VOCABULARY + ids
+    drawn = uniforms(np.array([stream(weights, _SCORES)], np.uint64), places)
+    return (-1.0 - drawn).astype(np.float32)
 
 
-def contribution(key: int, ids: NDArray[np.int32], mask: NDArray[np.uint8], reward: float) -> int:
+class Rewards(NamedTuple):
+    """The rewards of a world's verifiers: `equal` ones give every answer the same, and `parts` is
+    the number of rewards that each is made of, 0 for one that has none."""
+
+    equal: bool = False
+    parts: int = 0
+
+    def scored(self, prompt_index: int, ids: bytes) -> Scored:
+        """The verdict on an answer: 0, 1/3, 2/3 or 1."""
+        if self.equal:
+            return Scored(0.0, [0.0] * self.parts)
+        drawn = stream(int.from_bytes(ids[-8:], "little"), prompt_index)
+        reward = float(drawn % 4) / 3.0
+        return Scored(reward, [reward, *(float(n) for n in range(1, self.parts))][: self.parts])
+
+
+def contribution(
+    prompt: bytes, ids: NDArray[np.int32], mask: NDArray[np.uint8], reward: float
+) -> int:
     """The number that training these tokens adds, modulo 2**64."""
     indices = np.arange(1, len(ids) + 1, dtype=np.uint64)
-    z = ids.astype(np.uint64) * _ID + indices * _INDEX + np.uint64(stream(int(reward * 3), key))
+    whose = stream(int(reward * 3), _text(prompt))
+    z = ids.astype(np.uint64) * _ID + indices * _INDEX + np.uint64(whose)
     z = (z ^ (z >> _SHIFT)) * _MIX
     return int(z[mask != 0].sum(dtype=np.uint64)) & MASK
 
 
-def accuracy(weights: int, items: Sequence[int], most: int) -> float:
+def accuracy(weights: int, prompts: Sequence[bytes], most: int, rewards: Rewards) -> float:
     """The share of held-out prompts, of which there is one at least, that these weights answer
-    rightly."""
+    rightly where they answer greedily. A prompt's index is its place."""
     right = 0
-    for prompt_index in items:
-        whose = key("evaluation", prompt_index, 0)
-        ids, _ = sampled(weights, whose, 0, length(whose, most))
-        right += reward(prompt_index, ids.tobytes()) == 1.0
-    return right / len(items)
+    for prompt_index, prompt in enumerate(prompts):
+        greedy = draws(prompt, 0, 0.0)
+        ids, _ = sampled(weights, greedy, 0, length(greedy, most))
+        right += rewards.scored(prompt_index, ids.tobytes()).reward == 1.0
+    return right / len(prompts)
 
 
 def stepped(weights: int, added: int) -> int:
@@ -83,18 +117,27 @@ def stepped(weights: int, added: int) -> int:
     return stream(weights, added)
 
 
-def synchronous(seed: int, steps: Sequence[Iterable[int]], group_size: int, most: int) -> list[int]:
-    """The weights of each version where every step trains all groups of the given prompts, sampled
-    under the version it starts from: what a run at lag 0 has to come to, whatever happens to it."""
-    versions = [initial(seed)]
-    for items in steps:
+def synchronous(
+    seed: int,
+    steps: Sequence[Sequence[tuple[int, bytes]]],
+    *,
+    group_size: int,
+    most: int,
+    temperature: float,
+    rewards: Rewards,
+) -> list[int]:
+    """The weights of each version where every step trains all groups of the given prompts (their
+    indices and ids), sampled under the version it starts from: what a run at lag 0 has to come to,
+    whatever happens to it. A rollout's key is its place in the order of the data."""
+    versions, key = [initial(seed)], 0
+    for prompts in steps:
         added = 0
-        for prompt_index in items:
-            for member in range(group_size):
-                whose = key("train", prompt_index, member)
+        for prompt_index, prompt in prompts:
+            for _ in range(group_size):
+                whose = draws(prompt, key, temperature)
                 ids, _ = sampled(versions[-1], whose, 0, length(whose, most))
-                added += contribution(
-                    whose, ids, np.ones(len(ids), np.uint8), reward(prompt_index, ids.tobytes())
-                )
+                reward = rewards.scored(prompt_index, ids.tobytes()).reward
+                added += contribution(prompt, ids, np.ones(len(ids), np.uint8), reward)
+                key += 1
         versions.append(stepped(versions[-1], added & MASK))
     return versions

@@ -4,27 +4,25 @@ that no fault explains is a violation."""
 from __future__ import annotations
 
 import logging
-import math
-import random
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
 import trio
 from trio.testing import MockClock
 
 from asyncrl.config import Config
 from asyncrl.simulation import policy
+from asyncrl.simulation.causes import unexplained
 from asyncrl.simulation.checker.checker import Checker
-from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld, Speeds
-from asyncrl.simulation.fakes import prompts_of
+from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld
 from asyncrl.simulation.faults import Fault, carry_out, plan
 from asyncrl.simulation.injector import Injector
 from asyncrl.simulation.observer import Violation
+from asyncrl.simulation.policy import Rewards
+from asyncrl.simulation.shapes import Shape, drawn, speeds
 from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.world import LifeOutcome, World
 
@@ -36,22 +34,8 @@ STEPS = 3_000_000
 """Task steps after which it is."""
 WAITS_EVERY = 64
 
-_FROZEN = r"stop_.*|link_.*|clock_jumps"
-_ENGINES = r"engine_.*|garbage_.*|lost_.*|wrong_weights|reception_fails|transfer_.*|kill_rollout"
-EXPLAINED: dict[str, str] = {
-    r"stopped early|grace period": r"restart_everything",
-    r"everything was killed": r"kill_everything|checkpoint_damaged",
-    r"coordinator-0 was killed": r"kill_coordinator",
-    r"coordinator-0 ended with exit code 1; .*\nJournalError: the simulated disk is": r"disk_.*",
-    r"the last checkpoint was not written": r"checkpoint_fails",
-    r"stands still|coordinator-0 ended with exit code 0": r"stop_coordinator|clock_jumps",
-    r"trainer": rf"kill_trainer|checkpoint_cut|transfer_.*|{_FROZEN}",
-    r"no token and no step": rf"verifier_.*|disk_.*|{_ENGINES}|{_FROZEN}",
-    r"publications failed in a row": rf"{_ENGINES}|{_FROZEN}",
-    r"(rollout|reward)-\d+ ": rf"kill_.*|restart_beside|verifier_.*|{_ENGINES}|{_FROZEN}",
-}
-"""Reasons for which a life may end badly (patterns), and the kinds of fault (patterns) of which at
-least one must have happened in that life."""
+NOTHING_TO_LEARN = "all filtered", "had rewards that differ"
+"""Parts of the reasons of a run from which nothing can be learned."""
 
 
 @dataclass
@@ -76,91 +60,6 @@ class SeedReport:
         return self.violation is None
 
 
-AHEAD = ((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (4, 2))
-"""Pairs of max_lag and depth."""
-
-
-def configured(seed: int) -> Config:
-    """A small run, of a shape that the seed draws."""
-    draw = random.Random(f"config/{seed}")
-    max_lag, depth = draw.choice(AHEAD)
-    unit = draw.choice(("group", "group", "rollout"))
-    batch_groups, group_size = draw.choice((1, 2, 3)), draw.choice((2, 3)) + (unit == "rollout")
-    exact = not max_lag and draw.random() < 0.8  # nothing but the seed has a say in the weights
-    overprovision = draw.choice((1.0, 1.0, 1.5, 2.0)) if max_lag else 1.0
-    free = (
-        max_lag and draw.random() < 0.5
-    )  # of the order of admission, for as many groups as max_lag allows
-    filtered = draw.choice(("none", "none", "zero_variance"))
-    more = random.Random(f"more/{seed}")
-    most = depth * batch_groups + math.ceil(overprovision * batch_groups)
-    window = max(0, (max_lag + 1) * batch_groups - most + 1) if free else 0
-    settings: dict[str, dict[str, object]] = {
-        "task": {
-            "eval_size": draw.choice((0, 3)),
-            "train_size": draw.choice((7, 1000)),
-            "epochs": more.choice((0, 0, 1)),
-            "verdict_s": 2.0,
-            "curriculum": "in_order"
-            if exact
-            else draw.choice(("in_order", "in_order", "unsolved", "difficulty")),
-        },
-        "engine": {
-            "kind": "scripted",
-            "slots": draw.choice((2, 4, 8)),
-            "chunk_tokens": draw.choice((2, 4)),
-            "context_tokens": 64,
-        },
-        "rollout": {
-            "actors": draw.choice((1, 2, 3)),
-            "group_size": group_size,
-            "group_size_max": group_size + draw.choice((0, 2)),
-            "sizing": "fixed"
-            if exact or unit == "rollout"
-            else draw.choice(("fixed", "fixed", "difficulty")),
-            "k_min": draw.choice((1, 2)) if unit == "rollout" else draw.choice((1, 2, 2)),
-            "max_new_tokens": draw.choice((8, 20)),
-            "filter": "none" if exact and more.random() < 0.7 else filtered,
-            "mode": draw.choice(("in_flight", "in_flight", "batch")),
-            "overprovision": overprovision,
-            "max_resumes": 0 if exact else draw.choice((0, 0, 0, 1, 3)),
-            "attempts": draw.choice((3, 20)),
-            "lease_s": 8.0,
-        },
-        "train": {
-            "steps": draw.choice((4, 6)),
-            "batch_groups": batch_groups,
-            "step_tokens": draw.choice((0, 0, 0, 10, 40)) if max_lag else 0,
-            "unit": unit,
-            "advantage": "first_k"
-            if unit == "rollout"
-            else draw.choice(("grpo", "grpo", "reinforce_pp")),
-            "replay_groups": draw.choice((0, 0, 0, 1)) if unit == "group" and not exact else 0,
-            "eval_every": 2,
-            "checkpoint_every": draw.choice((1, 2, 2, 0)),
-            "micro_tokens": draw.choice((64, 128)),
-        },
-        "staleness": {
-            "max_lag": max_lag,
-            "depth": depth,
-            "window": window,
-            "proximal": draw.choice(("behaviour", "behaviour", "boundary")),
-            "finish_on": "own" if unit == "group" and more.random() < 0.2 else "mixed",
-            "on_stale": draw.choice(("mask", "drop", "train") + ("restart",) * (unit == "group")),
-        },
-        "publication": {"deadline_s": 4.0},
-        "reward": {"actors": draw.choice((1, 2)), "concurrency": 4},
-        "journal": {"commit_ms": draw.choice((0, 20, 100, 500))},
-        "supervision": {"stall_s": 60.0, "restarts": 20},
-        "run": {"seed": seed},
-    }
-    if settings["train"]["step_tokens"] and window and settings["staleness"]["on_stale"] == "drop":
-        settings["staleness"]["on_stale"] = (
-            "mask"  # such a step may be so small that no window bounds lag
-        )
-    return msgspec.convert(settings, Config)
-
-
 class _Steps(trio.abc.Instrument):
     """Instrument of trio that has the checker look after each step of a task."""
 
@@ -175,6 +74,7 @@ class _Steps(trio.abc.Instrument):
             if self.count % WAITS_EVERY == 0:
                 for process in self._world.processes.values():
                     self._checker.look_at_waits(process.name, process.waits)
+                self._look_at_engines()
             if self.count > STEPS:
                 self._checker.violated(
                     "liveness", f"{STEPS} steps of tasks, and the run is not over"
@@ -182,17 +82,25 @@ class _Steps(trio.abc.Instrument):
         except Exception as error:  # noqa: BLE001 (trio would only log it)
             self._checker.violated("the checker", repr(error), error)
 
+    def _look_at_engines(self) -> None:
+        coordinator = self._world.processes.get("coordinator-0")
+        self._checker.look_at_debts(coordinator is None or coordinator.frozen)
+        for process in self._world.processes.values():
+            if process.engine is not None and process.alive:
+                start = self._world.start_of(process)
+                self._checker.look_at_engine(start, process.engine.kept)
+
 
 def simulate(
     seed: int, *, config: Config | None = None, faults: Sequence[Fault] | None = None
 ) -> SeedReport:
-    """Run a seed to its end. `config` and `faults` are the seed's own unless given."""
-    config = configured(seed) if config is None else config
-    faults = plan(seed) if faults is None else faults
+    """Run a seed to its end. `config` and `faults` are those of the seed's shape unless given."""
+    shape = drawn(seed) if config is None else Shape(config, speeds(seed), Rewards())
+    faults = plan(seed, shape.kinds) if faults is None else faults
     clock = MockClock(autojump_threshold=0)
     with replayable(seed), silence():
         return trio.run(
-            partial(_run, seed, config, faults, clock), clock=clock, strict_exception_groups=True
+            partial(_run, seed, shape, faults, clock), clock=clock, strict_exception_groups=True
         )
 
 
@@ -207,18 +115,10 @@ def silence() -> Iterator[None]:
         logging.disable(before)
 
 
-async def _run(seed: int, config: Config, faults: Sequence[Fault], clock: MockClock) -> SeedReport:
-    draw = random.Random(f"speeds/{seed}")
-    pace = draw.choice((0.01, 0.03, 0.06))
-    speeds = Speeds(
-        pace=lambda: pace * draw.choice((0.5, 1.0, 1.0, 4.0)),
-        start_s=lambda: draw.uniform(0.05, 0.6),
-        step_s=draw.choice((0.02, 0.2, 0.5)),
-    )
-    checker = Checker(seed, config, lambda cursor: None)
-    world = FakeWorld(seed, config, checker, speeds)
-    prompts = world.prompts()
-    checker.train_item = prompts.train_item
+async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockClock) -> SeedReport:
+    checker = Checker(seed, shape.config, shape.rewards)
+    world = FakeWorld(seed, shape.config, checker, shape.speeds, shape.rewards)
+    checker.prompts = world.prompts()
     checker.clock = trio.current_time
     injector = Injector(world, clock)
     steps = _Steps(world, checker)
@@ -261,20 +161,10 @@ async def _live(world: FakeWorld, injector: Injector) -> None:
         ending = await world.life()
         if ending.finished and "stopped early" not in ending.reason:
             return
-        if (
-            pattern := next(
-                (pattern for pattern in EXPLAINED if re.search(pattern, ending.reason)), None
-            )
-        ) is None:
-            world.observer.violated(
-                "liveness", f"a life ended for a reason that no fault has: {ending.reason}"
-            )
-        elif not any(re.fullmatch(EXPLAINED[pattern], kind) for kind in +injector.here):
-            world.observer.violated(
-                "liveness",
-                f"no fault of this life explains its end: {ending.reason}; there were "
-                f"{dict(injector.here)}",
-            )
+        if any(part in ending.reason for part in NOTHING_TO_LEARN):
+            return  # the checker has seen that it is so
+        if why := unexplained(ending.reason, world.config, injector):
+            world.observer.violated("causes", why)
         await trio.sleep(BETWEEN_LIVES_S)
     world.observer.violated(
         "liveness",
@@ -286,17 +176,19 @@ async def _live(world: FakeWorld, injector: Injector) -> None:
 def _judge(world: FakeWorld, checker: Checker) -> None:
     """Check a finished run: it has done its steps and, if nothing may lag and nothing was lost, its
     weights are those of synchronous training."""
-    config = world.config
+    config, reason = world.config, world.lives[-1].reason
     last = max(checker.lineage)
-    done = last == config.train.steps or "used up" in world.lives[-1].reason
+    given_up = any(part in reason for part in NOTHING_TO_LEARN)
     checker.hold(
         "liveness",
-        done,
+        last == config.train.steps or "used up" in reason or given_up,
         "the run is over after {} of {} steps: {}",
         last,
         config.train.steps,
-        world.lives[-1].reason,
+        reason,
     )
+    if world.rewards.equal and config.rollout.filter != "none":
+        checker.hold("liveness", given_up, "nothing could be learned, and the end was: {}", reason)
     lost = {
         reason: count
         for reason, count in checker.reference.discarded.items()
@@ -310,9 +202,16 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
         and not train.replay_groups
     )
     if staleness.max_lag == staleness.depth == 0 and plain and not lost:
-        steps = prompts_of(last, config.train.batch_groups, world.prompts().train_item)
+        prompts, groups = world.prompts(), config.train.batch_groups
+        order = [prompts.train_item(place) for place in range(last * groups)]
+        data = [(index, prompts.ids("train", index)) for index in order if index is not None]
         due = policy.synchronous(
-            world.seed, steps, config.rollout.group_size, config.rollout.max_new_tokens
+            world.seed,
+            [data[step * groups : (step + 1) * groups] for step in range(last)],
+            group_size=config.rollout.group_size,
+            most=config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            rewards=world.rewards,
         )
         made = [checker.lineage[version] for version in range(last + 1)]
         checker.hold(

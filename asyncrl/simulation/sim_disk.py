@@ -16,6 +16,7 @@ import trio
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.journal.disk import Abandon, Compact, DiskFull, EventRows, JournalError, Keep, Write
+from asyncrl.simulation.fake_learner import FakeProximal
 from asyncrl.training.checkpoint_index import CheckpointError
 
 COMMIT_S = 0.004
@@ -120,12 +121,13 @@ class Mount:
 
 @dataclass
 class SimCheckpoint:
-    """Weights of a version, and the event that they belong to. One that is `damaged` does not read;
-    one set `aside` is nobody's."""
+    """Weights of a version, the event that they belong to, and the learner's scores. One that is
+    `damaged` does not read; one set `aside` is nobody's."""
 
     version: int
     weights: int
     cursor: int
+    proximal: FakeProximal | None = None
     damaged: bool = False
     aside: bool = False
 

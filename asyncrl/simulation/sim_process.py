@@ -14,7 +14,8 @@ import trio
 
 from asyncrl.ipc.messages import Role
 from asyncrl.ipc.waits import Waits
-from asyncrl.simulation.fakes import FakeEngine, FakeLearner, FakeReceiver, FakeVerifiers
+from asyncrl.simulation.fake_learner import FakeLearner
+from asyncrl.simulation.fakes import FakeEngine, FakeReceiver, FakeVerifiers
 from asyncrl.simulation.network import MemoryPipe
 
 KILLED = -9

@@ -171,7 +171,11 @@ class World(ABC):
             start = self.start_of(process)
             observed = _ObservedLink(theirs, process.name, start, self.observer)
             self._listening.start_soon(self._attend, observed)
-        link = Link(ours, peer="the coordinator")
+        link = (
+            Link(ours, peer="the coordinator")
+            if process is None
+            else _HearingLink(ours, self.start_of(process), self.observer)
+        )
         await link.send(hello)
         return link
 
@@ -259,6 +263,8 @@ class World(ABC):
         except* (LinkError, EndOfStream):
             pass
         finally:
+            if isinstance(link, _ObservedLink):
+                self.observer.on_hung_up(link.start)
             with trio.CancelScope(shield=True):
                 await link.aclose()
 
@@ -299,13 +305,26 @@ class _ObservedLink(Link):
 
     def __init__(self, pipe: MemoryPipe, peer: str, start: str, observer: WorldObserver) -> None:
         super().__init__(pipe, peer=peer)
+        self._observer, self.start = observer, start
+
+    async def receive(self) -> tuple[Message, tuple[memoryview, ...]]:
+        message, buffers = await super().receive()
+        self._observer.on_delivered(self.start, message)
+        return message, buffers
+
+    async def send(self, message: Message, *buffers: Buffer) -> None:
+        self._observer.on_told(self.start, message)
+        await super().send(message, *buffers)
+
+
+class _HearingLink(Link):
+    """An actor's end of its link, at which the observer listens."""
+
+    def __init__(self, pipe: MemoryPipe, start: str, observer: WorldObserver) -> None:
+        super().__init__(pipe, peer="the coordinator")
         self._observer, self._start = observer, start
 
     async def receive(self) -> tuple[Message, tuple[memoryview, ...]]:
         message, buffers = await super().receive()
-        self._observer.on_delivered(self._start, message)
+        self._observer.on_heard(self._start, message)
         return message, buffers
-
-    async def send(self, message: Message, *buffers: Buffer) -> None:
-        self._observer.on_told(self._start, message)
-        await super().send(message, *buffers)

@@ -74,3 +74,9 @@ def test_bugs_are_planted_all_over_the_product() -> None:
     assert len(PATCHES) >= 14 and len(broken) >= 14, sorted(broken)
     assert {Path(path).parts[0] for path in broken} == set(PACKAGES)
     assert not any(path.startswith("asyncrl/simulation") for path in broken)
+
+
+@pytest.mark.parametrize("page", ["docs/reliability.md", "CHANGELOG.md"])
+def test_pages_say_how_many_bugs_are_planted(page: str) -> None:
+    said = re.findall(r"\b(\d+)(?: planted)? bugs\b", (ROOT / page).read_text())
+    assert said == [str(len(PATCHES))]

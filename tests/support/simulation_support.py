@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from asyncrl.config import Config
-from asyncrl.simulation.run import configured
+from asyncrl.simulation.shapes import configured
 
 
 def plain(seed: int = 0, **sections: dict[str, object]) -> Config:

@@ -183,14 +183,8 @@ class LedgerChecker(WorldObserver):
 
     def on_event(self, number: int, event: e.AnyEvent) -> None:
         self.count += 1
-        if isinstance(event, e.Admitted):
-            for member in range(event.size):
-                self.keys[event.first + member] = policy.key(
-                    event.split, event.prompt_index, member
-                )
-        elif isinstance(event, e.Trained):
+        if isinstance(event, e.Trained):
             self.tokens_trained += event.trained
-            del self.keys[event.rollout]
 
     def on_status(self, update: StatusUpdate) -> None:
         self.check()

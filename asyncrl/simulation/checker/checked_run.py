@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from actors.coordinator.event_store import EventStore
+from actors.coordinator.prompts import PromptSource
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
@@ -16,6 +17,7 @@ from asyncrl.simulation import policy
 from asyncrl.simulation.checker.reference_rules import ReferenceRules
 from asyncrl.simulation.checker.reference_state import ReferenceRollout, ReferenceState
 from asyncrl.simulation.observer import WorldObserver
+from asyncrl.simulation.policy import Rewards
 
 
 class CheckedRun(ReferenceRules, WorldObserver):
@@ -37,10 +39,11 @@ class CheckedRun(ReferenceRules, WorldObserver):
     store: EventStore
     shadow: Experience
 
-    def __init__(self, seed: int, config: Config, train_item: Callable[[int], int | None]) -> None:
+    prompts: PromptSource
+
+    def __init__(self, seed: int, config: Config, rewards: Rewards) -> None:
         super().__init__()
-        self.seed, self.config = seed, config
-        self.train_item = train_item
+        self.seed, self.config, self.rewards = seed, config, rewards
         self.clock: Callable[[], float] = lambda: 0.0
         self.events: list[e.AnyEvent] = []
         self.digest = hashlib.blake2b(digest_size=16)
@@ -58,7 +61,7 @@ class CheckedRun(ReferenceRules, WorldObserver):
         self.version = 0
         self.closed = 0
         self.bound = 0
-        self.leased_at: dict[int, float] = {}
+        self.closable: dict[int, float] = {}  # by step: before then it was not closed
         self.delivered = 0  # tokens that the coordinator received
         self.excused = False  # what was delivered holds garbage, which is nobody's token
         self.answered: ScoreResult | None = None  # the last verdict delivered, in this step

@@ -8,23 +8,23 @@ was really given, and what engines with those weights really sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from actors.coordinator.coordinator import Coordinator
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.lifecycle import Outcome
 from asyncrl.config import Config
+from asyncrl.config.engines import capabilities
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.ipc.messages import (
     Chunks,
-    Hello,
     Message,
     MicroBatch,
-    ScoreRequest,
+    Sample,
     ScoreResult,
     StatusUpdate,
 )
@@ -32,15 +32,23 @@ from asyncrl.ipc.waits import Waits
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.event_checks import CHECKS
+from asyncrl.simulation.checker.lease_witness import LeaseWitness
+from asyncrl.simulation.checker.publication_witness import FAILURES, PublicationWitness
 from asyncrl.simulation.checker.reference_state import gone_on
+from asyncrl.simulation.checker.schedule_witness import ScheduleWitness
+from asyncrl.simulation.checker.score_witness import ScoreWitness
 from asyncrl.simulation.checker.state_comparison import compare, compare_all, compare_shell
-from asyncrl.simulation.checker.training_checks import check_batch, check_step
+from asyncrl.simulation.checker.training_checks import check_batch, check_scores, check_step
+from asyncrl.simulation.checker.verdict_witness import VerdictWitness
+from asyncrl.simulation.policy import Rewards
 
 _encode = msgspec.msgpack.Encoder().encode
 _event: msgspec.msgpack.Decoder[e.AnyEvent] = msgspec.msgpack.Decoder(e.AnyEvent)
 _snapshot = msgspec.msgpack.Decoder(Snapshot)
 _TRAINING = (e.Taken, e.Trained, e.StoredForReplay, e.Replayed, e.Published, e.Checkpointed)
 
+SIGNALLESS = frozenset({"k_min", "zero_variance"})
+"""Reasons to leave of what had no signal."""
 SUSPECT = 3
 """Bad chunks that cost an engine its place."""
 FOLD_EVERY = 16
@@ -51,14 +59,25 @@ events."""
 class Checker(CheckedRun):
     """Watches one run through all its lives."""
 
-    def __init__(self, seed: int, config: Config, train_item: Callable[[int], int | None]) -> None:
-        super().__init__(seed, config, train_item)
+    def __init__(self, seed: int, config: Config, rewards: Rewards) -> None:
+        super().__init__(seed, config, rewards)
         self._undone: set[int] = set()  # numbers of events that a crash undid
         self._dead = True  # the present coordinator is, whatever its code still does
         self._fresh = False  # there is something to look at
         self._looks = 0
         self._overdue: dict[tuple[str, str, str, float], float] = {}
-        self._asked: dict[int, str] = {}  # by rollout: the start that its verdict was asked of last
+        self._keeps = capabilities(config.engine.kind).keeps_versions
+        self._filtered = 0  # units without a signal in a row
+        self._signals = 0  # complete groups when this life began
+        self._wrong: set[str] = set()  # starts that received other weights than were sent
+        self._witnesses()
+
+    def _witnesses(self) -> None:
+        self.publications = PublicationWitness(self, keeps=self._keeps)
+        self.leases = LeaseWitness(self)
+        self.verdicts = VerdictWitness(self)
+        self.schedule = ScheduleWitness(self)
+        self.proximal = ScoreWitness(self)
 
     # -------------------------------------------------------------------------------------- a life
 
@@ -71,11 +90,11 @@ class Checker(CheckedRun):
             n for n in range(cursor + 1, last + 1) if isinstance(self.events[n - 1], _TRAINING)
         )
         self.reference, self.prescribed = gone_on(self.events, self._undone)
-        self.keys.clear()
-        self._asked.clear()
+        self._witnesses()
+        self.closable.clear()
+        self.proximal.begin()
+        self._filtered, self._signals = 0, len(self.reference.signals)
         self.answered = None
-        kept = [seen for _, members in self.reference.kept.values() for seen in members]
-        self.keys.update((seen.id, seen.key) for seen in [*self.reference.rollouts.values(), *kept])
         self.delivered = self.reference.tokens
         self.store = store
         self.closed = max(
@@ -121,8 +140,9 @@ class Checker(CheckedRun):
         self.hold("ledger", lag <= self.max_lag, "the display shows a lag of {}", lag)
         weights = self.lineage.get(update.accuracy_version)
         if weights is not None and not (self.refused or self.reference.buried["evaluation"]):
+            held_out = [self.prompts.ids("evaluation", n) for n in self.prompts.evaluation_items()]
             due = policy.accuracy(
-                weights, range(self.config.task.eval_size), self.config.rollout.max_new_tokens
+                weights, held_out, self.config.rollout.max_new_tokens, self.rewards
             )
             self.hold(
                 "evaluation",
@@ -146,6 +166,18 @@ class Checker(CheckedRun):
         )
 
     def on_blame(self, start: str, reason: str) -> None:
+        if "owes a verdict" in reason:
+            self.verdicts.overdue(start)
+        elif "streamed nothing" in reason:
+            self.leases.silent(start)
+        elif "checksums" in reason:
+            self.hold(
+                "blame",
+                start in self._wrong,
+                "{} is replaced, and had received what was sent: {}",
+                start,
+                reason,
+            )
         just = self.garbled[start] >= SUSPECT or "cannot be" not in reason
         self.hold(
             "blame",
@@ -166,6 +198,32 @@ class Checker(CheckedRun):
                 "the run is over, and rollouts {} are still leased",
                 leased,
             )
+        patience = self.config.rollout.filter_patience
+        if "were all filtered" in outcome.reason:
+            self.hold(
+                "causes",
+                self._filtered // self.per_group >= patience,
+                "{}; there were {} in a row",
+                outcome.reason,
+                self._filtered // self.per_group,
+            )
+        if "had rewards that differ" in outcome.reason:
+            signals = self.reference.signals  # some may have come since, in the drain
+            floor = self.config.rollout.accept_floor * patience
+            windows = [
+                sum(signals[end - patience : end])
+                for end in range(max(patience, self._signals), len(signals) + 1)
+            ]
+            few = any(not passed or passed < floor for passed in windows)
+            self.hold("causes", few, "{}; of groups in a row {} had", outcome.reason, windows)
+        if "failed in a row" in outcome.reason:
+            self.hold(
+                "causes",
+                self.publications.row >= FAILURES,
+                "{}; {} were begun since one was committed",
+                outcome.reason,
+                self.publications.row,
+            )
 
     # -------------------------------------------------------------------------------------- events
 
@@ -182,20 +240,57 @@ class Checker(CheckedRun):
         self.shadow.apply(_event.decode(data))
         if self.violation is None:
             CHECKS[type(event)](self, event)
+        if self.violation is None:
+            self._witnessed(number, event)
         if isinstance(event, e.Sealed | e.Requeued | e.Buried):
             self._lease_ended(event)
         if self.violation is None:
             self.reference.apply(event)
-        if isinstance(event, e.Leased):
-            self.leased_at[event.rollout] = self.clock()
         if isinstance(event, e.Published):
             self.here.add(event.version)
-        if isinstance(event, e.Admitted):
-            self.keys.update(
-                (id, self.reference.rollouts[id].key)
-                for id in range(event.first, event.first + event.size)
-            )
         self._fresh = True
+
+    def _witnessed(self, number: int, event: e.AnyEvent) -> None:
+        """Tell the witnesses of an event, before the reference takes it in."""
+        rollouts = self.reference.rollouts
+        match event:
+            case e.Leased():
+                self.leases.leased(event)
+            case e.Extended():
+                self.proximal.extended(event)
+            case e.Sealed():
+                self.leases.sealed(rollouts[event.rollout])
+            case e.Requeued() if rollouts[event.rollout].holder:
+                self.leases.ended(rollouts[event.rollout], event.reason, failed=event.failed)
+            case e.Buried() if rollouts[event.rollout].holder:
+                self.leases.ended(rollouts[event.rollout], event.reason, failed=True)
+            case e.Dropped():
+                self._dropped(event)
+            case e.Discarded(reason=reason):
+                self._filtered += reason in SIGNALLESS
+            case e.Taken():
+                self._filtered = 0
+                self.closable[event.step] = self.clock()
+            case e.Published():
+                if event.version not in self.here:
+                    self.closable[event.version] = self.clock()
+                self.publications.decided()
+                self.schedule.published(event)
+            case e.Checkpointed():
+                self.schedule.checkpointed(number)
+            case e.Admitted(split="evaluation"):
+                self.schedule.evaluated()
+                self.publications.evaluated()
+
+    def _dropped(self, event: e.Dropped) -> None:
+        group = self.reference.groups[event.group]
+        self._filtered += event.reason in SIGNALLESS
+        members = self.reference.members(group)
+        for seen in members:
+            if seen.holder:
+                self.leases.ended(seen, event.reason, failed=False)
+        if group.event.split == "evaluation" and any(seen.verdict is None for seen in members):
+            self.schedule.given_up()
 
     def _lease_ended(self, event: e.Sealed | e.Requeued | e.Buried) -> None:
         if (seen := self.reference.rollouts.get(event.rollout)) is not None:
@@ -205,20 +300,27 @@ class Checker(CheckedRun):
     # ----------------------------------------------------------------------------- what really was
 
     def on_told(self, start: str, message: Message) -> None:
-        if isinstance(message, ScoreRequest):
-            self._asked[message.rollout] = start
+        if self._dead:
+            return
+        self.publications.told(start, message)
+        self.leases.told(start, message)
+        self.verdicts.told(start, message)
+        self.schedule.told(message)
+        if self.config.staleness.proximal == "boundary":
+            self.proximal.told(message)
+
+    def on_heard(self, start: str, message: Message) -> None:
+        self.publications.heard(start, message)
+
+    def on_hung_up(self, start: str) -> None:
+        self.leases.hung_up(start)
 
     def on_delivered(self, start: str, message: Message) -> None:
         """Remember tokens and verdicts, which must be booked in the same step of the task."""
-        if isinstance(message, Hello):
-            # What its predecessor still says does not count: it is asked again.
-            name = start.partition("/")[0]
-            self._asked = {
-                rollout: asked
-                for rollout, asked in self._asked.items()
-                if asked.partition("/")[0] != name
-            }
-        if isinstance(message, ScoreResult) and self._asked.pop(message.rollout, "") == start:
+        self.publications.delivered(start, message)
+        self.leases.delivered(start, message)
+        self.schedule.delivered(message)
+        if self.verdicts.delivered(start, message) and isinstance(message, ScoreResult):
             self.answered = message
             self._fresh = True
         if isinstance(message, Chunks):
@@ -229,13 +331,23 @@ class Checker(CheckedRun):
     def on_garbage(self, start: str, chunks: int) -> None:
         self.garbled[start] += chunks
 
+    def on_wrong_weights(self, start: str) -> None:
+        self._wrong.add(start)
+
     def on_refusal(self) -> None:
         self.refused += 1
+
+    def on_judging(self, start: str, answers: int) -> None:
+        self.verdicts.judging(start, answers)
+
+    def on_let_go(self, start: str, publication: int) -> None:
+        self.publications.let_go(start, publication)
 
     def on_checkpoint(self, version: int) -> None:
         self.written.add(version)
 
-    def on_load(self, version: int, weights: int) -> None:
+    def on_load(self, start: str, version: int, weights: int, pin: bool) -> None:
+        self.publications.loaded(start, version, pin)
         self.hold(
             "publication",
             version in self.here,
@@ -254,6 +366,11 @@ class Checker(CheckedRun):
     ) -> None:
         check_batch(self, batch, ids, behaviour, mask)
 
+    def on_scores(
+        self, step: int, sample: Sample, scores: NDArray[np.float32], mask: NDArray[np.uint8]
+    ) -> None:
+        check_scores(self, step, sample, scores, mask)
+
     def on_step(self, version: int, weights: int) -> None:
         check_step(self, version, weights)
 
@@ -266,6 +383,7 @@ class Checker(CheckedRun):
             return
         self._fresh = False
         self._looks += 1
+        self.schedule.look()
         compare(self)
         if coordinator is not None and coordinator.parts.store is self.store:
             compare_shell(self, coordinator)
@@ -279,6 +397,18 @@ class Checker(CheckedRun):
             "fold", self.shadow == self.store.experience, "a fold of the events is not the state"
         )
         compare_all(self, "fold")
+
+    def look_at_debts(self, stopped: bool) -> None:
+        """Check that nothing is owed for long. `stopped` is True while the coordinator stands
+        still."""
+        if not self._dead:
+            self.schedule.look()
+            if not stopped:
+                self.leases.look()
+
+    def look_at_engine(self, start: str, kept: set[int]) -> None:
+        """Check the versions that an engine keeps."""
+        self.publications.look(start, kept)
 
     def look_at_waits(self, name: str, waits: Waits) -> None:
         """Check that every wait of the process of that name has a name, and ends in time."""

@@ -7,7 +7,6 @@ the product keeps.
 
 from __future__ import annotations
 
-from actors.coordinator.leases import FLOOR_S
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Scored
 from asyncrl.simulation import policy
@@ -30,6 +29,12 @@ GARBAGE = frozenset(
 
 
 def admitted(run: CheckedRun, event: e.Admitted) -> None:
+    run.hold(
+        "prompts",
+        event.prompt == run.prompts.ids(event.split, event.prompt_index),
+        "{} has not the text of its prompt",
+        event,
+    )
     if event.split == "train":
         if event.restarts is not None:
             run.hold(
@@ -89,7 +94,7 @@ def admitted(run: CheckedRun, event: e.Admitted) -> None:
 def _is_due(run: CheckedRun, event: e.Admitted) -> bool:
     """True if this prompt may be the next: the one at the cursor, or one after it if those between
     may be passed over."""
-    places = [run.train_item(place) for place in range(run.reference.cursor, event.cursor)]
+    places = [run.prompts.train_item(place) for place in range(run.reference.cursor, event.cursor)]
     match run.config.task.curriculum:
         case "in_order":
             return places == [event.prompt_index]
@@ -209,7 +214,7 @@ def extended(run: CheckedRun, event: e.Extended) -> None:
     )
     if weights is None or run.violation:
         return
-    ids, behaviour = policy.sampled(weights, seen.key, start, start + count)
+    ids, behaviour = policy.sampled(weights, run.draws(seen), start, start + count)
     run.hold(
         "version truth",
         event.ids == ids.tobytes(),
@@ -228,7 +233,7 @@ def extended(run: CheckedRun, event: e.Extended) -> None:
 
 def sealed(run: CheckedRun, event: e.Sealed) -> None:
     seen = live_rollout(run, event.rollout, event)
-    whole = policy.length(seen.key, run.config.rollout.max_new_tokens)
+    whole = policy.length(run.draws(seen), run.config.rollout.max_new_tokens)
     run.hold(
         "whole",
         len(seen.versions) == whole,
@@ -248,19 +253,6 @@ def sealed(run: CheckedRun, event: e.Sealed) -> None:
 def requeued(run: CheckedRun, event: e.Requeued) -> None:
     seen = live_rollout(run, event.rollout, event)
     run.hold("leases", bool(seen.holder), "rollout {} was requeued, and nobody had it", seen.id)
-    if event.reason == "lease_expired":
-        lasted, least = (
-            run.clock() - run.leased_at.get(seen.id, 0.0),
-            min(FLOOR_S, run.config.rollout.lease_s),
-        )
-        run.hold(
-            "leases",
-            lasted > least - 1e-6,
-            "rollout {}'s lease ran out after {} s of at least {}",
-            seen.id,
-            lasted,
-            least,
-        )
     _failed(run, seen, event.reason, event.failed)
     last = seen.failures + event.failed < run.config.rollout.attempts
     run.hold(
@@ -369,13 +361,13 @@ def judged(run: CheckedRun, event: e.Judged) -> None:
         seen.id,
     )
     if isinstance(event.verdict, Scored):
-        due = policy.reward(seen.group.event.prompt_index, bytes(seen.ids))
+        due = run.rewards.scored(seen.group.event.prompt_index, bytes(seen.ids))
         run.hold(
             "verdicts",
-            event.verdict.reward == due,
+            event.verdict == due or (run.refused > 0 and event.verdict.reward == due.reward),
             "rollout {} got {}, and deserves {}",
             seen.id,
-            event.verdict.reward,
+            event.verdict,
             due,
         )
     else:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import groupby
 
 from asyncrl.config import Config
+from asyncrl.simulation import policy
 from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout, ReferenceState
 
 
@@ -89,6 +90,17 @@ class ReferenceRules:
         size = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
         of_tokens = -(-train.step_tokens // (size * rollout.max_new_tokens))
         return Fraction(min(self.max_live, of_tokens))
+
+    def draws(self, seen: ReferenceRollout) -> int:
+        """Identity of a rollout's draws: an evaluation is greedy; each training rollout has draws
+        of its own, which follow from the place of its prompt and its place in the group."""
+        event, rollout = seen.group.event, self.config.rollout
+        if event.split == "evaluation":
+            return policy.draws(event.prompt, 0, 0.0)
+        most = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
+        return policy.draws(
+            event.prompt, most * seen.group.place + seen.member, rollout.temperature
+        )
 
     def units(self, rollouts: Sequence[ReferenceRollout]) -> list[list[ReferenceRollout]]:
         """Divide rollouts, in the order in which they were taken, into units."""

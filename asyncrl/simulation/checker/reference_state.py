@@ -10,7 +10,10 @@ from collections.abc import Container, Iterable, Sequence
 
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import NoVerdict, Scored, Split
-from asyncrl.simulation import policy
+
+Facts = tuple[int, int, int, int]
+"""A rollout whose generation is over: its tokens, the versions published between the admission of
+its prompt and its last token, its leases, and the version of its first token."""
 
 
 class ReferenceRollout:
@@ -18,11 +21,11 @@ class ReferenceRollout:
 
     __slots__ = (
         *("attempt", "before", "behaviour", "failures", "group", "holder", "hops", "id", "ids"),
-        *("key", "lease", "sealed", "step", "verdict", "versions"),
+        *("lease", "member", "sealed", "step", "verdict", "versions"),
     )
 
-    def __init__(self, id: int, group: ReferenceGroup, key: int) -> None:
-        self.id, self.group, self.key = id, group, key
+    def __init__(self, id: int, group: ReferenceGroup, member: int) -> None:
+        self.id, self.group, self.member = id, group, member
         self.ids, self.behaviour = bytearray(), bytearray()
         self.versions: list[int] = []
         self.attempt, self.holder, self.sealed = 0, "", False
@@ -48,21 +51,26 @@ class ReferenceRollout:
 
 
 class ReferenceGroup:
-    """One group, as the events tell it. `steps` says which step has each member that was taken,
-    `rewards` what each member got, the first judged first, whatever became of them. `prior` is what
-    was known of its prompt when it was admitted: a mean and its weight. `admitted_version` is the
-    one that was committed last then."""
+    """One group, as the events tell it. `place` is that of its prompt in the order of the data, or
+    a negative number where the prompt of a stale group starts again. `steps` says which step has
+    each member that was taken, `rewards` what each member got, the first judged first, whatever
+    became of them. `prior` is what was known of its prompt when it was admitted: a mean and its
+    weight. `admitted_version` is the one that was committed last then."""
 
-    __slots__ = ("admitted_version", "event", "members", "ordinal", "prior", "rewards", "steps")
+    __slots__ = (
+        *("admitted_version", "event", "members", "ordinal", "place"),
+        *("prior", "rewards", "steps"),
+    )
 
     def __init__(
         self,
         event: e.Admitted,
         ordinal: int,
+        place: int,
         prior: tuple[float, float],
         admitted_version: int | None,
     ) -> None:
-        self.event, self.ordinal, self.prior = event, ordinal, prior
+        self.event, self.ordinal, self.place, self.prior = event, ordinal, place, prior
         self.admitted_version = admitted_version
         self.members = range(event.first, event.first + event.size)
         self.steps: dict[int, int] = {}
@@ -111,6 +119,10 @@ class ReferenceState:
         self.discarded: Counter[str] = Counter()
         self.buried: Counter[Split] = Counter()
         self.ordinals: Counter[Split] = Counter()
+        self.placed: Counter[Split] = Counter()  # groups that are no restarts
+        self.generated: Counter[Facts] = Counter()
+        self.learned: dict[Facts, float] = {}  # shares of their tokens that were trained
+        self.signals: list[bool] = []  # of completed groups: do their rewards differ?
         self.cursor = self.leases = 0
         self.restarts: dict[int, int] = {}
         self.visits: dict[int, tuple[float, float, bool]] = {}
@@ -214,6 +226,7 @@ class ReferenceState:
             case e.Sealed():
                 seen = self.rollouts[event.rollout]
                 seen.holder, seen.sealed = "", True
+                self._generated(seen)
             case e.Requeued():
                 seen = self.rollouts[event.rollout]
                 seen.holder, seen.failures, seen.hops = (
@@ -249,7 +262,10 @@ class ReferenceState:
                             default="empty",
                         )
                     ] += 1
-                self.rollouts.pop(event.rollout)
+                seen = self.rollouts.pop(event.rollout)
+                if event.trained:
+                    share = event.trained / len(seen.versions)
+                    self.learned[_facts(seen)] = self.learned.get(_facts(seen), 0.0) + share
                 self.ended[event.rollout] = "trained"
             case e.StoredForReplay():
                 group = self.groups[event.group]
@@ -285,14 +301,15 @@ class ReferenceState:
     def _admit(self, event: e.Admitted) -> None:
         sum_, count, _ = self.visits.get(event.prompt_index, (0.0, 0.0, False))
         prior = (sum_ / count, count) if count and event.split == "train" else (0.0, 0.0)
+        again = event.restarts
+        place = self.placed[event.split] if again is None else -1 - again
+        self.placed[event.split] += again is None
         group = self.groups[event.group] = ReferenceGroup(
-            event, self.ordinals[event.split], prior, self.published
+            event, self.ordinals[event.split], place, prior, self.published
         )
         self.ordinals[event.split] += 1
         for member, id in enumerate(group.members):
-            self.rollouts[id] = ReferenceRollout(
-                id, group, policy.key(event.split, event.prompt_index, member)
-            )
+            self.rollouts[id] = ReferenceRollout(id, group, member)
         self.admitted += event.size
         if event.restarts is not None:
             self.restarts.pop(event.restarts, None)
@@ -321,6 +338,7 @@ class ReferenceState:
                 sum_, count, _ = self.visits.get(group.event.prompt_index, (0.0, 0.0, False))
                 rewards = [group.rewards[id] for id in group.members if id in group.rewards]
                 easy = rewards.count(1.0) == len(group.members)
+                self.signals.append(len(set(rewards)) > 1)
                 self.visits[group.event.prompt_index] = (
                     sum_ / 2 + math.fsum(rewards),
                     count / 2 + len(rewards),
@@ -340,12 +358,25 @@ class ReferenceState:
             ):
                 self.groups.pop(group.event.group, None)
 
+    def _generated(self, seen: ReferenceRollout) -> None:
+        """The generation of a rollout is over."""
+        if seen.group.event.split == "train":
+            self.generated[_facts(seen)] += 1
+
     def _end(self, id: int, reason: str) -> None:
         seen = self.rollouts.pop(id)
+        if seen.versions and not seen.sealed:
+            self._generated(seen)
         self.ended[id] = f"discarded as {reason}"
         self.discarded[reason] += 1
         if seen.versions:
             self.tokens_discarded[reason] += len(seen.versions)
+
+
+def _facts(seen: ReferenceRollout) -> Facts:
+    began = seen.group.admitted_version or 0
+    first, last = (seen.versions[0], seen.versions[-1]) if seen.versions else (began, began)
+    return len(seen.versions), max(0, last - began), seen.attempt, first
 
 
 def gone_on(

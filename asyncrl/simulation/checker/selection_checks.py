@@ -14,6 +14,9 @@ from asyncrl.ipc.messages import NoVerdict, Scored
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_rollout
 from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout
 
+WHOLE_STEP = frozenset({"reinforce_pp", "gdpo"})
+"""Advantages that compare all groups of a step."""
+
 
 def taken(run: CheckedRun, event: e.Taken) -> None:
     taking = [live_rollout(run, id, event) for id in event.rollouts]
@@ -59,6 +62,14 @@ def taken(run: CheckedRun, event: e.Taken) -> None:
             else []
         )
         chosen.update(seen.id for seen in (*unit, *leaving))
+    if run.config.train.unit == "rollout" and not run.prescribed:
+        graves = [
+            number
+            for number, group in run.reference.groups.items()
+            if group.event.split == "train"
+            and all(run.reference.ended.get(id) == "buried" for id in group.members)
+        ]
+        run.hold("memory", not graves, "groups {} are buried whole, and counted", graves)
     if run.prescribed:
         due = run.prescribed.pop(0)
         run.hold(
@@ -77,6 +88,7 @@ def taken(run: CheckedRun, event: e.Taken) -> None:
             run.open_step,
         )
         _in_order(run, units, event)
+    _fits(run, units)
     newest = max(run.lineage)
     run.hold(
         "order",
@@ -93,6 +105,25 @@ def taken(run: CheckedRun, event: e.Taken) -> None:
         "step {} took {} when it had what it needs",
         event.step,
         [seen.id for seen in units[-1]],
+    )
+
+
+def _fits(run: CheckedRun, units: list[list[ReferenceRollout]]) -> None:
+    """Check that what is taken at a time fits a micro-batch, unless it is one unit, or the step is
+    taken whole."""
+    train = run.config.train
+    if train.advantage in WHOLE_STEP or len(units) == 1:
+        return
+    tokens = sum(
+        len(seen.group.event.prompt) // 4 + len(seen.versions) for unit in units for seen in unit
+    )
+    run.hold(
+        "order",
+        tokens <= train.micro_tokens,
+        "{} units of {} tokens are taken at a time, and a micro-batch has {}",
+        len(units),
+        tokens,
+        train.micro_tokens,
     )
 
 

@@ -3,11 +3,12 @@ changed."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import get_args
 
 from actors.coordinator.coordinator import Coordinator
-from asyncrl.ipc.messages import Split
+from asyncrl.ipc.messages import NoVerdict, Split
 from asyncrl.simulation.checker.checked_run import CheckedRun
 
 
@@ -136,6 +137,39 @@ def compare_all(run: CheckedRun, invariant: str) -> None:
     for id in mine.rollouts:
         _rollout(run, id)
     compare(run)
+    _audit(run)
+
+
+def _audit(run: CheckedRun) -> None:
+    """Compare the histograms of what was generated, and of what was trained."""
+    mine, audit = run.reference, run.store.experience.audit
+    for place, name in enumerate(("length", "age", "attempts", "version")):
+        axis = getattr(audit, name)
+        sides = (
+            (mine.generated, axis.generated, axis.generated_sum),
+            (
+                mine.learned,
+                axis.trained,
+                axis.trained_sum,
+            ),
+        )
+        for facts, bins, total in sides:
+            due, sum_ = [0.0] * len(bins), 0.0
+            for fact, count in facts.items():
+                value = fact[place]
+                due[(value.bit_length() if name == "length" else value) // axis.width] += count
+                sum_ += count * value
+            same = all(math.isclose(a, b, abs_tol=1e-6) for a, b in zip(due, bins, strict=True))
+            run.hold(
+                "audit",
+                same and math.isclose(sum_, total, abs_tol=1e-6),
+                "the audit of {} is {} and {}, not {} and {}",
+                name,
+                bins,
+                total,
+                due,
+                sum_,
+            )
 
 
 def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
@@ -151,6 +185,12 @@ def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
     run.hold(
         "slots", same, "engines hold {}, and leased are {}", sorted(held), sorted(leased.items())
     )
+    marked = coordinator.parts.reclaiming._parking
+    given = {
+        split: {id for n in coordinator.parts.engines for id in n.held[split]} for split in marked
+    }
+    stray = {split: ids - given[split] for split, ids in marked.items() if ids - given[split]}
+    run.hold("slots", not stray, "rollouts {} are to be given back, and nobody has them", stray)
     counted = Counter(name for name, _ in coordinator.parts.scoring._with.values())
     load = coordinator.parts.scoring._load
     run.hold(
@@ -166,7 +206,12 @@ def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
     ):
         run.hold(
             "verdicts",
-            seen.verdict == run.answered.verdict,
+            seen.verdict == run.answered.verdict
+            or (
+                isinstance(seen.verdict, NoVerdict)
+                and seen.verdict.reason.startswith("other rewards")
+                and run.refused > 0
+            ),
             "{} was delivered, and booked is {}",
             run.answered,
             seen.verdict,

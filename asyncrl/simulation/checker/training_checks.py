@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import numpy as np
+from numpy.typing import NDArray
+
 from asyncrl.ipc.messages import MicroBatch, Sample
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
@@ -61,7 +64,7 @@ def check_batch(
                     "version truth",
                     f"rollout {seen.id} has tokens of version {version}, which was not made",
                 )
-            true, true_behaviour = policy.sampled(weights, seen.key, start, until)
+            true, true_behaviour = policy.sampled(weights, run.draws(seen), start, until)
             same = bytes(seen.ids[4 * start : 4 * until]) == true.tobytes()
             same = same and bytes(seen.behaviour[4 * start : 4 * until]) == true_behaviour.tobytes()
             run.hold(
@@ -94,6 +97,14 @@ def _check_rewards(
     run: CheckedRun, batch: MicroBatch, sample: Sample, seen: ReferenceRollout
 ) -> None:
     rewards, given = seen.group.rewards, batch.rewards[sample.group]
+    counts = {len(parts) for parts in batch.parts.get(sample.group, [[]])}
+    run.hold(
+        "verdicts",
+        len(counts) == 1 and (counts == {run.rewards.parts} or run.refused > 0),
+        "group {} has rewards of {} parts",
+        sample.group,
+        counts,
+    )
     run.hold(
         "verdicts",
         rewards.get(seen.id) == sample.reward,
@@ -141,6 +152,40 @@ def _check_rewards(
     )
 
 
+def check_scores(
+    run: CheckedRun,
+    step: int,
+    sample: Sample,
+    scores: NDArray[np.float32],
+    mask: NDArray[np.uint8],
+) -> None:
+    """Check the proximal log-probabilities of a sample that is trained: each token that enters the
+    loss has that of the version that sampled it. A token that came late, and whose lag is larger
+    than `max_lag`, may have none: the weights of so old a version are not held."""
+    again = run.reference.replayed.get(step, {})
+    seen = run.reference.rollouts.get(sample.rollout) or again.get(sample.rollout)
+    if seen is None or run.violation:
+        return
+    ids = np.frombuffer(bytes(seen.ids), np.int32)
+    due = [
+        policy.scores(run.lineage[version], ids[start:end], start)
+        for version, start, end in seen.spans()
+    ]
+    lag = step - np.array(seen.versions)
+    old = np.isnan(scores) & (lag > max(1, run.config.staleness.max_lag))
+    trained = (mask != 0) & ~old
+    exact = np.concatenate([np.zeros(0, np.float32), *due])[trained] == scores[trained]
+    run.hold(
+        "proximal",
+        bool(exact.all()),
+        "rollout {} is trained in step {} with spans {}, of which it does not know {}",
+        seen.id,
+        step,
+        seen.spans(),
+        np.flatnonzero(trained)[~exact].tolist(),
+    )
+
+
 def check_step(run: CheckedRun, version: int, weights: int) -> None:
     """Check a version that the learner has made, and add it to the lineage."""
     before = run.undone_weights.pop(version, weights)
@@ -175,7 +220,7 @@ def check_step(run: CheckedRun, version: int, weights: int) -> None:
     resting = (
         run.config.task.curriculum == "unsolved" and run.config.task.epochs > 0
     )  # what is left of the prompts may be passed over
-    over = (resting or run.train_item(run.reference.cursor) is None) and not (
+    over = (resting or run.prompts.train_item(run.reference.cursor) is None) and not (
         run.reference.restarts or run.reference.rollouts_untaken
     )
     enough = run.closes(filling) or version <= run.closed or (filling.rollouts > 0 and over)

@@ -1,0 +1,193 @@
+"""A learner that adds up what it is given, and its exact proximal policy. Invariant: it trains what
+is in the buffers, and nothing that it knows from elsewhere.
+
+It is the transfer, too: engines find what it sent in `broadcasts`, by publication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from asyncrl.ipc.messages import MicroBatch, Publish, Sample, ScoreProximal, TokenCount
+from asyncrl.simulation import policy
+from asyncrl.simulation.observer import WorldObserver
+from weightsync.errors import TransferError
+
+NUMBER = "number"
+
+
+class FakeWeights:
+    """Weights that are a number, and their checksums."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.checksums = [number & 0xFFFFFFFF, number >> 32]
+
+    @property
+    def weights(self) -> Any:
+        return {NUMBER: self.number}
+
+
+class Broadcast:
+    """The weights that the trainer sent in one publication."""
+
+    def __init__(self) -> None:
+        self.sent = trio.Event()
+        self.number = 0
+
+
+class FakeProximal:
+    """Scores of tokens under the versions that sampled them, as a learner keeps them
+    (`asyncrl.training.proximal_logprobs`): a token is scored while its version is the learner's, or
+    is held. At most `most` earlier versions are."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._scores: dict[int, NDArray[np.float32]] = {}  # NaN where unknown
+        self._held: dict[int, int] = {}
+        self._trained: set[int] = set()
+        self._oldest = -1
+
+    def copy(self) -> FakeProximal:
+        """The copy of it that a checkpoint has."""
+        other = FakeProximal(self.most)
+        other._scores = {rollout: scores.copy() for rollout, scores in self._scores.items()}
+        other._held = dict(self._held)
+        return other
+
+    def score(self, message: ScoreProximal, ids: memoryview, version: int, weights: int) -> None:
+        """Score what is asked for, and forget the rollouts that do not live."""
+        tokens, at = np.frombuffer(ids, np.int32), 0
+        for sample in message.samples:
+            at += sample.prompt_tokens
+            response = tokens[at : at + sample.response_tokens]
+            at += sample.response_tokens
+            self._scores[sample.rollout] = self.known(sample, response, {version: weights})
+        live = self._trained.union(message.live)
+        self._oldest = version if message.oldest is None else min(version, message.oldest)
+        self._scores = {r: scores for r, scores in self._scores.items() if r in live}
+
+    def known(
+        self, sample: Sample, response: NDArray[np.int32], own: dict[int, int]
+    ) -> NDArray[np.float32]:
+        """The scores of a response's tokens: those that were kept, and those of versions that are
+        held or `own`; NaN where there is neither."""
+        scores = np.full(sample.response_tokens, np.nan, np.float32)
+        kept = self._scores.get(sample.rollout, scores[:0])
+        scores[: len(kept)] = kept[: len(scores)]
+        for span in sample.spans:
+            start, end = span.start - sample.prompt_tokens, span.end - sample.prompt_tokens
+            weights = own.get(span.version, self._held.get(span.version))
+            if weights is not None:
+                unknown = np.isnan(scores[start:end])
+                made = policy.scores(weights, response[start:end], start)
+                scores[start:end][unknown] = made[unknown]
+        return scores
+
+    def remember(self, sample: Sample, scores: NDArray[np.float32]) -> None:
+        """Keep the scores of a rollout that is trained now, and may be trained again."""
+        self._scores[sample.rollout] = scores
+        self._trained.add(sample.rollout)
+
+    def close(self, version: int, weights: int) -> None:
+        """Hold the weights of a version that ends, and release those that no more tokens come
+        of."""
+        self._held[version] = weights
+        since = max(self._oldest, version - self.most + 1)
+        self._held = {v: number for v, number in self._held.items() if v >= since}
+        self._trained.clear()
+
+
+class FakeLearner:
+    """A learner whose weights are a number. `proximal` is None where nothing is scored."""
+
+    store = "tcp:127.0.0.1:1"
+
+    def __init__(
+        self,
+        version: int,
+        weights: int,
+        observer: WorldObserver,
+        broadcasts: dict[int, Broadcast],
+        proximal: FakeProximal | None = None,
+        *,
+        start: str = "trainer-0",
+    ) -> None:
+        """`start` names this start of the trainer."""
+        self.version, self.weights, self.proximal = version, weights, proximal
+        self._observer, self._broadcasts, self._start = observer, broadcasts, start
+        self._added = 0
+        self.seconds_per_token, self.send_s = 0.0005, 0.02
+        self.step_s: Callable[[int], float] = lambda version: 0.05
+        """Seconds of the step that makes a version."""
+        self.save_checkpoint: Callable[[FakeLearner, int], Any] = lambda learner, cursor: None
+        """Writes a checkpoint: an async function that returns its path."""
+        self.fail_send = False
+        self.flaky = False  # every other transfer fails
+        self._sends = 0
+        self.failed_send: Callable[[], object] = lambda: None
+
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]:
+        self._observer.on_batch(batch, *buffers)
+        ids, mask = np.frombuffer(buffers[0], np.int32), np.frombuffer(buffers[2], np.uint8)
+        await trio.sleep(len(mask) * self.seconds_per_token)
+        counts, at, place = [], 0, 0
+        for sample in batch.samples:
+            start, end = (
+                at + sample.prompt_tokens,
+                at + sample.prompt_tokens + sample.response_tokens,
+            )
+            lets = mask[place : place + sample.response_tokens]
+            if self.proximal is not None:
+                scores = self.proximal.known(sample, ids[start:end], {self.version: self.weights})
+                self._observer.on_scores(batch.step, sample, scores, lets)
+                self.proximal.remember(sample, scores)
+            self._added += policy.contribution(
+                ids[at:start].tobytes(), ids[start:end], lets, sample.reward
+            )
+            fresh = int(lets.sum())
+            stale = sample.response_tokens - fresh
+            counts.append(TokenCount(sample.rollout, fresh, {"stale": stale} if stale else {}))
+            at, place = end, place + sample.response_tokens
+        return counts
+
+    async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
+        await trio.sleep(
+            sum(sample.response_tokens for sample in message.samples) * self.seconds_per_token
+        )
+        if self.proximal is not None:
+            self.proximal.score(message, buffers[0], self.version, self.weights)
+
+    async def step(self) -> dict[str, float]:
+        await trio.sleep(self.step_s(self.version + 1))
+        if self.proximal is not None:
+            self.proximal.close(self.version, self.weights)
+        self.weights = policy.stepped(self.weights, self._added & policy.MASK)
+        self.version, self._added = self.version + 1, 0
+        self._observer.on_step(self.version, self.weights)
+        return {"loss": 0.0}
+
+    async def save(self, cursor: int) -> Any:
+        return await self.save_checkpoint(self, cursor)
+
+    async def send(self, message: Publish) -> FakeWeights:
+        broadcast = self._broadcasts.setdefault(message.publication, Broadcast())
+        try:
+            await trio.sleep(self.send_s)
+        finally:
+            self._observer.on_let_go(self._start, message.publication)
+        self._sends += 1
+        if self.fail_send or (self.flaky and self._sends % 2):
+            self.fail_send = False
+            self.failed_send()
+            raise TransferError("the plan says that this transfer fails")
+        broadcast.number = self.weights
+        broadcast.sent.set()
+        return FakeWeights(self.weights)

@@ -1,0 +1,336 @@
+"""Shapes of simulated runs: what a seed draws of settings, surroundings and faults.
+
+Every other seed has a theme: a run at one of the edges of what settings allow, or among one kind of
+trouble. Invariant: a shape is a function of the seed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from asyncrl.config import Config
+from asyncrl.simulation.fake_world import Speeds
+from asyncrl.simulation.policy import Rewards
+
+AHEAD = ((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (4, 2))
+"""Pairs of max_lag and depth."""
+
+
+Settings = dict[str, dict[str, Any]]
+
+
+def configured(seed: int) -> Config:
+    """A small run, of settings that the seed draws, without a theme."""
+    return msgspec.convert(_settings(seed), Config)
+
+
+def _settings(seed: int) -> Settings:
+    draw = random.Random(f"config/{seed}")
+    max_lag, depth = draw.choice(AHEAD)
+    unit = draw.choice(("group", "group", "rollout"))
+    batch_groups, group_size = draw.choice((1, 2, 3)), draw.choice((2, 3)) + (unit == "rollout")
+    exact = not max_lag and draw.random() < 0.8  # nothing but the seed has a say in the weights
+    overprovision = draw.choice((1.0, 1.0, 1.5, 2.0)) if max_lag else 1.0
+    free = (
+        max_lag and draw.random() < 0.5
+    )  # of the order of admission, for as many groups as max_lag allows
+    filtered = draw.choice(("none", "none", "zero_variance"))
+    more = random.Random(f"more/{seed}")
+    most = depth * batch_groups + math.ceil(overprovision * batch_groups)
+    window = max(0, (max_lag + 1) * batch_groups - most + 1) if free else 0
+    settings: Settings = {
+        "task": {
+            "eval_size": draw.choice((0, 3)),
+            "train_size": draw.choice((7, 1000)),
+            "epochs": more.choice((0, 0, 1)),
+            "verdict_s": 2.0,
+            "curriculum": "in_order"
+            if exact
+            else draw.choice(("in_order", "in_order", "unsolved", "difficulty")),
+        },
+        "engine": {
+            "kind": "scripted",
+            "slots": draw.choice((2, 4, 8)),
+            "chunk_tokens": draw.choice((2, 4)),
+            "context_tokens": 64,
+        },
+        "rollout": {
+            "actors": draw.choice((1, 2, 3)),
+            "group_size": group_size,
+            "group_size_max": group_size + draw.choice((0, 2)),
+            "sizing": "fixed"
+            if exact or unit == "rollout"
+            else draw.choice(("fixed", "fixed", "difficulty")),
+            "k_min": draw.choice((1, 2)) if unit == "rollout" else draw.choice((1, 2, 2)),
+            "max_new_tokens": draw.choice((8, 20)),
+            "filter": "none" if exact and more.random() < 0.7 else filtered,
+            "mode": draw.choice(("in_flight", "in_flight", "batch")),
+            "overprovision": overprovision,
+            "max_resumes": 0 if exact else draw.choice((0, 0, 0, 1, 3)),
+            "attempts": draw.choice((3, 20)),
+            "temperature": more.choice((1.0, 0.5)),
+            "lease_s": 8.0,
+        },
+        "train": {
+            "steps": draw.choice((4, 6)),
+            "batch_groups": batch_groups,
+            "step_tokens": draw.choice((0, 0, 0, 10, 40)) if max_lag else 0,
+            "unit": unit,
+            "advantage": "first_k"
+            if unit == "rollout"
+            else draw.choice(("grpo", "grpo", "reinforce_pp")),
+            "replay_groups": draw.choice((0, 0, 0, 1)) if unit == "group" and not exact else 0,
+            "eval_every": 2,
+            "checkpoint_every": draw.choice((1, 2, 2, 0)),
+            "micro_tokens": draw.choice((64, 128)),
+        },
+        "staleness": {
+            "max_lag": max_lag,
+            "depth": depth,
+            "window": window,
+            "proximal": draw.choice(("behaviour", "behaviour", "boundary")),
+            "finish_on": "own" if unit == "group" and more.random() < 0.2 else "mixed",
+            "on_stale": draw.choice(("mask", "drop", "train") + ("restart",) * (unit == "group")),
+        },
+        "publication": {"deadline_s": 4.0},
+        "reward": {"actors": draw.choice((1, 2)), "concurrency": 4},
+        "journal": {"commit_ms": draw.choice((0, 20, 100, 500))},
+        "supervision": {"stall_s": 60.0, "restarts": 20},
+        "run": {"seed": seed},
+    }
+    if settings["train"]["step_tokens"] and window and settings["staleness"]["on_stale"] == "drop":
+        settings["staleness"]["on_stale"] = (
+            "mask"  # such a step may be so small that no window bounds lag
+        )
+    return settings
+
+
+# ---------------------------------------------------------------------------------------- themes
+
+
+class Shape(NamedTuple):
+    """One run: its settings, how long things take, its rewards, and the kinds of fault that it has
+    beside those of its plan."""
+
+    config: Config
+    speeds: Speeds
+    rewards: Rewards
+    kinds: Sequence[str] = ()
+
+
+@dataclass
+class _Draft:
+    """A shape that is being drawn."""
+
+    settings: Settings
+    speeds: Speeds
+    rewards: Rewards = field(default_factory=Rewards)
+    kinds: list[str] = field(default_factory=list)
+
+    def change(self, **sections: dict[str, Any]) -> None:
+        """Change these settings, section by section."""
+        for name, values in sections.items():
+            self.settings[name] |= values
+
+
+Theme = Callable[[_Draft, random.Random], None]
+THEMES: list[Theme] = []
+
+
+def theme(function: Theme) -> Theme:
+    """Register a theme."""
+    THEMES.append(function)
+    return function
+
+
+def _ahead(shape: _Draft, draw: random.Random, lags: tuple[int, ...] = (1, 2, 4)) -> None:
+    """Let whole groups be trained some versions after they were sampled."""
+    lag = draw.choice(lags)
+    shape.change(
+        train={"unit": "group", "advantage": "grpo", "step_tokens": 0, "replay_groups": 0},
+        staleness={"max_lag": lag, "depth": 1, "window": 0, "on_stale": "mask"},
+        task={"curriculum": "in_order", "epochs": 0, "train_size": 1000},
+        rollout={"sizing": "fixed", "overprovision": 1.0, "filter": "none", "max_resumes": 0},
+    )
+
+
+@theme
+def one_version(shape: _Draft, draw: random.Random) -> None:
+    """Engines that hold one version, as servers do."""
+    shape.change(
+        engine={"kind": "sglang"},
+        staleness={"finish_on": "mixed"},
+        task={"eval_size": 5},
+        rollout={"max_new_tokens": 20},
+    )
+
+
+@theme
+def adaptive_leases(shape: _Draft, draw: random.Random) -> None:
+    """So many leases, and such long ones, that their deadlines follow from how long they take."""
+    _ahead(shape, draw, (2,))
+    shape.change(
+        rollout={"lease_s": 120.0, "group_size": 4, "k_min": 2, "max_new_tokens": 8},
+        train={"batch_groups": 6, "steps": 6},
+        engine={"slots": 4, "chunk_tokens": 4},
+    )
+    shape.kinds += ["engine_slow", "stop_rollout"]
+
+
+@theme
+def many_micro_batches(shape: _Draft, draw: random.Random) -> None:
+    """Steps of some dozens of micro-batches, given at once or one by one."""
+    _ahead(shape, draw, (0, 1))
+    shape.change(
+        engine={"context_tokens": 24, "slots": 8},
+        rollout={"max_new_tokens": 20, "group_size": 3, "k_min": 2},
+        train={
+            "micro_tokens": 24,
+            "batch_groups": 10,
+            "steps": 3,
+            "advantage": draw.choice(("reinforce_pp", "grpo")),
+        },
+    )
+    if not shape.settings["staleness"]["max_lag"]:
+        shape.change(staleness={"depth": 0})
+
+
+@theme
+def slow_trainer(shape: _Draft, draw: random.Random) -> None:
+    """Steps and checkpoints that take longer than a publication's deadline."""
+    shape.speeds.step_s, shape.speeds.save_s = 12.0, 25.0
+    shape.change(train={"checkpoint_every": 1})
+
+
+@theme
+def tiny(shape: _Draft, draw: random.Random) -> None:
+    """The smallest of everything."""
+    shape.change(
+        engine={"context_tokens": 8, "slots": 1, "chunk_tokens": 1},
+        rollout={"max_new_tokens": draw.choice((1, 2)), "attempts": 1},
+        train={"micro_tokens": 8, "batch_groups": 1},
+        reward={"concurrency": 1, "actors": 1},
+        supervision={"restarts": 2},
+        staleness={"window": 0},
+    )
+    if shape.settings["staleness"]["max_lag"]:
+        shape.change(rollout={"max_resumes": 1}, train={"step_tokens": 1})
+
+
+@theme
+def hopeless(shape: _Draft, draw: random.Random) -> None:
+    """Rewards that are all equal, and a filter that lets none of them pass."""
+    shape.rewards = Rewards(equal=True)
+    shape.change(
+        rollout={"filter": "zero_variance", "filter_patience": draw.choice((1, 6, 20))},
+        task={"epochs": 0},
+    )
+
+
+@theme
+def impatient(shape: _Draft, draw: random.Random) -> None:
+    """A filter that leaves out many groups, and not many in a row."""
+    _ahead(shape, draw)
+    shape.change(
+        rollout={"filter": "zero_variance", "filter_patience": 5, "group_size": 2, "k_min": 2},
+        train={"batch_groups": 3, "steps": 6},
+    )
+
+
+@theme
+def several_rewards(shape: _Draft, draw: random.Random) -> None:
+    """Rewards of several parts, and prompts that come a second time."""
+    shape.rewards = Rewards(parts=2)
+    unit = shape.settings["train"]["unit"]
+    shape.change(
+        train={"advantage": "gdpo" if unit == "group" else "first_k"},
+        task={"epochs": 2, "train_size": 7},
+    )
+    shape.kinds.append("verifier_changed")
+
+
+@theme
+def own_version(shape: _Draft, draw: random.Random) -> None:
+    """Rollouts that end under the version they began with, while everything crashes."""
+    _ahead(shape, draw)
+    shape.change(staleness={"finish_on": "own"}, rollout={"max_new_tokens": 20})
+    shape.speeds.step_s = 0.02
+    shape.kinds += ["kill_rollout", "engine_crashes", "kill_everything", "abort_with_partials"]
+
+
+@theme
+def lonely_engine(shape: _Draft, draw: random.Random) -> None:
+    """One engine, whose death gives up the evaluation; the next version is evaluated instead."""
+    _ahead(shape, draw, (2, 4))
+    shape.change(
+        rollout={"actors": 1, "max_new_tokens": 20, "group_size": 2, "k_min": 1},
+        task={"eval_size": 12},
+        engine={"slots": 2},
+        train={"batch_groups": 1, "steps": 6, "eval_every": draw.choice((0, 3))},
+    )
+    shape.kinds += ["kill_rollout", "engine_crashes"]
+
+
+@theme
+def storm(shape: _Draft, draw: random.Random) -> None:
+    """Verifiers that fail in every way, beside engines that do."""
+    shape.kinds += [
+        *("verifier_hangs", "verifier_raises", "verifier_times_out", "verifier_not_finite"),
+        *("verifier_changed", "verifier_dies", "verifier_slow"),
+        *("engine_slow", "engine_crashes", "engine_dead", "garbage_nan", "abort_without_partials"),
+    ]
+
+
+@theme
+def quiet(shape: _Draft, draw: random.Random) -> None:
+    """Minutes, or an hour, in which nothing happens but the clock."""
+    shape.speeds.quiet, shape.speeds.quiet_s = 2, draw.choice((300.0, 300.0, 300.0, 3600.0))
+    shape.change(supervision={"stall_s": 7200.0})
+
+
+@theme
+def given_up(shape: _Draft, draw: random.Random) -> None:
+    """Few verifiers, which are always behind, and rollouts that are given up where they are
+    interrupted a second time."""
+    _ahead(shape, draw, (4,))
+    shape.speeds.verdict_s = draw.choice((0.05, 0.3, 1.2))
+    shape.change(
+        reward={"actors": 1, "concurrency": draw.choice((1, 2))},
+        rollout={
+            "mode": "batch",
+            "overprovision": 3.0,
+            "max_resumes": 1,
+            "group_size": 2,
+            "k_min": 1,
+            "max_new_tokens": 20,
+        },
+        train={"unit": "rollout", "advantage": "first_k", "batch_groups": 1, "steps": 6},
+        staleness={"depth": 0},
+        engine={"slots": 2, "chunk_tokens": 2},
+    )
+
+
+def drawn(seed: int) -> Shape:
+    """The shape of a seed's run."""
+    draft = _Draft(_settings(seed), speeds(seed))
+    if seed % 2:
+        THEMES[seed // 2 % len(THEMES)](draft, random.Random(f"theme/{seed}"))
+    config = msgspec.convert(draft.settings, Config)
+    return Shape(config, draft.speeds, draft.rewards, draft.kinds)
+
+
+def speeds(seed: int) -> Speeds:
+    """Seconds that things take in the run of a seed."""
+    draw = random.Random(f"speeds/{seed}")
+    pace = draw.choice((0.01, 0.03, 0.06))
+    return Speeds(
+        pace=lambda: pace * draw.choice((0.5, 1.0, 1.0, 4.0)),
+        start_s=lambda: draw.uniform(0.05, 0.6),
+        step_s=draw.choice((0.02, 0.2, 0.5)),
+    )
