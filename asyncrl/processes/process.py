@@ -115,10 +115,23 @@ def environment(
     cores: Collection[int] | None = None, more: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """The environment of a child that `become_child` makes one: this process's, as many threads as
-    there are `cores`, and `more`."""
+    there are `cores`, and `more`; `isolated`."""
     threads = {} if cores is None else threads_of(len(cores))
-    inherited = {**os.environ, "PYTHONUNBUFFERED": "1", _PARENT: str(os.getpid())}
+    inherited = {**isolated(os.environ), "PYTHONUNBUFFERED": "1", _PARENT: str(os.getpid())}
     return inherited | threads | dict(more or {})
+
+
+def isolated(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment, in which Python imports nothing from the current directory, unless
+    PYTHONPATH names it; an empty part of that, which Python would take for it, does not.
+
+    >>> isolated({"PYTHONPATH": ":/mine"})
+    {'PYTHONPATH': '/mine', 'PYTHONSAFEPATH': '1'}
+    """
+    safe = {**environment, "PYTHONSAFEPATH": "1"}
+    if path := environment.get("PYTHONPATH"):
+        safe["PYTHONPATH"] = os.pathsep.join(filter(None, path.split(os.pathsep)))
+    return safe
 
 
 def threads_of(count: int) -> dict[str, str]:

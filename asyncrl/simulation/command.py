@@ -85,6 +85,7 @@ def shared(seeds: range, jobs: int) -> Tally:
             while len(running) < jobs and (share := next(shares, None)) is not None:
                 argv = [
                     sys.executable,
+                    "-P",  # nothing is imported from the current directory
                     "-m",
                     "asyncrl.cli",
                     "simulate",

@@ -49,6 +49,29 @@ async def test_the_exit_code_is_the_childs(start, code, expected):
     process.terminate()
 
 
+async def test_nothing_is_imported_from_the_current_directory(tmp_path, monkeypatch):
+    """Of an actor, of the fork server, and of what that forks: a user's folder of data may hold
+    anything. What PYTHONPATH names is imported still."""
+    here, named = tmp_path / "here", tmp_path / "named"
+    for folder in (here, named):
+        folder.mkdir()
+    for name in ("trio", "msgspec", "encodings_of_mine"):
+        (here / f"{name}.py").write_text("open('ran', 'w')\n")
+    (named / "mine.py").write_text("")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", str(named), *filter(None, sys.path)]))
+    for arguments in (["-m", "actors", "--help"], ["-c", BECOME + "import mine"]):
+        process = spawn("actor-0", [sys.executable, *arguments], log=tmp_path / "log")
+        assert await process.wait() == 0, process.tail()
+    async with forking(tmp_path) as fork:
+        process = fork.start(BECOME + "import mine")
+        assert await process.wait() == 0, process.tail()
+        process = fork.start(BECOME + "import encodings_of_mine")
+        assert await process.wait() == 1
+        assert not fork.lost
+    assert not (here / "ran").exists()
+
+
 async def test_many_may_wait(start):
     process = start(FOREVER)
     codes = []
