@@ -1,0 +1,95 @@
+"""The forks of a process that has prepared everything: how they are made, and ended with all that
+they started.
+
+`Forks` is the protocol. `Zygote` (`zygote.py`) makes each one a sandbox; `PlainForks` here makes
+processes that can be killed, and are kept from nothing but new privileges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from asyncrl.sandbox import syscalls
+
+
+class Forks(Protocol):
+    """Makes forks of this process, which has one thread. None outlives it."""
+
+    def fork(self, keep: int) -> int:
+        """Fork. Returns 0 in the child, which keeps the descriptor `keep`; and a number in the
+        parent, by which to end it. A child that cannot be made what it must be ends. Raises
+        OSError."""
+        ...
+
+    def end(self, number: int) -> None:
+        """End a fork, and all that it started; nothing where it is none."""
+        ...
+
+    def end_all(self) -> None:
+        """End every fork, and return when they are gone."""
+        ...
+
+
+class PlainForks:
+    """Forks of the sandbox `process`, which do not keep the descriptors `close`. What a fork starts
+    is its group; what left that group and lost its parent is this process's child, and is ended
+    with the next fork that ends."""
+
+    def __init__(self, close: Collection[int]) -> None:
+        self._close = close
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        self._living: set[int] = set()
+
+    def fork(self, keep: int) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            self._living.add(pid)
+            with contextlib.suppress(PermissionError):  # the child has done it itself
+                os.setpgid(pid, pid)
+            return pid
+        os.setpgid(0, 0)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+        for descriptor in self._close:
+            os.close(descriptor)
+        return 0
+
+    def end(self, number: int) -> None:
+        if number in self._living:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(number, signal.SIGKILL)
+            os.waitpid(number, 0)
+            self._living.remove(number)
+            self._end_orphans()
+
+    def end_all(self) -> None:
+        for number in list(self._living):
+            self.end(number)
+
+    def _end_orphans(self) -> None:
+        """End children that are no forks of this process, and what becomes its child by that."""
+        while orphans := [pid for pid in _children() if pid not in self._living]:
+            for pid in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _children() -> Iterator[int]:
+    """The processes whose parent this one is, those that wait to be reaped too."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                stat = (entry / "stat").read_text(errors="replace")
+                if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+                    yield int(entry.name)

@@ -1,0 +1,144 @@
+"""The files that the sandbox has: Python, the system's libraries, and files that were open.
+Invariant: everything else is not there, under any name.
+
+Nothing of it can be written, and nobody's home, run or key is in it: what a process cannot name it
+cannot read, change the mode of, or connect to. So a directory that is on PYTHONPATH is not in it
+either, as it may hold anything; what a verifier imports it imports before the sandbox closes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.sandbox import syscalls
+
+SHELF = "/scratch"
+SCRATCH = f"{SHELF}/tmp"
+"""The only place that can be written, empty at first; `/tmp` leads there."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_SYSTEM = (
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/bin",
+    "/sbin",
+    "/nix/store",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/alternatives",
+)
+_PYTHON = ("stdlib", "platstdlib", "purelib", "platlib")
+_STAGES = ("/tmp", "/var/tmp", "/run", "/mnt")
+"""Directories on which the tree is put together; nobody else sees that."""
+
+
+class View(msgspec.Struct, frozen=True):
+    """Everything that can be read: `paths` (files, and folders with all below them), symbolic
+    `links` by their place, and `files` by the place that they are given."""
+
+    paths: tuple[str, ...]
+    links: dict[str, str]
+    files: dict[str, str]
+
+    @property
+    def places(self) -> list[str]:
+        """The places at which there is something to read."""
+        return [*self.paths, *self.files]
+
+
+def python_view(files: dict[str, str]) -> View:
+    """The view that this Python needs, and `files` by their place."""
+    python = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
+    python += [sysconfig.get_path(name) for name in _PYTHON]
+    links = {path: str(Path(path).readlink()) for path in _SYSTEM if Path(path).is_symlink()}
+    wanted = {*python, *(path for path in _SYSTEM if path not in links)}
+    there = sorted(path for path in wanted if Path(path).exists() and path != "/")
+    folders = {path: to for path, to in links.items() if Path(path).is_dir()}
+    return View(tuple(outermost(there)), folders, files)
+
+
+def outermost(paths: Iterable[str]) -> Iterator[str]:
+    """Those of sorted absolute paths that lie beneath no other.
+
+    >>> list(outermost(["/a", "/a/b", "/ab"]))
+    ['/a', '/ab']
+    """
+    last = ""
+    for path in sorted(paths, key=lambda path: Path(path).parts):
+        if not last or not Path(path).is_relative_to(last):
+            last = path
+            yield path
+
+
+def enter(view: View) -> None:
+    """Make the view all that this process sees of files. It is alone in its mount namespace, and
+    may mount there. Raises OSError."""
+    os.umask(0o022)  # whoever a worker is, it finds its way
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    stage = next(path for path in _STAGES if Path(path).is_dir())
+    _memory(stage, "mode=0755")
+    Path(stage, "old").mkdir()
+    Path(stage, "new").mkdir()
+    syscalls.pivot_root(stage, f"{stage}/old")
+    os.chdir("/")
+    _memory("/new", "mode=0755")
+    for path in (*view.paths, *(one for one in DEVICES if Path(f"/old{one}").exists())):
+        _bind(path, path)
+    for place, path in view.files.items():
+        _bind(path, place)
+    for place, to in view.links.items():
+        Path(f"/new{place}").parent.mkdir(parents=True, exist_ok=True)
+        Path(f"/new{place}").symlink_to(to)
+    Path(f"/new{SCRATCH}").mkdir(parents=True)
+    if not Path("/new/tmp").exists():  # else Python lies there
+        Path("/new/tmp").symlink_to(SCRATCH)
+    os.chdir("/new")
+    syscalls.pivot_root(".", ".")
+    syscalls.detach(".")
+    os.chdir("/")
+    syscalls.close_mount("/", recursive=False)
+
+
+def scratch(size: int) -> None:
+    """An empty place to write, of so many bytes, in a mount namespace of this process's own."""
+    _memory(SCRATCH, f"mode=0700,size={size},nr_inodes=4096")
+
+
+def _bind(path: str, place: str) -> None:
+    """Show what the old root has at `path` at this place of the new one."""
+    source, target = Path(f"/old{path}"), Path(f"/new{place}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    real = _beneath_old(source)
+    if real.is_dir():
+        target.mkdir(exist_ok=True)
+    else:
+        target.touch()
+    syscalls.mount(str(real), str(target), "", syscalls.MS_BIND | syscalls.MS_REC)
+    syscalls.close_mount(str(target), recursive=True)
+
+
+def _beneath_old(path: Path) -> Path:
+    """The path without links, each of which is meant from the old root."""
+    seen, rest = Path("/old"), list(path.relative_to("/old").parts)
+    for _ in range(4096):
+        if not rest:
+            return seen
+        step = seen / rest.pop(0)
+        if step.is_symlink():
+            to = step.readlink()
+            rest[:0] = to.relative_to("/").parts if to.is_absolute() else to.parts
+            seen = Path("/old") if to.is_absolute() else seen
+        else:
+            seen = seen.parent if step.name == ".." else step
+    raise OSError(f"{path} has links without end")
+
+
+def _memory(target: str, options: str) -> None:
+    syscalls.mount("tmpfs", target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, options)
