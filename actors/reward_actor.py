@@ -7,11 +7,13 @@ reward of zero, with one of these reasons:
 
     raised: …            the verifier raised an error
     timeout              its worker was killed at the deadline
-    crashed              its worker died by itself, twice
+    crashed              its worker died by itself, or said what is no verdict, twice
     not a number: …, not finite, too large
     unnamed rewards: …, other rewards: …    not the rewards that the verifier has named before
 
-Each answer has a worker process of its own while it is judged, so no other answer is touched.
+Each answer has a worker process of its own while it is judged, so no other answer is touched. Where
+the task executes answers, that worker has judged no other one before, and judges none after. What a
+worker says is somebody else's: it is one frame, of one answer, in the form that verdicts have.
 """
 
 from __future__ import annotations
@@ -42,9 +44,21 @@ from actors.verifier_process import (
     read,
 )
 from asyncrl.config.schema import TaskConfig
+from asyncrl.escape import escaped
 from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import Drain, Drained, NoVerdict, Scored, ScoreRequest, ScoreResult, Split
+from asyncrl.ipc.messages import (
+    Drain,
+    Drained,
+    NoVerdict,
+    Scored,
+    ScoreRequest,
+    ScoreResult,
+    Split,
+    Verdict,
+)
 from asyncrl.ipc.waits import WaitExpired, Waits
+from asyncrl.processes.process import isolated
+from asyncrl.sandbox.environment import allowed
 from asyncrl.tasks import Several
 
 OPENING_S = 120.0
@@ -60,23 +74,34 @@ class VerifierLost(RuntimeError):
     starts a new one."""
 
 
+REPLY_BYTES = 2**16
+"""Bytes of the largest reply: some thousand rewards."""
+REASONS = {"raised", "not a number", "not finite", "too large", "unnamed rewards", "other rewards"}
+"""Kinds of reasons that a worker may give for no verdict."""
+REASON = 400
+"""Characters of the longest reason that is passed on."""
+
+
 class _Worker(NamedTuple):
-    pid: int
+    number: int
     stream: trio.SocketStream
 
 
 class VerifierPool:
     """Judges answers, each in a worker process of its own. A worker is forked when none is idle,
-    and is used again.
+    and is used again, unless it is `fresh` ones that are wanted.
 
     It is made by `open_verifiers`. The caller bounds the number of answers at a time, and so the
     number of workers.
     """
 
-    def __init__(self, control: trio.SocketStream, waits: Waits, *, deadline_s: float) -> None:
+    def __init__(
+        self, control: trio.SocketStream, waits: Waits, *, deadline_s: float, fresh: bool
+    ) -> None:
         self._control = control
         self._waits = waits
         self._deadline_s = deadline_s
+        self._fresh = fresh
         self._idle: list[_Worker] = []
         self._starting = trio.Lock()
         self.slowest: tuple[float, Split, int] = (0.0, "train", -1)
@@ -109,7 +134,7 @@ class VerifierPool:
         except WaitExpired:
             return TimedVerdict(NoVerdict("timeout"), self._deadline_s)
         finally:
-            if given is None:
+            if given is None or self._fresh:
                 await self._bury(worker)
             else:
                 self._idle.append(worker)
@@ -121,17 +146,17 @@ class VerifierPool:
         with theirs, trio.CancelScope(shield=True):
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
             async with self._starting:
-                pid = await _exchange(
+                number = await _exchange(
                     self._control, self._waits, frame(Start()), theirs, deadline_s=START_S
                 )
-        return _Worker(pid, stream)
+        return _Worker(number, stream)
 
     async def _bury(self, worker: _Worker) -> None:
         with trio.CancelScope(shield=True):  # a few bytes into a socket's buffer
             await trio.aclose_forcefully(worker.stream)
             async with self._starting:
                 try:
-                    await self._control.send_all(frame(Bury(worker.pid)))
+                    await self._control.send_all(frame(Bury(worker.number)))
                 except trio.BrokenResourceError as error:
                     raise VerifierLost(_LOST) from error
 
@@ -148,11 +173,11 @@ async def open_verifiers(
     ours, theirs = socket.socketpair()
     with theirs:
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "actors.verifier_process", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "actors.verifier_process", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             # no thread pools: it forks
-            env=os.environ
+            env=isolated(allowed(os.environ))
             | {
                 "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1",
@@ -161,10 +186,10 @@ async def open_verifiers(
         )
     control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
     try:
-        await _exchange(
+        executes = await _exchange(
             control, waits, frame(Opening(task, seed, tokenizer)), None, deadline_s=OPENING_S
         )
-        yield VerifierPool(control, waits, deadline_s=task.verdict_s)
+        yield VerifierPool(control, waits, deadline_s=task.verdict_s, fresh=bool(executes))
     finally:
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(control)  # it kills its workers, and ends
@@ -233,7 +258,7 @@ async def _exchange(
     *,
     deadline_s: float,
 ) -> int:
-    """Send a frame, with a descriptor beside it, and read the process id that answers it."""
+    """Send a frame, with a descriptor beside it, and read the number that answers it."""
     rights = (
         []
         if beside is None
@@ -250,24 +275,36 @@ async def _exchange(
         raise VerifierLost(f"the process that starts verifiers stands still: {error}") from error
     if head is None:
         raise VerifierLost(_LOST)
-    pid: int = LENGTH.unpack(head)[0]
-    return pid
+    number: int = LENGTH.unpack(head)[0]
+    return number
 
 
 async def _ask(stream: trio.SocketStream, answer: VerifyRequest) -> TimedVerdict | None:
     """A worker's reply; None if the worker died, or if the verifier in it, which is a user's code,
-    has sent something else."""
+    or the answer, has sent something else."""
+    began = trio.current_time()
     try:
         await stream.send_all(frame(answer))
         head = await _exactly(stream, LENGTH.size)
-        body = None if head is None else await _exactly(stream, length(head))
+        body = None if head is None else await _exactly(stream, length(head, REPLY_BYTES))
         given = None if body is None else decode(body, TimedVerdict)
     except (trio.BrokenResourceError, ValueError):
         return None
-    if given is not None and isinstance(given.verdict, Scored):
-        parts = {str(place): part for place, part in enumerate(given.verdict.parts)}
-        return TimedVerdict(read(Several(parts) if parts else given.verdict.reward), given.seconds)
-    return given
+    verdict = None if given is None else _verdict(given.verdict)
+    if given is None or verdict is None:
+        return None
+    took = trio.current_time() - began
+    return TimedVerdict(verdict, given.seconds if 0 <= given.seconds <= took else took)
+
+
+def _verdict(said: Verdict) -> Verdict | None:
+    """Read a worker's verdict as one that a verifier can give; None if none can."""
+    if isinstance(said, Scored):
+        parts = {str(place): part for place, part in enumerate(said.parts)}
+        return read(Several(parts) if parts else said.reward)
+    if said.reason.partition(":")[0] not in REASONS:
+        return None
+    return NoVerdict(escaped(said.reason, REASON))
 
 
 async def _exactly(stream: trio.SocketStream, size: int) -> bytes | None:

@@ -5,22 +5,23 @@ Invariant: a process judges one answer at a time, so killing it harms no other a
     reward actor ── control socket ──▶ nursery process ── fork ──▶ worker, worker, …
          └────────────── one socket pair for each worker ──────────────┘
 
-The nursery process (`python -m actors.verifier_process FD`) opens the task once. Then it only
-forks and buries workers: a new worker costs milliseconds and shares the task's memory. It has no
-second thread, so a fork is safe. Workers talk over sockets; the output of a verifier goes to
-standard error. A worker and all that its verifier started are one process group. When the reward
-actor is gone, the control socket ends, and with it every worker.
+The nursery process (`python -P -m actors.verifier_process FD`) opens the task once. Then it closes
+`task.sandbox` around itself, and from there on only forks and buries workers: a new worker costs
+milliseconds and shares the task's memory. It has no second thread, so a fork is safe. It runs
+nothing of an answer, so each worker is as good as the first. Workers talk over sockets; the output
+of a verifier goes to standard error, and that of a task that executes answers nowhere. When the
+reward actor is gone, the control socket ends, and with it every worker and all that it started.
 
 On sockets a frame is `u32 length, msgpack`. The control socket carries `Start` and `Bury`. `Start`
 comes with the worker's end of its socket pair as a descriptor, and is answered by the worker's
-process id as a u32. `Bury` has no answer.
+number as a u32. `Bury` has no answer. `Opening` is answered by a u32 too: 1 if the task executes
+answers, and so wants a worker for each, else 0.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
+import math
 import os
 import signal
 import socket
@@ -34,6 +35,9 @@ import numpy as np
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
+from asyncrl.sandbox.forks import Forks, PlainForks
+from asyncrl.sandbox.limits import Limits
+from asyncrl.sandbox.zygote import Zygote
 from asyncrl.tasks import NoReward, Several, Task, open_task
 from asyncrl.tasks.text import Tokenizer
 
@@ -61,10 +65,10 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Bury(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Kill the process group of worker `pid` and wait for it; until then its number cannot be
+    """End the worker of this number and all that it started; until then its number cannot be
     another's."""
 
-    pid: int
+    number: int
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -139,12 +143,11 @@ def receive(sock: socket.socket, kind: type[T]) -> T | None:
     return None if body is None else decode(body, kind)
 
 
-def length(head: bytes) -> int:
-    """The number of bytes that a frame's head announces. Raises ValueError if it is over
-    FRAME_BYTES."""
+def length(head: bytes, most: int = FRAME_BYTES) -> int:
+    """The number of bytes that a frame's head announces. Raises ValueError if it is over `most`."""
     size: int = LENGTH.unpack(head)[0]
-    if size > FRAME_BYTES:
-        raise ValueError(f"a frame of {size} bytes is announced, over the limit of {FRAME_BYTES}")
+    if size > most:
+        raise ValueError(f"a frame of {size} bytes is announced, over the limit of {most}")
     return size
 
 
@@ -169,11 +172,13 @@ def _exactly(sock: socket.socket, size: int) -> bytes | None:
 class _Nursery:
     """Forks and buries workers, as the reward actor says."""
 
-    def __init__(self, control: socket.socket, task: Task, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, control: socket.socket, forks: Forks, task: Task, tokenizer: Tokenizer
+    ) -> None:
         self._control = control
+        self._forks = forks
         self._task = task
         self._tokenizer = tokenizer
-        self._workers: set[int] = set()
 
     def run(self) -> None:
         """Serve until the control socket ends. Then no worker is left."""
@@ -182,11 +187,10 @@ class _Nursery:
                 match command:
                     case socket.socket():
                         self._start(command)
-                    case Bury(pid):
-                        self._bury(pid)
+                    case Bury(number):
+                        self._forks.end(number)
         finally:
-            for pid in list(self._workers):
-                self._bury(pid)
+            self._forks.end_all()
 
     def _next(self) -> socket.socket | Bury | None:
         """The socket of a worker to start, or a worker to bury."""
@@ -207,40 +211,30 @@ class _Nursery:
     def _start(self, sock: socket.socket) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
+        number = self._forks.fork(sock.fileno())
+        if number:
             sock.close()
-            self._workers.add(pid)
-            with contextlib.suppress(PermissionError):  # the worker has done it itself
-                os.setpgid(pid, pid)
-            self._control.sendall(LENGTH.pack(pid))
+            self._control.sendall(LENGTH.pack(number))
             return
         code = 1
         try:
-            os.setpgid(0, 0)
-            _end_with(parent)
-            self._control.close()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to handle
             serve_answers(sock, self._task, self._tokenizer)
             code = 0
         finally:
             os._exit(code)
 
-    def _bury(self, pid: int) -> None:
-        if pid in self._workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            self._workers.remove(pid)
 
-
-def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is killed, which cannot bury it then
-    (prctl(2), PR_SET_PDEATHSIG = 1)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+def sandboxed(config: TaskConfig, task: Task, control: int) -> Forks:
+    """Close the sandbox of the task around this process, and say how it forks. Raises OSError where
+    the machine does not have it, and ValueError where an answer would be executed without."""
+    if config.sandbox == "process":
+        if task.executes:
+            raise ValueError("this task executes answers, and needs task.sandbox = 'strict'")
+        return PlainForks(close=[control])
+    limits = Limits(cpu_s=math.ceil(config.verdict_s) + 1 if task.executes else 0)
+    if not task.writes:
+        limits = msgspec.structs.replace(limits, scratch_bytes=0)
+    return Zygote.enter(limits, keep=[control], quiet=task.executes)
 
 
 def main(descriptor: int) -> None:
@@ -253,12 +247,11 @@ def main(descriptor: int) -> None:
     if opening is None:
         return
     task, tokenizer = open_task(opening.task, opening.seed), Tokenizer(opening.tokenizer)
-    tokenizer.decode(
-        tokenizer.encode(task.prompt("train", 0))
-    )  # what is lazy is loaded before the first fork
+    tokenizer.decode(tokenizer.encode(task.warm()))  # what is lazy is loaded before the first fork
     gc.freeze()  # the collector would touch, and so copy, the pages that workers share
-    control.sendall(LENGTH.pack(os.getpid()))
-    _Nursery(control, task, tokenizer).run()
+    forks = sandboxed(opening.task, task, control.fileno())
+    control.sendall(LENGTH.pack(int(task.executes)))
+    _Nursery(control, forks, task, tokenizer).run()
 
 
 if __name__ == "__main__":

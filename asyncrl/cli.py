@@ -201,6 +201,7 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
     from asyncrl.observe.display import show_derived
     from asyncrl.observe.run_dir import RUN_TOML
     from asyncrl.processes.machine import available_cores
+    from asyncrl.sandbox.support import support
 
     if resume:
         refuse_foreign(resume.absolute())  # its run.toml may name modules
@@ -211,6 +212,11 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
     )
     preflight.check(config, resume, cores)
     show_derived(derived(config, cores), console)
+    if config.task.sandbox == "process" and (missing := support().missing):
+        console.print(
+            f"This machine does not have the sandbox strict ({missing}): what judges answers can "
+            "be killed, and is kept from nothing."
+        )
     return config
 
 

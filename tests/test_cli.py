@@ -41,6 +41,14 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path | None]
     return calls
 
 
+def test_a_task_that_executes_answers_is_refused_without_the_sandbox(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", "--set", "task.name=n_queens", "--set", "task.sandbox=process"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "executes what the model answers" in said[0]
+
+
 SMALL = ["--set", "task.train_size=20", "--set", "task.eval_size=4"]
 
 

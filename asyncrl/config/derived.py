@@ -22,6 +22,13 @@ ROLLOUT_EVENTS = 4
 LOG_BYTES = 8 * 2**20
 """Bytes that the journal's write-ahead log is cut back to."""
 
+SANDBOXES = {
+    "auto": "strict where this machine has it",
+    "strict": "no key, no network, no file but Python's; executed answers each in a fresh process",
+    "process": "processes that can be killed, and are kept from nothing but the environment",
+}
+"""The meaning of `task.sandbox`, in a line."""
+
 
 class Row(NamedTuple):
     """One line of the table printed first."""
@@ -83,6 +90,7 @@ def derived(config: Config, available: int) -> list[Row]:
     params = ", ".join(f"{name}={value}" for name, value in task.params.items())
     return [
         Row("task", task.path or task.name, params or "its own defaults"),
+        Row("sandbox", task.sandbox, SANDBOXES[task.sandbox]),
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
         Row(

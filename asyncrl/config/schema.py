@@ -52,6 +52,15 @@ class TaskConfig(Section, frozen=True):
         Named("verifier", ("exact", "number")),
         Meta(description="`jsonl`: verifier of lines that name none"),
     ] = "exact"
+    sandbox: Annotated[
+        Literal["auto", "strict", "process"],
+        Meta(
+            description=(
+                "of what judges answers: strict, nothing but the answer in reach; process, it "
+                "can be killed; auto, strict where this machine has it"
+            )
+        ),
+    ] = "auto"
     template: Annotated[str, Meta(description="the prompt's text around {question}")] = (
         "{question}\n"
     )

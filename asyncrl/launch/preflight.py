@@ -25,6 +25,7 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
+from asyncrl.config.schema import TaskConfig
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
 from asyncrl.experience.experience import Experience
@@ -34,6 +35,7 @@ from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.observe import summary
 from asyncrl.observe.run_dir import BEFORE, JOURNAL, LOCK, RUN_TOML, SUMMARY
+from asyncrl.sandbox.support import support
 from asyncrl.strategies.curriculum import CURRICULA
 from asyncrl.tasks import TaskError, open_task
 from asyncrl.training.checkpoint_index import complete
@@ -67,15 +69,15 @@ RESUMABLE = frozenset(
         "rollout.lease_s",
         "engine.slots",
     )
-    or key in ("engine.chunk_tokens", "engine.compile", "task.verdict_s")
+    or key in ("engine.chunk_tokens", "engine.compile", "task.sandbox", "task.verdict_s")
 ) - {"run.seed"}
 """Settings that may differ when a run is resumed: they change how the run goes on, and not what its
 journal and weights mean."""
 
 
 def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
-    """Give `config` absolute paths and a run directory: the one resumed, the one set, or
-    `runs/<task>-<time>`."""
+    """Give `config` absolute paths, a run directory (the one resumed, the one set, or
+    `runs/<task>-<time>`), and the sandbox that this machine has, where none is set."""
     run = resume or (Path(config.run.dir) if config.run.dir else _fresh(config.task.name, now))
     absolute: dict[str, dict[str, Any]] = {
         section: {
@@ -91,10 +93,13 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
     }
     if (launch := config.engine.sglang.launch) and "/" in launch[0]:
         absolute["engine.sglang"]["launch"] = (str(Path(launch[0]).absolute()), *launch[1:])
+    sandbox = config.task.sandbox
+    if sandbox == "auto":
+        sandbox = "process" if support().missing else "strict"
     sglang = msgspec.structs.replace(config.engine.sglang, **absolute["engine.sglang"])
     return msgspec.structs.replace(
         config,
-        task=msgspec.structs.replace(config.task, **absolute["task"]),
+        task=msgspec.structs.replace(config.task, **absolute["task"], sandbox=sandbox),
         model=msgspec.structs.replace(config.model, **absolute["model"]),
         engine=msgspec.structs.replace(config.engine, sglang=sglang),
         run=msgspec.structs.replace(config.run, dir=str(run.absolute())),
@@ -126,9 +131,10 @@ def check(config: Config, resume: Path | None, available: int) -> None:
         _model(Path(config.model.path))
     CURRICULA.find(config.task.curriculum)
     try:
-        open_task(config.task, config.run.seed)
+        task = open_task(config.task, config.run.seed)
     except TaskError as error:
         raise ConfigError(str(error)) from None
+    _sandbox(config.task, task.executes)
 
 
 @contextmanager
@@ -161,6 +167,27 @@ def _lock(run: Path) -> TextIO:
         return (run / LOCK).open("a")
     except OSError as error:
         raise ConfigError(_unwritable(run, error)) from None
+
+
+def _sandbox(task: TaskConfig, executes: bool) -> None:
+    missing = support().missing
+    if task.sandbox == "strict" and missing:
+        raise ConfigError(
+            f"task.sandbox is 'strict', and this machine does not have it ({missing}); allow user "
+            "namespaces, or set it to process, which keeps a verifier from nothing (for a task "
+            "that executes no answers)."
+        )
+    if task.sandbox == "process" and executes:
+        cure = (
+            f"which this machine does not have ({missing}): allow user namespaces, or choose "
+            "another task"
+            if missing
+            else "and it is 'process': set it to strict"
+        )
+        raise ConfigError(
+            f"the verifier of task {task.name!r} executes what the model answers, and needs "
+            f"task.sandbox = 'strict', {cure}."
+        )
 
 
 def _cores(config: Config, available: int) -> None:

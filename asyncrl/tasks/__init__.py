@@ -59,6 +59,22 @@ class Task(Protocol):
     1.0
     """
 
+    @property
+    def executes(self) -> bool:
+        """True if the verifier executes what it is given, as code. Then each answer is judged in a
+        fresh process of the sandbox `strict`, or not at all."""
+        ...
+
+    @property
+    def writes(self) -> bool:
+        """True if the verifier may write files. They are its own, and gone after the verdict."""
+        ...
+
+    def warm(self) -> str:
+        """Have at hand what every prompt and verdict needs, before a process is forked that makes
+        them. No answer and no text of a data file is judged. Returns a prompt."""
+        ...
+
     def size(self, split: Split) -> int:
         """Number of prompts in the split; they are numbered from 0."""
         ...

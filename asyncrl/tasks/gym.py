@@ -15,12 +15,14 @@ import difflib
 import functools
 import hashlib
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import Split
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.gym_library import DATASETS, create_dataset, extract_answer, lacking
+from asyncrl.tasks.screen import Screen, is_arithmetic, is_literal
 
 HELD_OUT = 4
 """One question in this many is held out."""
@@ -29,6 +31,22 @@ TRIES = 256
 the odds are 0.75^256."""
 LEAST = 4096
 """The data set's size at least, so that small splits still find questions of their own."""
+
+
+EXECUTING: Mapping[str, Screen] = {
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), is_literal),
+    **dict.fromkeys(
+        (
+            "countdown",
+            "intermediate_integration",
+            "polynomial_multiplication",
+            "puzzle24",
+            "simple_integration",
+        ),
+        is_arithmetic,
+    ),
+}
+"""Data sets whose scorers evaluate the answer as Python, and what an honest answer to them is."""
 
 
 class GymTask:
@@ -54,9 +72,24 @@ class GymTask:
         )
         self._data = _create(config, seed, self._indices)
         self.entry = functools.lru_cache(maxsize=1024)(self._entry)
+        self._screen = EXECUTING.get(config.name)
         for split, size in self._sizes.items():
             if size:
                 self._probe(split)
+
+    @property
+    def executes(self) -> bool:
+        return self._screen is not None
+
+    @property
+    def writes(self) -> bool:
+        return False  # its scorers compute, and no more
+
+    def warm(self) -> str:
+        answer = self.answer("train", 0)
+        if self.executes and answer is not None:  # the generator's own, and no text from outside
+            self.verify("train", 0, answer)
+        return self.prompt("train", 0)
 
     def size(self, split: Split) -> int:
         return self._sizes[split]
@@ -70,12 +103,12 @@ class GymTask:
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         """A response that marks its answer as `<answer>…</answer>` is judged by the last such mark,
-        else as a whole."""
-        return float(
-            self._data.score_answer(
-                extract_answer(answer) or answer, self.entry(split, prompt_index)
-            )
-        )
+        else as a whole. What a scorer would execute, and is no answer but a program, is judged as
+        an empty answer."""
+        entry, text = self.entry(split, prompt_index), extract_answer(answer) or answer
+        if self._screen is not None and text != entry["answer"] and not self._screen(text):
+            text = ""
+        return float(self._data.score_answer(text, entry))
 
     def _entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
         if not 0 <= prompt_index < self._sizes[split]:

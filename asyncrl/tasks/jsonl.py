@@ -84,6 +84,17 @@ class JsonlTask:
                 f"or give other prompts in task.eval_path"
             )
 
+    @property
+    def executes(self) -> bool:
+        return self._verifiers.executes
+
+    @property
+    def writes(self) -> bool:
+        return True  # its verifiers are the user's
+
+    def warm(self) -> str:
+        return self.prompt("train", 0)
+
     def size(self, split: Split) -> int:
         return len(self._lines[split][1])
 

@@ -1,9 +1,17 @@
 """Verifiers of JSONL lines. Invariant: data never chooses code, and all answers to a line get the
 same rewards by name.
 
-A line may name a built-in verifier, or a function of the one module that `task.verifier` in
-run.toml names; a module named by data alone is refused, so that a downloaded file cannot run what
-it likes.
+`task.verifier` in run.toml names a built-in verifier, or a function of a module. A line may name a
+built-in one, the function that `task.verifier` names, and what its module offers to lines by a
+mapping:
+
+    VERIFIERS = {"half": half, "judge": judge}
+
+A line says `"verifier": "mine:half"` then. Everything else is refused, so that a downloaded file
+cannot run what it likes: another module, and whatever else lies in this one.
+
+A function that executes answers, as code, says so by an attribute: `judge.executes = True`. Then
+each answer is judged in a fresh process of the sandbox `strict`.
 
 A function that gives several rewards has their names in an attribute, and returns a mapping of all
 of them:
@@ -21,6 +29,7 @@ may have other names.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -45,6 +54,8 @@ def number(answer: str, entry: Mapping[str, Any]) -> float:
     return float(value is not None and value == as_number(str(entry["answer"])))
 
 
+OFFERED = "VERIFIERS"
+"""The name of the mapping in a module of the user's."""
 SHOWN = 100
 """Longest part of somebody else's names that a sentence has, in characters."""
 
@@ -139,38 +150,88 @@ function of 'os' if you trust it, as its code would be run
         self._default = default
         self._module = default.partition(":")[0] if ":" in default else ""
         try:
-            self.find("")
+            self._found = {default: _checked(default, self._of_settings(default))}
+            self._offered = _offered(self._module) if self._module else {}
         except LookupError as error:
             raise TaskError(f"task.verifier: {error}") from error
 
+    @property
+    def executes(self) -> bool:
+        """True if one of those that were looked up says that it executes answers."""
+        return any(getattr(verifier, "executes", False) for verifier in self._found.values())
+
     def find(self, name: str) -> Verifier:
-        """The verifier of that name; of `task.verifier` where it is empty. Raises LookupError that
-        says what is wrong with the name."""
+        """The verifier that a line may name so; that of `task.verifier` where it is empty. Raises
+        LookupError that says what is wrong with the name."""
         name = name or self._default
-        module, colon, function = name.partition(":")
-        if name not in VERIFIERS and not colon:
-            close = difflib.get_close_matches(name, list(VERIFIERS), n=1)
-            raise LookupError(
-                f"no verifier is called {name!r}"
-                + (
-                    f"; did you mean {close[0]!r}?"
-                    if close
-                    else f"; there are {', '.join(VERIFIERS)}, and module:function"
-                )
-            )
-        if colon and (not module or not function):
-            raise LookupError(f"{name!r} is no module:function: give both")
-        if colon and module != self._module:
+        if name not in self._found:
+            self._found[name] = _checked(name, self._of_data(name))
+        return self._found[name]
+
+    def _of_settings(self, name: str) -> Verifier:
+        module, colon, _ = _parts(name)
+        try:
+            verifier = VERIFIERS.find(name)
+        except ConfigError as error:
+            raise LookupError(str(error).removesuffix(".")) from error
+        if colon and getattr(verifier, "__module__", "") != module:
+            raise LookupError(f"{module!r} defines no function {name.partition(':')[2]!r}")
+        return verifier
+
+    def _of_data(self, name: str) -> Verifier:
+        module, colon, function = _parts(name)
+        if not colon:
+            return VERIFIERS.find(name)
+        if module != self._module:
             raise LookupError(
                 f"{name!r} names a module that run.toml does not: set task.verifier to a "
                 f"function of {module!r} if you trust it, "
                 f"as its code would be run"
             )
-        try:
-            verifier = VERIFIERS.find(name)
-        except ConfigError as error:
-            raise LookupError(str(error).removesuffix(".")) from error
-        if colon and (not callable(verifier) or getattr(verifier, "__module__", "") != module):
-            raise LookupError(f"{module!r} defines no function {function!r}")
-        names(verifier)
-        return verifier
+        if function not in self._offered:
+            raise LookupError(
+                f"{module!r} does not offer {function!r} to lines: add it to the mapping "
+                f"{OFFERED} in that module if a line may name it"
+            )
+        return self._offered[function]
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Module, colon and function of a name; its colon is empty where it is a built-in one. Raises
+    LookupError."""
+    module, colon, function = name.partition(":")
+    if name not in VERIFIERS and not colon:
+        close = difflib.get_close_matches(name, list(VERIFIERS), n=1)
+        raise LookupError(
+            f"no verifier is called {name!r}"
+            + (
+                f"; did you mean {close[0]!r}?"
+                if close
+                else f"; there are {', '.join(VERIFIERS)}, and module:function"
+            )
+        )
+    if colon and (not module or not function):
+        raise LookupError(f"{name!r} is no module:function: give both")
+    return module, colon, function
+
+
+def _offered(module: str) -> Mapping[str, Verifier]:
+    """The functions that an imported module offers to lines. Raises LookupError where that is no
+    mapping."""
+    offered = getattr(sys.modules[module], OFFERED, {})
+    if not isinstance(offered, Mapping):
+        raise LookupError(
+            f"{OFFERED} of {module!r} must be a mapping of names to functions, and is a "
+            f"{type(offered).__name__}"
+        )
+    return dict(offered)
+
+
+def _checked(name: str, verifier: Any) -> Verifier:
+    """Raises LookupError for what is no function, and for wrong names of rewards."""
+    if not callable(verifier) or isinstance(verifier, type):
+        module, _, function = name.partition(":")
+        raise LookupError(f"{module!r} defines no function {function!r}")
+    names(verifier)
+    right: Verifier = verifier
+    return right

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import trio
+from sandbox_support import needs_strict
 
 from actors.errors import CoordinatorLost
 from actors.reporting import REPORT_S, Reporter
@@ -45,6 +46,8 @@ VERIFIERS = '''
 import os, signal, subprocess, sys
 from pathlib import Path
 
+REMEMBERED = []
+
 def do(answer, entry):
     """The answer is a program of one word, and perhaps its argument."""
     word, _, argument = answer.partition(" ")
@@ -72,6 +75,9 @@ def do(answer, entry):
         case "text": return "0.5"
         case "rewards": return dict(zip(("right", "brief"), map(float, argument.split())))
         case "nothing": return None
+        case "remember":
+            REMEMBERED.append(1)
+            return float(len(REMEMBERED))
         case "pid": return float(os.getpid())
         case "child":
             child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
@@ -90,6 +96,9 @@ several.rewards = ("right", "brief")
 
 Open = Callable[..., AbstractAsyncContextManager[VerifierPool]]
 
+both = pytest.mark.parametrize("sandbox", ["process", pytest.param("strict", marks=needs_strict)])
+"""What holds in each sandbox."""
+
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskConfig:
@@ -97,7 +106,8 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskConfig:
     (tmp_path / f"{name}.py").write_text(VERIFIERS)
     (tmp_path / "data.jsonl").write_text('{"prompt": "do", "answer": ""}\n' * 10)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     write_tokenizer(tmp_path)
     return TaskConfig(
         name="jsonl",
@@ -105,6 +115,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TaskConfig:
         verifier=f"{name}:do",
         eval_size=0,
         verdict_s=20.0,
+        sandbox="process",
     )
 
 
@@ -164,8 +175,9 @@ async def worker(verifiers: VerifierPool) -> int:
     return int(pid.reward)
 
 
-async def test_every_way_to_give_no_verdict(opened: Open) -> None:
-    async with opened() as verifiers:
+@both
+async def test_every_way_to_give_no_verdict(opened: Open, sandbox: str) -> None:
+    async with opened(sandbox=sandbox) as verifiers:
         expected: dict[str, Verdict] = {
             "give 0.75": Scored(0.75),
             "give -2": Scored(-2.0),
@@ -183,10 +195,12 @@ async def test_every_way_to_give_no_verdict(opened: Open) -> None:
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
 
 
+@both
 async def test_several_rewards_are_one_verdict_with_its_parts_or_none(
-    opened: Open, task: TaskConfig
+    opened: Open, task: TaskConfig, sandbox: str
 ) -> None:
-    async with opened(verifier=task.verifier.replace(":do", ":several")) as verifiers:
+    several = task.verifier.replace(":do", ":several")
+    async with opened(sandbox=sandbox, verifier=several) as verifiers:
         expected: dict[str, Verdict] = {
             "rewards 1 0.25": Scored(1.25, [1.0, 0.25]),
             "rewards 0 0": Scored(0.0, [0.0, 0.0]),
@@ -200,18 +214,19 @@ async def test_several_rewards_are_one_verdict_with_its_parts_or_none(
             ),
         }
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
-    async with opened() as verifiers:
+    async with opened(sandbox=sandbox) as verifiers:
         assert await verdict(verifiers, "rewards 1 1") == NoVerdict(
             "unnamed rewards: a verifier that returns ['right', 'brief'] must have these names "
             "as its rewards"
         )
 
 
+@both
 @pytest.mark.parametrize("answer", ["hang", "spin", "deaf"])
 async def test_pain_06_a_verifier_that_does_not_return_is_killed_and_gives_no_verdict(
-    opened: Open, answer: str
+    opened: Open, answer: str, sandbox: str
 ) -> None:
-    async with opened(verdict_s=2.0) as verifiers:
+    async with opened(sandbox=sandbox, verdict_s=2.0) as verifiers:
         assert await verdict(verifiers, answer) == NoVerdict("timeout")
         assert verifiers.slowest == (2.0, "train", 0)
         assert await verdict(verifiers, "give 1") == Scored(1.0)
@@ -241,7 +256,8 @@ async def test_a_worker_killed_from_outside_costs_its_answer_nothing(
         assert await verdict(verifiers, "give 1") == Scored(1.0)
 
 
-async def test_the_innocent_do_not_notice(opened: Open, tmp_path: Path) -> None:
+@both
+async def test_the_innocent_do_not_notice(opened: Open, sandbox: str) -> None:
     """Four that hang, two that crash and two hundred good ones, all at a time."""
     found: list[tuple[str, Verdict]] = []
 
@@ -249,7 +265,8 @@ async def test_the_innocent_do_not_notice(opened: Open, tmp_path: Path) -> None:
         async with places:
             found.append((answer, await verdict(verifiers, answer)))
 
-    async with opened(verdict_s=6.0) as verifiers, trio.open_nursery() as nursery:
+    judging = opened(sandbox=sandbox, verdict_s=6.0)
+    async with judging as verifiers, trio.open_nursery() as nursery:
         places = trio.Semaphore(8)
         for answer in ["hang", "spin", "die", "hang", "die", "hang"] + [
             f"give {i}" for i in range(200)
@@ -302,6 +319,38 @@ async def test_a_cancelled_answer_leaves_no_process(
         assert await verdict(verifiers, "give 1") == Scored(1.0)
 
 
+@needs_strict
+async def test_the_sandbox_ends_with_the_reward_actors_side(opened: Open) -> None:
+    """Whatever is killed: the process that waits for the zygote, or the zygote."""
+    with pytest.raises(VerifierLost, match="ended"):
+        async with opened(sandbox="strict") as verifiers:
+            assert await verdict(verifiers, "give 1") == Scored(1.0)
+            (starter,) = [pid for pid in children(os.getpid()) if children(pid)]
+            (zygote,) = children(starter)
+            processes = [os.pidfd_open(pid) for pid in (zygote, *children(zygote))]
+            assert len(processes) == 2
+            os.kill(starter, signal.SIGKILL)
+            for process in processes:
+                await gone(process)
+            await verdict(verifiers, "give 1")
+
+
+def children(pid: int) -> list[int]:
+    """The living children of a process."""
+    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for child in " ".join(lists).split()]
+
+
+@needs_strict
+async def test_workers_of_the_sandbox_are_used_again_where_nothing_is_executed(
+    opened: Open,
+) -> None:
+    async with opened(sandbox="strict") as verifiers:
+        assert await worker(verifiers) == 1, "the first process of its own namespace"
+        assert await verdict(verifiers, "remember") == Scored(1.0)
+        assert await verdict(verifiers, "remember") == Scored(2.0)
+
+
 async def test_no_process_outlives_the_verifiers(opened: Open) -> None:
     async with opened() as verifiers:
         process = os.pidfd_open(await worker(verifiers))
@@ -352,7 +401,8 @@ async def test_what_a_worker_writes_is_checked_again(said: Scored, expected: Ver
     with ours:
         ours.sendall(frame(TimedVerdict(said, 0.5)))
         async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as stream:
-            assert await _ask(stream, VerifyRequest("train", 0, b"")) == TimedVerdict(expected, 0.5)
+            given = await _ask(stream, VerifyRequest("train", 0, b""))
+            assert given is not None and given.verdict == expected
 
 
 # --------------------------------------------------------------------------------------- the actor

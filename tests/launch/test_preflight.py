@@ -18,6 +18,7 @@ import pytest
 from asyncrl.config import Config, ConfigError, load, read, write
 from asyncrl.launch import preflight
 from asyncrl.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
+from asyncrl.sandbox.support import Support
 
 NOW = datetime(2026, 1, 2, 3, 4, 5)
 
@@ -290,3 +291,41 @@ def test_other_bad_models() -> None:
 def test_a_task_that_cannot_be_opened() -> None:
     assert "spell_backwards" in refusal(config("task.name=spell_backwards"))
     assert "nowhere.jsonl" in refusal(config("task.name=jsonl", "task.path=nowhere.jsonl"))
+
+
+# ----------------------------------------------------------------------------------------- sandbox
+
+
+@pytest.fixture(params=["", "unshare: Operation not permitted"], ids=["here", "missing"])
+def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What keeps this machine from the sandbox `strict`, if anything."""
+    found: str = request.param
+    monkeypatch.setattr(preflight, "support", lambda: Support(found, 7))
+    return found
+
+
+def test_a_run_gets_the_sandbox_that_its_machine_has(missing: str) -> None:
+    assert config().task.sandbox == ("process" if missing else "strict")
+    preflight.check(config(), None, 2)
+    preflight.check(config("task.sandbox=process"), None, 2)
+
+
+def test_a_sandbox_that_is_not_there_is_refused(missing: str) -> None:
+    strict = config("task.sandbox=strict")
+    if missing:
+        assert missing in refusal(strict)
+    else:
+        preflight.check(strict, None, 2)
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "strict", "process"])
+@pytest.mark.parametrize("name", ["n_queens", "countdown"])
+def test_a_task_that_executes_answers_is_refused_without_the_sandbox(
+    name: str, sandbox: str, missing: str
+) -> None:
+    checked = config(f"task.name={name}", f"task.sandbox={sandbox}")
+    if missing or sandbox == "process":
+        said = refusal(checked)
+        assert "task.sandbox" in said and (not missing or sandbox == "process" or missing in said)
+    else:
+        preflight.check(checked, None, 2)

@@ -232,6 +232,7 @@ def judge(answer, line):
 def forgetful(answer, line):
     return {"right": 1.0}
 judge.rewards = forgetful.rewards = ("right", "brief")
+VERIFIERS = {"forgetful": forgetful}
 """
 
 

@@ -31,15 +31,25 @@ def write(tmp_path: Path) -> Write:
     return write
 
 
+JUDGING = """
+from os import system
+number = 4
+def half(answer, entry): return entry['worth'] if answer == entry['answer'] else 0.0
+def quarter(answer, entry): return 0.25
+def _cleanup(answer, entry): raise SystemExit
+def run(answer, entry): return eval(answer)
+run.executes = True
+class Helper:
+    def __init__(self, answer, entry): raise SystemExit
+VERIFIERS = {"quarter": quarter, "run": run, "class": Helper}
+"""
+
+
 @pytest.fixture
 def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module of verifiers on the Python path."""
     name = f"judging_{tmp_path.name}"
-    code = (
-        "from os import system\nnumber = 4\ndef half(answer, entry): return entry['worth'] "
-        "if answer == entry['answer'] else 0.0\n"
-    )
-    (tmp_path / f"{name}.py").write_text(code)
+    (tmp_path / f"{name}.py").write_text(JUDGING)
     monkeypatch.syspath_prepend(str(tmp_path))
     return name
 
@@ -173,6 +183,48 @@ def test_a_function_of_the_users_judges(write: Write, judging: str) -> None:
         task.verify("evaluation", 0, "z")
 
 
+@pytest.mark.parametrize("name", ["_cleanup", "Helper", "system", "number", "VERIFIERS", "class"])
+def test_a_line_may_name_only_functions_that_the_module_offers(
+    write: Write, judging: str, name: str
+) -> None:
+    line = {"prompt": "a", "answer": "b", "worth": 1}
+    path = write(line, line | {"prompt": "c", "verifier": f"{judging}:{name}"})
+    with pytest.raises(TaskError, match=r"line 2: .*(does not offer|defines no function)"):
+        open_task(config(path, verifier=f"{judging}:half"), 0)
+
+
+def test_a_line_may_name_what_the_module_offers_and_what_run_toml_names(
+    write: Write, judging: str
+) -> None:
+    line = {"prompt": "a", "answer": "b", "worth": 1}
+    names = (f"{judging}:quarter", f"{judging}:half", "exact", "")
+    path = write(*(line | {"prompt": name, "verifier": name} for name in names))
+    task = open_task(config(path, verifier=f"{judging}:half", eval_size=0), 0)
+    assert [task.verify("train", n, "b") for n in range(4)] == [0.25, 1.0, 1.0, 1.0]
+
+
+def test_a_task_that_executes_answers_says_so(write: Write, judging: str) -> None:
+    line = {"prompt": "a", "answer": "b", "worth": 1}
+    plain, running = (
+        write(line, line | {"prompt": "c", "verifier": name}, name=f"{n}.jsonl")
+        for n, name in enumerate(("", f"{judging}:run"))
+    )
+    for path, verifier, executes in (
+        (plain, "half", False),
+        (plain, "run", True),
+        (running, "half", True),
+    ):
+        task = open_task(config(path, verifier=f"{judging}:{verifier}", eval_size=0), 0)
+        assert task.executes is executes
+
+
+def test_what_a_module_offers_is_a_mapping(write: Write, tmp_path: Path, judging: str) -> None:
+    (tmp_path / "listing.py").write_text("def f(a, b): return 1\nVERIFIERS = [f]\n")
+    line = {"prompt": "a", "answer": "b"}
+    with pytest.raises(TaskError, match="must be a mapping of names to functions, and is a list"):
+        open_task(config(write(line), verifier="listing:f", eval_size=0), 0)
+
+
 def test_a_line_may_name_functions_of_the_module_that_run_toml_names_and_of_no_other(
     write: Write, judging: str
 ) -> None:
@@ -192,6 +244,7 @@ def test_a_line_may_name_functions_of_the_module_that_run_toml_names_and_of_no_o
         ("{}:third", "has no third"),
         ("{}:number", "defines no"),
         ("{}:system", "defines no"),
+        ("{}:Helper", "defines no"),
         ("no_such_module:f", "PYTHONPATH"),
         ("numbr", "did you mean 'number'"),
         (":f", "give both"),
@@ -221,6 +274,7 @@ def blank(answer, line): return 1.0
 def count(answer, line): return 1.0
 text.rewards, empty.rewards, twice.rewards = "right", (), ["a", "a"]
 blank.rewards, count.rewards = ["a", " "], 2
+VERIFIERS = {verifier.__name__: verifier for verifier in (other, text, empty, twice, blank, count)}
 """
 
 
