@@ -130,6 +130,7 @@ class ReferenceState:
         self.kept: dict[int, tuple[int, list[ReferenceRollout]]] = {}
         self.replayed: dict[int, dict[int, ReferenceRollout]] = {}
         self.published: int | None = None
+        self.served: int | None = None  # published last, also where a crash undid it
         self.touched: set[int] = set()
 
     @property
@@ -288,7 +289,7 @@ class ReferenceState:
                 if event.restart:
                     self.restarts[event.group] = group.event.prompt_index
             case e.Published():
-                self.published = event.version
+                self.published = self.served = event.version
                 groups = dict(self.groups)
                 self.kept = {
                     number: kept for number, kept in self.kept.items() if kept[0] >= event.version
@@ -305,7 +306,7 @@ class ReferenceState:
         place = self.placed[event.split] if again is None else -1 - again
         self.placed[event.split] += again is None
         group = self.groups[event.group] = ReferenceGroup(
-            event, self.ordinals[event.split], place, prior, self.published
+            event, self.ordinals[event.split], place, prior, self.served
         )
         self.ordinals[event.split] += 1
         for member, id in enumerate(group.members):
@@ -388,6 +389,8 @@ def gone_on(
     for number, event in enumerate(events, 1):
         if number not in undone:
             state.apply(event)
+        elif isinstance(event, e.Published):
+            state.served = event.version
     for event in events:
         if isinstance(event, e.Taken) and event.rollouts[0] in state.rollouts:
             for id in event.rollouts:

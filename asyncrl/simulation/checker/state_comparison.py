@@ -163,11 +163,11 @@ def _audit(run: CheckedRun) -> None:
             run.hold(
                 "audit",
                 same and math.isclose(sum_, total, abs_tol=1e-6),
-                "the audit of {} is {} and {}, not {} and {}",
+                "the audit of {} is {} and {}, not {} and {} (by bin, and the sum)",
                 name,
-                bins,
+                {n: count for n, count in enumerate(bins) if count},
                 total,
-                due,
+                {n: count for n, count in enumerate(due) if count},
                 sum_,
             )
 
