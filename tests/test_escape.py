@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hostile import HOSTILE, HOSTILE_SUMMARY, hostile_status
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -20,19 +21,16 @@ from asyncrl.cli import main
 from asyncrl.config import Config
 from asyncrl.config.derived import Row
 from asyncrl.escape import CUT, escaped, escaped_lines
-from asyncrl.ipc.messages import StatusUpdate, Wait
+from asyncrl.ipc.messages import StatusUpdate
 from asyncrl.journal import SqliteHistory
 from asyncrl.launch.launcher import _Launch
 from asyncrl.observe import logs, run_status, summary
 from asyncrl.observe.display import Display, show_derived, show_summary
-from asyncrl.observe.run_status import ActorStatus, GroupCounts, JournalStatus, RunStatus
-from asyncrl.observe.summary import Alarmed, SlowestVerifier, Summary
 from asyncrl.processes.run_supervisor import SupervisedEnd
 from asyncrl.processes.supervisor import ActorFailed
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 
-HOSTILE = "\x1b]0;mine\x07\x1b[2J\x9b2J\u202eelims\u2066\u2028\r\nasyncrl: mine\x00\x7f"
 CONTROLS = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Categories of what is no character to look at: controls, marks of direction, ends of lines."""
 ANY = st.text(st.characters(codec=None, exclude_categories=()))
@@ -84,44 +82,6 @@ def test_a_huge_text_is_not_looked_at_as_a_whole() -> None:
 # --------------------------------------------------------------------------------- the commands
 
 
-def hostile_status() -> RunStatus:
-    actor = ActorStatus(
-        name=HOSTILE, role="trainer", here=False, incarnation=0, pid=1, seconds=99.0
-    )
-    return RunStatus(
-        at=0.0,
-        seconds=1.0,
-        phase="run",
-        step=1,
-        steps=2,
-        committed=None,
-        token_s=1.0,
-        verdict_s=1.0,
-        step_s=1.0,
-        stall_s=1.0,
-        report_s=1.0,
-        window_s=1.0,
-        idle={},
-        generated_per_s=0.0,
-        trained_per_s=0.0,
-        actors=[actor],
-        waits=[Wait(HOSTILE, HOSTILE, 1.0, 2.0)],
-        publication=None,
-        evaluating=None,
-        rollouts={},
-        groups=GroupCounts(),
-        awaited=[],
-        lease_p95_s=None,
-        lease_deadline_s=1.0,
-        pump_s=0.0,
-        tokens=summary.TokenTotals(),
-        ledger=summary.RolloutTotals(),
-        journal=JournalStatus(trouble=HOSTILE),
-        restarts={},
-        alarms=[HOSTILE],
-    )
-
-
 @pytest.mark.parametrize(
     "changes",
     [{}, {"ok": False, "reason": HOSTILE}, {"ok": True, "reason": HOSTILE}],
@@ -141,19 +101,6 @@ def test_why(
 def test_why_of_a_directory_with_such_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", f"/nowhere/{HOSTILE.replace(chr(0), '')}"]) == 2
     harmless(capsys.readouterr().err)
-
-
-HOSTILE_SUMMARY = Summary(
-    ok=False,
-    reason=HOSTILE,
-    steps=1,
-    seconds=1.0,
-    tokens=summary.TokenTotals(1, 0, {HOSTILE: 1}),
-    rollouts=summary.RolloutTotals(1, 0, {HOSTILE: 2}),
-    alarms={HOSTILE: Alarmed(1, HOSTILE)},
-    restarts={HOSTILE: 1},
-    slowest_verifier=SlowestVerifier(1, 2.0, HOSTILE),
-)
 
 
 UPDATE = StatusUpdate(

@@ -52,6 +52,10 @@ class Checkpoint(msgspec.Struct, frozen=True):
                 raise CheckpointError(
                     f"{self.path} is damaged: it names a file elsewhere ({name!r})"
                 )
+            if not (
+                self.path / name
+            ).is_file():  # a pipe would be waited for, a device read for ever
+                raise CheckpointError(f"{self.path} is damaged: {name} is no file")
             try:
                 found = digested(self.path / name)
             except OSError as error:

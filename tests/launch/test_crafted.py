@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
 import random
 import shutil
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,8 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from hostile import HOSTILE_SUMMARY, hostile_status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from asyncrl.cli import main
 from asyncrl.config import ConfigError
@@ -21,7 +27,16 @@ from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Scored
 from asyncrl.journal import Journal
 from asyncrl.launch import preflight
-from asyncrl.observe import summary
+from asyncrl.observe import run_status, summary
+from asyncrl.observe.display import show_summary
+from asyncrl.training.checkpoint_index import (
+    CheckpointError,
+    Digest,
+    Scalars,
+    complete,
+    digested,
+    place,
+)
 
 EVENTS: list[e.AnyEvent] = [
     e.Admitted(0, 0, 2, "train", 3, b"\x01\x00\x00\x00", 8),
@@ -251,3 +266,72 @@ def test_a_summary_of_this_asyncrl_is_no_hindrance(run: Path, tmp_path: Path) ->
     found = summary.Summary(ok=False, reason="it was ended", steps=3, seconds=3.5)
     summary.write(found, copy / "summary.json")
     assert not refused(copy)
+
+
+# ----------------------------------------------------------------------------- other files of a run
+
+
+def variants(text: bytes) -> Iterator[bytes]:
+    """The JSON in `text`, a few hundred times with a few things in it put otherwise."""
+    for seed in range(300):
+        rng, value = random.Random(seed), json.loads(text)
+        for _ in range(rng.randint(1, 3)):
+            value = mutated(value, rng)
+        yield json.dumps(value, default=lambda data: data.decode(errors="replace")).encode()
+
+
+def test_any_status_is_sentences_or_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.toml").touch()
+    came = set()
+    run_status.write(hostile_status(), tmp_path / "status.json")
+    for text in variants((tmp_path / "status.json").read_bytes()):
+        (tmp_path / "status.json").write_bytes(text)
+        came.add(main(["why", str(tmp_path)]))
+        said = "".join(capsys.readouterr())
+        assert said and all(line.isprintable() for line in said.splitlines())
+    assert came == {0, 2}
+
+
+def test_any_summary_is_shown_or_refused(run: Path, tmp_path: Path) -> None:
+    copy, came = crafted(run, tmp_path), set()
+    summary.write(HOSTILE_SUMMARY, copy / "summary.json")
+    for text in variants((copy / "summary.json").read_bytes()):
+        (copy / "summary.json").write_bytes(text)
+        came.add(said := bool(refused(copy)))
+        if not said:
+            shown = io.StringIO()
+            found = summary.read(copy / "summary.json")
+            show_summary(found, copy, Console(file=shown, width=80))
+            assert all(line.isprintable() for line in shown.getvalue().splitlines())
+    assert came == {False, True}
+
+
+def test_any_checkpoint_is_whole_or_put_aside(tmp_path: Path) -> None:
+    path = place(tmp_path, 3)
+    path.mkdir(parents=True)
+    (path / "model.safetensors").write_bytes(b"weights")
+    files = {"model.safetensors": digested(path / "model.safetensors")}
+    written = msgspec.json.encode(Scalars(3, 17, files))
+    came = set()
+    for text in [written, *variants(written)]:
+        (path / "trainer.json").write_bytes(text)
+        [checkpoint] = complete(tmp_path)
+        try:
+            checkpoint.verify()
+            came.add("")
+        except CheckpointError as error:
+            came.add("damaged" if "is damaged" in str(error) else "unreadable")
+    assert came == {"", "damaged", "unreadable"}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_checkpoint_of_what_is_no_file_is_not_waited_for(
+    make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = place(tmp_path, 3)
+    path.mkdir(parents=True)
+    make(path / "model.safetensors")
+    files = {"model.safetensors": Digest(1, "ab")}
+    (path / "trainer.json").write_bytes(msgspec.json.encode(Scalars(3, 17, files)))
+    with pytest.raises(CheckpointError, match="is no file"):
+        complete(tmp_path)[0].verify()
