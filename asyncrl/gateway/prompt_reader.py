@@ -20,7 +20,7 @@ from asyncrl.ipc.waits import WaitExpired, Waits
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 
-REST = 10
+REST = 30
 """For as many times as it took to find that a request cannot be done, no other is read: so that
 those who send such ones leave most of the time to the run."""
 

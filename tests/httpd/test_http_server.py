@@ -169,7 +169,7 @@ async def test_silent_strangers_keep_nobody_out(autojump_clock: MockClock) -> No
         assert (
             await asked(world, request(body="hi", headers=KEY + "connection: close\r\n"))
         ).endswith(b"hi")
-        assert 0.5 < trio.current_time() - begun < 2
+        assert 1 < trio.current_time() - begun < 4
         assert world.server.connections <= LIMITS.strangers
         assert world.refused.count("crowded") >= 97
 
@@ -181,7 +181,7 @@ async def test_a_known_client_is_never_closed_for_strangers(autojump_clock: Mock
         await until(stream, b"one")
         for _ in range(50):
             world.network.connect()
-        await trio.sleep(1)
+        await trio.sleep(2)
         await stream.send_all(request(body="two", headers=KEY))
         await until(stream, b"two")
 
