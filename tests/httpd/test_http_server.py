@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
+import msgspec
 import pytest
 import trio
-from http_world import KEY, LIMITS, Stream, asked, opened, read, request, until
+from http_world import KEY, LIMITS, Stream, World, asked, opened, read, request, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
@@ -212,6 +219,43 @@ async def test_without_a_descriptor_it_waits_by_name_and_goes_on(autojump_clock:
         assert "a file descriptor" in world.waits.idle()
         world.network.fail(errno.ECONNABORTED)
         assert (await asked(world, request(body="hi"))).endswith(b"hi")
+
+
+@contextmanager
+def descriptors(free: int) -> Iterator[None]:
+    """The process may open so many files more."""
+    limit, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, limit[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(free):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        for each in taken:
+            os.close(each)
+
+
+async def test_a_process_without_descriptors_answers_who_waits() -> None:
+    """The kernel's own limit: there is room for two more, and six clients wait."""
+    world = World(msgspec.structs.replace(LIMITS, strangers=10))
+    with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(listening.getsockname())) for _ in range(6)
+        ]
+        clients[-1].sendall(request(body="hi"))
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening.dup()))
+        with trio.socket.from_stdlib_socket(clients[-1].dup()) as answered, descriptors(2):
+            with trio.fail_after(60):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(world.server.run, listener, world.close.wait)
+                    assert (await answered.recv(1 << 16)).endswith(b"POST hi")
+                    world.close.set()
+    assert "descriptors" in world.refused
 
 
 async def test_who_does_not_read_holds_nothing_for_ever(autojump_clock: MockClock) -> None:
