@@ -19,6 +19,8 @@ EVENT_BYTES = 40
 """Bytes of an event in the journal beside its tokens, about."""
 ROLLOUT_EVENTS = 4
 """Events of a rollout beside its chunks: leased, sealed, judged, trained."""
+LARGE_STATE = 10**9
+"""Bytes of live token arrays from which on each checkpoint is felt."""
 LOG_BYTES = 8 * 2**20
 """Bytes that the journal's write-ahead log is cut back to."""
 
@@ -47,6 +49,22 @@ def queue_bytes(config: Config) -> int:
         * 4
         * (config.engine.context_tokens + config.rollout.max_new_tokens)
     )
+
+
+def _large_state(config: Config) -> list[Row]:
+    """A warning where the tokens that live, which each checkpoint writes down, may be very many."""
+    if (live := queue_bytes(config)) < LARGE_STATE:
+        return []
+    return [
+        Row(
+            "note",
+            "train.checkpoint_every",
+            f"each checkpoint writes the tokens of all live rollouts, ≤ {size(live)}, into the "
+            "journal, and nothing else happens while they are encoded: give the coordinator that "
+            "much memory twice, or lower rollout.max_new_tokens, train.batch_groups or "
+            "staleness.depth",
+        )
+    ]
 
 
 def steps(config: Config) -> int:
@@ -139,6 +157,7 @@ def derived(config: Config, available: int) -> list[Row]:
             else []
         ),
         *(Row("note", key, text) for key, text in advice(config)),
+        *_large_state(config),
     ]
 
 

@@ -61,7 +61,7 @@ class Keep(msgspec.Struct, frozen=True):
 
     number: int
     version: int
-    data: bytes
+    data: bytes | bytearray
 
 
 class Compact(msgspec.Struct, frozen=True):

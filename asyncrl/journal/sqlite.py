@@ -41,10 +41,13 @@ from asyncrl.journal.disk import (
     Write,
 )
 
-FORMAT = 3
+FORMAT = 4
 """Number of what a journal's rows mean: the tables, and the names and fields of events and
-snapshots. Whoever changes one of these adds one. 2: the names before `Requeued`, `LateTokens`,
+snapshots. Whoever changes one of these adds one. 3: a snapshot in one row, of at most
+10⁹ bytes. 2: the names before `Requeued`, `LateTokens`,
 `StoredForReplay`, `prompt_index`, `split` and `holder`. 1: no snapshots."""
+PART_BYTES = 2**26
+"""Bytes of a snapshot that one row has: SQLite takes no row of more than 10⁹."""
 BUSY_S = 5.0
 """Seconds that SQLite itself waits for another process's lock."""
 LAST = 2**62
@@ -105,9 +108,10 @@ class SqliteDisk:
                     case EventRows(first, _, data):
                         execute("INSERT INTO events VALUES (?, ?)", (first, data))
                     case Keep(number, version, data):
-                        execute(
-                            "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)",
-                            (number, version, data),
+                        execute("DELETE FROM snapshots WHERE number = ?", (number,))
+                        self._connection.executemany(
+                            "INSERT INTO snapshots VALUES (?, ?, ?, ?)",
+                            ((number, part, version, row) for part, row in enumerate(_parts(data))),
                         )
                     case Abandon(version):
                         execute("DELETE FROM snapshots WHERE version > ?", (version,))
@@ -173,15 +177,20 @@ class SqliteHistory:
 
     def snapshots(self) -> list[tuple[int, int]]:
         with self._reading() as connection:
-            rows = connection.execute("SELECT number, version FROM snapshots ORDER BY number")
+            rows = connection.execute(
+                "SELECT DISTINCT number, version FROM snapshots ORDER BY number"
+            )
             return [(_number(number), _number(version)) for number, version in rows]
 
     def snapshot(self, number: int) -> Snapshot:
         with self._reading() as connection:
-            for (data,) in connection.execute(
-                "SELECT data FROM snapshots WHERE number = ?", (number,)
-            ):
-                return _decode_snapshot(_blob(data))
+            rows = connection.execute(
+                "SELECT part, data FROM snapshots WHERE number = ? ORDER BY part", (number,)
+            ).fetchall()
+            if [part for part, _ in rows] != list(range(len(rows))):
+                raise _Misfit("a part of a snapshot is missing")
+            if rows:
+                return _decode_snapshot(b"".join(_blob(data) for _, data in rows))
         raise JournalError(
             f"the journal {self._path} has no snapshot of the state after event {number}"
         )
@@ -237,8 +246,8 @@ def _make(connection: sqlite3.Connection, run: str) -> None:
     connection.execute("CREATE TABLE header (format INTEGER NOT NULL, run TEXT NOT NULL)")
     connection.execute("CREATE TABLE events (first INTEGER PRIMARY KEY, data BLOB NOT NULL)")
     connection.execute(
-        "CREATE TABLE snapshots (number INTEGER PRIMARY KEY, version INTEGER NOT NULL, data BLOB "
-        "NOT NULL)"
+        "CREATE TABLE snapshots (number INTEGER NOT NULL, part INTEGER NOT NULL, "
+        "version INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (number, part))"
     )
     connection.execute("INSERT INTO header VALUES (?, ?)", (FORMAT, run))
 
@@ -251,6 +260,12 @@ def _last(connection: sqlite3.Connection) -> int:
         return first + len(_decode(data)) - 1
     [(number,)] = connection.execute("SELECT max(number) FROM snapshots")
     return 0 if number is None else _number(number)
+
+
+def _parts(data: bytes | bytearray) -> Iterator[bytes | bytearray]:
+    """Cut a snapshot into rows: copies, because the writer uses its buffer again."""
+    for start in range(0, len(data), PART_BYTES):
+        yield data[start : start + PART_BYTES]
 
 
 class _Misfit(Exception):

@@ -277,6 +277,42 @@ async def test_a_state_kept_is_read_back_and_the_events_after_it_fold_onto_it(pa
         SqliteHistory(path).snapshot(7)
 
 
+@pytest.mark.parametrize("part_bytes", [100, 1_000, 2**26])
+async def test_a_state_may_be_larger_than_what_a_row_may_be(
+    part_bytes: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's own limit is 10⁹ bytes a row; here it is a little more than a part."""
+    experience = fold(everything())
+    written = msgspec.msgpack.encode(experience.snapshot())
+    monkeypatch.setattr(sqlite, "PART_BYTES", part_bytes)
+    disk = await SqliteDisk.open(path, "r")
+    if part_bytes < len(written):
+        disk._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, part_bytes + 400)
+    for version in (3, 4):  # the second takes the first one's place
+        await disk.commit([Keep(7, version, bytearray(written))])
+    await disk.commit([Keep(9, 5, written), Keep(11, 6, written)])
+    await disk.aclose()
+    history = SqliteHistory(path)
+    assert history.snapshots() == [(7, 4), (9, 5), (11, 6)]
+    assert all(Experience.of(history.snapshot(kept)) == experience for kept in (7, 9, 11))
+
+
+async def test_each_state_is_whole_whatever_the_size_of_the_one_before(path: Path) -> None:
+    """The memory of one that is on disk is used for the next one, and of no other."""
+    experience = Experience()
+    async with Journal.open(path, commit_ms=60_000) as log:
+        for number, event in enumerate(everything(), 1):
+            experience.apply(event)
+            log.append(event)
+            log.keep(number, experience)
+            if number % 3 == 0:
+                await log.flush()
+    kept = Experience()
+    for number, event in enumerate(everything(), 1):
+        kept.apply(event)
+        assert Experience.of(SqliteHistory(path).snapshot(number)) == kept
+
+
 async def test_what_lies_before_a_kept_state_is_forgotten_when_nobody_goes_back_to_it(
     path: Path,
 ) -> None:
@@ -766,7 +802,7 @@ def test_a_journal_of_before_states_were_kept_is_refused_in_a_sentence(path: Pat
     change(path, "INSERT INTO header VALUES (1, '')")
     refused(
         path,
-        "has format 1, and this asyncrl reads format 3: go on with the asyncrl that wrote it, or "
+        "has format 1, and this asyncrl reads format 4: go on with the asyncrl that wrote it, or "
         "start a run in another run.dir",
     )
 
@@ -786,7 +822,7 @@ def test_a_journal_of_the_names_before_is_refused_and_no_event_of_it_is_read(pat
     change(path, "INSERT INTO events VALUES (1, ?)", msgspec.msgpack.encode(old))
     change(path, "INSERT INTO snapshots VALUES (3, 1, ?)", msgspec.msgpack.encode([{}, 1]))
     before = path.read_bytes()
-    refused(path, "has format 2, and this asyncrl reads format 3: go on with the asyncrl", "r")
+    refused(path, "has format 2, and this asyncrl reads format 4: go on with the asyncrl", "r")
     for read in (SqliteHistory(path).snapshots, lambda: SqliteHistory(path).snapshot(3)):
         with pytest.raises(JournalError, match="has format 2"):
             read()

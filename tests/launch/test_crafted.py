@@ -95,7 +95,7 @@ def refused(run: Path) -> str:
 # ---------------------------------------------------------------------------------------- journals
 
 CELLS = [("header", "format"), ("header", "run"), ("events", "first"), ("events", "data")] + [
-    ("snapshots", column) for column in ("number", "version", "data")
+    ("snapshots", column) for column in ("number", "part", "version", "data")
 ]
 VALUES = st.one_of(
     st.none(),
@@ -119,7 +119,7 @@ def crafted(run: Path, folder: Path) -> Path:
         for table, columns in (
             ("header", "format, run"),
             ("events", "first, data"),
-            ("snapshots", "number, version, data"),
+            ("snapshots", "number, part, version, data"),
         ):
             file.execute(f"CREATE TABLE copy AS SELECT {columns} FROM {table}")
             file.execute(f"DROP TABLE {table}")
@@ -154,6 +154,8 @@ def test_any_value_in_any_column_is_a_sentence_at_most(
         ("UPDATE events SET first = 9223372036854775807", "is none"),
         ("UPDATE snapshots SET version = 'one'", "a number of an event or a version is none"),
         ("UPDATE snapshots SET number = NULL", "a number of an event or a version is none"),
+        ("UPDATE snapshots SET part = 1", "a part of a snapshot is missing"),
+        ("UPDATE snapshots SET part = 'one'", "a part of a snapshot is missing"),
         ("UPDATE snapshots SET data = NULL", "no bytes where its data should be"),
         ("UPDATE header SET format = 'x'", "has format 'x'"),
         ("DELETE FROM header", "no journal of asyncrl"),
