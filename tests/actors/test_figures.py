@@ -16,7 +16,7 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.scoring import AHEAD
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.messages import StatusUpdate
+from asyncrl.ipc.messages import Report, StatusUpdate, Wait
 from asyncrl.observe.run_status import NAMED, RunStatus
 
 SOON = 0.05
@@ -168,6 +168,7 @@ def agrees(status: RunStatus, update: StatusUpdate, log: TimedLog, began: float)
         if actor.role == "rollout" and actor.version is not None and status.publication is None:
             assert actor.version == status.committed
             assert actor.streamed_s is None or actor.streamed_s >= status.token_s
+    assert all(0.0 < share <= 1.0 for actor in status.actors for share in actor.idle.values())
     queued = found.of_status("sealed", "judged", split="train")
     assert update.queue_items == len(queued)
     assert update.queue_bytes == 8 * sum(one.tokens for one in queued)
@@ -208,5 +209,30 @@ async def test_every_figure_of_a_run_is_that_of_its_events(
     lags = world.trained_lags()
     assert final.lag_max == max(lags)
     assert final.lag_mean == pytest.approx(sum(lag * n for lag, n in lags.items()) / lags.total())
+    statistics = world.coordinator.parts.statistics
+    assert (final.idle_trainer, final.idle_rollout) == (
+        statistics.idle("trainer"),
+        statistics.idle("rollout"),
+    )
+    assert 0 < final.idle_trainer < 1 and final.generated_per_s > 0 < final.trained_per_s
+    pauses = world.coordinator.parts.publishing.pauses[-1]
+    assert set(pauses) == {0, 1} and final.pause_seconds == max(pauses.values())
     accuracy = world.coordinator.parts.evaluation.accuracy
     assert (final.accuracy_version, final.accuracy) == (4, accuracy[4])
+
+
+async def test_an_actor_is_idle_by_the_shares_of_its_last_report(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = ScriptedWorld(configured())
+
+    async def report() -> None:
+        await world.until(lambda: world.learner.version >= 1)
+        peer = world.coordinator.parts.roster.get("reward-0")
+        assert peer is not None
+        waits = [Wait("verdict", "reward-0", 3.0, 300.0)]
+        peer.report = Report(2.0, {"verdict": 0.5, "work": 9.0, "nothing": 0.0}, {}, waits)
+        [actor] = [one for one in world.coordinator.status().actors if one.role == "reward"]
+        assert actor.idle == {"verdict": 0.25, "work": 1.0} and actor.waits == waits
+
+    assert (await world.run(report)).ok

@@ -218,6 +218,23 @@ def test_no_prompt_waits_longer_than_patience_and_one_epoch_for_each_other(
         assert all(epoch - seen <= patience + size for seen in last.values())
 
 
+@pytest.mark.parametrize("patience", [1, 2, 5])
+def test_a_prompt_is_overdue_when_so_many_epochs_have_passed_without_it(patience: int) -> None:
+    """Of two prompts all rollouts solve prompt 0, and half of them prompt 1. Prompt 0 was admitted
+    in the first epoch, or never."""
+    for cursor, due in [(2, patience + 1), (0, patience)]:
+        choice, history = Difficulty(PromptOrder(2, seed=0, epochs=0), 2, patience), History()
+        history.admit(0, cursor)
+        history.record(0, ALL * 100, 100 * len(ALL))
+        history.admit(1, 2)
+        history.record(1, SOME * 100, 100 * len(SOME))
+        chosen = [choice.next(history, ())]
+        while chosen[-1] is not None and chosen[-1].prompt_index == 1:
+            history.admit(*chosen[-1])
+            chosen.append(choice.next(history, ()))
+        assert chosen[-1] == NextPrompt(0, 2 * due + 2), "in the epoch `due`, from 0"
+
+
 def test_overdue_ones_take_no_more_than_their_share() -> None:
     """All but one in ten are solved by all: were it not for patience, these would hardly ever be
     chosen."""
