@@ -197,6 +197,22 @@ async def test_room_bounds_what_waits_for_the_disk(path: Path) -> None:
     assert len(on_disk(path)) == 20
 
 
+async def test_a_buffer_that_is_just_full_has_no_room(path: Path, tmp_path: Path) -> None:
+    async with Journal.open(tmp_path / "other.sqlite", commit_ms=60_000) as log:
+        log.append(big(0))
+        log.append(big(1))
+        both = log.pending_bytes
+    async with Journal.open(path, commit_ms=60_000, limit_bytes=both) as log:
+        with trio.fail_after(20):
+            log.append(big(0))
+            await log.room()
+            assert log.durable == 0, "there is room for one byte at least"
+            log.append(big(1))
+            assert log.pending_bytes == both
+            await log.room()
+            assert log.durable == 2 and log.pending_bytes == 0
+
+
 async def test_statistics_add_up(path: Path) -> None:
     async with Journal.open(path, commit_ms=0) as log:
         for event in everything():
