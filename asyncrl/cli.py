@@ -53,11 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal without `≤` shows `?`
     args = _parser().parse_args(argv)
     from asyncrl.config import ConfigError
+    from asyncrl.observe.output import complain
 
     try:
         return VERBS[args.verb](args)
     except ConfigError as error:
-        print(f"asyncrl: {error}", file=sys.stderr)
+        complain(str(error))
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -138,8 +139,9 @@ def _train(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from asyncrl.launch import preflight
+    from asyncrl.observe.output import Output
 
-    console = Console()
+    console = Console(file=Output(sys.stdout))
     resume: Path | None = args.resume
     config = _checked(args, resume, console)
     with preflight.claimed(config):

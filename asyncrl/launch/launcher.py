@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -31,10 +30,11 @@ from asyncrl.ipc.endpoints import serve
 from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.ipc.messages import Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
-from asyncrl.observe import summary
+from asyncrl.observe import logs, summary
 from asyncrl.observe.display import Display, show_summary
 from asyncrl.observe.logs import FOLDER
 from asyncrl.observe.logs import path as log_path
+from asyncrl.observe.output import complain
 from asyncrl.observe.run_dir import (
     BEFORE,
     GATEWAY_KEY,
@@ -96,9 +96,10 @@ class _Launch:
         for old in (STATUS, STALL):  # of the run that this one resumes
             (self._run / old).unlink(missing_ok=True)
         (self._run / FOLDER).mkdir(exist_ok=True)
-        with self._display:
-            end = await self._supervisor.run()
-        return self._report(end)
+        with logs.kept(self._run, "launcher", 0):
+            with self._display:
+                end = await self._supervisor.run()
+            return self._report(end)
 
     # ----------------------------------------------------------------------------------- RunActors
 
@@ -189,11 +190,17 @@ class _Launch:
         self._display.note(f"A connection to the launcher was refused: {reason}.")
 
     async def _obey_signals(self, task_status: trio.TaskStatus[None]) -> None:
-        """Drain the run at the first SIGINT or SIGTERM, within `supervision.grace_s`, and end it at
-        once at the second one."""
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        """Drain the run at the first SIGINT, SIGTERM or SIGHUP, within `supervision.grace_s`, and
+        end it at once at another one. A terminal that hangs up may say so several times, and that
+        ends nothing. Who started the run with SIGHUP ignored (`nohup`) wants it to go on."""
+        obeyed = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            obeyed.append(signal.SIGHUP)
+        with trio.open_signal_receiver(*obeyed) as signals:
             task_status.started()
             async for number in signals:
+                if number == signal.SIGHUP and self._signalled is not None:
+                    continue
                 self._signalled = signal.Signals(number)
                 if self._supervisor.interrupt():
                     self._display.note(
@@ -231,17 +238,16 @@ class _Launch:
             try:
                 summary.write(summary.of_ledger(fold(self._run / JOURNAL).ledger, reason), path)
             except (JournalError, ImpossibleEvent, OSError) as error:
-                print(escaped(f"asyncrl: there is no summary: {error}"), file=sys.stderr)
+                complain(escaped(f"there is no summary: {error}"))
         if path.exists():
             show_summary(summary.read(path), self._run, self._console)
         if failure is not None:
-            print(escaped_lines(f"asyncrl: {failure}"), file=sys.stderr)
+            complain(escaped_lines(str(failure)))
             return FAILED
         if finished is not None and not finished.ok:
             # The coordinator may have seen a link end before anybody saw why.
             why = "; ".join([finished.reason, *end.unrestarted[:1]])
-            sentence = f"the run failed: {why}. Its logs are in {self._run / 'logs'}."
-            print(escaped(f"asyncrl: {sentence}"), file=sys.stderr)
+            complain(escaped(f"the run failed: {why}. Its logs are in {self._run / 'logs'}."))
             return FAILED
         if self._signalled is signal.SIGINT:
             return INTERRUPTED

@@ -1,13 +1,16 @@
 """Display of a run while it lives, and of its summary at the end: on a terminal in place, elsewhere
 as plain lines.
 
-It has no thread: it draws when it is told something. A number that does not exist yet is shown as
-`–`.
+It has no thread: it draws when it is told something, and never waits for its reader. While a
+terminal is stopped, or a pipe is full, what is news then is left out, and notes are kept. A number
+that does not exist yet is shown as `–`.
 """
 
 from __future__ import annotations
 
 import math
+import select
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +30,8 @@ STEP_LINE_S = 2.0
 """Least seconds between two plain lines while steps are taken."""
 WAIT_LINE_S = 10.0
 """Least seconds between two plain lines while no step is taken."""
+NOTES = 100
+"""Notes that are kept for a reader who takes nothing; the oldest go first."""
 NONE = "–"
 
 
@@ -42,6 +47,7 @@ class Display:
             else None
         )
         self._printed: StatusUpdate | None = None
+        self._notes: deque[str] = deque(maxlen=NOTES)  # to be printed
 
     def __enter__(self) -> Display:
         if self._live:
@@ -59,6 +65,9 @@ class Display:
 
     def update(self, status: StatusUpdate) -> None:
         """Show how the run stands: redraw, or print a line if there is news."""
+        self._print_notes()
+        if not self._taken():
+            return
         if self._live:
             self._live.update(panel(status), refresh=True)
         elif _is_news(status, self._printed):
@@ -67,7 +76,22 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print one sentence, above the display."""
-        self._print(text)
+        self._notes.append(text)
+        self._print_notes()
+
+    def _print_notes(self) -> None:
+        while self._notes and self._taken():
+            self._print(self._notes.popleft())
+
+    def _taken(self) -> bool:
+        """True if something can be written without waiting."""
+        try:
+            descriptor = self._console.file.fileno()
+        except OSError:  # it is in memory
+            return True
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def _print(self, text: str) -> None:
         self._console.print(escaped(text), markup=False, highlight=False, soft_wrap=True)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,12 +35,7 @@ def path(run: Path, role: Role, index: int) -> Path:
 def start(run: Path, role: Role, index: int, level: str) -> Path:
     """Send this process's logging, warnings and uncaught exceptions to its log. `level` is
     `run.log`. Returns the log's path."""
-    target = path(run, role, index)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(target, encoding="utf-8")
-    handler.setFormatter(
-        _Format(FORMAT.format(actor=f"{role}-{index}"), datefmt="%Y-%m-%dT%H:%M:%S")
-    )
+    handler = _handler(run, role, index)
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
@@ -48,7 +45,31 @@ def start(run: Path, role: Role, index: int, level: str) -> Path:
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
-    return target
+    return path(run, role, index)
+
+
+@contextmanager
+def kept(run: Path, role: Role, index: int) -> Iterator[None]:
+    """Send what is logged inside the block to this log, too. A process that talks to people keeps
+    its own ways to say what ends it."""
+    handler = _handler(run, role, index)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def _handler(run: Path, role: Role, index: int) -> logging.Handler:
+    target = path(run, role, index)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(target, encoding="utf-8")
+    handler.setFormatter(
+        _Format(FORMAT.format(actor=f"{role}-{index}"), datefmt="%Y-%m-%dT%H:%M:%S")
+    )
+    return handler
 
 
 class _Format(logging.Formatter):

@@ -1,16 +1,17 @@
 """Signals to a real run: the first one drains it, the second one ends it at once; and `asyncrl why`
-tells how it stood."""
+tells how it stood. Whatever becomes of the terminal, the run goes on or drains."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from agents_run import AgentsRun
-from train_support import command, end, processes, started, steps_done, wait_for
+from train_support import DEADLINE_S, command, end, processes, started, steps_done, wait_for
 
 from asyncrl.observe import summary
 from asyncrl.observe.why import why
@@ -56,3 +57,80 @@ def test_a_signal_before_anything_began_is_no_failure(model: Path, tmp_path: Pat
         code, out, err = end(process)
     assert code == 0, out + err
     assert processes(run) == {}
+
+
+def test_a_terminal_that_hangs_up_drains_the_run(model: Path, tmp_path: Path) -> None:
+    """Shell and kernel both say so."""
+    run = tmp_path / "run"
+    with started(command(model, run, train__steps=100_000)) as process:
+        wait_for("step", lambda: steps_done(run) >= 1)
+        for _ in range(3):
+            process.send_signal(signal.SIGHUP)
+        code, out, err = end(process)
+    assert code == 0, out + err
+    found = summary.read(run / "summary.json")
+    assert found.ok and found.balances() and "--resume" in found.reason
+    assert processes(run) == {}
+
+
+def test_a_run_that_was_started_to_outlive_its_terminal_does(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = command(model, run, train__steps=100_000)
+    with started(["nohup", *argv]) as process:
+        wait_for("step", lambda: steps_done(run) >= 1)
+        process.send_signal(signal.SIGHUP)
+        before = steps_done(run)
+        wait_for("steps", lambda: steps_done(run) >= before + 2)
+        process.send_signal(signal.SIGTERM)
+        code, out, err = end(process)
+    assert code == 0, out + err
+
+
+def test_a_launcher_that_is_stopped_and_continued_ends_nothing(model: Path, tmp_path: Path) -> None:
+    """Ctrl-Z, for longer than the coordinator may be silent."""
+    run = tmp_path / "run"
+    limits = {"supervision__stall_s": 8.0, "task__verdict_s": 2.0}
+    with started(command(model, run, train__steps=100_000, **limits)) as process:
+        wait_for("step", lambda: steps_done(run) >= 1)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(12.0)
+        process.send_signal(signal.SIGCONT)
+        before = steps_done(run)
+        wait_for("steps", lambda: steps_done(run) >= before + 2)
+        process.send_signal(signal.SIGTERM)
+        code, out, err = end(process)
+    assert code == 0, out + err
+    assert summary.read(run / "summary.json").ok
+
+
+@pytest.mark.parametrize("output", ["closed pipe", "full disk"])
+def test_a_run_whose_output_is_lost_goes_on_to_its_end(
+    output: str, model: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    argv = command(model, run, train__steps=3, train__eval_every=0)
+    if output == "full disk":
+        with Path("/dev/full").open("w") as full:
+            ended = subprocess.run(
+                argv,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=DEADLINE_S,
+                check=False,
+            )
+        code, said = ended.returncode, ended.stderr
+    else:
+        with started(argv) as process:
+            assert process.stdout is not None and process.stderr is not None
+            while "step 0/3" not in process.stdout.readline():
+                assert process.poll() is None
+            process.stdout.close()
+            code, said = process.wait(DEADLINE_S), process.stderr.read()
+    assert code == 0, said
+    found = summary.read(run / "summary.json")
+    assert found.ok and found.steps == 3
+    assert "Traceback" not in said
+    if output == "closed pipe":  # since the run began, so its log is told
+        said = (run / "logs" / "launcher-0.log").read_text()
+    assert said.count("nothing more is shown: ") == 1

@@ -1,0 +1,72 @@
+"""Text for people, on a terminal, in a file or through a pipe. Invariant: the run goes on, whatever
+becomes of those.
+
+A disk that is full, a pipe that nobody reads, and a terminal that is gone are errors of whoever
+writes to them. From the first such error on nothing more is written there, and the log says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+from typing import TextIO
+
+logger = logging.getLogger(__name__)
+
+
+class Output(io.TextIOBase):
+    """A stream that takes text for ever. It is quiet from the first error of `stream` on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self.quiet = False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if not self.quiet:
+            try:
+                self._stream.write(text)
+            except OSError as error:
+                self._fall_quiet(error)
+        return len(text)
+
+    def flush(self) -> None:
+        if not self.quiet:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._fall_quiet(error)
+
+    def _fall_quiet(self, error: OSError) -> None:
+        """Write nothing more, nor what the stream holds back, which the interpreter would try again
+        as it ends."""
+        self.quiet = True
+        with contextlib.suppress(OSError):  # a stream in memory has no descriptor
+            descriptor = self._stream.fileno()
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+        logger.warning("nothing more is shown: %s", error.strerror or error)
+
+
+def complain(sentence: str) -> None:
+    """Say on stderr what went wrong, if anybody can be told."""
+    stderr = Output(sys.stderr)
+    stderr.write(f"asyncrl: {sentence}\n")
+    stderr.flush()
