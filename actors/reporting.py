@@ -1,6 +1,8 @@
 """An actor's report of itself, about once a second.
 
-Invariant: every second and every count is reported once.
+Invariant: every second and every count is reported once. What a trainer is busy with is in each
+report until it is done, so a trainer that is long at its work is told from one that hangs or is
+stopped, which reports nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import trio
 
 from asyncrl.config import Config
 from asyncrl.ipc.link import Link
-from asyncrl.ipc.messages import Report
+from asyncrl.ipc.messages import Busy, Command, Report
 from asyncrl.ipc.waits import Waits
+from asyncrl.processes.standstill import shifted, stood_s
 
 REPORT_S = 1.0
 """Seconds between two reports of an actor, at least."""
@@ -35,6 +38,12 @@ class Reporter:
         self._counts: Counter[str] = Counter()
         self._sent: dict[str, float] = {}
         self._since = trio.current_time()
+        self._command: Command | None = None
+        self._command_since = self._since
+
+    def busy_with(self, command: Command | None) -> None:
+        """Work on `command` begins now; None: it is done."""
+        self._command, self._command_since = command, trio.current_time()
 
     def count(self, name: str, increase: float = 1.0) -> None:
         """Add to a counter. Its name is a metric's label, so take few different ones."""
@@ -47,10 +56,14 @@ class Reporter:
         idle = {cause: seconds - self._sent.get(cause, 0.0) for cause, seconds in total.items()}
         counts, self._counts = self._counts, Counter()
         seconds, self._since, self._sent = now - self._since, now, total
-        return Report(seconds, idle, dict(counts), self._waits.table())
+        busy = None if self._command is None else Busy(self._command, now - self._command_since)
+        return Report(seconds, idle, dict(counts), self._waits.table(), busy)
 
     async def run(self, link: Link) -> None:
         """Report until cancelled."""
         while True:
-            await trio.sleep(self._every_s)
+            due = trio.current_time() + self._every_s
+            await trio.sleep_until(due)
+            now = trio.current_time()
+            self._command_since = shifted(self._command_since, stood_s(due, now), now)
             await link.send(self.take())

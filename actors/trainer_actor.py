@@ -9,7 +9,8 @@ Invariant: commands that compute are carried out one at a time, in the order in 
     Save            write a checkpoint                             → Saved
 
 Weights are sent beside accumulation, never beside an optimizer step. The actor waits only for
-commands; the seconds of these waits are the trainer's idle time.
+commands; the seconds of these waits are the trainer's idle time. What it is at, and since when, is
+in its reports.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Abort,
     CloseStep,
+    Command,
     Consumed,
     Drain,
     Drained,
@@ -52,6 +54,15 @@ FOR_EVER_S = 1e9
 and the coordinator's watchdog, end this wait."""
 COMMANDS = 64
 """Commands that may wait here. The coordinator has fewer outstanding (`TrainerCommands`)."""
+
+
+COMPUTED: dict[type[Message], Command] = {
+    MicroBatch: "micro-batch",
+    ScoreProximal: "proximal scores",
+    CloseStep: "optimizer step",
+    Save: "checkpoint",
+}
+"""The work that each message is to a trainer."""
 
 
 class LearnerProtocol(Protocol):
@@ -153,12 +164,14 @@ async def trainer_actor(
         nursery.start_soon(reporter.run, link)
         await link.send(TrainerReady(learner.version, transfer.store))
         while True:
+            reporter.busy_with(None)
             with waits.on("command", owner="trainer", deadline_s=FOR_EVER_S):
                 try:
                     message, buffers = await commands.receive()
                 except trio.EndOfChannel:
                     raise CoordinatorLost("the trainer") from None
             start = trio.current_time()
+            reporter.busy_with(COMPUTED.get(type(message)))
             match message:
                 case MicroBatch(step, index):
                     counts = await learner.accumulate(message, buffers)

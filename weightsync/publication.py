@@ -319,6 +319,11 @@ class Publication:
             return [*fences, FenceTrainer(missing), Failed(self._reason)]
         return fences + self._go_on(now)
 
+    def put_off(self, seconds: float) -> None:
+        """Put off the deadline of the phase, if it has one."""
+        if self.deadline is not None:
+            self.deadline += seconds
+
     # ---- what follows from them
 
     def _silent(self) -> list[int]:

@@ -25,6 +25,7 @@ from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.experience.events import Extended, LateTokens, Sealed
 from asyncrl.experience.rollout import ImpossibleEvent, Rollout
 from asyncrl.ipc.messages import ChunkHead, Chunks
+from asyncrl.processes.standstill import shifted
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,11 @@ class ChunkIntake:
             at = end
         if bad:
             self._suspect(sender, list(bad.values()))
+
+    def shift(self, stood: float, now: float) -> None:
+        """Forget `stood` seconds until `now`, in which this process stood still."""
+        self.last_activity = shifted(self.last_activity, stood, now)
+        self.streamed = {name: shifted(at, stood, now) for name, at in self.streamed.items()}
 
     def _extend(self, rollout: Rollout, head: ChunkHead, ids: bytes, behaviour: bytes) -> bool:
         """Append a chunk to its rollout. Returns False, with nothing done, if it cannot follow."""

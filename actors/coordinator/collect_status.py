@@ -105,6 +105,7 @@ def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
             incarnation=last.incarnation if last else -1,
             pid=last.pid if last else 0,
             seconds=now - (last.at if last else parts.statistics.began),
+            removed=parts.lifecycle.removed.get(name, ""),
         )
     engine, streamed = parts.engines.get(name), parts.chunks.streamed.get(name)
     if engine is not None:
@@ -128,6 +129,7 @@ def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
         holds=holds,
         version=engine.version if engine else None,
         streamed_s=None if streamed is None or role != "rollout" else now - streamed,
+        busy=report.busy,
     )
 
 
@@ -179,6 +181,7 @@ def _phase(parts: Components) -> tuple[str, str]:
             if stepping is not None and stepping.finished:
                 evaluating = parts.evaluation.running is not None
                 return "finishing", "evaluating the last version" if evaluating else ""
-            return "training", ""
+            removed = parts.lifecycle.removed
+            return "training", f"without {listed(list(removed))}" if removed else ""
         case _:
             return "draining", ""

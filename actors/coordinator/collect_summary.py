@@ -34,6 +34,7 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
         idle=summary.Idle(statistics.idle("trainer"), statistics.idle("rollout")),
         publication=parts.publishing.total,
         restarts=dict(statistics.restarts),
+        removed=dict(parts.lifecycle.removed),
         slowest_verifier=summary.SlowestVerifier(prompt_index, slowest)
         if prompt_index >= 0
         else None,

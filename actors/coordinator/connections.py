@@ -37,6 +37,7 @@ from asyncrl.ipc.messages import (
     TrainerReady,
     Transferred,
 )
+from asyncrl.processes.supervisor import describe_exit
 
 HELLO_S = 10.0
 """Seconds in which a peer must say who it is."""
@@ -244,16 +245,18 @@ class Connections:
             parts.publishing.lose(peer.index, "it was lost")
 
     def _exited(self, message: Exited) -> None:
-        """The launcher saw a process end."""
+        """The launcher saw a process end. The run goes on without a rollout actor that is not
+        started again, as long as another one is left."""
         parts, name = self._parts, f"{message.role}-{message.index}"
-        if name not in parts.roster.last_seen and parts.roster.get(name) is None:
-            parts.end(
-                False,
-                f"{name} ended with code {message.code} before it had begun, so starting it "
-                "again would not help",
-            )
-        elif message.restarting:
+        if message.restarting:
             parts.statistics.restarts[message.role] += 1
             parts.metrics.restarted(message.role)
-        else:
-            parts.end(False, f"{name} ended with code {message.code}")
+            return
+        if message.role == "rollout" and not parts.lifecycle.ending:
+            why = f"{describe_exit(message.code)}, and its restarts are spent"
+            parts.lifecycle.remove(name, why, trio.current_time())
+            if parts.lifecycle.rollout_actors:
+                logger.warning("the run goes on without %s, which %s", name, why)
+                parts.metrics.removed(message.role)
+                return
+        parts.end(False, f"{name} {describe_exit(message.code)}")

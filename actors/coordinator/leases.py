@@ -8,7 +8,7 @@ A lease that runs out although it streamed counts as one that took its whole tim
 in twenty runs out, the percentile is therefore a deadline, and the next deadlines are `MULTIPLE`
 times longer. So rollouts that have become longer, and engines that have become slower, are not
 interrupted for long. A lease that streamed nothing is not counted, so an engine that hangs makes no
-later deadline longer.
+later deadline longer. Seconds in which the coordinator stood still belong to no lease.
 
 Example: 100 leases took 1 to 100 s, one each. The percentile is 95 s, and the next lease gets 380 s
 if `rollout.lease_s` allows it.
@@ -21,6 +21,8 @@ from bisect import bisect_left, insort
 from collections import deque
 
 import msgspec
+
+from asyncrl.processes.standstill import shifted
 
 WINDOW = 1000
 """Ended leases that are remembered."""
@@ -111,6 +113,18 @@ class LeaseTable:
             if held is not None and held.attempt == attempt:
                 found.append(rollout)
         return found
+
+    def shift(self, stood: float, now: float) -> None:
+        """Put off every deadline: this process stood still for `stood` seconds until `now`."""
+        for rollout, lease in self._held.items():
+            since = shifted(lease.since, stood, now)
+            self._held[rollout] = msgspec.structs.replace(
+                lease, since=since, deadline=lease.deadline + since - lease.since
+            )
+        self._order = [
+            (lease.deadline, rollout, lease.attempt) for rollout, lease in self._held.items()
+        ]
+        heapq.heapify(self._order)
 
     def oldest(self, count: int) -> list[tuple[int, ActiveLease]]:
         """At most `count` rollouts and their leases, the oldest lease first."""

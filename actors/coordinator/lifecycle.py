@@ -4,8 +4,9 @@ Invariant: it goes INIT → READY → RUN → DRAIN → STOP, never back, and ea
 
 phase  waits for                      goes on when              at its deadline
 -----  -----------------------------  ------------------------  ---------------------------------
-INIT   every actor's first coming     all have come             the run fails, and names the actors
-                                                                that did not come
+INIT   every actor's first coming     all have come             it goes on without rollout actors
+                                                                if one has come; else the run fails,
+                                                                and names who did not come
 READY  the first publication          every engine has weights  the run fails (the watchdog)
 RUN    tokens, verdicts and steps     the run is over           the run fails (the watchdog)
 DRAIN  the end of each stream, from   the journal is flushed    the next stage begins
@@ -26,6 +27,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from asyncrl.config.schema import SupervisionConfig
+from asyncrl.processes.standstill import shifted
 
 GOODBYE_S = 2.0
 """Seconds in which the launcher hangs up."""
@@ -71,23 +73,51 @@ class Lifecycle:
     """One run's phase. It reads no clock: every method is told the time, in seconds."""
 
     def __init__(self, expected: Iterable[str], settings: SupervisionConfig, now: float) -> None:
-        """`expected` are the names of the actors without which the run does not begin."""
+        """`expected` are the names of the run's actors."""
         self.expected = tuple(expected)
         self._missing = dict.fromkeys(self.expected)
+        self.removed: dict[str, str] = {}
+        """The rollout actors that are not started again, and why. The run goes on without them."""
         self._settings = settings
         self.phase = Phase.INIT
         self.since = now
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The expected actors that have never been ready."""
+        """The expected actors that have never been ready, and that the run waits for."""
         return tuple(self._missing)
+
+    @property
+    def rollout_actors(self) -> int:
+        """Count the rollout actors that are left."""
+        return sum(name.startswith("rollout-") for name in self.expected) - len(self.removed)
+
+    @property
+    def quorum(self) -> bool:
+        """True if the run can begin without those that are missing: they are rollout actors, and
+        another one has come."""
+        missing = [name for name in self._missing if name.startswith("rollout-")]
+        return len(missing) == len(self._missing) and len(missing) < self.rollout_actors
 
     def came(self, name: str, now: float) -> None:
         """An actor is ready for work."""
         self._missing.pop(name, None)
         if self.phase is Phase.INIT and not self._missing:
             self._enter(Phase.READY, now)
+
+    def begin_without(self, now: float) -> tuple[str, ...]:
+        """Begin without those that are missing, whom nobody waits for any more. Returns their
+        names. One that comes later is given work like any other."""
+        missing = self.missing
+        for name in missing:
+            self.came(name, now)
+        return missing
+
+    def remove(self, name: str, why: str, now: float) -> None:
+        """Go on without this rollout actor, which is not started again."""
+        self.removed[name] = why
+        if self.rollout_actors:
+            self.came(name, now)
 
     def published(self, now: float) -> None:
         """Every engine has weights."""
@@ -106,6 +136,10 @@ class Lifecycle:
             raise ValueError(f"a run stops after its drain, not after {self.phase.value}")
         self._enter(Phase.STOP, now)
 
+    def shift(self, stood: float, now: float) -> None:
+        """Put off the deadline: this process stood still for `stood` seconds until `now`."""
+        self.since = shifted(self.since, stood, now)
+
     @property
     def ending(self) -> bool:
         """True if the run is over, so that nothing new begins."""
@@ -113,7 +147,7 @@ class Lifecycle:
 
     def deadline(self, last_activity: float) -> float:
         """The time until which the phase may last. At `last_activity` a token, a verdict or a step
-        came last."""
+        came last, or the trainer was known to be at work."""
         match self.phase:
             case Phase.INIT:
                 return self.since + self._settings.start_s

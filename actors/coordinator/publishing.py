@@ -31,6 +31,7 @@ from asyncrl.experience.events import Published
 from asyncrl.ipc.messages import Commit, Committed, Prepared, Transferred
 from asyncrl.observe.run_status import PublicationStatus
 from asyncrl.observe.summary import Publications
+from asyncrl.processes.standstill import shifted
 from weightsync.publication import (
     Action,
     Decided,
@@ -162,6 +163,14 @@ class Publishing:
         """Give up what the publication under way has waited for too long; `now` is trio's clock."""
         if self._current is not None:
             self._carry_out(self._current.late(now))
+
+    def shift(self, stood: float, now: float) -> None:
+        """Put off the deadline of what is under way: this process stood still for `stood` seconds
+        until `now`."""
+        self._began = shifted(self._began, stood, now)
+        if self._current is not None and (deadline := self._current.deadline) is not None:
+            entered = deadline - self._deadline_s
+            self._current.put_off(shifted(entered, stood, now) - entered)
 
     def on_transferred(self, message: Transferred) -> None:
         if self._current is not None:

@@ -16,6 +16,7 @@ from actors.coordinator.peers import Peer, Roster
 from asyncrl.config import Config
 from asyncrl.experience.events import Judged
 from asyncrl.ipc.messages import NoVerdict, Scored, ScoreRequest, ScoreResult
+from asyncrl.processes.standstill import shifted
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +32,9 @@ class Scoring:
         self._store = store
         self._roster = roster
         self._capacity = AHEAD * config.reward.concurrency
-        # A reward actor answers within the verifier's deadline, after what it was given before, and
-        # once more for a worker that died.
-        self._patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0
+        self.patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0
+        """Seconds in which a reward actor answers: within the verifier's deadline, after what it
+        was given before, and once more for a worker that died."""
         self._due: deque[int] = deque()  # sealed rollouts that are with no reward actor
         self._listed = 0  # the number of the last sealing that was put there
         # rollout → (reward actor, deadline), the earliest deadline first
@@ -68,7 +69,7 @@ class Scoring:
                 return
             self._due.popleft()
             group = experience.groups[rollout.group]
-            self._with[rollout.id] = peer.name, trio.current_time() + self._patience_s
+            self._with[rollout.id] = peer.name, trio.current_time() + self.patience_s
             self._load[peer.name] = self._load.get(peer.name, 0) + 1
             peer.send(ScoreRequest(rollout.id, group.split, group.prompt_index), bytes(rollout.ids))
 
@@ -129,6 +130,18 @@ class Scoring:
         for name, deadline in self._with.values():
             return name if deadline < now else None
         return None
+
+    @property
+    def pending(self) -> bool:
+        """True if a verdict is owed, or still to be asked for."""
+        return bool(self._with or self._due)
+
+    def shift(self, stood: float, now: float) -> None:
+        """Put off every deadline: this process stood still for `stood` seconds until `now`."""
+        self.last_activity = shifted(self.last_activity, stood, now)
+        for rollout, (name, deadline) in self._with.items():
+            asked = deadline - self.patience_s
+            self._with[rollout] = name, shifted(asked, stood, now) + self.patience_s
 
     def _release(self, rollout: int) -> None:
         name, _ = self._with.pop(rollout)

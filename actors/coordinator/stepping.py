@@ -55,6 +55,7 @@ from asyncrl.ipc.messages import (
     TokenCount,
 )
 from asyncrl.observe.summary import Alarmed
+from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.alarms import Alarm, alarms
 from staleness.lag import fresh_mask, tokens_by_lag
@@ -369,6 +370,10 @@ class Stepping:
             steps = self.alarmed[alarm.name].steps if alarm.name in self.alarmed else 0
             self.alarmed[alarm.name] = Alarmed(steps + 1, alarm.sentence)
         self.alarms = raised
+
+    def shift(self, stood: float, now: float) -> None:
+        """Forget `stood` seconds until `now`, in which this process stood still."""
+        self.last_activity = shifted(self.last_activity, stood, now)
 
     def save(self) -> bool:
         """Have the trainer save its version, once. Returns False if that has to wait

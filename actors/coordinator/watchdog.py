@@ -3,25 +3,30 @@
 Invariant: nothing lasts too long unnoticed, and no actor is blamed for what the coordinator itself
 has not read.
 
-    deadlines of leases, publications and verdicts → the deadline of the run's phase
-      → metrics → the launcher's status
+    the coordinator itself stood still → every deadline is put off by as much
+    deadlines of leases, publications, verdicts and the trainer's work → the deadline of the run's
+      phase → metrics → the launcher's status
+
+What has a deadline of its own is no stall before that: a trainer that reports what it is busy with,
+a publication that is under way, a verdict that is owed.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+import msgspec
 import trio
 
 from actors.coordinator.collect_status import collect_status, collect_update
 from actors.coordinator.components import Components
+from actors.coordinator.lifecycle import OverduePhase, Phase
 from asyncrl.observe.diagnosis import diagnose, listed
 from asyncrl.observe.metrics import observe
+from asyncrl.processes.standstill import TICK_S, shifted, stood_s
 
-TICK_S = 1.0
-LATE_S = 1.0
-"""A tick that is late by so many seconds blames nobody: the coordinator itself stood still, and
-messages that came meanwhile are not read yet."""
+logger = logging.getLogger(__name__)
 
 Replace = Callable[[str, str], None]
 """`replace(actor, reason)` has an actor ended and another one started."""
@@ -35,16 +40,35 @@ async def tick(parts: Components, replace: Replace) -> None:
         await trio.sleep_until(due)
         now = trio.current_time()
         before, stuck = stuck, bool(parts.journal_status().trouble)
-        # while the journal has no room for events, the actors that bring them are not read
-        if now < due + LATE_S and not (before or stuck):
+        stood = stood_s(due, now)
+        if (before or stuck) and not parts.lifecycle.ending:
+            # the journal has no room for events, so the actors that bring them are not read
+            stood += TICK_S
+        if stood:
+            _put_off(parts, stood, now)
+        elif not (before or stuck):
             _end_what_is_late(parts, now, replace)
             _watch(parts, now)
         parts.statistics.tick(parts.store.experience.ledger.tokens)
         _measure(parts)
         update = collect_update(parts)
         for launcher in parts.roster.of("launcher"):
-            launcher.send(update)
+            if launcher.has_room():  # one that is stopped is told later how the run stands then
+                launcher.send(update)
         parts.changes.set()
+
+
+def _put_off(parts: Components, stood: float, now: float) -> None:
+    """Put off every deadline by `stood` seconds until `now`, in which nobody could be heard."""
+    parts.leases.shift(stood, now)
+    parts.chunks.shift(stood, now)
+    parts.scoring.shift(stood, now)
+    parts.publishing.shift(stood, now)
+    parts.lifecycle.shift(stood, now)
+    if parts.stepping is not None:
+        parts.stepping.shift(stood, now)
+    for peer in parts.roster:
+        peer.heard = shifted(peer.heard, stood, now)
 
 
 def _end_what_is_late(parts: Components, now: float, replace: Replace) -> None:
@@ -56,24 +80,62 @@ def _end_what_is_late(parts: Components, now: float, replace: Replace) -> None:
 
 
 def _watch(parts: Components, now: float) -> None:
-    """End a run whose phase lasts too long, with the cause as the reason; its status is kept as it
-    is then."""
-    last_activity = max(
-        parts.chunks.last_activity,
-        parts.scoring.last_activity,
-        parts.stepping.last_activity if parts.stepping else 0.0,
-    )
-    late = parts.lifecycle.late(last_activity, now)
-    if late is None or parts.outcome is not None:
+    """End a run whose phase, or whose trainer's work, lasts too long, with the cause as the reason;
+    its status is kept as it is then."""
+    if parts.outcome is not None or parts.lifecycle.ending:
         return
-    found = collect_status(parts)
-    parts.stalled(found)
+    if what := _too_long_at_work(parts):
+        _stall(parts, what)
+        return
+    late = parts.lifecycle.late(_last_activity(parts, now), now)
+    if late is None:
+        return
+    if late.phase is Phase.INIT and parts.lifecycle.quorum:
+        names = listed(parts.lifecycle.begin_without(now))
+        logger.warning("the run begins without %s, which did not come in time", names)
+        return
+    _stall(parts, _overdue(parts, late))
+
+
+def _last_activity(parts: Components, now: float) -> float:
+    """The moment at which something was known to go on last. The time that a verdict which is owed
+    may take lies beyond it."""
+    if parts.publishing.busy:
+        return now
+    last = max(parts.chunks.last_activity, parts.scoring.last_activity)
+    if (stepping := parts.stepping) is not None:
+        at_work = stepping.trainer.report.busy is not None
+        last = max(last, stepping.last_activity, stepping.trainer.heard if at_work else 0.0)
+    return last + parts.scoring.patience_s if parts.scoring.pending else last
+
+
+def _too_long_at_work(parts: Components) -> str:
+    """Say what the trainer is at for longer than it may; empty if there is nothing."""
+    busy = parts.stepping.trainer.report.busy if parts.stepping is not None else None
+    if busy is None:
+        return ""
+    supervision = parts.config.supervision
+    name, limit_s = (
+        ("checkpoint_s", supervision.checkpoint_s)
+        if busy.command == "checkpoint"
+        else ("compute_s", supervision.compute_s)
+    )
+    if busy.seconds < limit_s:
+        return ""
+    return f"the trainer is at one {busy.command} for {limit_s:g} s (supervision.{name})"
+
+
+def _overdue(parts: Components, late: OverduePhase) -> str:
     supervision = parts.config.supervision
     if late.missing:
         missing = listed(late.missing)
-        what = f"{missing} did not come within {supervision.start_s:g} s (supervision.start_s)"
-    else:
-        what = f"no token and no step for {supervision.stall_s:g} s (supervision.stall_s)"
+        return f"{missing} did not come within {supervision.start_s:g} s (supervision.start_s)"
+    return f"no token and no step for {supervision.stall_s:g} s (supervision.stall_s)"
+
+
+def _stall(parts: Components, what: str) -> None:
+    found = msgspec.structs.replace(collect_status(parts), reason=what)
+    parts.stalled(found)
     cause = diagnose(found).rstrip(".")
     parts.end(False, f"{what}: {cause[0].lower()}{cause[1:]}")
 

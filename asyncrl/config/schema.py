@@ -521,11 +521,31 @@ class SupervisionConfig(Section, frozen=True):
         float, Meta(gt=0, description="seconds over which restarts are counted")
     ] = 300.0
     start_s: Annotated[
-        float, Meta(gt=0, description="seconds in which every actor must have come")
+        float,
+        Meta(
+            gt=0,
+            description="seconds in which actors must have come; of rollout actors one is enough",
+        ),
     ] = 300.0
     stall_s: Annotated[
-        float, Meta(gt=0, description="seconds without a token or a step that end the run")
+        float,
+        Meta(
+            gt=0,
+            description=(
+                "seconds without a token or a step that end the run, unless the trainer is at work"
+            ),
+        ),
     ] = 300.0
+    compute_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds that the trainer may take for a micro-batch or an optimizer step",
+        ),
+    ] = 900.0
+    checkpoint_s: Annotated[
+        float, Meta(gt=0, description="seconds that the trainer may take for a checkpoint")
+    ] = 1800.0
     grace_s: Annotated[float, Meta(gt=0, description="seconds to drain when asked to stop")] = 5.0
 
 

@@ -98,17 +98,30 @@ Increase = Annotated[float, msgspec.Meta(ge=0)]
 """Of a counter, which cannot go down: another one does not parse."""
 
 
+Command = Literal["micro-batch", "proximal scores", "optimizer step", "checkpoint"]
+"""The work that a trainer is told to do, one at a time."""
+
+
+class Busy(Part, frozen=True):
+    """A trainer has been at `command` for so many seconds. Those in which its process stood still
+    are not among them."""
+
+    command: Command
+    seconds: Duration
+
+
 class Report(Message, frozen=True):
     """Actor to coordinator, about once a second: its work since the last report.
 
     `idle` maps a cause to seconds spent waiting for it; `counts` maps a counter to its increase;
-    `waits` is the table now.
+    `waits` is the table now. `busy` is what a trainer is at; None: it waits for a command.
     """
 
     seconds: Duration
     idle: dict[str, Duration]
     counts: dict[str, Increase]
     waits: list[Wait]
+    busy: Busy | None = None
 
 
 # ----------------------------------------------------------------------------------------- rollout

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from asyncrl.config.derived import size
-from asyncrl.ipc.messages import Role
+from asyncrl.ipc.messages import Busy, Role
 from asyncrl.observe.run_status import ActorStatus, RunStatus
 
 SILENT_S = 5.0
@@ -53,7 +53,7 @@ def _broken(status: RunStatus) -> Iterator[str]:
             "The journal waits for the disk, and all else for the journal: "
             f"{status.journal.trouble}; {size(status.journal.pending_bytes)} wait."
         )
-    absent = [actor for actor in status.actors if not actor.here]
+    absent = [actor for actor in status.actors if not actor.here and not actor.removed]
     if status.phase == "init" and absent:
         longest = max(actor.seconds for actor in absent)
         yield (
@@ -83,6 +83,11 @@ def _broken(status: RunStatus) -> Iterator[str]:
             f"in {p.phase} for {duration(p.seconds)} in "
             f"all, and gives up on whoever is silent in {duration(p.left_s)}."
         )
+    if busy := at_work(status):
+        yield (
+            f"The trainer has been at one {busy.command} for {duration(busy.seconds)}: the trainer "
+            "is the slow side."
+        )
     if status.phase == "ready":
         yield (
             "Every actor is there, and the first publication is to come: it waits for "
@@ -98,7 +103,11 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
         status.groups,
     )
     for role, does in (("rollout", "generates"), ("reward", "judges")):
-        absent = [actor for actor in status.actors if actor.role == role and not actor.here]
+        absent = [
+            actor
+            for actor in status.actors
+            if actor.role == role and not actor.here and not actor.removed
+        ]
         present = [actor for actor in status.actors if actor.role == role and actor.here]
         if absent and (not present or len(absent) >= len(present)):
             yield (
@@ -204,6 +213,16 @@ def idle(status: RunStatus, role: Role) -> float | None:
     ):
         return 1.0  # an engine counts a wait when it ends
     return min(1.0, sum(causes.values()))
+
+
+def at_work(status: RunStatus) -> Busy | None:
+    """The work at which the trainer has been for long, if all wait for it: nothing else happens,
+    or the first publication is to come."""
+    busy = next((actor.busy for actor in status.actors if actor.busy is not None), None)
+    stands = min(status.token_s, status.verdict_s, status.step_s) > SILENT_S
+    if busy is None or busy.seconds <= LONG_S or not (stands or status.phase == "ready"):
+        return None
+    return busy
 
 
 def _awaited_by_all(status: RunStatus) -> bool:

@@ -202,6 +202,8 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
         rows.append(
             ("restarts", ", ".join(f"{role} {count}" for role, count in sorted(s.restarts.items())))
         )
+    if s.removed:
+        rows.append(("removed", ", ".join(f"{name} {why}" for name, why in s.removed.items())))
     if slowest := s.slowest_verifier:
         rows.append(
             (

@@ -186,6 +186,12 @@ class Metrics:
         self._restarts = Counter(
             "asyncrl_restarts_total", "Actors started again.", ["role"], registry=registry
         )
+        self._removed = Counter(
+            "asyncrl_removed_total",
+            "Actors whose restarts are spent, and without which the run goes on.",
+            ["role"],
+            registry=registry,
+        )
         self._lease_p95 = Gauge(
             "asyncrl_lease_tail_seconds",
             "95th percentile of recent leases, from lease to seal.",
@@ -291,6 +297,10 @@ class Metrics:
     def restarted(self, role: Role) -> None:
         """Count an actor that was started again."""
         self._restarts.labels(role).inc()
+
+    def removed(self, role: Role) -> None:
+        """Count an actor without which the run goes on."""
+        self._removed.labels(role).inc()
 
     @contextmanager
     def serve(self, port: int, host: str = "127.0.0.1") -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from asyncrl.ipc.messages import Role, Wait
+from asyncrl.ipc.messages import Busy, Role, Wait
 from asyncrl.observe.summary import RolloutTotals, TokenTotals, decoded
 
 NAMED = 5
@@ -27,7 +27,8 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     `idle` are shares of its last report's seconds, 0 to 1, by cause; `waits` are its open waits at
     that report. `holds` counts its work: leased rollouts, answers to judge, or taken rollouts. For
     rollout actors, `version` is the one that it serves, and `streamed_s` have passed since its last
-    token; None before.
+    token; None before. `busy` is what a trainer was at, at that report. An actor that is not
+    started again was `removed` for a reason; the run goes on without it.
     """
 
     name: str
@@ -41,6 +42,8 @@ class ActorStatus(msgspec.Struct, frozen=True, kw_only=True):
     holds: int = 0
     version: int | None = None
     streamed_s: float | None = None
+    busy: Busy | None = None
+    removed: str = ""
 
 
 class AwaitedRollout(msgspec.Struct, frozen=True, kw_only=True):

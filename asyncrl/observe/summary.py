@@ -95,8 +95,9 @@ class SlowestVerifier(msgspec.Struct, frozen=True):
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a run. `reason` is one sentence. `training_seconds` count from the first admission
-    to the last step. `alarms` are by cause, `restarts` by role. `bias` measures how far the trained
-    rollouts are from the generated ones (`asyncrl.experience.audit`)."""
+    to the last step. `alarms` are by cause, `restarts` by role. `removed` are rollout actors that
+    were not started again, and why. `bias` measures how far the trained rollouts are from the
+    generated ones (`asyncrl.experience.audit`)."""
 
     ok: bool
     reason: str
@@ -112,6 +113,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     idle: Idle = Idle()
     publication: Publications = Publications()
     restarts: dict[str, int] = {}
+    removed: dict[str, str] = {}
     slowest_verifier: SlowestVerifier | None = None
 
     def balances(self) -> bool:

@@ -56,6 +56,11 @@ def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: 
     if status.phase == "run" and (shares := _shares(status)):
         sentences.append(shares)
     sentences.append(diagnose(status))
+    sentences += [
+        f"The run goes on without {actor.name}, which {actor.removed}."
+        for actor in status.actors
+        if actor.removed
+    ]
     return sentences + status.alarms
 
 
@@ -63,10 +68,7 @@ def _standing(status: RunStatus, lives: bool, age_s: float, stalled: bool, run: 
     ago = f"{duration(age_s)} ago"
     steps = f"{status.step} of {status.steps} steps"
     if stalled:
-        return (
-            f"The run stalled after {steps}, {ago}: no token and no step for "
-            f"{duration(min(status.token_s, status.step_s))}, which ended it."
-        )
+        return f"The run stalled after {steps}, {ago}, and was ended: {status.reason}."
     if status.ok:
         return f"The run ended {ago}: {status.reason}."
     if status.ok is False:

@@ -32,6 +32,7 @@ from asyncrl.ipc.messages import (
     RunFinished,
     StatusUpdate,
 )
+from asyncrl.processes.standstill import Patience
 from asyncrl.processes.supervisor import (
     NO_RESTART,
     ActorFailed,
@@ -89,7 +90,8 @@ class SupervisedEnd(msgspec.Struct, frozen=True):
 
     `finished` is the coordinator's own word, None where it said none. `failure` is the first
     failure that ended the run. `unrestarted` describes the failed actors that were not started
-    again, in order. With neither `finished` nor `failure`, the run was ended from outside.
+    again, in order, but for those that the run could go on without. With neither `finished` nor
+    `failure`, the run was ended from outside.
     """
 
     finished: RunFinished | None
@@ -101,8 +103,10 @@ class RunSupervisor:
     """Supervises one run, once.
 
     A rollout or reward actor that fails is started again within its budget (`supervision.restarts`
-    in `supervision.restart_window_s`), unless the run drains. A trainer or coordinator that fails
-    ends the run.
+    in `supervision.restart_window_s`), unless the run drains. The run goes on without a rollout
+    actor whose budget is spent, as long as another one is left. A trainer or coordinator that fails
+    ends the run, and so does a reward actor whose budget is spent. Deadlines are put off by the
+    seconds in which this process stood still.
     """
 
     def __init__(self, config: Config, actors: RunActors, observer: RunObserver) -> None:
@@ -111,7 +115,8 @@ class RunSupervisor:
         self._observer = observer
         self._children: dict[str, tuple[int, Child]] = {}  # by name: the incarnation, and its child
         self._scope = trio.CancelScope()
-        self._silence = trio.CancelScope()
+        self._silence = Patience()  # with the coordinator
+        self._grace = Patience()  # with the drain that was asked for
         self._to_coordinator, self._messages = trio.open_memory_channel[Message](MESSAGES)
         self._connected = trio.Event()
         self._over = trio.Event()
@@ -119,6 +124,7 @@ class RunSupervisor:
         self._interrupted = False
         self._finished: RunFinished | None = None
         self._unrestarted: list[str] = []
+        self._removed: set[str] = set()  # rollout actors that the run goes on without
 
     @property
     def connected(self) -> bool:
@@ -133,8 +139,10 @@ class RunSupervisor:
                 async with trio.open_nursery() as nursery:
                     await self._actors.open(nursery)
                     nursery.start_soon(self._supervise, "coordinator", 0)
-                    await self._wait_for_coordinator()
+                    self._silence.deadline = trio.current_time() + self._start_s
                     nursery.start_soon(self._watch_coordinator)
+                    nursery.start_soon(self._end_with_its_grace)
+                    await self._connected.wait()
                     for role, index in self._others():
                         nursery.start_soon(self._supervise, role, index)
                     await self._over.wait()
@@ -151,7 +159,7 @@ class RunSupervisor:
             return False
         self._interrupted = True
         self.tell(Drain())
-        self._scope.deadline = trio.current_time() + self._config.supervision.grace_s
+        self._grace.deadline = trio.current_time() + self._config.supervision.grace_s
         return True
 
     def cancel(self) -> None:
@@ -185,7 +193,8 @@ class RunSupervisor:
             if self._finished is None and code:
                 self._observer.on_failure(name, code, restarting, self._children[name][1])
                 self.tell(Exited(role, index, code, restarting))
-                self._unrestarted += [] if restarting else [f"{name} {describe_exit(code)}"]
+                if not restarting and not self._spared(role, name):
+                    self._unrestarted.append(f"{name} {describe_exit(code)}")
 
         budget = NO_RESTART
         if role in ("rollout", "reward"):
@@ -196,6 +205,8 @@ class RunSupervisor:
         try:
             await supervise(name, start, budget=budget, on_exit=on_exit, still_needed=needed)
         except ActorFailed:
+            if name in self._removed:
+                return
             if role != "coordinator":
                 with trio.move_on_after(limits.grace_s + LAST_WORDS_S):
                     await self._over.wait()
@@ -203,31 +214,37 @@ class RunSupervisor:
         if role == "coordinator" and self._finished is None:
             raise ActorFailed(name, 0, "")
 
+    def _spared(self, role: Role, name: str) -> bool:
+        """True if the run goes on without this actor, which has failed for good."""
+        if role != "rollout" or self._draining:
+            return False
+        if len(self._removed) + 1 < self._config.rollout.actors:
+            self._removed.add(name)
+        return name in self._removed
+
     # -------------------------------------------------------------------------------- coordinator
 
-    async def _wait_for_coordinator(self) -> None:
-        start_s = max(START_S, self._config.supervision.start_s)
-        with trio.move_on_after(start_s):
-            await self._connected.wait()
-        if not self.connected:
-            raise ActorFailed(
-                "coordinator-0",
-                0,
-                f"nothing within {start_s:g} s of its start (supervision.start_s)",
-            )
-
     async def _watch_coordinator(self) -> None:
-        """Raise ActorFailed when the coordinator has said nothing for `supervision.stall_s`: a
-        process that stands still cannot say so by its own watchdog."""
-        with self._silence:
-            self._heard()
-            await trio.sleep_forever()
-        raise ActorFailed(
-            "coordinator-0",
-            0,
-            f"nothing for {self._config.supervision.stall_s:g} s (supervision.stall_s); its "
-            "process stands still",
+        """Raise ActorFailed when the coordinator has said nothing by `supervision.start_s`, or
+        nothing more for `supervision.stall_s`: a process that stands still cannot say so by its own
+        watchdog."""
+        await self._silence.over()
+        stall_s = self._config.supervision.stall_s
+        silence = (
+            f"nothing for {stall_s:g} s (supervision.stall_s); its process stands still"
+            if self.connected
+            else f"nothing within {self._start_s:g} s of its start (supervision.start_s)"
         )
+        raise ActorFailed("coordinator-0", 0, silence)
+
+    @property
+    def _start_s(self) -> float:
+        return max(START_S, self._config.supervision.start_s)
+
+    async def _end_with_its_grace(self) -> None:
+        """End the run when it should have drained."""
+        await self._grace.over()
+        self.cancel()
 
     def _heard(self) -> None:
         self._silence.deadline = trio.current_time() + self._config.supervision.stall_s
@@ -242,6 +259,7 @@ class RunSupervisor:
         if not isinstance(hello, Hello) or hello.role != "coordinator" or self.connected:
             raise LinkError("malformed", "only the coordinator talks to the launcher, and once")
         self._connected.set()
+        self._heard()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, link)
             async for message, _ in link:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,10 +18,11 @@ from actors.coordinator.lifecycle import Phase
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Drain, Draining, Exited, Message, Report, Wait
+from asyncrl.ipc.messages import Drain, Draining, Message, Replace, Report, StatusUpdate, Wait
 from asyncrl.observe import run_status
 from asyncrl.observe.run_status import RunStatus
 from asyncrl.observe.why import answer
+from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.training.checkpoint_index import CheckpointError
 
 GRACE_S = 10.0
@@ -271,7 +273,7 @@ async def test_who_comes_in_the_drain_is_sent_home(autojump_clock: trio.testing.
 # --------------------------------------------------------------------- who never comes, and stalls
 
 
-@pytest.mark.parametrize("missing", ["rollout-1", "reward-0", "trainer-0"])
+@pytest.mark.parametrize("missing", ["reward-0", "trainer-0"])
 async def test_an_actor_that_never_comes_ends_the_run_by_name(
     missing: str, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -291,17 +293,101 @@ async def test_an_actor_that_never_comes_ends_the_run_by_name(
     assert [actor.incarnation for actor in stalls[0].actors if not actor.here] == [-1]
 
 
-async def test_an_actor_that_fails_before_it_has_begun_ends_the_run(
+async def test_no_rollout_actor_at_all_ends_the_run_by_name(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = small()
+    world = small(rollout={"actors": 2})
+    world.absent = {"rollout-0", "rollout-1"}
+    outcome = await world.run()
+    assert not outcome.ok and "rollout-0, rollout-1 did not come within 60 s" in outcome.reason
 
-    async def launcher() -> None:
-        await world.until(lambda: any(world.coordinator.parts.roster.of("launcher")))
-        world.tell(Exited("rollout", 7, 1, True))
 
-    outcome = await world.run(launcher)
-    assert not outcome.ok and "rollout-7 ended with code 1 before it had begun" in outcome.reason
+async def test_the_run_begins_without_a_rollout_actor_that_never_comes(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = small(rollout={"actors": 2})
+    world.absent = {"rollout-1"}
+    outcome = await world.run()
+    everybody_gone(world)
+    assert outcome.ok, outcome.reason
+    assert world.seconds > 60.0
+
+
+@pytest.mark.parametrize("who", ["rollout-1", "reward-0"])
+async def test_an_actor_that_dies_before_it_has_come_is_started_again(
+    who: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = small(rollout={"actors": 2}, supervision={"restarts": 1})
+    start_s = world.start_s
+
+    def late(process: SimProcess) -> float:
+        return 5.0 if process.name == who and not process.incarnation else start_s(process)
+
+    world.start_s = late  # type: ignore[method-assign]
+
+    async def murderer() -> None:
+        await trio.sleep(1.0)
+        assert who in world.coordinator.parts.lifecycle.missing
+        world.kill(who)
+
+    outcome = await world.run(murderer)
+    everybody_gone(world)
+    assert outcome.ok, outcome.reason
+    assert world.processes[who].incarnation == 1
+    assert sum(world.coordinator_summary(outcome).restarts.values()) == 1
+
+
+@pytest.mark.parametrize("moment", ["before it has come", "while it has rollouts"])
+async def test_the_run_goes_on_without_a_rollout_actor_whose_restarts_are_spent(
+    moment: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = small(rollout={"actors": 2}, supervision={"restarts": 0}, train={"steps": 30})
+    world.late_s = 5.0
+    seen: list[RunStatus] = []
+
+    async def murderer() -> None:
+        if moment == "while it has rollouts":
+            await world.until(lambda: world.holds("rollout-1"))
+        else:
+            await trio.sleep(1.0)
+        world.kill("rollout-1")
+        await world.until(lambda: world.learner.version >= 20)
+        seen.append(world.coordinator.status())
+
+    outcome = await world.run(murderer)
+    everybody_gone(world)
+    assert outcome.ok, outcome.reason
+    why = "was killed by SIGKILL, and its restarts are spent"
+    assert world.coordinator_summary(outcome).removed == {"rollout-1": why}
+    assert {actor.name: actor.removed for actor in seen[0].actors if actor.removed} == {
+        "rollout-1": why
+    }
+    sentences = answer(seen[0], lives=True, age_s=0.0, stalled=False, run=Path("r"))
+    assert f"The run goes on without rollout-1, which {why}." in sentences
+    notes = {update.note for update in world.heard if isinstance(update, StatusUpdate)}
+    assert "without rollout-1" in notes
+    scraped = {
+        sample.name: sample.value
+        for family in world.coordinator.parts.metrics.registry.collect()
+        for sample in family.samples
+    }
+    assert scraped["asyncrl_removed_total"] == 1.0
+
+
+async def test_the_last_rollout_actor_whose_restarts_are_spent_ends_the_run(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = small(rollout={"actors": 2}, supervision={"restarts": 0}, train={"steps": 1000})
+
+    async def murderer() -> None:
+        for name in ("rollout-1", "rollout-0"):
+            await world.until(lambda name=name: world.holds(name))  # type: ignore[misc]
+            world.kill(name)
+            await trio.sleep(1.0)
+
+    outcome = await world.run(murderer)
+    world.check()
+    assert not outcome.ok and "rollout-0 was killed by SIGKILL" in outcome.reason
 
 
 def slow(seconds: float) -> Callable[[Request], Script]:
@@ -356,30 +442,145 @@ async def test_a_stalled_run_leaves_everything_that_waits(
 
 
 async def test_a_stalled_verifier_is_named(autojump_clock: trio.testing.MockClock) -> None:
-    world = small(reward={"concurrency": 64})
+    """Each reward actor has its patience; the second one has the time of a stall besides."""
+    world = small(reward={"concurrency": 64}, supervision={"stall_s": 100.0})
     world.verifiers._seconds = 1e6
-
-    async def patient() -> None:
-        world.coordinator.parts.scoring._patience_s = 1e9
-
-    reason, found = await stalled(world, patient)
+    reason, found = await stalled(world)
     assert "verifiers are the slow side" in reason and "reward-0" in reason
     assert found.rollouts["sealed"] > 0
+    patience_s = world.coordinator.parts.scoring.patience_s
+    assert 100.0 + patience_s <= world.seconds < 100.0 + patience_s + 10.0
+    assert sum(isinstance(message, Replace) for message in world.heard) >= 1
 
 
-async def test_a_stalled_trainer_is_named(autojump_clock: trio.testing.MockClock) -> None:
-    world = small(task={"eval_size": 0})
+async def test_a_reward_actor_that_hangs_is_replaced_though_that_takes_longer_than_a_stall(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = small(task={"verdict_s": 60.0, "eval_size": 0}, train={"steps": 10})
 
-    async def forever() -> dict[str, float]:
-        await trio.sleep_forever()
-        return {}
+    async def hang() -> None:
+        await world.until(lambda: world.learner.version >= 3)
+        assert world.coordinator.parts.scoring.patience_s > 100.0
+        world.processes["reward-0"].freeze(True)
 
-    world.learner.step = forever  # type: ignore[method-assign]
-    reason, found = await stalled(world)
-    assert "the trainer is the slow side" in reason
-    assert (
-        found.rollouts["taken"] == next(a.holds for a in found.actors if a.name == "trainer-0") > 0
+    outcome = await world.run(hang)
+    everybody_gone(world)
+    assert outcome.ok, outcome.reason
+    assert world.processes["reward-0"].incarnation == 1
+
+
+LONG_S = 350.0
+"""Seconds of a command that takes longer than a stall may."""
+
+
+def slowly(world: ScriptedWorld, command: str, seconds: float = LONG_S) -> None:
+    """Have the learner take so long for each such command."""
+    inner = getattr(world.learner, command)
+
+    async def slow(*what: object) -> object:
+        await trio.sleep(seconds)
+        return await inner(*what)
+
+    setattr(world.learner, command, slow)
+
+
+@pytest.mark.parametrize("command", ["accumulate", "step", "save"])
+async def test_a_trainer_that_is_at_work_for_longer_than_a_stall_is_no_stall(
+    command: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Generation is as far ahead as it may be, so nothing else happens."""
+    world = small(task={"eval_size": 0}, train={"steps": 3, "checkpoint_every": 1})
+    slowly(world, command)
+    outcome = await world.run()
+    everybody_gone(world)
+    assert outcome.ok, outcome.reason
+    assert world.seconds > 3 * LONG_S
+
+
+TOO_LONG = {
+    "accumulate": "one micro-batch for 200 s (supervision.compute_s)",
+    "step": "one optimizer step for 200 s (supervision.compute_s)",
+    "save": "one checkpoint for 400 s (supervision.checkpoint_s)",
+}
+
+
+@pytest.mark.parametrize("command", TOO_LONG)
+async def test_a_command_that_takes_too_long_ends_the_run_by_name(
+    command: str, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    world = small(
+        task={"eval_size": 0},
+        train={"steps": 3, "checkpoint_every": 1},
+        supervision={"compute_s": 200.0, "checkpoint_s": 400.0},
     )
+    slowly(world, command, math.inf)
+    stalls: list[RunStatus] = []
+
+    async def watch() -> None:
+        world.coordinator.parts.stalled = stalls.append
+
+    outcome = await world.run(watch)
+    assert not outcome.ok and f"the trainer is at {TOO_LONG[command]}" in outcome.reason
+    assert "the trainer is the slow side" in outcome.reason
+    [found] = stalls
+    sentences = answer(found, lives=False, age_s=3.0, stalled=True, run=Path("r"))
+    assert sentences[0].startswith("The run stalled") and TOO_LONG[command] in sentences[0]
+    [trainer] = [actor for actor in found.actors if actor.name == "trainer-0"]
+    assert trainer.busy is not None and trainer.busy.seconds >= 200.0
+    assert found.rollouts["taken"] == trainer.holds > 0
+
+
+async def test_a_trainer_that_is_stopped_amid_its_work_is_found_by_its_silence(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Long before its work would have taken too long."""
+    world = small(task={"eval_size": 0}, train={"steps": 100})
+    slowly(world, "step")
+    asked = 0.0
+
+    async def stop() -> None:
+        nonlocal asked
+        await world.until(
+            lambda: (
+                (stepping := world.coordinator.parts.stepping) is not None
+                and stepping.trainer.report.busy is not None
+                and stepping.trainer.report.busy.seconds > 50.0
+            )
+        )
+        asked = trio.current_time()
+        world.processes["trainer-0"].freeze(True)
+
+    outcome = await world.run(stop)
+    assert not outcome.ok and "trainer-0 has said nothing" in outcome.reason
+    assert trio.current_time() - asked < 100.0 + 2 + SETTLED_S
+
+
+async def test_a_launcher_that_does_not_read_is_not_cut_off(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """One that is stopped, for longer than its outbox would hold what it is told each second."""
+    world = small(train={"steps": 8})
+    slowly(world, "step", 150.0)
+
+    async def stop() -> None:
+        await world.until(lambda: any(world.coordinator.parts.roster.of("launcher")))
+        [launcher] = world.coordinator.parts.roster.of("launcher")
+        reads, send = trio.Event(), launcher.link.send
+
+        async def late(message: Message, *buffers: Any) -> None:
+            await reads.wait()
+            await send(message, *buffers)
+
+        launcher.link.send = late  # type: ignore[method-assign]
+        await trio.sleep(5.0)  # what was said before is heard
+        world.supervisor._silence.deadline = math.inf
+        await trio.sleep(700.0)
+        reads.set()
+
+    outcome = await world.run(stop)
+    everybody_gone(world)
+    assert outcome.ok, outcome.reason
+    assert world.lives[-1].finished
 
 
 async def test_a_strange_report_harms_nobody(

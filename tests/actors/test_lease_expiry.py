@@ -3,7 +3,6 @@ does not hold up its group."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 import pytest
@@ -213,9 +212,6 @@ async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_
 
     async def hold_up() -> None:
         await world.until(lambda: world.learner.version >= 3)
-        world.supervisor._silence.deadline = (
-            math.inf
-        )  # it would end the run before anybody is judged
         autojump_clock.jump(500.0)
 
     outcome = await world.run(hold_up)
@@ -224,6 +220,39 @@ async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_
     assert world.of(e.Buried) == [] and not any(
         isinstance(message, Replace) for message in world.heard
     )
+
+
+async def test_a_pause_of_the_machine_costs_no_lease(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Each engine streams every 40 s, and a lease lasts 60 s: after a pause of 100 s none has run
+    out, though a second tick comes before anybody streams."""
+    world = ScriptedWorld(
+        configured(
+            task={"eval_size": 0},
+            rollout={"actors": 2, "lease_s": 60.0, "max_new_tokens": 24},
+            supervision={"stall_s": 1000.0},
+            train={"steps": 2},
+        )
+    )
+    world.script = lambda request: Script(
+        full(12 - request.prefix_tokens, 5, int32),
+        full(12 - request.prefix_tokens, -1.0, float32),
+        4.0,
+        "stop",
+    )
+
+    async def pause() -> None:
+        await world.until(lambda: world.holds("rollout-0"))
+        await trio.sleep(1.0)
+        autojump_clock.jump(100.0)
+
+    outcome = await world.run(pause)
+    world.check()
+    assert outcome.ok, outcome.reason
+    assert not any(isinstance(message, Replace) for message in world.heard)
+    back = [event.reason for event in world.log.events if isinstance(event, e.Requeued)]
+    assert "lease_expired" not in back
 
 
 async def test_a_response_that_ends_every_engine_takes_no_other_with_it(

@@ -76,6 +76,49 @@ def test_who_never_comes_is_named_at_the_deadline_of_init() -> None:
     assert life.late(0.0, 105.0) == OverduePhase(Phase.INIT, ("trainer-0", "rollout-0"))
 
 
+MANY = ("trainer-0", "rollout-0", "rollout-1", "rollout-2", "reward-0")
+
+
+@given(st.sets(st.sampled_from(MANY)), st.lists(st.sampled_from(MANY[1:4]), max_size=3))
+def test_a_quorum_is_everybody_but_rollout_actors_and_one_of_them(
+    came: set[str], removed: list[str]
+) -> None:
+    life = Lifecycle(MANY, RUN, 0.0)
+    for name in sorted(came):
+        life.came(name, 1.0)
+    for name in removed:
+        life.remove(name, "died", 2.0)
+    left = set(MANY) - set(removed)
+    here = any(name.startswith("rollout") for name in came & left)
+    if life.quorum:
+        assert {"trainer-0", "reward-0"} <= came and here
+        life.begin_without(100.0)
+        assert life.phase is Phase.READY and not life.missing
+    elif life.phase is Phase.INIT and len(removed) < 3:
+        assert not ({"trainer-0", "reward-0"} <= came and here)
+
+
+def test_who_is_removed_is_not_waited_for_unless_nobody_is_left() -> None:
+    life = Lifecycle(MANY, RUN, 0.0)
+    for name in ("trainer-0", "reward-0", "rollout-0"):
+        life.came(name, 1.0)
+    life.remove("rollout-1", "died", 2.0)
+    assert life.phase is Phase.INIT and life.missing == ("rollout-2",)
+    life.remove("rollout-2", "died", 3.0)
+    assert (life.phase, life.since) == (Phase.READY, 3.0) and life.rollout_actors == 1
+    alone = Lifecycle(ACTORS, RUN, 0.0)
+    for name in ("trainer-0", "reward-0"):
+        alone.came(name, 1.0)
+    alone.remove("rollout-0", "died", 2.0)
+    assert alone.phase is Phase.INIT and not alone.quorum and alone.rollout_actors == 0
+
+
+def test_a_standstill_puts_the_deadline_off() -> None:
+    life = Lifecycle(ACTORS, RUN, 5.0)
+    life.shift(200.0, 210.0)
+    assert life.late(0.0, 210.0) is None and life.deadline(0.0) == 305.0
+
+
 @pytest.mark.parametrize("phases", [(Phase.READY,), (Phase.READY, Phase.RUN)])
 def test_the_watchdog_counts_from_what_happened_last(phases: tuple[Phase, ...]) -> None:
     life = begun(*phases)

@@ -168,6 +168,7 @@ def test_the_summary_shows_where_everything_went() -> None:
         rollouts=RolloutTotals(admitted=5, trained=5),
         publication=Publications(20, 4.0, 0.1),
         restarts={"rollout": 2},
+        removed={"rollout-1": "was killed by SIGKILL"},
         slowest_verifier=SlowestVerifier(3, 0.5, "deadline [x]"),
     )
     show_summary(summary, Path("/runs/" + "long" * 30), console := plain())
@@ -179,6 +180,7 @@ def test_the_summary_shows_where_everything_went() -> None:
         "1,100 generated = 1,000 trained + 20 evaluation + 70 filtered + 10 live",
         "5.0 ms for each",
         "rollout 2",
+        "rollout-1 was killed by SIGKILL",
         "item 3: deadline [x]",
         "long" * 30,
     ]

@@ -90,6 +90,7 @@ def busy(clock: Clock, port: int) -> Iterator[int]:
     metrics.reported("trainer", 0, Report(1.0, {"micro_batch": 0.125}, {}, []))
     metrics.refused("key: from 10.0.0.1")
     metrics.restarted("rollout")
+    metrics.removed("rollout")
     metrics.garbled("nan")
     metrics.alarmed(["masked_icepop", "ess"])
     with metrics.serve(port):
@@ -155,6 +156,7 @@ def test_what_happened_is_what_a_scrape_says(busy: int) -> None:
         ("asyncrl_waits", "rollout", "0"): 0,
         ("asyncrl_refused_connections_total", "key"): 1,
         ("asyncrl_restarts_total", "rollout"): 1,
+        ("asyncrl_removed_total", "rollout"): 1,
         ("asyncrl_bad_chunks_total", "nan"): 1,
         ("asyncrl_alarm", "masked_icepop"): 1,
         ("asyncrl_alarm", "ess"): 1,

@@ -40,6 +40,7 @@ FULL = Summary(
     idle=Idle(0.1, 0.2),
     publication=Publications(4, 1.5, 0.01),
     restarts={"rollout": 1},
+    removed={"rollout-1": "was killed by SIGKILL, and its restarts are spent"},
     slowest_verifier=SlowestVerifier(7, 1.25, "deadline"),
 )
 
@@ -63,6 +64,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
         "idle": {"trainer", "rollout"}, "alarms": {"staleness"}, "bias": {"length"},
         "publication": {"count", "seconds", "pause_seconds"},
         "restarts": {"rollout"},
+        "removed": {"rollout-1"},
         "slowest_verifier": {"prompt_index", "seconds", "reason"},
     }  # fmt: skip
     assert tree["tokens"]["discarded"] == {"filtered": 30, "evaluation": 4}

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from asyncrl.cli import main
-from asyncrl.ipc.messages import Wait
+from asyncrl.ipc.messages import Busy, Wait
 from asyncrl.observe import run_status
 from asyncrl.observe.diagnosis import diagnose
 from asyncrl.observe.run_status import (
@@ -97,6 +97,14 @@ S = standing()
 STILL = {"token_s": 60.0, "verdict_s": 61.0, "step_s": 62.0}
 SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
     "both sides work": (S, ["Both sides work"]),
+    "a long checkpoint": (
+        standing(**STILL, actors=[actor("trainer-0", holds=16, busy=Busy("checkpoint", 400.0))]),
+        ["The trainer has been at one checkpoint for 7 min", "trainer is the slow side"],
+    ),
+    "steps are taken again": (
+        standing(phase="ready", actors=[actor("trainer-0", busy=Busy("optimizer step", 60.0))]),
+        ["The trainer has been at one optimizer step for 60 s"],
+    ),
     "generation is slow": (
         standing(idle=STARVED, rollouts={"leased": 16, "sealed": 1}),
         [
@@ -350,6 +358,15 @@ def test_engines_without_a_lease_are_idle_whatever_they_have_reported() -> None:
     )
 
 
+@pytest.mark.parametrize("idle", [BUSY, STARVED])
+def test_an_engine_that_was_removed_is_named_and_blamed_for_nothing(idle: Any) -> None:
+    actors = absent(S, "rollout-1", removed="died", seconds=4000.0)
+    without = standing(idle=idle, rollouts={"leased": 16}, actors=actors)
+    said = answer(without, lives=True, age_s=0.0, stalled=False, run=RUN)
+    assert said[-1] == "The run goes on without rollout-1, which died."
+    assert diagnose(without) == diagnose(standing(idle=idle, rollouts={"leased": 16}))
+
+
 @pytest.mark.parametrize(
     ("changes", "how", "said"),
     [
@@ -369,7 +386,11 @@ def test_engines_without_a_lease_are_idle_whatever_they_have_reported() -> None:
             ["was killed after 12 of 100 steps", "2.0 h ago", "--resume runs/a"],
         ),
         ({}, (True, 45.0, False), ["coordinator has said nothing for 45 s"]),
-        (STILL, (False, 5.0, True), ["stalled after 12 of 100 steps", "for 60 s"]),
+        (
+            STILL | {"reason": "no token and no step for 60 s (supervision.stall_s)"},
+            (False, 5.0, True),
+            ["stalled after 12 of 100 steps", "no token and no step for 60 s"],
+        ),
         ({"phase": "init"}, (True, 0.1, False), ["The run starts"]),
         ({"phase": "drain"}, (True, 0.1, False), ["The run drains"]),
     ],

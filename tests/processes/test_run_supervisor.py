@@ -223,11 +223,37 @@ async def test_a_failed_rollout_actor_is_started_again_within_its_budget(autojum
         assert run.actors.started[-1] == "rollout-1/1"
         assert run.told == [Exited("rollout", 1, -9, True)]
         assert run.actors.shown == [("rollout-1", -9, True, "the last words of rollout-1")]
-        run.fail("rollout-1", 3)
-        await trio.sleep(1)
+        await run.say(FINISHED)
+
+
+async def test_the_run_goes_on_without_a_rollout_actor_whose_budget_is_spent_and_not_without_all(
+    autojump_clock,
+) -> None:
+    async with running() as run:
+        for code in (-9, 3):
+            run.fail("rollout-1", code)
+            await trio.sleep(1)
         assert run.told[1:] == [Exited("rollout", 1, 3, False)]
-    assert run.end.finished is None and "after 1 restart" in str(run.end.failure)
-    assert run.end.unrestarted == ("rollout-1 ended with exit code 3",)
+        assert run.actors.started.count("rollout-1/1") == 1
+        await trio.sleep(50)
+        await run.say(STATUS)
+        await trio.sleep(50)
+        assert run.end is None
+        await run.say(STATUS)
+        for code in (-9, 4):
+            run.fail("rollout-0", code)
+            await trio.sleep(1)
+    assert run.end.finished is None and "rollout-0" in str(run.end.failure)
+    assert "after 1 restart" in str(run.end.failure)
+    assert run.end.unrestarted == ("rollout-0 ended with exit code 4",)
+
+
+async def test_a_reward_actor_whose_budget_is_spent_ends_the_run(autojump_clock) -> None:
+    async with running() as run:
+        for code in (-9, 3):
+            run.fail("reward-0", code)
+            await trio.sleep(1)
+    assert run.end.unrestarted == ("reward-0 ended with exit code 3",)
 
 
 @pytest.mark.parametrize("name", ["rollout-0", "reward-0", "trainer-0"])
@@ -266,6 +292,43 @@ async def test_a_silent_coordinator_stands_still(autojump_clock) -> None:
     assert trio.current_time() - began == pytest.approx(3 * 50 + 60, abs=1)
     assert "nothing for 60 s (supervision.stall_s)" in str(run.end.failure)
     assert run.actors.shown == ["status"] * 3
+
+
+@pytest.mark.parametrize("stood", [61.0, 1000.0])
+async def test_a_launcher_that_stood_still_does_not_take_the_coordinator_for_silent(
+    stood: float, autojump_clock
+) -> None:
+    async with running() as run:
+        await trio.sleep(55)
+        autojump_clock.jump(stood)
+        await trio.sleep(2)
+        assert run.end is None
+        await run.say(STATUS)
+        await trio.sleep(58)
+        await run.say(FINISHED)
+    assert run.end == SupervisedEnd(FINISHED)
+
+
+async def test_a_launcher_that_stood_still_gives_a_drain_its_grace(autojump_clock) -> None:
+    async with running() as run:
+        run.supervisor.interrupt()
+        await trio.sleep(10)
+        autojump_clock.jump(100.0)
+        await trio.sleep(15)
+        await run.say(FINISHED)
+    assert run.end == SupervisedEnd(FINISHED)
+
+
+async def test_a_launcher_that_stood_still_waits_for_a_coordinator_that_begins(
+    autojump_clock,
+) -> None:
+    async with running(connected=False) as run:
+        await trio.sleep(10)
+        autojump_clock.jump(1000.0)
+        await trio.sleep(100)
+        await run.connect()
+        await run.say(FINISHED)
+    assert run.end == SupervisedEnd(FINISHED)
 
 
 async def test_after_a_trainers_failure_the_coordinator_has_its_grace_to_finish(

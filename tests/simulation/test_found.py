@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import trio
 from simulation_support import plain
 
 from asyncrl.simulation import policy
+from asyncrl.simulation.fakes import FakeLearner
 from asyncrl.simulation.fault_kinds import KINDS
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.run import simulate
+from asyncrl.simulation.world import World
 
 
 @pytest.mark.parametrize("what", [kind for kind in KINDS if kind.startswith("garbage_")])
@@ -65,6 +68,35 @@ def test_at_lag_0_a_killed_and_resumed_run_equals_an_uninterrupted_one_weight_fo
     assert len(whole.lives) == 1 < len(killed.lives) and killed.faults[kind] == 1
     assert whole.versions == killed.versions and len(whole.versions) == 7
     assert whole.versions[0] == policy.initial(seed) and killed.checks["synchronous"] == 1
+
+
+def test_steps_that_are_taken_again_and_are_longer_than_a_stall_end_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody generates while they are, so the trainer alone shows that the run goes on."""
+    config = plain(3, train={"steps": 5, "checkpoint_every": 0}, task={"eval_size": 0})
+    step = FakeLearner.step
+
+    async def slow(self: FakeLearner) -> dict[str, float]:
+        await trio.sleep(2 * config.supervision.stall_s)
+        return await step(self)
+
+    monkeypatch.setattr(FakeLearner, "step", slow)
+    report = simulate(3, config=config, faults=[Fault(450.0, "kill_everything", 1)])
+    assert report.ok, report.violation
+    assert len(report.lives) == 2 and report.virtual_s > 450 + 5 * 120
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pause_of_the_machine_ends_nothing_and_costs_no_actor(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [Fault(0.5 + 0.4 * n, "clock_jumps", seed + n) for n in range(4)]
+    blamed: list[str] = []
+    monkeypatch.setattr(World, "on_replace", lambda self, message: blamed.append(message.reason))
+    report = simulate(seed, config=plain(seed), faults=faults)
+    assert report.ok, report.violation
+    assert len(report.lives) == 1 and report.faults["clock_jumps"] == 4 and blamed == []
 
 
 @pytest.mark.parametrize("at", [0.3 + 0.13 * n for n in range(20)])
