@@ -11,7 +11,7 @@ from typing import NamedTuple
 from asyncrl.config import Config
 from asyncrl.simulation.injector import Injector
 
-_FROZEN = r"stop_.*|link_.*|clock_jumps"
+_FROZEN = r"stop_.*|link_.*"
 _ENGINES = r"engine_.*|garbage_.*|lost_.*|wrong_weights|reception_fails|transfer_slow|kill_rollout"
 _VERIFIERS = r"verifier_(hangs|dies|slow)|kill_reward"
 _NAMES = r"(?:trainer|rollout|reward)-\d+"
@@ -41,7 +41,7 @@ CAUSES = (
     _BadEnd(r"the last checkpoint was not written", r"checkpoint_fails", lambda c: AFTERMATH_S),
     _BadEnd(
         r"stands still|coordinator-0 ended with exit code 0",
-        r"stop_coordinator|clock_jumps",
+        r"stop_coordinator",
         lambda c: AFTERMATH_S,
     ),
     _BadEnd(
