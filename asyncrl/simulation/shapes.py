@@ -291,7 +291,7 @@ def storm(shape: _Draft, draw: random.Random) -> None:
 def quiet(shape: _Draft, draw: random.Random) -> None:
     """Minutes, or an hour, in which nothing happens but the clock."""
     shape.speeds.quiet, shape.speeds.quiet_s = 2, draw.choice((300.0, 300.0, 300.0, 3600.0))
-    shape.change(supervision={"stall_s": 7200.0})
+    shape.change(supervision={"stall_s": 7200.0, "compute_s": 7200.0})
 
 
 @theme
