@@ -34,7 +34,7 @@ from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
-from asyncrl.engines.sglang.servers import Launch, managed
+from asyncrl.engines.sglang.servers import Launch, Server, managed
 from asyncrl.engines.sglang.weight_loader import WeightLoader
 from asyncrl.engines.sglang.weight_transfer import DiskTransfer
 from asyncrl.ipc.link import Link
@@ -55,7 +55,7 @@ def prompts(count: int) -> list[NDArray[np.int32]]:
     return [draw.integers(0, 256, PROMPT).astype(np.int32) for _ in range(count)]
 
 
-async def bare(url: str, concurrent: int, count: int, tokens: int) -> float:
+async def bare(server: Server, concurrent: int, count: int, tokens: int) -> float:
     """Tokens a second of `count` requests, `concurrent` at a time."""
     waiting, sampled = iter(prompts(count)), 0
 
@@ -79,10 +79,10 @@ async def bare(url: str, concurrent: int, count: int, tokens: int) -> float:
             assert found is not None
             sampled += int(found[1])
 
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "authorization": f"Bearer {server.key}"}
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx2.AsyncClient(
-        base_url=url, headers=headers, timeout=600, limits=limits, trust_env=False
+        base_url=server.url, headers=headers, timeout=600, limits=limits, trust_env=False
     ) as http:
         begun = time.perf_counter()
         async with trio.open_nursery() as nursery:
@@ -160,7 +160,7 @@ async def measure(concurrent: int, args: argparse.Namespace, folder: Path) -> fl
         await engine.load(0, {})
         for turn in range(args.repeat + 1):
             found = {
-                "bare": await bare(server.url, concurrent, count, args.tokens),
+                "bare": await bare(server, concurrent, count, args.tokens),
                 "asyncrl": await through(engine, count, args.tokens),
             }
             if turn:  # the first warms up

@@ -127,7 +127,7 @@ def _architecture(config: Config) -> str:
         found = json.loads((Path(config.model.path) / "config.json").read_bytes())["architectures"][
             0
         ]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise ConfigError(
             f"model.path is {config.model.path!r}, and config.json in it does not say its "
             "architecture."

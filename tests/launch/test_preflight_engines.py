@@ -57,6 +57,16 @@ def test_a_key_that_cannot_be_read_is_refused(here: Path) -> None:
     preflight.check(config(SGLANG, urls, "engine.sglang.api_key_file=key"), None, 2)
 
 
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b"\xff", b"{}", b"[" * 99_999, b'{"architectures": 1}']
+)
+def test_a_model_that_does_not_say_what_it_is_is_refused(text: bytes, here: Path) -> None:
+    (here / "model").mkdir()
+    (here / "model" / "config.json").write_bytes(text)
+    said = refusal(config(SGLANG, 'engine.sglang.urls=["http://127.0.0.1:1"]', "model.path=model"))
+    assert "does not say its architecture" in said
+
+
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     assert "no GPU" in refusal(config("train.device=cuda"))
