@@ -191,6 +191,42 @@ def test_the_logs(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------------- files of others
 
+SAID = HOSTILE.replace("\0", "").replace("\r", "").replace("\n", "")
+BAD_INPUT = {
+    "a setting": ["--set", f"task.name={SAID}"],
+    "a plug-in's name": ["--set", f"task.curriculum=mine:{SAID}"],
+    "a plug-in that fails": ["--set", "task.curriculum=hostile_plugin:Order"],
+    "a file": [f"{SAID}.toml"],
+    "a line of prompts": ["--set", "task.name=jsonl", "--set", "task.path=prompts.jsonl"],
+}
+
+
+@pytest.mark.parametrize("argv", BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input(
+    argv: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "hostile_plugin.py").write_text(f"raise RuntimeError({HOSTILE!r})")
+    line = json.dumps({"prompt": "a", "answer": 1, "verifier": HOSTILE}, ensure_ascii=False)
+    (tmp_path / "prompts.jsonl").write_text(f"{line}\n")
+    assert main(["check", *argv]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("asyncrl: ") and err.count("\n") == 1
+    harmless(err)
+
+
+def test_a_configuration_that_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory's name is the one text of a run.toml that the table repeats as it is."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "--set", f"run.dir={SAID}", "--set", "task.train_size=20"]) == 0
+    harmless(capsys.readouterr().out)
+
 
 @pytest.mark.parametrize(
     "config", [{"model_type": HOSTILE}, {"model_type": "qwen3", "auto_map": {"AutoModel": HOSTILE}}]
