@@ -141,7 +141,7 @@ def _train(args: argparse.Namespace) -> int:
     from asyncrl.launch import preflight
     from asyncrl.observe.output import Output
 
-    console = Console(file=Output(sys.stdout))
+    console = Console(file=Output(sys.stdout))  # type: ignore[arg-type]
     resume: Path | None = args.resume
     config = _checked(args, resume, console)
     with preflight.claimed(config):

@@ -225,8 +225,8 @@ async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_
 async def test_a_pause_of_the_machine_costs_no_lease(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Each engine streams every 40 s, and a lease lasts 60 s: after a pause of 100 s none has run
-    out, though a second tick comes before anybody streams."""
+    """A lease lasts 60 s, and a response takes 48 s: after a pause of 100 s none has run out, though
+    more than one tick comes before anybody is heard again."""
     world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
@@ -244,8 +244,14 @@ async def test_a_pause_of_the_machine_costs_no_lease(
 
     async def pause() -> None:
         await world.until(lambda: world.holds("rollout-0"))
-        await trio.sleep(1.0)
+        engines = [world.processes[name] for name in ("rollout-0", "rollout-1")]
+        for engine in engines:
+            engine.freeze(True)
+        await trio.sleep(0.1)
         autojump_clock.jump(100.0)
+        await trio.sleep(3.5)
+        for engine in engines:
+            engine.freeze(False)
 
     outcome = await world.run(pause)
     world.check()
