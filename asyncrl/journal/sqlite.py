@@ -263,7 +263,7 @@ def _last(connection: sqlite3.Connection) -> int:
 
 
 def _parts(data: bytes | bytearray) -> Iterator[bytes | bytearray]:
-    """Cut a snapshot into rows: copies, because the writer uses its buffer again."""
+    """Cut a snapshot into rows."""
     for start in range(0, len(data), PART_BYTES):
         yield data[start : start + PART_BYTES]
 

@@ -313,8 +313,7 @@ async def test_a_state_may_be_larger_than_what_a_row_may_be(
     assert all(Experience.of(history.snapshot(kept)) == experience for kept in (7, 9, 11))
 
 
-async def test_each_state_is_whole_whatever_the_size_of_the_one_before(path: Path) -> None:
-    """The memory of one that is on disk is used for the next one, and of no other."""
+async def test_each_state_is_whole_whenever_it_is_written(path: Path) -> None:
     experience = Experience()
     async with Journal.open(path, commit_ms=60_000) as log:
         for number, event in enumerate(everything(), 1):
