@@ -225,8 +225,8 @@ async def test_a_coordinator_that_stood_still_blames_nobody_for_what_it_has_not_
 async def test_a_pause_of_the_machine_costs_no_lease(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """A lease lasts 60 s, and a response takes 48 s: after a pause of 100 s none has run out, though
-    more than one tick comes before anybody is heard again."""
+    """A lease lasts 60 s, and a response takes 48 s: after a pause of 100 s none has run out,
+    though more than one tick comes before anybody is heard again."""
     world = ScriptedWorld(
         configured(
             task={"eval_size": 0},
