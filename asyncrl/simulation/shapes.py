@@ -314,6 +314,7 @@ def given_up(shape: _Draft, draw: random.Random) -> None:
         staleness={"depth": 0},
         engine={"slots": 2, "chunk_tokens": 2},
     )
+    shape.kinds.append("verifier_times_out")
 
 
 def drawn(seed: int) -> Shape:
