@@ -4,7 +4,9 @@ read are inverse."""
 from __future__ import annotations
 
 import contextlib
+import os
 import string
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +418,22 @@ def test_write_leaves_one_file_and_replaces(tmp_path: Path) -> None:
     other = load(None, ["train.steps=3", "task.params.deep.er=1"], {})
     write(other, path)
     assert read(path) == other and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_has_its_name_when_all_of_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, forced = tmp_path / "run.toml", list[int]()
+
+    def fsync(descriptor: int) -> None:
+        assert not path.exists()
+        forced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    # A text longer than a buffer would be on its way before it is flushed.
+    monkeypatch.setattr(sys.modules[write.__module__], "render", lambda config: "[run]\n")
+    write(Config(), path)
+    assert forced == [6] and path.read_text() == "[run]\n"
 
 
 def test_the_written_file_explains_every_setting() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,20 @@ def test_it_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write(FULL, path)
     assert read(path) == FULL and list(tmp_path.iterdir()) == [path]
+
+
+def test_it_has_its_name_when_all_of_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, forced = tmp_path / "summary.json", list[int]()
+
+    def fsync(descriptor: int) -> None:
+        assert not path.exists()
+        forced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(FULL, path)
+    assert forced == [path.stat().st_size]
 
 
 def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ class Sessions(RuleBasedStateMachine):
         super().__init__()
         self.recorder, self.now = Recorder(BOUNDS), 0.0
         self.samples: dict[str, Samples] = {}
+        self.unused: dict[str, int] = {}
         self.paths: dict[str, list[list[int]]] = {}
         self.running: list[tuple[str, Call, list[int]]] = []
         self.fetched: list[FinishedSession] = []
@@ -52,14 +53,21 @@ class Sessions(RuleBasedStateMachine):
         except (SessionEnded, SessionFull, TooManySessions):
             return
         self.samples.setdefault(name, Samples())
+        self.unused.setdefault(name, 0)
         self.paths.setdefault(name, [])
         self.running.append((name, call, context))
 
-    @rule(which=st.integers(0, 20), sampled=st.lists(st.integers(0, 2), max_size=4))
-    def finish(self, which: int, sampled: list[int]) -> None:
+    @rule(
+        which=st.integers(0, 20),
+        sampled=st.lists(st.integers(0, 2), max_size=4),
+        unused=st.integers(0, 3),
+    )
+    def finish(self, which: int, sampled: list[int], unused: int) -> None:
         if self.running:
             name, call, context = self.running.pop(which % len(self.running))
-            self.recorder.finish(call, self.samples[name](context, sampled, 0), self.now)
+            sample = self.samples[name](context, sampled, 0)
+            self.recorder.finish(call, msgspec.structs.replace(sample, unused=unused), self.now)
+            self.unused[name] += unused
             self.paths[name].append([*context, *sampled])
 
     @rule(name=NAMES, reward=st.floats(allow_nan=False, allow_infinity=False) | st.none())
@@ -84,6 +92,7 @@ class Sessions(RuleBasedStateMachine):
             made = self.samples.pop(finished.session).made
             check(list(finished.leaves), made)
             assert finished.sampled == len(made) == sum(leaf.trained for leaf in finished.leaves)
+            assert finished.unused == self.unused.pop(finished.session)
             assert (
                 sum(finished.meetings.values())
                 == finished.calls
@@ -102,7 +111,7 @@ class Sessions(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.recorder.drain()
         while self.running:
-            self.finish(0, [1])
+            self.finish(0, [1], 1)
         assert self.recorder.open == 0 and self.recorder.due is None
         self.fetch()
         assert not self.samples
