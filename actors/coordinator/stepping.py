@@ -181,8 +181,15 @@ class Stepping:
         full = (
             self._batching.full or (self._batching.units > 0 and self._no_more_work) or self._redone
         )
-        if full and self._step == self.version and committed in (self.version, None):
+        if full and self._step == self.version and self._may_close(committed):
             self._close(served)
+
+    def _may_close(self, committed: int | None) -> bool:
+        """True if the version that the open step starts from is committed. What a crash undid is
+        made again before anything is published."""
+        experience = self._store.experience
+        redo = experience.prescribed is not None or self._step < experience.closed
+        return committed == self.version or (committed is None and redo)
 
     def _next(self) -> list[list[Rollout]]:
         """The units that the trainer is given next: those that it had before a crash, then those

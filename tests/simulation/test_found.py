@@ -7,7 +7,7 @@ import trio
 from simulation_support import plain
 
 from asyncrl.simulation import policy
-from asyncrl.simulation.fakes import FakeLearner
+from asyncrl.simulation.fake_learner import FakeLearner
 from asyncrl.simulation.fault_kinds import KINDS
 from asyncrl.simulation.faults import Fault
 from asyncrl.simulation.run import simulate
@@ -172,3 +172,8 @@ def test_a_published_step_that_was_closed_short_takes_nothing_more_when_a_crash_
     report = simulate(seed, config=config, faults=[Fault(at, "kill_everything", seed)])
     assert report.ok and len(report.lives) == 2, report.violation
     assert report.checks["redo"]
+
+
+def test_a_resumed_run_makes_no_second_version_before_engines_have_the_first() -> None:
+    report = simulate(361)  # its engines come late, and it has the experience of three steps
+    assert report.ok, report.violation
