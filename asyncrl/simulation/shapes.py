@@ -252,7 +252,7 @@ def several_rewards(shape: _Draft, draw: random.Random) -> None:
         train={"advantage": "gdpo" if unit == "group" else "first_k"},
         task={"epochs": 2, "train_size": 7},
     )
-    shape.kinds.append("verifier_changed")
+    shape.kinds += ["verifier_changed", "garbage_vocabulary"]
 
 
 @theme
