@@ -105,7 +105,7 @@ class RealLearner:
     """The trainer's learner, computing in a thread as it does in its process. `losses` are of its
     steps."""
 
-    port = 1
+    store = ""
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
         self.learner = Learner(
