@@ -11,7 +11,7 @@ come back, in their order.
                                                TRANSFER
     TRANSFER   Transferred of the trainer      it came: VERIFY            ABORT
     VERIFY     Prepared of every member        all equal the trainer's:   silent members fenced,
-                                               COMMIT                     ABORT
+               left                            COMMIT                     COMMIT with the others
     COMMIT     Committed of every member       all came: DONE             silent members fenced,
                left                                                       DONE
     ABORT      answers still owed (below)      all came: FAILED           whoever is silent fenced,
@@ -21,11 +21,13 @@ come back, in their order.
     FAILED     nothing: the old version is still served; the shell tries again with a new number
                and a new epoch
 
-From TRANSFER and VERIFY an error, a wrong checksum or a lost member leads to ABORT: a broadcast
-with a dead member fails for all. An error that a member reports is no fault of its own (its peer
-died, the trainer gave up), so nobody is fenced for one; a member that cannot receive for reasons of
-its own should crash, and is then lost. A member lost after the decision is fenced, and the commit
-stands.
+A member lost in TRANSFER leads to ABORT: a broadcast with a dead member fails for all. A member
+lost in VERIFY does not, nor one that is fenced there (silent, or of a wrong checksum): the trainer
+has sent everything, and each of the others shows by its own checksums that it has everything. They
+go on without it; where nobody is left, ABORT. An error from TRANSFER or VERIFY leads to ABORT. One
+that a member reports is no fault of its own (its peer died, the trainer gave up), so nobody is
+fenced for one; a member that cannot receive for reasons of its own should crash, and is then lost.
+A member lost after the decision is fenced, and the commit stands.
 
 What makes ABORT finite: every Prepare is answered by exactly one Prepared, and every Publish by
 exactly one Transferred. A member or trainer still at work when an Abort comes stops, and gives that
@@ -36,7 +38,7 @@ known by their number, and ignored. There is no QUIESCE yet: it is for engines t
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -80,6 +82,15 @@ class Membership(msgspec.Struct, frozen=True):
         if member not in self.members:
             return self
         return Membership(self.epoch + 1, tuple(m for m in self.members if m != member))
+
+    def only(self, members: Iterable[int]) -> Membership:
+        """These of its members, in its order, in a new epoch.
+
+        Example: of epoch 7 with members 0, 1, 2 and 3, `only([3, 1])` is epoch 8 with members 1
+        and 3.
+        """
+        some = frozenset(members)
+        return Membership(self.epoch + 1, tuple(m for m in self.members if m in some))
 
     def renewed(self) -> Membership:
         """The same members in a new epoch: after a failed publication, whose group may be
@@ -296,10 +307,10 @@ class Publication:
         """A member's process ended, or its link broke, or somebody else fenced it."""
         if member not in self._live or self.finished or self.phase is PublicationPhase.PREPARE:
             return []
-        fence = self._fence(member, reason)
-        if self.phase in _BEFORE_DECISION:
+        if self.phase is PublicationPhase.TRANSFER:
+            fence = self._fence(member, reason)
             return [fence, *self._abort(f"engine {member}: {reason}", now)]
-        return [fence, *self._go_on(now)]
+        return self._without([member], reason, now)
 
     def late(self, now: float) -> list[Action]:
         """To be called when `deadline` has passed; before it, nothing happens."""
@@ -309,15 +320,11 @@ class Publication:
         if self.phase is PublicationPhase.TRANSFER:
             return self._abort(f"the trainer: {missing}", now)
         silent = self._silent()
-        fences: list[Action] = [self._fence(m, missing) for m in silent]
-        if self.phase is PublicationPhase.VERIFY:
-            return fences + self._abort(
-                ", ".join(f"engine {m}" for m in silent) + f": {missing}", now
-            )
         if self.phase is PublicationPhase.ABORT and self._sent is None:
+            fences = [self._fence(m, missing) for m in silent]
             self._finish(PublicationPhase.FAILED)
             return [*fences, FenceTrainer(missing), Failed(self._reason)]
-        return fences + self._go_on(now)
+        return self._without(silent, missing, now)
 
     def put_off(self, seconds: float) -> None:
         """Put off the deadline of the phase, if it has one."""
@@ -355,13 +362,15 @@ class Publication:
             for m, answer in answers.items()
             if m in self._live and answer.checksums != self._sent.checksums
         ]
-        if wrong:
-            reason = "its checksums are not the trainer's"
-            fences: list[Action] = [self._fence(m, reason) for m in wrong]
-            return fences + self._abort(
-                ", ".join(f"engine {m}" for m in wrong) + ": checksums are not the trainer's", now
-            )
-        return self._go_on(now)
+        return self._without(wrong, "its checksums are not the trainer's", now)
+
+    def _without(self, members: Sequence[int], reason: str, now: float) -> list[Action]:
+        """Fence these, and go on with the others."""
+        fences = [self._fence(m, reason) for m in members]
+        if self.phase is PublicationPhase.VERIFY and not self._live:
+            gone = ", ".join(f"engine {m}" for m in members)
+            return [*fences, *self._abort(f"{gone}: {reason}", now)]
+        return [*fences, *self._go_on(now)]
 
     def _commit(self, now: float) -> list[Action]:
         self._enter(PublicationPhase.COMMIT, now)

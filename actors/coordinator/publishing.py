@@ -11,9 +11,11 @@ Between the two, an engine that has not answered may still sample under the vers
 given no rollout until it answers (`EnginePool.commit`). The proof in docs/lag.md rests on this.
 
 A publication is due if an engine does not serve the trainer's version (a step was taken, or an
-engine came), or if that version is to be pinned for evaluation. With `finish_on = own` every
+engine came), or if that version is to be pinned for evaluation. It goes to the engines that need
+it: one that came late is caught up alone, and the others decode on. With `finish_on = own` every
 version is pinned until nobody needs it. A publication that fails is tried again in a new epoch.
-FAILURES in a row end the run.
+FAILURES in a row end the run, but for those in which an engine was lost: that engine has a restart
+budget of its own, and the next publication goes on without it.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ from weightsync.publication import (
 )
 
 FAILURES = 5
-"""Publications that may fail in a row. Each has fenced the actor at fault, so more failures mean
-another cause."""
+"""Publications that may fail in a row with every engine alive: then nobody was found at fault, and
+trying again will not help."""
 RECENT = 32
 """Publications that are remembered one by one. A run may have any number."""
 
@@ -147,17 +149,37 @@ class Publishing:
             return
         if not pin and not self._engines.behind(version):
             return
+        receivers = self._receivers(version, pin)
+        if not receivers.members:
+            return
         self._number += 1
         self._began, self._pauses, self._pin = trio.current_time(), {}, pin
         self._current = Publication(
             self._number,
             version,
-            self._membership,
+            receivers,
             store=self._trainer[1],
             deadline_s=self._deadline_s,
             pin=pin or self._own,
         )
         self._carry_out(self._current.begin(self._began))
+
+    def _receivers(self, version: int, pin: bool) -> Membership:
+        """Choose the engines that are given the version: all, or only those that come late."""
+        if pin:
+            return self._membership
+        late = [
+            member
+            for member in self._membership.members
+            if (engine := self._engines.get(f"rollout-{member}")) is None
+            or engine.version != version
+        ]
+        if len(late) == len(self._membership.members):
+            return self._membership
+        # A process group cannot change: the next publication to all needs another epoch, too.
+        receivers = self._membership.only(late)
+        self._membership = Membership(receivers.epoch + 1, self._membership.members)
+        return receivers
 
     def late(self, now: float) -> None:
         """Give up what the publication under way has waited for too long; `now` is trio's clock."""
@@ -212,13 +234,15 @@ class Publishing:
                     self._count(trio.current_time() - self._began, self._pauses)
                     self._done(version, self._pin)
                 case Failed(reason):
-                    self._current, self._failures = None, self._failures + 1
+                    assert self._current is not None
+                    lost = len(self._current.live) < len(self._current.membership.members)
+                    self._current, self._failures = None, self._failures + (not lost)
                     self.failed = [*self.failed, reason][-RECENT:]
                     self._membership = self._membership.renewed()
                     logger.warning(
                         "publication %d failed and is tried again: %s", self._number, reason
                     )
-                    if self._failures == FAILURES:
+                    if self._failures == FAILURES and not lost:
                         self._give_up(
                             f"{FAILURES} publications failed in a row, the last because of {reason}"
                         )

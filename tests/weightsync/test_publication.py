@@ -66,6 +66,7 @@ def test_each_change_of_membership_is_a_new_epoch() -> None:
     assert one.left(4) == Membership(3, (9,))
     assert one.left(5) == one
     assert one.renewed() == Membership(3, (4, 9))
+    assert one.joined(2).only([2, 4]) == Membership(4, (4, 2))
     with pytest.raises(ValueError, match="engine 4 is in epoch 2 already"):
         one.joined(4)
     with pytest.raises(ValueError, match="epoch 0 has no engine"):
@@ -98,18 +99,65 @@ def test_the_whole_way() -> None:
     assert p.finished and p.deadline is None and p.waiting_for == "" and p.live == (4, 5)
 
 
-def test_a_wrong_checksum_fences_its_engine_and_aborts() -> None:
+def test_a_wrong_checksum_fences_its_engine_and_the_others_go_on() -> None:
     p = new()
     p.begin(0.0)
     p.prepared(5, prepared(BAD), 1.0)
-    actions = p.transferred(transferred(), 2.0)
-    assert actions[0] == Fence(5, "its checksums are not the trainer's")
-    assert actions[1:] == [ToMember(4, Abort(NUMBER))]
+    assert p.transferred(transferred(), 2.0) == [Fence(5, "its checksums are not the trainer's")]
     assert p.waiting_for == "engine 4"
-    assert p.prepared(4, prepared(error="aborted"), 3.0) == [
-        Failed("engine 5: checksums are not the trainer's")
+    assert p.prepared(4, prepared(), 3.0) == [
+        Decided(VERSION),
+        ToMember(4, Commit(NUMBER, VERSION, False)),
     ]
     assert p.live == (4,)
+
+
+def test_an_engine_that_dies_when_all_is_sent_is_left_out() -> None:
+    p = new()
+    p.begin(0.0)
+    p.transferred(transferred(), 1.0)
+    p.prepared(4, prepared(), 2.0)
+    assert p.lost(5, "killed", 3.0) == [
+        Fence(5, "killed"),
+        Decided(VERSION),
+        ToMember(4, Commit(NUMBER, VERSION, False)),
+    ]
+    assert p.committed(4, committed(), 4.0) == [Done(VERSION)]
+
+
+def test_an_engine_that_is_silent_when_all_is_sent_is_left_out() -> None:
+    p = new()
+    p.begin(0.0)
+    p.transferred(transferred(), 1.0)
+    p.prepared(5, prepared(), 2.0)
+    assert p.late(11.0) == [
+        Fence(4, "no answer within 10 s of verify"),
+        Decided(VERSION),
+        ToMember(5, Commit(NUMBER, VERSION, False)),
+    ]
+
+
+def test_where_nobody_is_left_nothing_is_committed() -> None:
+    p = new()
+    p.begin(0.0)
+    p.transferred(transferred(), 1.0)
+    p.prepared(5, prepared(BAD), 1.0)
+    assert p.lost(4, "killed", 3.0) == [Fence(4, "killed"), Failed("engine 4: killed")]
+    assert p.live == ()
+
+
+def test_an_error_when_all_is_sent_aborts_for_all() -> None:
+    """Who did not receive decodes on with the version before, so nobody may go on without it."""
+    p = new()
+    p.begin(0.0)
+    p.transferred(transferred(), 1.0)
+    p.prepared(5, prepared(), 1.0)
+    assert p.prepared(4, prepared(error="connection closed"), 2.0) == [
+        ToMember(4, Abort(NUMBER)),
+        ToMember(5, Abort(NUMBER)),
+        Failed("engine 4: connection closed"),
+    ]
+    assert p.live == (4, 5)
 
 
 def test_an_engine_lost_during_the_transfer_aborts_and_the_others_are_not_blamed() -> None:
@@ -220,10 +268,9 @@ class Witness:
                 case Decided():
                     self.seen["decided"] += 1
                     assert self.seen["aborts"] == 0, "decided after an abort"
-                    assert not self.fenced, "decided without somebody"
-                    assert self.sent is not None and all(
-                        self.sums.get(m) == self.sent for m in self.members
-                    )
+                    left = set(self.members) - self.fenced
+                    assert left and self.sent is not None
+                    assert all(self.sums.get(m) == self.sent for m in left)
                 case ToMember(member, Commit()):
                     assert (
                         self.seen["decided"] == 1
@@ -357,7 +404,9 @@ def test_all_orders_of_two_engines() -> None:
                 checker.heard(p.late(now))
             assert p.finished
             outcomes[f"{p.phase.value} {' '.join(sorted(kinds))}"] += 1
-    assert all(("good good" in key) for key in outcomes if key.startswith("done"))
+    assert all("good" in key for key in outcomes if key.startswith("done"))
+    assert outcomes["done good lost"] and outcomes["done good wrong"]
+    assert outcomes["done good silent"]
     assert (
         outcomes["done good good"] and outcomes["failed good good"] and outcomes["failed good lost"]
     )
