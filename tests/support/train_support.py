@@ -62,11 +62,16 @@ def train(argv: list[str], **environment: str) -> subprocess.CompletedProcess[st
 
 @contextmanager
 def started(argv: list[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Run it beside the test; it is gone at the end of the block."""
+    """Run it beside the test; it is gone at the end of the block. It heeds SIGHUP, also where the
+    tests were started to outlive their terminal."""
     env = os.environ | environment
-    process = subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
-    )
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
     try:
         yield process
     finally:
