@@ -71,9 +71,7 @@ async def test_an_engine_that_comes_late_is_caught_up_alone(
         supervision={"stall_s": 1000.0, "restarts": 100},
     )
     # responses take so long that an engine comes back before the next step is full
-    made.script = hashed(
-        vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10, seconds_per_token=1.0
-    )
+    made.script = hashed(vocab_size=VOCABULARY, stop_id=STOP, mean_tokens=10, seconds_per_token=1.0)
 
     async def user() -> None:
         publishing = lambda: made.coordinator.parts.publishing  # noqa: E731
