@@ -146,9 +146,11 @@ class EnginePool:
         """The versions that engines decode with."""
         return {version for version in self._versions if version is not None}
 
-    def behind(self, version: int) -> bool:
-        """True if any engine does not decode with `version`."""
-        return self._versions[version] < len(self._engines)
+    def behind(self, version: int) -> list[EngineHandle]:
+        """The engines that do not decode with `version`."""
+        if self._versions[version] == len(self._engines):
+            return []
+        return [engine for engine in self if engine.version != version]
 
     # ---------------------------------------------------------------------------------------- room
 

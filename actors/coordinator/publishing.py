@@ -145,11 +145,9 @@ class Publishing:
     def pump(self, version: int, pin: bool) -> None:
         """Start the publication that is due, if any. `version` is the trainer's. With `pin` it is
         to be evaluated."""
-        if self._current is not None or self._trainer is None or not self._membership.members:
+        if self._current is not None or self._trainer is None:
             return
-        if not pin and not self._engines.behind(version):
-            return
-        receivers = self._receivers(version, pin)
+        receivers = self._membership if pin else self._receivers(version)
         if not receivers.members:
             return
         self._number += 1
@@ -164,16 +162,13 @@ class Publishing:
         )
         self._carry_out(self._current.begin(self._began))
 
-    def _receivers(self, version: int, pin: bool) -> Membership:
-        """Choose the engines that are given the version: all, or only those that come late."""
-        if pin:
-            return self._membership
-        late = [
-            member
-            for member in self._membership.members
-            if (engine := self._engines.get(f"rollout-{member}")) is None
-            or engine.version != version
-        ]
+    def _receivers(self, version: int) -> Membership:
+        """The members that do not decode with `version`: all of them, or in an epoch of their own
+        those that came late."""
+        behind = {engine.peer.index for engine in self._engines.behind(version)}
+        late = behind.intersection(self._membership.members)
+        if not late:
+            return Membership()
         if len(late) == len(self._membership.members):
             return self._membership
         # A process group cannot change: the next publication to all needs another epoch, too.

@@ -119,9 +119,9 @@ def test_engines_are_found_by_their_services_and_their_room(operations: list[tup
                         held.remove(rollout)
         assert {engine.name: engine.slots for engine in engines} == naive.slots
         for version in range(3):
-            assert engines.behind(version) == any(
-                naive.version.get(name) != version for name in naive.slots
-            )
+            assert {engine.name for engine in engines.behind(version)} == {
+                name for name in naive.slots if naive.version.get(name) != version
+            }
         assert engines.kept == set().union(*naive.kept.values()) and engines.current == set(
             naive.version.values()
         )

@@ -138,6 +138,7 @@ def harness(keep: Path, *more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.explore
 @needs_atheris
 @pytest.mark.processes
 def test_a_few_thousand_inputs_of_atheris(tmp_path: Path) -> None:

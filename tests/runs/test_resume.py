@@ -222,6 +222,7 @@ def test_after_sigkill_of_everything_the_run_goes_on_and_finishes(killed: Lived)
     assert processes(killed.run) == {}
 
 
+@pytest.mark.explore
 def test_unfinished_rollouts_go_on_from_their_last_journalled_token(
     killed: Lived, cut: Cut
 ) -> None:
@@ -245,6 +246,7 @@ def test_unfinished_rollouts_go_on_from_their_last_journalled_token(
     assert resumed
 
 
+@pytest.mark.explore
 def test_responses_that_were_killed_amid_are_the_same_to_what_float32_rounds(cut: Cut) -> None:
     """What was written is prefilled, which adds up in another order than decoding did.
 
@@ -306,6 +308,7 @@ def assert_equal(whole: Lived, run: Path, within: float = 0.0) -> None:
     assert max(differ.values()) <= within and one.keys() == other.keys()
 
 
+@pytest.mark.explore
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_is_used(
     whole: Lived, killed: Lived
 ) -> None:
@@ -337,6 +340,7 @@ def moved(killed: Lived, name: str) -> Path:
     return run
 
 
+@pytest.mark.explore
 def test_resuming_a_finished_run_changes_nothing(whole: Lived) -> None:
     before = (
         (whole.run / MODEL / "model.safetensors").read_bytes(),
@@ -415,6 +419,7 @@ def small_disk(path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+@pytest.mark.explore
 def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         run, ballast = disk / "run", disk / "ballast"

@@ -73,6 +73,7 @@ def test_a_terminal_that_hangs_up_drains_the_run(model: Path, tmp_path: Path) ->
     assert processes(run) == {}
 
 
+@pytest.mark.explore
 def test_a_run_that_was_started_to_outlive_its_terminal_does(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     argv = command(model, run, train__steps=100_000)
@@ -86,6 +87,7 @@ def test_a_run_that_was_started_to_outlive_its_terminal_does(model: Path, tmp_pa
     assert code == 0, out + err
 
 
+@pytest.mark.explore
 def test_a_launcher_that_is_stopped_and_continued_ends_nothing(model: Path, tmp_path: Path) -> None:
     """Ctrl-Z, for longer than the coordinator may be silent."""
     run = tmp_path / "run"
@@ -103,7 +105,9 @@ def test_a_launcher_that_is_stopped_and_continued_ends_nothing(model: Path, tmp_
     assert summary.read(run / "summary.json").ok
 
 
-@pytest.mark.parametrize("output", ["closed pipe", "full disk"])
+@pytest.mark.parametrize(
+    "output", ["closed pipe", pytest.param("full disk", marks=pytest.mark.explore)]
+)
 def test_a_run_whose_output_is_lost_goes_on_to_its_end(
     output: str, model: Path, tmp_path: Path
 ) -> None:

@@ -198,10 +198,8 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.explore] * (name != "chain_sum")) for name in TASKS],
-)
+@pytest.mark.explore
+@pytest.mark.parametrize("name", TASKS)
 def test_other_reasoning_gym_tasks(name: str, model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = train(
@@ -236,6 +234,7 @@ VERIFIERS = {"forgetful": forgetful}
 """
 
 
+@pytest.mark.explore
 def test_a_verifier_of_several_rewards_trains_by_each_of_them(model: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
     (tmp_path / "several_rewards.py").write_text(SEVERAL)

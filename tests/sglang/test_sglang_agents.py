@@ -39,6 +39,7 @@ def weights(seed: int) -> dict[str, Any]:
     return {name: parameter.detach() for name, parameter in new_model(seed).named_parameters()}
 
 
+@pytest.mark.explore
 async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
     sglang_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

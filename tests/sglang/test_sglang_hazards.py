@@ -294,6 +294,7 @@ async def test_hazard_1_an_id_outside_the_vocabulary_does_not_reach_the_server(
         await s.ended(2)
 
 
+@pytest.mark.explore
 @pytest.mark.slow
 async def test_hazard_1_because_it_kills_the_server(sglang_start: Callable[..., Server]) -> None:
     """On a server of its own, which sends only news in each event: that reads the same."""
@@ -476,7 +477,14 @@ async def decoded_across_loads(
         return versions, gap
 
 
-@pytest.mark.parametrize(("mode", "held"), [("retract", 256), ("retract", 16), ("abort", 256)])
+@pytest.mark.parametrize(
+    ("mode", "held"),
+    [
+        ("retract", 256),
+        pytest.param("retract", 16, marks=pytest.mark.explore),
+        pytest.param("abort", 256, marks=pytest.mark.explore),
+    ],
+)
 async def test_hazard_9_after_a_load_each_token_has_its_log_probability_under_its_version(
     client: Client, policies: list[Path], mode: Mode, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -364,6 +364,7 @@ def actor(real: Callable[..., Launch], tmp_path: Path) -> Iterator[subprocess.Po
     process.wait()
 
 
+@pytest.mark.explore
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(START_S + 120)

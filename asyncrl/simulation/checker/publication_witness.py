@@ -1,5 +1,6 @@
 """Publications as their messages tell of them. Invariant: each publication has a reason, an epoch
-whose transfer failed is never used again, and who is told to abort lets go at once.
+whose transfer failed is never used again, an epoch is of one membership, who has a version is not
+sent it again, and who is told to abort lets go at once.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class PublicationWitness:
         self._run, self._keeps = run, keeps
         self._epochs: dict[int, tuple[int, int]] = {}  # by publication: its epoch, and the world
         self._ranks: dict[int, set[int]] = {}
+        self._members: dict[tuple[int, int], str] = {}  # the start that has a rank in an epoch
+        self._worlds: dict[int, int] = {}  # by epoch
         self._broken: set[int] = set()  # publications that failed
         self._reasons = 1
         self._aborted: dict[tuple[str, int], float] = {}  # when a start heard of it
@@ -71,10 +74,27 @@ class PublicationWitness:
                     ranks,
                 )
                 ranks.add(message.rank)
+                member = self._members.setdefault((message.epoch, message.rank), start)
+                self._run.hold(
+                    "publication",
+                    member == start,
+                    "{} goes to {}, and {} has that rank",
+                    message,
+                    start,
+                    member,
+                )
             case Abort(number):
                 self._failed(number)
             case Commit():
-                self.served(start).pins[message.version] = message.pin
+                served = self.served(start)
+                self._run.hold(
+                    "publication",
+                    message.pin or served.current != message.version,
+                    "{} is told to serve version {}, which it does",
+                    start,
+                    message.version,
+                )
+                served.pins[message.version] = message.pin
             case Unpin(version):
                 self.served(start).kept.discard(version)
             case Leases(leases):
@@ -101,7 +121,8 @@ class PublicationWitness:
                 self._failed(message.publication)
             case Committed():
                 served = self.served(start)
-                served.current = message.version
+                if message.version in served.pins:  # else a link has repeated it
+                    served.current = message.version
                 if not self._keeps:
                     served.kept.clear()
                 if served.pins.get(message.version):
@@ -176,6 +197,14 @@ class PublicationWitness:
             "publication {} goes to epoch {}, whose transfer has failed before",
             number,
             epoch,
+        )
+        self._run.hold(
+            "publication",
+            self._worlds.setdefault(epoch, world) == world,
+            "epoch {} is of {} processes, and of {}",
+            epoch,
+            self._worlds[epoch],
+            world,
         )
         self.row += 1
         begun = len(self._epochs)
