@@ -285,7 +285,13 @@ async def trainer(place: ActorContext) -> None:
     checkpoint = latest(place.run) if place.resume else None
     model = load_model(checkpoint or place.initial, _dtype(config))
     torch.nn.Module.to(model, config.train.device)
-    learner = Learner(model, config.train, config.staleness, config.rollout.temperature)
+    learner = Learner(
+        model,
+        config.train,
+        config.staleness,
+        config.rollout.temperature,
+        budget=config.rollout.max_new_tokens,
+    )
     if checkpoint is not None:
         restore(checkpoint, learner)
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from asyncrl.config.advice import advice
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size
-from asyncrl.config.losses import clip_bounds, clips_nothing, objective_of, ratios_weigh
+from asyncrl.config.losses import clip_bounds, clips_nothing, loss_mean, objective_of, ratios_weigh
 from asyncrl.config.schema import Config
 from staleness.admission import AdmissionPolicy
 
@@ -131,7 +131,7 @@ def derived(config: Config, available: int) -> list[Row]:
             "loss",
             train.objective,
             f"{objective_of(train).describe(clip_bounds(train))}; "
-            f"advantage {train.advantage}, by {train.unit}",
+            f"advantage {train.advantage}, by {train.unit}; mean by {loss_mean(train)}",
         ),
         Row(
             "correction",

@@ -14,6 +14,7 @@ from typing import Any
 from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
 from staleness.advantages import Advantage
+from staleness.loss_mean import Mean
 from staleness.objectives import ClipBounds, Objective
 
 Contradictions = Iterator[tuple[tuple[str, ...], str]]
@@ -27,6 +28,12 @@ def loss_contradictions(config: Config) -> Contradictions:
         yield (
             ("train.dual_clip", "train.clip_hi"),
             "the second clip would cut into the first: dual_clip must be larger than 1 + clip_hi",
+        )
+    if objective.by_rollout and (mean := loss_mean(train)) != "rollout":
+        yield (
+            ("train.objective", "train.loss_mean"),
+            f"{train.objective} is a loss of whole rollouts, and with {mean} the long ones would "
+            "count more: set loss_mean to auto or rollout",
         )
     if objective.ratio != "none" and objective.bounded == "nowhere":
         yield from _unbounded(train, config.staleness)
@@ -42,6 +49,13 @@ def objective_of(train: TrainConfig) -> Objective:
 def advantage_of(train: TrainConfig) -> Advantage:
     """The advantage that `train.advantage` names."""
     return ADVANTAGES.find(train.advantage)()
+
+
+def loss_mean(train: TrainConfig) -> Mean:
+    """The mean over a step that `train.loss_mean` asks for."""
+    if train.loss_mean != "auto":
+        return train.loss_mean
+    return "rollout" if objective_of(train).by_rollout else "token"
 
 
 def clip_bounds(train: TrainConfig) -> ClipBounds:

@@ -337,6 +337,24 @@ class TrainConfig(Section, frozen=True):
         OBJECTIVES.named,
         Meta(description="what is minimized, per token"),
     ] = "clip"
+    loss_mean: Annotated[
+        Literal["auto", "token", "rollout", "constant"],
+        Meta(
+            description=(
+                "what counts alike in a step: each token, or each rollout; constant: tokens, "
+                "divided by max_new_tokens and the rollouts; auto: rollout for gspo, else token"
+            )
+        ),
+    ] = "auto"
+    loss_divisor: Annotated[
+        Literal["kept", "all"],
+        Meta(
+            description=(
+                "tokens that count in what the loss is divided by: those trained, or those that "
+                "corrections left out too"
+            )
+        ),
+    ] = "kept"
     dual_clip: Annotated[
         float,
         Meta(

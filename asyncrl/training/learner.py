@@ -1,10 +1,10 @@
 """One optimizer step from many micro-batches. Invariant: the gradient is the same however the
 rollouts are split.
 
-The loss of a step is the sum over its trained tokens divided by their number. Each micro-batch adds
-the gradient of its own sum, and the division happens once, when the step is closed and the number
-is known. What is said of a whole rollout is computed where all of it is: a rollout is never split
-over packed batches.
+The loss of a step is a sum over its tokens, divided by what `train.loss_mean` says. Each
+micro-batch adds the gradient of its own sum, and the division happens once, when the step is closed
+and the divisor is known. What is said of a whole rollout is computed where all of it is: a rollout
+is never split over packed batches.
 """
 
 from __future__ import annotations
@@ -17,46 +17,32 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.config.losses import (
-    advantage_of,
-    clip_bounds,
-    clips_nothing,
-    objective_of,
-    ratios_weigh,
-)
+from asyncrl.config.losses import advantage_of, clips_nothing
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
 from asyncrl.training.batch import Batch, read
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.gradients import sample_advantages
 from asyncrl.training.linear import accelerate
+from asyncrl.training.loss import MEDIAN, STALE, Loss, ResponseTokens
 from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
 from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
 from staleness import proximal
-from staleness.corrections import apply_corrections
-from staleness.diagnostics import by_lag
-from staleness.objectives import token_loss
-from staleness.ratios import log_ratio
-from staleness.tokens import Tokens
 from staleness.vcpo import learning_rate_scale
 
 logger = logging.getLogger(__name__)
-TRAINED, STALE, MEDIAN, NONFINITE = range(4)
-"""Fates of a response token. From 4 on a fate is 4 + the place, in the list, of the correction that
-left it out."""
-REASONS = ("", "stale", "median", "nonfinite")
 
 
 class Learner:
     """A model and its optimizer (AdamW), which changes `master_weights`. `version` counts the steps
     taken, from that of the checkpoint or 0.
 
-    `temperature` is that of sampling. Dropout stays off: current and behaviour log-probabilities
-    must be of the same policy. `past` is what is known of earlier versions, where the proximal
-    policy is one of them.
+    `temperature` is that of sampling, `budget` the tokens that a response may have. Dropout stays
+    off: current and behaviour log-probabilities must be of the same policy. `past` is what is known
+    of earlier versions, where the proximal policy is one of them.
     """
 
     def __init__(
@@ -66,6 +52,8 @@ class Learner:
         staleness: StalenessConfig,
         temperature: float,
         version: int = 0,
+        *,
+        budget: int | None = None,
     ) -> None:
         model.train(False)
         accelerate(model)
@@ -87,14 +75,12 @@ class Learner:
             None if most is None else ProximalLogprobs(model, temperature, most)
         )
         self._train, self._staleness, self._temperature = train, staleness, temperature
-        self._objective, self._bounds = objective_of(train), clip_bounds(train)
+        self._loss = Loss(train, staleness, budget)
         self._advantage = advantage_of(train)
-        self._weighted = ratios_weigh(train, staleness)
         if clips_nothing(train, staleness):
             logger.warning(
                 "proximal is recompute: the ratio of the objective is 1, and clipping does nothing"
             )
-        self._reasons = (*REASONS, *(entry.kind for entry in staleness.correction))
         self._sums = Sums()
 
     def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview | bytes]) -> None:
@@ -143,7 +129,7 @@ class Learner:
             and self._staleness.proximal == "boundary"
         ):
             self.proximal_logprobs.remember(batch.samples, scores)
-        table = torch.zeros(len(batch.samples), len(self._reasons), dtype=torch.int64)
+        table = torch.zeros(len(batch.samples), len(self._loss.reasons), dtype=torch.int64)
         table.index_put_((tensors.sample_index, fates), torch.ones_like(fates), accumulate=True)
         return [
             TokenCount(
@@ -151,7 +137,7 @@ class Learner:
                 row[0],
                 {
                     reason: count
-                    for reason, count in zip(self._reasons[1:], row[1:], strict=True)
+                    for reason, count in zip(self._loss.reasons[1:], row[1:], strict=True)
                     if count
                 },
             )
@@ -179,43 +165,15 @@ class Learner:
         if not arrived.any():
             return fate
         current = log_probabilities(self.model, packed, self._temperature)
-        prox, proximal_unknown = self._proximal(
-            batch, packed, current, behaviour, lag, arrived, scores
+        prox, unknown = self._proximal(batch, packed, current, behaviour, lag, arrived, scores)
+        facts = ResponseTokens(
+            behaviour, advantage.to(sample_index.device)[sample_index], lag, sample_index, arrived
         )
-        ratios = proximal.log_ratios(current, behaviour, prox)
-        usable = arrived & ratios.finite
-        tokens = Tokens(
-            log_ratio=ratios.log_ratio,
-            mismatch=ratios.mismatch,
-            current=current,
-            behaviour=behaviour,
-            advantage=advantage.to(sample_index.device)[sample_index],
-            lag=lag,
-            sample_index=sample_index,
-            mask=usable,
-        )
-        corrected = apply_corrections(self._staleness.correction, tokens, weighted=self._weighted)
-        of_kept = tokens._replace(mask=corrected.kept)
-        minimized = token_loss(self._objective, of_kept, self._bounds)
-        loss = (corrected.weight * minimized.loss).sum()
-        if corrected.kept.any():
-            loss.backward()  # type: ignore[no-untyped-call]
-        fate[arrived] = NONFINITE
-        fate = torch.where(usable, len(REASONS) + corrected.rejected_by, fate)
-        fate[corrected.kept] = TRAINED
-        whole = ratios.mismatch if prox is None else log_ratio(current.detach(), behaviour).value
-        self._sums = self._sums.merge(
-            Sums(
-                int(corrected.kept.sum()),
-                int(arrived.sum()),
-                int(minimized.clipped.sum()),
-                proximal_unknown,
-                float(loss.detach()),
-                by_lag(whole, usable, sample_index, lag, corrected.kept),
-                corrected.diagnostics,
-            )
-        )
-        return fate
+        found = self._loss.of(facts, current, prox)
+        if found.total is not None:
+            found.total.backward()  # type: ignore[no-untyped-call]
+        self._sums = self._sums.merge(found.sums).merge(Sums(proximal_unknown=unknown))
+        return torch.where(arrived, found.fate, fate)
 
     def _proximal(
         self,
@@ -248,7 +206,7 @@ class Learner:
                 return torch.where(unknown, current.detach(), found), int((unknown & arrived).sum())
 
     def step(self) -> dict[str, float]:
-        """Close the step: divide the gradient by the trained tokens, clip it, update, and make the
+        """Close the step: divide the gradient by the step's divisor, clip it, update, and make the
         next version.
 
         Where no token was trained, or the gradient is not finite, the weights stay as they are, and
@@ -263,7 +221,7 @@ class Learner:
         if sums.trained:
             changed = [master for _, master in self.master_weights.named()]
             torch._foreach_div_(
-                [master.grad for master in changed if master.grad is not None], float(sums.trained)
+                [master.grad for master in changed if master.grad is not None], sums.divisor
             )
             norm = float(torch.nn.utils.clip_grad_norm_(changed, self._train.grad_clip))
         updated = sums.trained > 0 and math.isfinite(norm)

@@ -17,14 +17,16 @@ class Sums(NamedTuple):
     `trained`: tokens in the loss. `arrived`: tokens that were not masked on arrival. `clipped`:
     trained tokens whose gradient a bound of the objective changed. `proximal_unknown`: tokens whose
     proximal log-probability is not known, so that they have the current one. `loss` is the sum over
-    the trained tokens. `by_lag` is of current against behaviour policy. `corrections` are the
-    diagnostics of the list of corrections."""
+    the trained tokens, each with its weight in the mean, and `divisor` what it is divided by.
+    `by_lag` is of current against behaviour policy. `corrections` are the diagnostics of the list
+    of corrections."""
 
     trained: int = 0
     arrived: int = 0
     clipped: int = 0
     proximal_unknown: int = 0
     loss: float = 0.0
+    divisor: float = 0.0
     by_lag: ByLag = ByLag()
     corrections: Mapping[str, Tensor] = {}
 
@@ -39,19 +41,20 @@ class Sums(NamedTuple):
             self.clipped + other.clipped,
             self.proximal_unknown + other.proximal_unknown,
             self.loss + other.loss,
+            self.divisor + other.divisor,
             self.by_lag.merge(other.by_lag),
             corrections,
         )
 
     def metrics(self) -> dict[str, float]:
-        """Give `loss` and `clip_fraction` of the trained tokens, `weight_mean`, the mean weight
-        that the corrections give them, `kept_fraction` (trained of the tokens not stale), those of
-        `Divergence.means` in all and of `ByLag.metrics` by lag, the sums `<correction>_<what>`, and
-        the counts `trained_tokens` and `proximal_unknown`."""
+        """Give `loss` as it is minimized, `clip_fraction` of the trained tokens, `weight_mean`, the
+        mean weight that the corrections give them, `kept_fraction` (trained of the tokens not
+        stale), those of `Divergence.means` in all and of `ByLag.metrics` by lag, the sums
+        `<correction>_<what>`, and the counts `trained_tokens` and `proximal_unknown`."""
         trained = max(1, self.trained)
         corrections = {name: float(value) for name, value in sorted(self.corrections.items())}
         return {
-            "loss": self.loss / trained,
+            "loss": self.loss / self.divisor if self.divisor else 0.0,
             "clip_fraction": self.clipped / trained,
             "kept_fraction": self.trained / max(1, self.arrived),
             "weight_mean": corrections.pop("weight", 0.0) / trained,

@@ -14,8 +14,10 @@ class Gspo(Objective):
     its token form: every token's ratio has the value s, and the gradient of its own `log_ratio`
     times s (GSPO-token, arXiv 2507.18071).
 
-    Where the advantage and the weight are the same in all of a rollout, that is the gradient of the
-    rollout's own loss times its tokens. The paper's bounds are lo = 3e-4, hi = 4e-4.
+    Where the advantage and the weight are the same in all of a rollout, the mean over its tokens
+    has the gradient of the rollout's own loss, as the paper has it, so `train.loss_mean` is
+    `rollout`. (Weighted by length it would be another objective, LUSPO, arXiv 2602.05261.) The
+    paper's bounds are lo = 3e-4, hi = 4e-4.
 
     The mean ratio of this rollout is 2:
 
@@ -29,6 +31,7 @@ class Gspo(Objective):
     settings: ClassVar[frozenset[str]] = frozenset({"clip_lo", "clip_hi"})
     ratio: ClassVar[Literal["none", "token", "rollout_mean", "rollout_product"]] = "rollout_mean"
     bounded: ClassVar[Literal["both", "positive", "nowhere"]] = "positive"
+    by_rollout: ClassVar[bool] = True
 
     def per_token(self, tokens: Tokens, bounds: ClipBounds) -> TokenLoss:
         log = tokens.log_ratio

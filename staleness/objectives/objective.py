@@ -52,7 +52,8 @@ class Objective(ABC):
     `[train]` that it reads, of `clip_lo`, `clip_hi` and `dual_clip`. `ratio`: the ratio of current
     to proximal policy in it, of a token, of a rollout by its mean or product, or none. `bounded`:
     where a bound keeps that ratio from growing: for either sign of the advantage, for a positive
-    one alone, or nowhere.
+    one alone, or nowhere. `by_rollout`: it is a loss of whole rollouts, each of which counts alike
+    (`train.loss_mean = rollout`).
 
     >>> from staleness.objectives import Clip
     >>> Clip.kind, Clip.ratio, Clip.bounded, Clip().describe(ClipBounds())
@@ -63,6 +64,7 @@ class Objective(ABC):
     settings: ClassVar[frozenset[str]] = frozenset()
     ratio: ClassVar[Literal["none", "token", "rollout_mean", "rollout_product"]] = "token"
     bounded: ClassVar[Literal["both", "positive", "nowhere"]] = "nowhere"
+    by_rollout: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

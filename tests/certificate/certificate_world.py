@@ -109,7 +109,11 @@ class RealLearner:
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
         self.learner = Learner(
-            copy.deepcopy(model), config.train, config.staleness, config.rollout.temperature
+            copy.deepcopy(model),
+            config.train,
+            config.staleness,
+            config.rollout.temperature,
+            budget=config.rollout.max_new_tokens,
         )
         self.losses: list[float] = []
 

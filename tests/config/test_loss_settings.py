@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from asyncrl.config import Config, ConfigError, load, read, render, write
 from asyncrl.config.derived import derived
+from asyncrl.config.losses import loss_mean
 from staleness.corrections import (
     BUILT_IN,
     K3,
@@ -248,6 +249,16 @@ TWICE = "staleness.correction=icepop,icepop"
             "both mis and kpop weigh by the ratio",
         ),
         (
+            ["train.objective=gspo", "train.loss_mean=token"],
+            ["train.objective", "train.loss_mean"],
+            "the long ones would count more: set loss_mean to auto or rollout",
+        ),
+        (
+            ["train.objective=gspo", "train.loss_mean=constant"],
+            ["train.objective", "train.loss_mean"],
+            "set loss_mean to auto or rollout",
+        ),
+        (
             ["train.unit=rollout"],
             ["train.unit", "train.advantage"],
             "set advantage to first_k, or unit to group",
@@ -317,6 +328,8 @@ def test_a_loss_that_is_not_defined_is_refused(sets: list[str], keys: list[str],
         ["train.advantage=gdpo"],
         ["train.advantage=min_variance", "train.micro_tokens=2048"],
         ["staleness.proximal=recompute"],
+        ["train.objective=gspo"],
+        ["train.objective=gspo", "train.loss_mean=rollout"],
     ],
 )
 def test_a_loss_at_the_edge_passes(sets: list[str]) -> None:
@@ -333,6 +346,22 @@ def test_a_contradiction_shows_the_list_as_it_is_written() -> None:
 
 
 # ---------------------------------------------------------------------------- what follows from it
+
+
+@pytest.mark.parametrize(
+    ("sets", "mean"),
+    [
+        ([], "token"),
+        (["train.objective=gspo"], "rollout"),
+        (["train.loss_mean=constant"], "constant"),
+        (["train.objective=topr", "train.loss_mean=rollout"], "rollout"),
+    ],
+)
+def test_the_mean_follows_the_objective_unless_it_is_said(sets: list[str], mean: str) -> None:
+    config = load(None, sets, {})
+    assert loss_mean(config.train) == mean
+    rows = {row.name: row for row in derived(config, available=2)}
+    assert rows["loss"].meaning.endswith(f"; mean by {mean}")
 
 
 @pytest.mark.parametrize(

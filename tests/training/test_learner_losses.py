@@ -71,8 +71,8 @@ def test_each_objective_takes_each_advantage(objective: str, advantage: str) -> 
 def of_rollout(
     objective: str, current: torch.Tensor, behaviour: torch.Tensor, advantage: float
 ) -> torch.Tensor:
-    """Sum of a rollout's losses, with clip_lo 0.1, clip_hi 0.15 and dual_clip 1.3; GSPO as the
-    paper has it, for the whole rollout."""
+    """Sum of a rollout's losses, with clip_lo 0.1, clip_hi 0.15 and dual_clip 1.3; of GSPO as the
+    paper has it, one loss for the whole rollout."""
     log = current - behaviour
     ratio = log.exp()
     match objective:
@@ -85,7 +85,7 @@ def of_rollout(
             ).sum()
         case "gspo":
             whole = log.mean().exp()
-            return -len(log) * torch.minimum(whole * advantage, whole.clamp(0.9, 1.15) * advantage)
+            return -torch.minimum(whole * advantage, whole.clamp(0.9, 1.15) * advantage)
         case "cispo":
             return (-ratio.detach().clamp(max=1.15) * advantage * current).sum()
         case "topr":
@@ -104,7 +104,7 @@ def test_the_gradient_of_each_objective_is_its_formula(objective: str) -> None:
     )
     every = [rollout for group in groups(11) for rollout in group]
     exact = copy.deepcopy(subject.model).double().eval()
-    losses, trained = [], 0
+    losses, divisor = [], 0
     for rollout in every:
         rewards = [r.reward for r in every if r.group == rollout.group]
         kept = [t for t, keep in enumerate(rollout.mask) if keep]
@@ -118,8 +118,8 @@ def test_the_gradient_of_each_objective_is_its_formula(objective: str) -> None:
                     objective, current, behaviour, rollout.reward - sum(rewards) / len(rewards)
                 )
             )
-            trained += len(kept)
-    mean = torch.stack(losses).sum() / trained
+            divisor += 1 if objective == "gspo" else len(kept)
+    mean = torch.stack(losses).sum() / divisor
     mean.backward()
     gradients, metrics, _ = run(subject, [every[:4], every[4:]])
     assert metrics["loss"] == pytest.approx(float(mean.detach()), abs=1e-5)

@@ -1,0 +1,107 @@
+"""The loss of a packed batch: corrections, objective, and what each token counts. Invariant: sums
+alone leave here, so that the step's gradient does not depend on how the step was split.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from asyncrl.config.losses import clip_bounds, loss_mean, objective_of, ratios_weigh
+from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.training.sums import Sums
+from staleness import proximal
+from staleness.corrections import apply_corrections
+from staleness.diagnostics import by_lag
+from staleness.loss_mean import mean_weights
+from staleness.objectives import token_loss
+from staleness.ratios import log_ratio
+from staleness.tokens import Tokens
+
+TRAINED, STALE, MEDIAN, NONFINITE = range(4)
+"""Fates of a response token. From 4 on a fate is 4 + the place, in the list, of the correction that
+left it out."""
+REASONS = ("", "stale", "median", "nonfinite")
+
+
+class ResponseTokens(NamedTuple):
+    """Facts of a packed batch's response tokens, each a tensor of shape [tokens]: the
+    log-probability `behaviour` (float32), its rollout's `advantage` (float32), its `lag` and
+    `sample_index` (int64), and `arrived` (bool): it may enter the loss."""
+
+    behaviour: Tensor
+    advantage: Tensor
+    lag: Tensor
+    sample_index: Tensor
+    arrived: Tensor
+
+
+class LossParts(NamedTuple):
+    """`total`: the sum of the losses, a scalar with its gradient, to be divided by the step's
+    divisor; None where no token has any. `fate`: int64 [tokens], of the tokens that arrived.
+    `sums`: what the step's metrics are made of."""
+
+    total: Tensor | None
+    fate: Tensor
+    sums: Sums
+
+
+class Loss:
+    """The loss that the settings ask for. `budget` is how many tokens a response may have, which
+    `loss_mean = constant` needs; raises ValueError where it does and there is none."""
+
+    def __init__(
+        self, train: TrainConfig, staleness: StalenessConfig, budget: int | None = None
+    ) -> None:
+        self._corrections = staleness.correction
+        self._objective, self._bounds = objective_of(train), clip_bounds(train)
+        self._weighted = ratios_weigh(train, staleness)
+        self._mean, self._divisor = loss_mean(train), train.loss_divisor
+        if self._mean == "constant" and budget is None:
+            raise ValueError("loss_mean is constant, and nobody said what a response may have")
+        self._budget = budget or 1
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Words for the fates, in their order; empty for what is trained."""
+        return (*REASONS, *(entry.kind for entry in self._corrections))
+
+    def of(self, facts: ResponseTokens, current: Tensor, prox: Tensor | None) -> LossParts:
+        """Give the loss of these tokens, at least one of which arrived. `current` are their
+        log-probabilities, float32 [tokens] with a gradient, and `prox` those of the proximal
+        policy; None where that is the behaviour policy."""
+        ratios = proximal.log_ratios(current, facts.behaviour, prox)
+        usable = facts.arrived & ratios.finite
+        tokens = Tokens(
+            log_ratio=ratios.log_ratio,
+            mismatch=ratios.mismatch,
+            current=current,
+            behaviour=facts.behaviour,
+            advantage=facts.advantage,
+            lag=facts.lag,
+            sample_index=facts.sample_index,
+            mask=usable,
+        )
+        corrected = apply_corrections(self._corrections, tokens, weighted=self._weighted)
+        kept = corrected.kept
+        minimized = token_loss(self._objective, tokens._replace(mask=kept), self._bounds)
+        counted = kept if self._divisor == "kept" else usable
+        weights = mean_weights(self._mean, counted, facts.sample_index, self._budget)
+        total = (corrected.weight * weights.of_token * minimized.loss).sum()
+        fate = torch.where(usable, len(REASONS) + corrected.rejected_by, NONFINITE)
+        fate[kept] = TRAINED
+        whole = (
+            ratios.mismatch if prox is None else log_ratio(current.detach(), facts.behaviour).value
+        )
+        sums = Sums(
+            trained=int(kept.sum()),
+            arrived=int(facts.arrived.sum()),
+            clipped=int(minimized.clipped.sum()),
+            loss=float(total.detach()),
+            divisor=weights.divisor,
+            by_lag=by_lag(whole, usable, facts.sample_index, facts.lag, kept),
+            corrections=corrected.diagnostics,
+        )
+        return LossParts(total if kept.any() else None, fate, sums)

@@ -1,0 +1,63 @@
+"""The mean over a step that its tokens' losses make. Invariant: every part adds up, so that a step
+may be split, and is divided once.
+
+    token       each token counts alike: the sum over all tokens, divided by their number (DAPO,
+                arXiv 2503.14476, eq. 8)
+    rollout     each rollout counts alike: its own mean, and the mean of these over the rollouts
+                (GRPO, arXiv 2402.03300; GSPO, arXiv 2507.18071)
+    constant    the sum over all tokens, divided by the rollouts times the tokens that one may have
+                (Dr. GRPO, arXiv 2503.20783): the divisor knows nothing of the lengths
+
+A rollout without a token that counts is not counted. Only methods of tensors are called here, so
+that importing this needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from staleness.tensors import Tensor
+from staleness.tokens import sum_by_rollout
+
+Mean = Literal["token", "rollout", "constant"]
+
+
+class MeanWeights(NamedTuple):
+    """`of_token`: float32 [tokens], the factor of a token's loss. `divisor`: the part of these
+    tokens in what the step's sum is divided by.
+
+    >>> import torch
+    >>> MeanWeights(torch.tensor([0.5, 0.5, 1.0]), 2.0).divisor
+    2.0
+    """
+
+    of_token: Tensor
+    divisor: float
+
+
+def mean_weights(mean: Mean, counted: Tensor, sample_index: Tensor, budget: int) -> MeanWeights:
+    """Weights of the tokens of some whole rollouts. `counted` (bool [tokens]) are the tokens that
+    count in the divisor, `sample_index` (int64 [tokens]) says whose each is, and `budget` >= 1 how
+    many tokens a rollout may have.
+
+    Two rollouts, of three tokens and of one:
+
+    >>> import torch
+    >>> counted, whose = torch.ones(4, dtype=torch.bool), torch.tensor([0, 0, 0, 1])
+    >>> for mean in ("token", "rollout", "constant"):
+    ...     found = mean_weights(mean, counted, whose, budget=10)
+    ...     print(mean, [round(weight, 2) for weight in found.of_token.tolist()], found.divisor)
+    token [1.0, 1.0, 1.0, 1.0] 4.0
+    rollout [0.33, 0.33, 0.33, 1.0] 2.0
+    constant [1.0, 1.0, 1.0, 1.0] 20.0
+    """
+    tokens = sum_by_rollout(counted.double(), counted, sample_index).tokens
+    rollouts = float((tokens > 0).sum())
+    each = tokens.clamp(min=1).reciprocal()[sample_index].float()
+    match mean:
+        case "token":
+            return MeanWeights(each.new_ones(each.shape), float(tokens.sum()))
+        case "rollout":
+            return MeanWeights(each, rollouts)
+        case "constant":
+            return MeanWeights(each.new_ones(each.shape), rollouts * budget)
