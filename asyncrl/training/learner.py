@@ -26,6 +26,7 @@ from asyncrl.training.gradients import sample_advantages
 from asyncrl.training.linear import accelerate
 from asyncrl.training.loss import MEDIAN, STALE, Loss, ResponseTokens
 from asyncrl.training.master_weights import MasterWeights
+from asyncrl.training.optimizer import adamw
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
 from asyncrl.training.schedule import learning_rate
@@ -60,14 +61,7 @@ class Learner:
         self.model = model
         self.version = version
         self.master_weights = MasterWeights(model)
-        changed = [master for _, master in self.master_weights.named()]
-        self.optimizer = torch.optim.AdamW(
-            changed,
-            lr=train.lr,
-            betas=(train.beta1, train.beta2),
-            weight_decay=train.weight_decay,
-            foreach=True,
-        )
+        self.optimizer = adamw(self._changed, train)
         most = {"boundary": max(1, staleness.max_lag), "snapshot": staleness.max_lag}.get(
             staleness.proximal
         )
@@ -82,6 +76,11 @@ class Learner:
                 "proximal is recompute: the ratio of the objective is 1, and clipping does nothing"
             )
         self._sums = Sums()
+
+    @property
+    def _changed(self) -> list[torch.nn.Parameter]:
+        """What the optimizer changes."""
+        return [master for _, master in self.master_weights.named()]
 
     def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview | bytes]) -> None:
         """Score and keep what the message has, while the weights are those of its step. Raises
@@ -219,7 +218,7 @@ class Learner:
         rate = learning_rate(self._train, self.version) * scale
         norm = 0.0
         if sums.trained:
-            changed = [master for _, master in self.master_weights.named()]
+            changed = self._changed
             torch._foreach_div_(
                 [master.grad for master in changed if master.grad is not None], sums.divisor
             )

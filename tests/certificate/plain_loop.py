@@ -138,7 +138,8 @@ class AdamW:
             ):
                 mean += (1 - rules.beta1) * (scale * g - mean)
                 square += (1 - rules.beta2) * ((scale * g).square() - square)
-                p *= 1 - rate * rules.weight_decay
+                if p.dim() == 2:  # only matrices decay
+                    p *= 1 - rate * rules.weight_decay
                 p -= (
                     rate
                     * (mean / (1 - rules.beta1 ** (step + 1)))

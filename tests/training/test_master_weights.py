@@ -32,7 +32,13 @@ def test_steps_too_small_for_bfloat16_are_not_lost() -> None:
     other = Learner(plain, TRAIN, StalenessConfig(), 1.0)  # for its gradients alone
     copies = {name: p.detach().float().requires_grad_() for name, p in plain.named_parameters()}
     optimizer = torch.optim.AdamW(
-        copies.values(),
+        [
+            {"params": [copy for copy in copies.values() if copy.dim() == 2]},
+            {
+                "params": [copy for copy in copies.values() if copy.dim() == 1],
+                "weight_decay": 0.0,
+            },
+        ],
         lr=TRAIN.lr,
         betas=(TRAIN.beta1, TRAIN.beta2),
         weight_decay=TRAIN.weight_decay,
