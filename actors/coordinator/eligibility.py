@@ -6,7 +6,8 @@ that cannot be trained leaves under its reason.
     no_verdict       a rollout that the verifier could not judge
     k_min            a group with fewer than `k_min` verdicts; a rollout of a complete group with
                      fewer than `k_min` others to be compared with
-    zero_variance    a group whose rewards are all equal; a rollout whose reward is its baseline
+    zero_variance    a group whose rewards are all equal, where that is no signal; a rollout whose
+                     reward is its baseline
     stale            too old for the step, by any token; where old tokens are masked, by all
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 from actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
+from asyncrl.config.losses import drops_equal
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
 from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
 from asyncrl.ipc.messages import Scored
@@ -45,7 +47,7 @@ class Eligibility:
         rollout, restart = self._config.rollout, self._config.staleness.on_stale == "restart"
         if len(group.rewards) < rollout.k_min:
             self._remove(Dropped(group.id, "k_min"), group.rewards, filtered=True)
-        elif rollout.filter == "zero_variance" and min(group.rewards) == max(group.rewards):
+        elif drops_equal(self._config) and min(group.rewards) == max(group.rewards):
             self._remove(Dropped(group.id, "zero_variance"), group.rewards, filtered=True)
         elif self._stale(group.scored, step):
             self._remove(Dropped(group.id, "stale", restart=restart), group.rewards)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from actors.coordinator.components import Components
 from actors.coordinator.lifecycle import Outcome
 from actors.coordinator.stepping import Stepping
+from asyncrl.config.losses import drops_equal
 from asyncrl.strategies.acceptance import below_floor
 
 _EASIER = "choose an easier or harder task, a larger rollout.group_size, or rollout.filter = none"
@@ -49,7 +50,7 @@ def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
             f"the last {stepping.filtered} groups were all filtered, so nothing can be "
             f"learned{complaint()}: {_EASIER}"
         )
-    if config.rollout.filter == "zero_variance":
+    if drops_equal(config):
         recent = parts.store.experience.history.recent
         if poor := below_floor(recent, config.rollout.accept_floor, patience):
             return f"{poor}{complaint()}: {_EASIER}"

@@ -222,6 +222,7 @@ class Stepping:
                 [of_rollout(groups[rollout.group], rollout, self._config) for rollout in batch],
                 rewards,
                 parts,
+                {number: group.lengths for number, group in named.items()} if whole else {},
             )
 
     def _send(
@@ -229,6 +230,7 @@ class Stepping:
         pieces: list[SequenceToTrain],
         rewards: dict[int, list[float]],
         parts: dict[int, list[list[float]]],
+        lengths: dict[int, list[int]],
     ) -> None:
         most, mask, lags = max_lag(self._config), bytearray(), Counter[int]()
         for piece in pieces:
@@ -238,7 +240,7 @@ class Stepping:
         sequences = [piece.sequence for piece in pieces]
         self._outstanding[self._step, self._index] = lags
         message = MicroBatch(
-            self._step, self._index, [piece.sample for piece in pieces], rewards, parts
+            self._step, self._index, [piece.sample for piece in pieces], rewards, parts, lengths
         )
         self._commands.queue(
             message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
@@ -266,19 +268,20 @@ class Stepping:
         ]
         rewards = {kept.group: list(kept.rewards) for kept in chosen}
         parts = {kept.group: [member.parts for member in kept.members] for kept in chosen}
+        whole = advantage_of(self._config.train).whole_step
+        lengths = {kept.group: list(kept.lengths) for kept in chosen} if whole else {}
         for batch in micro_batches(
             groups,
             lambda piece: piece.tokens,
             self._config.train.micro_tokens,
         ):
-            named = (
-                rewards
-                if advantage_of(self._config.train).whole_step
-                else {piece.sample.group for piece in batch}
-            )
+            named = rewards if whole else {piece.sample.group for piece in batch}
             self._replays.add((self._step, self._index))
             self._send(
-                batch, {n: rewards[n] for n in named}, {n: parts[n] for n in named if any(parts[n])}
+                batch,
+                {n: rewards[n] for n in named},
+                {n: parts[n] for n in named if any(parts[n])},
+                lengths,
             )
 
     def _tokens(self, rollout: Rollout) -> int:

@@ -12,7 +12,13 @@ from typing import NamedTuple
 
 from asyncrl.config.engines import capabilities
 from asyncrl.config.fields import lookup
-from asyncrl.config.losses import advantage_of, bounded_above, clips_nothing, objective_of
+from asyncrl.config.losses import (
+    advantage_of,
+    bounded_above,
+    clips_nothing,
+    drops_equal,
+    objective_of,
+)
 from asyncrl.config.schema import Config
 
 GSPO_BOUND = 0.01
@@ -79,11 +85,17 @@ def _loss(config: Config) -> Iterator[Advice]:
             f"is {train.advantage}, and this task's verifier gives one reward: there are no others "
             "to compare by themselves",
         )
-    elif several and config.rollout.filter == "zero_variance":
+    elif several and drops_equal(config):
         yield Advice(
             "rollout.filter",
             "is zero_variance, which looks at sums: groups whose rewards differ and whose sums "
             "do not are left out",
+        )
+    if config.rollout.filter == "zero_variance" and not drops_equal(config):
+        yield Advice(
+            "rollout.filter",
+            f"is zero_variance, and drops nothing: with {train.advantage} a group whose rewards "
+            "are all equal differs from the rest of its step",
         )
     nothing = clips_nothing(train, staleness)
     if (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from asyncrl.config.losses import drops_equal
 from asyncrl.config.schema import Config
 from staleness.admission import (
     AdmissionPolicy,
@@ -39,7 +40,7 @@ def admission_policy(config: Config) -> AdmissionPolicy:
             window=staleness.window,
             max_lag=max_lag(config),
             on_stale=staleness.on_stale,
-            filter=rollout.filter,
+            filter="zero_variance" if drops_equal(config) else "none",
             unit=train.unit,
             step_tokens=train.step_tokens,
             max_new_tokens=rollout.max_new_tokens,

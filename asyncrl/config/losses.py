@@ -51,6 +51,13 @@ def advantage_of(train: TrainConfig) -> Advantage:
     return ADVANTAGES.find(train.advantage)()
 
 
+def drops_equal(config: Config) -> bool:
+    """True if groups whose rewards are all equal are left out: `rollout.filter` asks for it, and
+    they have no signal. Relative to the step they may have one."""
+    filtered = config.rollout.filter == "zero_variance"
+    return filtered and not advantage_of(config.train).equal_has_signal
+
+
 def loss_mean(train: TrainConfig) -> Mean:
     """The mean over a step that `train.loss_mean` asks for."""
     if train.loss_mean != "auto":
@@ -134,6 +141,13 @@ def _advantages(config: Config) -> Contradictions:
     size: tuple[str, Any] = ("rollout.group_size", rollout.group_size)
     if rollout.sizing == "difficulty":
         size = ("rollout.group_size_max", max(rollout.group_size, rollout.group_size_max))
+    if advantage.odd_group and (rollout.sizing != "fixed" or rollout.group_size % 2 == 0):
+        yield (
+            ("train.advantage", size[0]),
+            f"{train.advantage} compares a group with the member in its middle, which it does not "
+            f"train: set group_size to {rollout.group_size + 1 - rollout.group_size % 2}, and "
+            "sizing to fixed",
+        )
     if train.unit == "rollout" and advantage.unit != "rollout":
         yield (
             ("train.unit", "train.advantage"),

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from asyncrl.config.engines import capabilities
 from asyncrl.config.flow import flow_contradictions
-from asyncrl.config.losses import loss_contradictions
+from asyncrl.config.losses import drops_equal, loss_contradictions
 from asyncrl.config.schema import Config
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -27,7 +27,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             ("rollout.k_min", "rollout.group_size"),
             "a group cannot have more verdicts than rollouts: lower k_min or raise group_size",
         )
-    if rollout.group_size == 1 and rollout.filter == "zero_variance":
+    if rollout.group_size == 1 and drops_equal(config):
         yield (
             ("rollout.filter", "rollout.group_size"),
             "one reward never varies, so every group would be filtered: raise group_size or set "

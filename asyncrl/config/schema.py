@@ -241,7 +241,12 @@ class RolloutConfig(Section, frozen=True):
     temperature: Annotated[float, Meta(gt=0, description="of sampling; evaluation is greedy")] = 1.0
     filter: Annotated[
         Literal["zero_variance", "none"],
-        Meta(description="groups left out: those whose rewards are all equal, or none"),
+        Meta(
+            description=(
+                "groups left out: those whose rewards are all equal (with reinforce_pp they have "
+                "a signal, and stay), or none"
+            )
+        ),
     ] = "zero_variance"
     filter_patience: Annotated[
         int, Meta(ge=1, description="groups filtered in a row that end the run")

@@ -42,6 +42,11 @@ class ReplayGroup(msgspec.Struct, array_like=True):
         """The rewards, in the order of `members`."""
         return tuple(member.reward for member in self.members)
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The sampled tokens of each of the `members`."""
+        return tuple(len(member.ids) >> 2 for member in self.members)
+
     def sequence(self, member: ReplayMember) -> TrainingSequence:
         """The prompt and a member's response, to be trained again."""
         return TrainingSequence.single_turn(self.prompt, member.ids, member.behaviour, member.spans)

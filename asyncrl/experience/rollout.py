@@ -261,6 +261,11 @@ class Group(msgspec.Struct):
             member.verdict.parts for member in self.members if isinstance(member.verdict, Scored)
         ]
 
+    @property
+    def lengths(self) -> list[int]:
+        """The sampled tokens of each member with a reward, in the order of `scored`."""
+        return [member.tokens for member in self.scored]
+
     def sequence(self, member: Rollout) -> TrainingSequence:
         """The prompt and what there is of a member's response, to be trained."""
         return TrainingSequence.single_turn(self.prompt, member.ids, member.behaviour, member.spans)

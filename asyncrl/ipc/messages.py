@@ -246,7 +246,8 @@ class Sample(Part, frozen=True):
 class MicroBatch(Message, frozen=True):
     """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a
     verdict, for every group named, or, where advantages are relative to the batch, for every group
-    of the step; `parts` their parts, where there are any, in the same order. Buffer 0: `int32` ids,
+    of the step; `parts` their parts, where there are any, in the same order, and `lengths` their
+    sampled tokens, where advantages are relative to the batch. Buffer 0: `int32` ids,
     for each sample its prompt and then its response. Buffer 1: `float32` behaviour
     log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens, 1 where
     the token may enter the loss, 0 where it is too old."""
@@ -256,6 +257,7 @@ class MicroBatch(Message, frozen=True):
     samples: list[Sample]
     rewards: dict[int, list[float]]
     parts: dict[int, list[list[float]]] = {}
+    lengths: dict[int, list[int]] = {}
 
 
 class ScoreProximal(Message, frozen=True):

@@ -187,7 +187,8 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
         config.train.steps,
         reason,
     )
-    if world.rewards.equal and config.rollout.filter != "none":
+    filtered = config.rollout.filter != "none" and config.train.advantage != "reinforce_pp"
+    if world.rewards.equal and filtered:
         checker.hold("liveness", given_up, "nothing could be learned, and the end was: {}", reason)
     lost = {
         reason: count

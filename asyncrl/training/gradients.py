@@ -45,7 +45,8 @@ def sample_advantages(
                 )
         gradients = ModelGradients(tensors, len(batch.samples), model, temperature)
     return advantage_tensors(
-        advantage, RewardedSamples(batch.samples, batch.rewards, batch.parts, gradients)
+        advantage,
+        RewardedSamples(batch.samples, batch.rewards, batch.parts, gradients, batch.lengths),
     )
 
 

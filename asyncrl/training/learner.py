@@ -79,7 +79,7 @@ class Learner:
 
     @property
     def _changed(self) -> list[torch.nn.Parameter]:
-        """What the optimizer changes."""
+        """Weights that the optimizer changes."""
         return [master for _, master in self.master_weights.named()]
 
     def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview | bytes]) -> None:

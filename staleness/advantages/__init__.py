@@ -9,6 +9,7 @@ from staleness.advantages.advantage import (
     Advantage,
     GradientNorms,
     GroupAdvantage,
+    Lengths,
     MemberAdvantage,
     Parts,
     RewardedSamples,
@@ -16,7 +17,7 @@ from staleness.advantages.advantage import (
 )
 from staleness.advantages.first_k import FirstK
 from staleness.advantages.in_group import DrGrpo, Grpo, McGrpo, Rloo
-from staleness.advantages.in_step import Gdpo, ReinforcePp
+from staleness.advantages.in_step import Gdpo, ReinforcePp, ReinforcePpBaseline
 from staleness.advantages.min_variance import MinVariance, MinVarianceLogits
 
 __all__ = [
@@ -29,12 +30,14 @@ __all__ = [
     "GradientNorms",
     "GroupAdvantage",
     "Grpo",
+    "Lengths",
     "McGrpo",
     "MemberAdvantage",
     "MinVariance",
     "MinVarianceLogits",
     "Parts",
     "ReinforcePp",
+    "ReinforcePpBaseline",
     "RewardedSamples",
     "Rewards",
     "Rloo",
@@ -49,6 +52,7 @@ BUILT_IN: dict[str, type[Advantage]] = {
         McGrpo,
         Gdpo,
         ReinforcePp,
+        ReinforcePpBaseline,
         FirstK,
         MinVariance,
         MinVarianceLogits,

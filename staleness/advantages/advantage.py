@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from asyncrl.ipc.messages import Sample
@@ -18,6 +19,9 @@ Rewards = Mapping[int, Sequence[float]]
 """Group → the rewards of all its members with a verdict, in the order of `Sample.member`."""
 Parts = Mapping[int, Sequence[Sequence[float]]]
 """Group → the parts of each of those rewards, for groups that have any."""
+Lengths = Mapping[int, Sequence[int]]
+"""Group → the sampled tokens of each of those members; for an advantage that is relative to the
+whole step, which may count tokens and not rollouts."""
 
 LARGEST = 1e38
 """Largest reward, either sign: the difference of two still fits a float32."""
@@ -52,7 +56,8 @@ class RewardedSamples(NamedTuple):
     """A micro-batch, as an advantage is given it.
 
     `rewards` has the groups of `samples`, or every group of the step for an advantage that is
-    relative to the whole step. `gradients` is None for an advantage that needs none.
+    relative to the whole step, and then `lengths` has them too. `gradients` is None for an
+    advantage that needs none.
 
     >>> given = RewardedSamples([], {4: [1.0, 0.0]}, {})
     >>> given.rewards[4], given.gradients
@@ -63,6 +68,7 @@ class RewardedSamples(NamedTuple):
     rewards: Rewards
     parts: Parts
     gradients: GradientNorms | None = None
+    lengths: Lengths = MappingProxyType({})
 
 
 class Advantage(ABC):
@@ -73,11 +79,13 @@ class Advantage(ABC):
     reads. `whole_step`: it is relative to the step, so each micro-batch needs the rewards (and
     parts) of every group of the step. `needs_gradients`: it needs the norm of each rollout's
     gradient, so a group must be whole in one micro-batch. `several_rewards`: it compares the parts
-    of a reward one by one.
+    of a reward one by one. `equal_has_signal`: a group whose rewards are all equal may have an
+    advantage, so that `rollout.filter = zero_variance` drops none. `odd_group`: it compares a group
+    with one of its members, so `rollout.group_size` is odd.
 
     >>> from staleness.advantages import BUILT_IN
     >>> [kind for kind, advantage in BUILT_IN.items() if advantage.whole_step]
-    ['gdpo', 'reinforce_pp']
+    ['gdpo', 'reinforce_pp', 'reinforce_pp_baseline']
     """
 
     kind: ClassVar[str] = ""
@@ -86,6 +94,8 @@ class Advantage(ABC):
     whole_step: ClassVar[bool] = False
     needs_gradients: ClassVar[bool] = False
     several_rewards: ClassVar[bool] = False
+    equal_has_signal: ClassVar[bool] = False
+    odd_group: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -106,7 +116,7 @@ class MemberAdvantage(Advantage):
     member it is (`Sample.member`). Otherwise its reward is enough.
 
     >>> class AboveHalf(MemberAdvantage):
-    ...     def of_members(self, rewards, parts):
+    ...     def of_members(self, rewards, parts, lengths):
     ...         return {group: [reward - 0.5 for reward in of] for group, of in rewards.items()}
     >>> sample = Sample(
     ...     rollout=9, group=4, prompt_tokens=1, response_tokens=1, reward=1.0, spans=[], member=1
@@ -118,7 +128,9 @@ class MemberAdvantage(Advantage):
     needs_member: ClassVar[bool] = False
 
     @abstractmethod
-    def of_members(self, rewards: Rewards, parts: Parts) -> Mapping[int, Sequence[float | None]]:
+    def of_members(
+        self, rewards: Rewards, parts: Parts, lengths: Lengths
+    ) -> Mapping[int, Sequence[float | None]]:
         """Advantage of each member of each group of `rewards`, in the same order; None for a member
         that is not trained. Each group has at least one member, and all rewards are finite."""
 
@@ -133,7 +145,7 @@ class MemberAdvantage(Advantage):
         for group, members in rewards.items():
             check_rewards(group, members)
         places = [self._place(sample, rewards.get(sample.group, ())) for sample in given.samples]
-        table = self.of_members(rewards, given.parts)
+        table = self.of_members(rewards, given.parts, given.lengths)
         for group, members in rewards.items():
             if len(table[group]) != len(members):
                 raise ValueError(
@@ -168,7 +180,7 @@ class GroupAdvantage(MemberAdvantage):
     >>> class Best(GroupAdvantage):
     ...     def of_group(self, rewards):
     ...         return [float(reward == max(rewards)) for reward in rewards]
-    >>> Best().of_members({4: [0.0, 2.0], 7: [1.0]}, {})
+    >>> Best().of_members({4: [0.0, 2.0], 7: [1.0]}, {}, {})
     {4: [0.0, 1.0], 7: [1.0]}
     """
 
@@ -177,8 +189,10 @@ class GroupAdvantage(MemberAdvantage):
         """Advantage of each of the `rewards` of one group, at least one; None for a member that is
         not trained."""
 
-    def of_members(self, rewards: Rewards, parts: Parts) -> Mapping[int, Sequence[float | None]]:
-        """Each group by itself, whatever its parts."""
+    def of_members(
+        self, rewards: Rewards, parts: Parts, lengths: Lengths
+    ) -> Mapping[int, Sequence[float | None]]:
+        """Each group by itself, whatever its parts and lengths."""
         return {group: self.of_group(members) for group, members in rewards.items()}
 
 

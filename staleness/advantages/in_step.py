@@ -6,8 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from staleness.advantages.advantage import MemberAdvantage, Parts, Rewards, check_rewards
-from staleness.advantages.normalization import all_equal, normalized
+from staleness.advantages.advantage import (
+    Lengths,
+    MemberAdvantage,
+    Parts,
+    Rewards,
+    check_rewards,
+)
+from staleness.advantages.normalization import all_equal, centred, normalized
 
 
 class Gdpo(MemberAdvantage):
@@ -18,7 +24,7 @@ class Gdpo(MemberAdvantage):
     One group, of two parts: the second part, which one member has, counts more.
 
     >>> rows = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
-    >>> found = Gdpo().of_members({4: [1.0, 1.0, 1.0, 0.0]}, {4: rows})
+    >>> found = Gdpo().of_members({4: [1.0, 1.0, 1.0, 0.0]}, {4: rows}, {})
     >>> [round(value, 2) for value in found[4]]
     [0.4, 0.69, 0.4, -1.49]
     """
@@ -28,7 +34,9 @@ class Gdpo(MemberAdvantage):
     needs_member: ClassVar[bool] = True
     several_rewards: ClassVar[bool] = True
 
-    def of_members(self, rewards: Rewards, parts: Parts) -> dict[int, list[float]]:
+    def of_members(
+        self, rewards: Rewards, parts: Parts, lengths: Lengths
+    ) -> dict[int, list[float]]:
         columns = {
             group: _columns(group, members, parts.get(group, ()))
             for group, members in rewards.items()
@@ -49,19 +57,54 @@ class Gdpo(MemberAdvantage):
 
 
 class ReinforcePp(MemberAdvantage):
-    """`(R - mean) / std` over all members of the step, whatever their group (REINFORCE++, arXiv
-    2501.03262).
+    """`(R - mean) / std` over all tokens of the step, whatever their group: a rollout counts once
+    for each token that it has (REINFORCE++, arXiv 2501.03262, without its KL term; verl whitens the
+    same way).
 
-    >>> ReinforcePp().of_members({4: [0.0, 2.0], 7: [4.0]}, {})
+    >>> ReinforcePp().of_members({4: [0.0, 2.0], 7: [4.0]}, {}, {4: [1, 1], 7: [1]})
     {4: [-1.0, 0.0], 7: [1.0]}
     """
 
     kind: ClassVar[str] = "reinforce_pp"
     whole_step: ClassVar[bool] = True
+    equal_has_signal: ClassVar[bool] = True
 
-    def of_members(self, rewards: Rewards, parts: Parts) -> dict[int, list[float]]:
-        every = [reward for members in rewards.values() for reward in members]
-        return _by_group(rewards, normalized(every))
+    def of_members(
+        self, rewards: Rewards, parts: Parts, lengths: Lengths
+    ) -> dict[int, list[float]]:
+        return _whitened(rewards, lengths)
+
+
+class ReinforcePpBaseline(MemberAdvantage):
+    """`R - mean` of the group, and that whitened over all tokens of the step (REINFORCE++-baseline,
+    arXiv 2501.03262).
+
+    >>> lengths = {4: [1, 1], 7: [1, 1]}
+    >>> found = ReinforcePpBaseline().of_members({4: [0.0, 2.0], 7: [4.0, 4.0]}, {}, lengths)
+    >>> [round(value, 2) for value in found[4] + found[7]]
+    [-1.22, 1.22, 0.0, 0.0]
+    """
+
+    kind: ClassVar[str] = "reinforce_pp_baseline"
+    whole_step: ClassVar[bool] = True
+
+    def of_members(
+        self, rewards: Rewards, parts: Parts, lengths: Lengths
+    ) -> dict[int, list[float]]:
+        return _whitened({group: centred(members) for group, members in rewards.items()}, lengths)
+
+
+def _whitened(values: Rewards, lengths: Lengths) -> dict[int, list[float]]:
+    """`(value - mean) / std` over tokens, of which each member has as many as `lengths` says."""
+    for group, of_group in values.items():
+        if len(lengths.get(group, ())) != len(of_group):
+            raise ValueError(
+                f"group {group} has {len(of_group)} rewards, and the lengths of "
+                f"{len(lengths.get(group, ()))} members came"
+            )
+    every = [value for members in values.values() for value in members]
+    counts = [count for group in values for count in lengths[group]]
+    return _by_group(values, normalized(every, counts))
 
 
 def _by_group(rewards: Rewards, values: Sequence[float]) -> dict[int, list[float]]:

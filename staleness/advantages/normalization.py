@@ -24,13 +24,21 @@ def all_equal(rewards: Sequence[float]) -> bool:
     return all(reward == rewards[0] for reward in rewards)
 
 
-def normalized(rewards: Sequence[float]) -> list[float]:
-    """`(R - mean) / std`.
+def normalized(rewards: Sequence[float], counts: Sequence[int] = ()) -> list[float]:
+    """`(R - mean) / std`; with `counts`, as if each reward were there so many times (0 or more).
 
     >>> normalized([0.0, 2.0, 4.0])
     [-1.0, 0.0, 1.0]
+    >>> [round(value, 3) for value in normalized([0.0, 4.0], [3, 1])]
+    [-0.5, 1.5]
     """
-    return scaled(rewards, mean_of(rewards))
+    if not (total := sum(counts)) or all_equal(rewards):
+        return scaled(rewards, mean_of(rewards))
+    pairs = list(zip(rewards, counts, strict=True))
+    mean = math.fsum(count * reward for reward, count in pairs) / total
+    squares = math.fsum(count * (reward - mean) ** 2 for reward, count in pairs)
+    std = max(math.sqrt(squares / max(1, total - 1)), STD_FLOOR)
+    return [(reward - mean) / std for reward in rewards]
 
 
 def scaled(rewards: Sequence[float], centre: float) -> list[float]:

@@ -280,6 +280,28 @@ async def test_batch_relative_advantages_are_given_the_rewards_of_the_whole_step
     assert max(batch.index for batch, _ in made.learner.batches) > 0
     for batch, _ in made.learner.batches:
         assert set(batch.rewards) == by_step[batch.step] and len(batch.rewards) == B
+        assert {group: len(of) for group, of in batch.lengths.items()} == {
+            group: len(of) for group, of in batch.rewards.items()
+        }
+        for sample in batch.samples:
+            assert sample.member is not None
+            assert batch.lengths[sample.group][sample.member] == sample.sampled_tokens
+
+
+async def test_groups_of_equal_rewards_are_trained_where_they_have_a_signal(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Relative to the step a group of ones is better than a group of zeros."""
+
+    def verdict(split: Split, prompt_index: int, ids: bytes) -> Verdict:
+        return Scored(float(prompt_index % 2))
+
+    made = world(rollout={"filter": "zero_variance"}, train={"advantage": "reinforce_pp"})
+    made.verifiers._verdict = verdict
+    await run_well(made)
+    assert not any(isinstance(event, e.Dropped) for event in made.log.events)
+    trained = {sample.reward for batch, _ in made.learner.batches for sample in batch.samples}
+    assert trained == {0.0, 1.0}
 
 
 async def test_more_groups_are_started_where_the_filter_leaves_many_out(

@@ -269,6 +269,16 @@ TWICE = "staleness.correction=icepop,icepop"
             "set advantage to first_k",
         ),
         (
+            ["train.advantage=mc_grpo"],
+            ["train.advantage", "rollout.group_size"],
+            "set group_size to 9",
+        ),
+        (
+            ["train.advantage=mc_grpo", "rollout.group_size=7", "rollout.sizing=difficulty"],
+            ["train.advantage", "rollout.group_size_max"],
+            "set group_size to 7, and sizing to fixed",
+        ),
+        (
             ["train.unit=rollout", "train.advantage=reinforce_pp"],
             ["train.unit", "train.advantage"],
             "set advantage to first_k",
@@ -329,6 +339,8 @@ def test_a_loss_that_is_not_defined_is_refused(sets: list[str], keys: list[str],
         ["train.advantage=min_variance", "train.micro_tokens=2048"],
         ["staleness.proximal=recompute"],
         ["train.objective=gspo"],
+        ["train.advantage=mc_grpo", "rollout.group_size=9"],
+        ["train.advantage=reinforce_pp", "rollout.group_size=1", "rollout.k_min=1"],
         ["train.objective=gspo", "train.loss_mean=rollout"],
     ],
 )

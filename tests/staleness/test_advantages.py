@@ -14,6 +14,7 @@ from asyncrl.ipc.messages import Sample
 from staleness.advantages import (
     BUILT_IN,
     LARGEST,
+    Lengths,
     MemberAdvantage,
     Parts,
     RewardedSamples,
@@ -31,8 +32,17 @@ BY_MEMBER = {
 }
 
 
-def advantages(kind: str, samples: Sequence[Sample], rewards: Rewards, parts: Parts) -> Advantages:
-    return advantage_tensors(BUILT_IN[kind](), RewardedSamples(samples, rewards, parts))
+def advantages(
+    kind: str,
+    samples: Sequence[Sample],
+    rewards: Rewards,
+    parts: Parts,
+    lengths: Lengths | None = None,
+) -> Advantages:
+    """Every member has one token, unless `lengths` says more."""
+    ones = {group: [1] * len(members) for group, members in rewards.items()}
+    given = RewardedSamples(samples, rewards, parts, lengths=lengths or ones)
+    return advantage_tensors(BUILT_IN[kind](), given)
 
 
 # Few different values make ties, equal groups and medians that several share.
@@ -155,7 +165,9 @@ def test_all_equal_is_no_signal_even_where_the_mean_is_not_exact(
     assert not advantages(kind, whole(equal), equal, {}).value.any()
 
 
-@pytest.mark.parametrize("kind", ["grpo", "mc_grpo", "gdpo", "reinforce_pp"])
+@pytest.mark.parametrize(
+    "kind", ["grpo", "mc_grpo", "gdpo", "reinforce_pp", "reinforce_pp_baseline"]
+)
 def test_almost_equal_rewards_are_divided_by_the_floor(kind: str) -> None:
     members = {0: [0.0, 1e-9]}
     low, high = advantages(kind, whole(members), members, {}).value.tolist()
@@ -276,6 +288,18 @@ class TestGdpo:
             )
 
 
+uneven = st.dictionaries(
+    st.integers(0, 20),
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 1.0, 0.25, -1.0]), st.integers(1, 9)),
+        min_size=1,
+        max_size=6,
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
 class TestReinforcePlusPlus:
     @given(groups)
     def test_knows_no_groups(self, members: dict[int, list[float]]) -> None:
@@ -288,6 +312,37 @@ class TestReinforcePlusPlus:
         assert advantages(
             "reinforce_pp", whole(members), members, {}
         ).value.tolist() == pytest.approx([0.866025] * 2 + [-0.866025] * 2)
+
+    @pytest.mark.parametrize("kind", ["reinforce_pp", "reinforce_pp_baseline"])
+    @given(uneven)
+    def test_whitens_over_tokens(
+        self, kind: str, members: dict[int, list[tuple[float, int]]]
+    ) -> None:
+        """As verl's `masked_whiten` over the mask of responses: each token has its rollout's
+        score, and the variance is unbiased."""
+        rewards = {group: [r for r, _ in rows] for group, rows in members.items()}
+        lengths = {group: [n for _, n in rows] for group, rows in members.items()}
+        scores = {
+            group: np.array(of) - (np.mean(of) if kind == "reinforce_pp_baseline" else 0.0)
+            for group, of in rewards.items()
+        }
+        tokens = np.concatenate([np.repeat(scores[group], lengths[group]) for group in members])
+        got = advantages(kind, whole(rewards), rewards, {}, lengths)
+        for group, values in by_group(got, rewards).items():
+            expected = (scores[group] - tokens.mean()) / std(tokens)
+            if np.ptp(tokens) > 1e-9:
+                assert close(values, expected, 1.0)
+
+    def test_a_long_rollout_counts_once_a_token(self) -> None:
+        members, lengths = {0: [1.0], 1: [0.0]}, {0: [3], 1: [1]}
+        found = advantages("reinforce_pp", whole(members), members, {}, lengths).value.tolist()
+        assert found == pytest.approx([0.25 / 0.5, -0.75 / 0.5])
+
+    @pytest.mark.parametrize("kind", ["reinforce_pp", "reinforce_pp_baseline"])
+    def test_lengths_must_be_of_the_members(self, kind: str) -> None:
+        members = {0: [1.0, 0.0]}
+        with pytest.raises(ValueError, match="lengths of 1 members came"):
+            advantages(kind, whole(members), members, {}, {0: [3]})
 
 
 class TestFirstK:
@@ -334,7 +389,9 @@ class TestRefused:
             advantages(kind, [sample(5, 0, 1.0)], {0: [1.0, 0.0]}, {})
 
 
-@pytest.mark.parametrize("kind", sorted({"grpo", "dr_grpo", "rloo", "reinforce_pp"}))
+@pytest.mark.parametrize(
+    "kind", sorted({"grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"})
+)
 def test_where_only_the_reward_counts_its_place_need_not_be_said(kind: str) -> None:
     members = {0: [0.0, 1.0, 1.0]}
     unplaced = [Sample(0, 0, 1, 1, reward, []) for reward in members[0]]

@@ -28,6 +28,7 @@ ADVANTAGES = (
     "mc_grpo",
     "gdpo",
     "reinforce_pp",
+    "reinforce_pp_baseline",
     "first_k",
     "min_variance",
     "min_variance_logits",

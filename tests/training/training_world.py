@@ -116,6 +116,7 @@ def micro_batch(
 ) -> tuple[MicroBatch, Buffers]:
     """A micro-batch of `members`; the rewards are those of `every` rollout of the step."""
     rewards, parts = dict[int, list[float]](), dict[int, list[list[float]]]()
+    lengths = dict[int, list[int]]()
     samples = {r.number: r.sample for r in members}
     for r in every:  # all groups: some advantages are relative to the step
         if r.number in samples:
@@ -124,6 +125,7 @@ def micro_batch(
             )
         rewards.setdefault(r.group, []).append(r.reward)
         parts.setdefault(r.group, []).append(r.parts)
+        lengths.setdefault(r.group, []).append(len(r.response))
     buffers = (
         np.array([i for m in members for i in m.prompt + m.response], dtype=np.int32).tobytes(),
         np.array([b for m in members for b in m.behaviour], dtype=np.float32).tobytes(),
@@ -135,6 +137,7 @@ def micro_batch(
         [samples[m.number] for m in members],
         rewards,
         parts if any(r.parts for r in every) else {},
+        lengths,
     ), buffers
 
 

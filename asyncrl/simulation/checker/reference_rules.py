@@ -57,9 +57,13 @@ class ReferenceRules:
     @property
     def max_live_filtered(self) -> int:
         """Groups that may be live. Where a filter leaves some out, others are started for them, as
-        far as lag and a factor of 4 allow."""
+        far as lag and a factor of 4 allow. Relative to the step equal rewards are a signal too, and
+        nothing is filtered."""
         train, staleness = self.config.train, self.config.staleness
-        if self.config.rollout.filter == "none" or train.unit == "rollout":
+        unfiltered = (
+            self.config.rollout.filter == "none" or self.config.train.advantage == "reinforce_pp"
+        )
+        if unfiltered or train.unit == "rollout":
             return self.max_live
         return min(
             4 * self.max_live,

@@ -14,7 +14,7 @@ from asyncrl.ipc.messages import NoVerdict, Scored
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_rollout
 from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout
 
-WHOLE_STEP = frozenset({"reinforce_pp", "gdpo"})
+WHOLE_STEP = frozenset({"reinforce_pp", "reinforce_pp_baseline", "gdpo"})
 """Advantages that compare all groups of a step."""
 
 
@@ -403,6 +403,7 @@ def dropped(run: CheckedRun, event: e.Dropped) -> None:
         and len(rewards) < (config.rollout.k_min if config.train.unit == "group" else 1),
         "zero_variance": complete
         and config.rollout.filter == "zero_variance"
+        and config.train.advantage != "reinforce_pp"
         and len(set(rewards)) == 1,
         "stale": complete and bool(scored) and run.stale(scored, run.open_step),
     }
