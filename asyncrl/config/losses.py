@@ -96,11 +96,13 @@ def _unbounded(train: TrainConfig, staleness: StalenessConfig) -> Contradictions
             "proximal to behaviour policy: set proximal to "
             "behaviour, or objective to clip",
         )
-    elif staleness.proximal == "behaviour" and not bounded_above(staleness):
+    elif staleness.proximal == "behaviour" and not (
+        bounded_above(staleness) or any(entry.trust_region for entry in staleness.correction)
+    ):
         yield (
             ("train.objective", "staleness.correction"),
             "this objective does not bound its ratio, and no correction here does: list icepop, "
-            "mis or k3, or set objective to clip",
+            "mis, k3 or dppo, or set objective to clip",
         )
 
 

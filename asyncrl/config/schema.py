@@ -360,6 +360,20 @@ class TrainConfig(Section, frozen=True):
             )
         ),
     ] = "kept"
+    kl_tau: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "weight in the loss of (log r)², r the ratio of current to behaviour policy "
+                "(prime-rl); 0: none"
+            ),
+        ),
+    ] = 0.0
+    entropy_bonus: Annotated[
+        float,
+        Meta(ge=0, description="reward in the loss for each nat of a token's entropy; 0: none"),
+    ] = 0.0
     dual_clip: Annotated[
         float,
         Meta(

@@ -47,6 +47,18 @@ def log_probabilities(model: PreTrainedModel, packed: PackedBatch, temperature: 
     return -F.cross_entropy(logits, packed.targets.to(model.device), reduction="none")
 
 
+def entropies(logits: Tensor) -> Tensor:
+    """Entropy of each row's distribution in nats, float32 [tokens], with the gradient of the
+    `logits`, float32 [tokens, vocabulary].
+
+    >>> entropies(torch.zeros(1, 2)).exp().item()
+    2.0
+    """
+    p = logits.softmax(-1)
+    # a token that cannot be has no part in it, and 0 * -inf is NaN
+    return logits.logsumexp(-1) - (p * logits.masked_fill(p == 0, 0.0)).sum(-1)
+
+
 def response_logits(model: PreTrainedModel, packed: PackedBatch, temperature: float) -> Tensor:
     """Logits that each response token is drawn from, over the temperature: float32 [tokens,
     vocabulary], with gradient.

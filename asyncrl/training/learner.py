@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,7 +22,7 @@ from asyncrl.config.losses import advantage_of, clips_nothing
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
 from asyncrl.training.batch import Batch, read
-from asyncrl.training.forward import log_probabilities, shares
+from asyncrl.training.forward import entropies, response_logits, shares
 from asyncrl.training.gradients import sample_advantages
 from asyncrl.training.linear import accelerate
 from asyncrl.training.loss import MEDIAN, STALE, Loss, ResponseTokens
@@ -163,12 +164,14 @@ class Learner:
         fate = torch.where(fresh & ~trained, MEDIAN, STALE)
         if not arrived.any():
             return fate
-        current = log_probabilities(self.model, packed, self._temperature)
+        logits = response_logits(self.model, packed, self._temperature)
+        current = -F.cross_entropy(logits, packed.targets.to(logits.device), reduction="none")
+        entropy = entropies(logits) if self._loss.learns_entropy else None
         prox, unknown = self._proximal(batch, packed, current, behaviour, lag, arrived, scores)
         facts = ResponseTokens(
             behaviour, advantage.to(sample_index.device)[sample_index], lag, sample_index, arrived
         )
-        found = self._loss.of(facts, current, prox)
+        found = self._loss.of(facts, current, prox, entropy)
         if found.total is not None:
             found.total.backward()  # type: ignore[no-untyped-call]
         self._sums = self._sums.merge(found.sums).merge(Sums(proximal_unknown=unknown))

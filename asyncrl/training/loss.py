@@ -1,5 +1,9 @@
 """The loss of a packed batch: corrections, objective, and what each token counts. Invariant: sums
 alone leave here, so that the step's gradient does not depend on how the step was split.
+
+The objective's loss is of the tokens that corrections kept. What is added to it (`kl_tau`,
+`entropy_bonus`) is of the tokens that count in the divisor, so that it is their mean: with
+`loss_divisor = all` a rejected token is still held back.
 """
 
 from __future__ import annotations
@@ -59,6 +63,7 @@ class Loss:
         self._objective, self._bounds = objective_of(train), clip_bounds(train)
         self._weighted = ratios_weigh(train, staleness)
         self._mean, self._divisor = loss_mean(train), train.loss_divisor
+        self._kl_tau, self._entropy_bonus = train.kl_tau, train.entropy_bonus
         if self._mean == "constant" and budget is None:
             raise ValueError("loss_mean is constant, and nobody said what a response may have")
         self._budget = budget or 1
@@ -68,10 +73,22 @@ class Loss:
         """Words for the fates, in their order; empty for what is trained."""
         return (*REASONS, *(entry.kind for entry in self._corrections))
 
-    def of(self, facts: ResponseTokens, current: Tensor, prox: Tensor | None) -> LossParts:
+    @property
+    def learns_entropy(self) -> bool:
+        """True if the loss has the entropy of the tokens in it."""
+        return self._entropy_bonus > 0
+
+    def of(
+        self,
+        facts: ResponseTokens,
+        current: Tensor,
+        prox: Tensor | None,
+        entropy: Tensor | None = None,
+    ) -> LossParts:
         """Give the loss of these tokens, at least one of which arrived. `current` are their
-        log-probabilities, float32 [tokens] with a gradient, and `prox` those of the proximal
-        policy; None where that is the behaviour policy."""
+        log-probabilities and `entropy` the entropies of what they were drawn from, where the loss
+        has these in it; float32 [tokens] with a gradient. `prox` are log-probabilities of the
+        proximal policy; None where that is the behaviour policy."""
         ratios = proximal.log_ratios(current, facts.behaviour, prox)
         usable = facts.arrived & ratios.finite
         tokens = Tokens(
@@ -89,19 +106,24 @@ class Loss:
         minimized = token_loss(self._objective, tokens._replace(mask=kept), self._bounds)
         counted = kept if self._divisor == "kept" else usable
         weights = mean_weights(self._mean, counted, facts.sample_index, self._budget)
-        total = (corrected.weight * weights.of_token * minimized.loss).sum()
+        each = corrected.weight * minimized.loss
+        whole = log_ratio(current, facts.behaviour).value
+        if self._kl_tau:
+            each = each + self._kl_tau * whole.where(counted, 0.0).square()
+        if self.learns_entropy:
+            assert entropy is not None
+            each = each - self._entropy_bonus * entropy.where(counted, 0.0)
+        total = (weights.of_token * each).sum()
         fate = torch.where(usable, len(REASONS) + corrected.rejected_by, NONFINITE)
         fate[kept] = TRAINED
-        whole = (
-            ratios.mismatch if prox is None else log_ratio(current.detach(), facts.behaviour).value
-        )
         sums = Sums(
             trained=int(kept.sum()),
             arrived=int(facts.arrived.sum()),
             clipped=int(minimized.clipped.sum()),
             loss=float(total.detach()),
             divisor=weights.divisor,
-            by_lag=by_lag(whole, usable, facts.sample_index, facts.lag, kept),
+            by_lag=by_lag(whole.detach(), usable, facts.sample_index, facts.lag, kept),
             corrections=corrected.diagnostics,
         )
-        return LossParts(total if kept.any() else None, fate, sums)
+        pulled = bool(self._kl_tau or self.learns_entropy) and bool(counted.any())
+        return LossParts(total if pulled or kept.any() else None, fate, sums)

@@ -41,6 +41,8 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     weight is a ratio of policies; two of these in one list would count the ratio twice. `rejects`:
     it may leave tokens out of the loss. `band`: its fields `lo` and `hi` are numbers, the two ends
     of one band. `bounds_ratio`: it keeps no token, or no rollout, of a ratio far above 1.
+    `trust_region`: it rejects what an update would take too far from the behaviour policy, whatever
+    the ratio is, so that an objective without a bound may stand on it.
 
     >>> from staleness.corrections import IcePop
     >>> IcePop(hi=2.0).kind, IcePop.rejects, sorted(IcePop.reads)
@@ -53,6 +55,7 @@ class Correction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     rejects: ClassVar[bool] = True
     band: ClassVar[bool] = False
     bounds_ratio: ClassVar[bool] = False
+    trust_region: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

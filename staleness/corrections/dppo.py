@@ -18,7 +18,8 @@ class Dppo(Correction, frozen=True):
     A token is rejected where its probability has risen by more than `hi` and its advantage is
     positive, or has fallen by more than `lo` and its advantage is negative: an update would take it
     further. Both bounds are from behaviour to current. (prime-rl also rejects where the advantage
-    is 0.) Diagnostics: tokens `risen`, `fallen`.
+    is 0.) The paper's own objective is `M r A`: `train.objective = one_forward` under this mask,
+    with `train.loss_divisor = all`. Diagnostics: tokens `risen`, `fallen`.
 
     The probability of both tokens rises from 0.5 to 0.9:
 
@@ -31,6 +32,7 @@ class Dppo(Correction, frozen=True):
 
     kind: ClassVar[str] = "dppo"
     reads: ClassVar[frozenset[str]] = frozenset({"current", "behaviour", "advantage"})
+    trust_region: ClassVar[bool] = True
 
     lo: Annotated[
         float,

@@ -14,8 +14,8 @@ from staleness.tokens import Tokens
 
 class IcePop(Correction, frozen=True):
     """Reject tokens whose ratio leaves the band (IcePop, arXiv 2510.18855): a token is kept, and
-    has its ratio as its weight, where `lo <= exp(l) <= hi`. Diagnostics: tokens `below` and `above`
-    the band.
+    has its ratio as its weight, where `lo <= exp(l) <= hi`. The band is the paper's; prime-rl had
+    lo = 0.2. Diagnostics: tokens `below` and `above` the band.
 
     >>> from staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[0.25, 0.5, 4.0, 6.0])
@@ -30,7 +30,7 @@ class IcePop(Correction, frozen=True):
     bounds_ratio: ClassVar[bool] = True
 
     lo: Annotated[float, Meta(gt=0, le=1, description="smallest ratio of a token that is kept")] = (
-        0.2
+        0.5
     )
     hi: Annotated[float, Meta(ge=1, description="largest ratio of a token that is kept")] = 5.0
 

@@ -12,7 +12,8 @@ from staleness.tokens import Tokens
 class OneForward(Objective):
     """`-r A`, with the gradient through r: with `log_ratio = current - behaviour` and a mask that
     IcePop left, that is `-M(k) A` of INTELLECT-3 (arXiv 2512.16144), which needs no other forward
-    pass. Without such a mask nothing bounds r but e^20.
+    pass; with one that DPPO left, `-M r A` of DPPO (arXiv 2602.04879). Without such a mask nothing
+    bounds r but e^20.
 
     >>> from staleness.corrections.examples import tokens
     >>> some = tokens(ratios=[1.0, 2.0])

@@ -61,7 +61,7 @@ def told(config: Config, **others: object) -> Rules:
         for name in Rules._fields
         if hasattr(section, name)
     }
-    return Rules(**values | {"lo": 0.2, "hi": 5.0} | others)
+    return Rules(**values | {"lo": 0.5, "hi": 5.0} | others)
 
 
 async def run(config: Config) -> RealWorld:

@@ -46,7 +46,7 @@ def correction(*sets: str, path: Path | None = None, **environ: str) -> tuple[An
 
 
 def test_the_default_is_icepop() -> None:
-    assert correction() == (IcePop(lo=0.2, hi=5.0),)
+    assert correction() == (IcePop(lo=0.5, hi=5.0),)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_any_list_is_read_as_it_was_written(
 def test_the_written_list_names_its_kinds() -> None:
     lines = render(Config()).splitlines()
     place = lines.index("correction = [")
-    assert lines[place + 1] == '    { kind = "icepop", lo = 0.2, hi = 5.0 },'
+    assert lines[place + 1] == '    { kind = "icepop", lo = 0.5, hi = 5.0 },'
     assert all(kind.kind in lines[place - 1] for kind in KINDS)
 
 
@@ -339,6 +339,7 @@ def test_a_loss_that_is_not_defined_is_refused(sets: list[str], keys: list[str],
         ["train.advantage=min_variance", "train.micro_tokens=2048"],
         ["staleness.proximal=recompute"],
         ["train.objective=gspo"],
+        ["train.objective=one_forward", "staleness.correction=dppo"],
         ["train.advantage=mc_grpo", "rollout.group_size=9"],
         ["train.advantage=reinforce_pp", "rollout.group_size=1", "rollout.k_min=1"],
         ["train.objective=gspo", "train.loss_mean=rollout"],

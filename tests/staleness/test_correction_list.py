@@ -191,7 +191,7 @@ class TestTable:
         """The table of docs/ and of the papers; each is asymmetric where it has two bounds of one
         kind."""
         assert [bounds(kind()) for kind in (IcePop, Mis, GeometricMask, GeometricTis, Dppo)] == [
-            {"lo": 0.2, "hi": 5.0},
+            {"lo": 0.5, "hi": 5.0},
             {"lo": 0.5, "hi": 2.0},
             {"lo": 0.99, "hi": 1.01},
             {"lo": 0.99, "hi": 1.01},
