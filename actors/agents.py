@@ -26,7 +26,7 @@ from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.gateway.serve import serve
 from asyncrl.httpd.asgi import HttpRefusal
 from asyncrl.ipc.keys import read_private
-from asyncrl.ipc.messages import Verdict
+from asyncrl.ipc.messages import Finish, Verdict
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe.run_dir import GATEWAY_KEY, SESSIONS
 from asyncrl.sessions.recorder import Bounds
@@ -73,7 +73,7 @@ class PooledTaskVerifier:
             self._task.prompt, "train", prompt_index, limiter=self._reading, abandon_on_cancel=True
         )
 
-    async def judge(self, prompt_index: int, reply: bytes) -> Verdict:
+    async def judge(self, prompt_index: int, reply: bytes, finish: Finish) -> Verdict:
         """Judge a reply, as long as the caller waits. It runs in the actor's nursery, because an
         error of the verifiers must end the actor and not this one call alone."""
         send, receive = trio.open_memory_channel[Verdict](1)
@@ -82,7 +82,7 @@ class PooledTaskVerifier:
         async def judge() -> None:
             with scope:
                 async with self._places:
-                    given = await self._verifiers.judge("train", prompt_index, reply)
+                    given = await self._verifiers.judge("train", prompt_index, reply, finish)
                 send.send_nowait(given.verdict)
 
         self._nursery.start_soon(judge)

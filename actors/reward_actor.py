@@ -49,6 +49,7 @@ from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Drain,
     Drained,
+    Finish,
     NoVerdict,
     Scored,
     ScoreRequest,
@@ -107,11 +108,13 @@ class VerifierPool:
         self.slowest: tuple[float, Split, int] = (0.0, "train", -1)
         """The most seconds of a verdict, and the split and index of its prompt."""
 
-    async def judge(self, split: Split, prompt_index: int, ids: bytes | memoryview) -> TimedVerdict:
-        """Judge a response (`ids` int32). It takes at most twice the deadline, because an answer
-        whose worker dies is given to one more. Cancelled, it kills the worker. Raises
-        VerifierLost."""
-        answer = VerifyRequest(split, prompt_index, bytes(ids))
+    async def judge(
+        self, split: Split, prompt_index: int, ids: bytes | memoryview, finish: Finish
+    ) -> TimedVerdict:
+        """Judge a response (`ids` int32) that ended by `finish`. It takes at most twice the
+        deadline, because an answer whose worker dies is given to one more. Cancelled, it kills the
+        worker. Raises VerifierLost."""
+        answer = VerifyRequest(split, prompt_index, bytes(ids), finish)
         given = (
             await self._attempt(answer)
             or await self._attempt(answer)
@@ -217,7 +220,7 @@ async def reward_actor(
     places = trio.Semaphore(concurrency)
 
     async def judge(message: ScoreRequest, ids: memoryview) -> None:
-        given = await verifiers.judge(message.split, message.prompt_index, ids)
+        given = await verifiers.judge(message.split, message.prompt_index, ids, message.finish)
         places.release()
         reporter.count("verdicts")
         await link.send(ScoreResult(message.rollout, given.verdict, given.seconds))

@@ -34,11 +34,12 @@ import msgspec
 import numpy as np
 
 from asyncrl.config.schema import TaskConfig
-from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
+from asyncrl.ipc.messages import Finish, NoVerdict, Scored, Split, Verdict
 from asyncrl.sandbox.forks import Forks, PlainForks
 from asyncrl.sandbox.limits import Limits
 from asyncrl.sandbox.zygote import Zygote
 from asyncrl.tasks import NoReward, Several, Task, open_task
+from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.text import Tokenizer
 
 LENGTH = struct.Struct("<I")
@@ -72,11 +73,12 @@ class Bury(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
-    """To a worker: judge these `int32` response ids."""
+    """To a worker: judge these `int32` response ids, which ended by `finish`."""
 
     split: Split
     prompt_index: int
     ids: bytes
+    finish: Finish
 
 
 class TimedVerdict(msgspec.Struct, frozen=True, array_like=True):
@@ -100,7 +102,8 @@ def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdi
     start = time.perf_counter()
     try:
         ids = np.frombuffer(answer.ids, "<i4").tolist()
-        verdict = read(task.verify(answer.split, answer.prompt_index, tokenizer.decode(ids)))
+        text = Answer(tokenizer.decode(ids), finish=answer.finish, tokens=len(ids))
+        verdict = read(task.verify(answer.split, answer.prompt_index, text))
     except NoReward as error:
         verdict = NoVerdict(str(error))
     except KeyboardInterrupt:

@@ -130,7 +130,7 @@ def program(attack: str, task: str, places: dict[str, object], number: int) -> s
 
 async def judged(verifiers: VerifierPool, answer: str, index: int) -> Verdict:
     ids = np.frombuffer(answer.encode(), np.uint8).astype("<i4").tobytes()
-    return (await verifiers.judge("train", index, ids)).verdict
+    return (await verifiers.judge("train", index, ids, "stop")).verdict
 
 
 def lines(folder: Path, names: list[str]) -> TaskConfig:

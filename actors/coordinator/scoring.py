@@ -71,7 +71,8 @@ class Scoring:
             group = experience.groups[rollout.group]
             self._with[rollout.id] = peer.name, trio.current_time() + self.patience_s
             self._load[peer.name] = self._load.get(peer.name, 0) + 1
-            peer.send(ScoreRequest(rollout.id, group.split, group.prompt_index), bytes(rollout.ids))
+            request = ScoreRequest(rollout.id, group.split, group.prompt_index, rollout.finish)
+            peer.send(request, bytes(rollout.ids))
 
     def on_score_result(self, sender: Peer, message: ScoreResult) -> None:
         """Write down a verdict. One from an actor that was given up meanwhile is ignored, because

@@ -32,6 +32,14 @@ SANDBOXES = {
 """The meaning of `task.sandbox`, in a line."""
 
 
+REWARDS = {
+    "auto": "exact where the data set gives partial credit for junk, else score",
+    "exact": "1 for a right answer, 0 for any other: what is trained is what is evaluated",
+    "score": "what the verifier gives; evaluation counts answers that got 1 or more",
+}
+"""The meaning of `task.reward`, in a line."""
+
+
 class Row(NamedTuple):
     """One line of the table printed first."""
 
@@ -109,6 +117,7 @@ def derived(config: Config, available: int) -> list[Row]:
     return [
         Row("task", task.path or task.name, params or "its own defaults"),
         Row("sandbox", task.sandbox, SANDBOXES[task.sandbox]),
+        Row("reward", task.reward, REWARDS[task.reward]),
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
         Row(

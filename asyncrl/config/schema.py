@@ -52,6 +52,15 @@ class TaskConfig(Section, frozen=True):
         Named("verifier", ("exact", "number")),
         Meta(description="`jsonl`: verifier of lines that name none"),
     ] = "exact"
+    reward: Annotated[
+        Literal["auto", "exact", "score"],
+        Meta(
+            description=(
+                "what is trained: exact, 1 for a right answer and 0 for any other; score, what the "
+                "verifier gives; auto, exact where the data set gives partial credit for junk"
+            )
+        ),
+    ] = "auto"
     sandbox: Annotated[
         Literal["auto", "strict", "process"],
         Meta(

@@ -13,12 +13,12 @@ import msgspec
 
 from asyncrl.experience.rollout import Group, ImpossibleEvent, RolloutStatus
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import Scored, Span
+from asyncrl.ipc.messages import Finish, Scored, Span
 
 
 class ReplayMember(msgspec.Struct, array_like=True):
-    """A rollout as it was trained: its arrays and spans as in `Rollout`, its reward, and the parts
-    of that."""
+    """A rollout as it was trained: its arrays, spans and finish as in `Rollout`, its reward, and
+    the parts of that."""
 
     rollout: int
     ids: bytearray
@@ -26,6 +26,7 @@ class ReplayMember(msgspec.Struct, array_like=True):
     spans: list[Span]
     reward: float
     parts: list[float]
+    finish: Finish = ""
 
 
 class ReplayGroup(msgspec.Struct, array_like=True):
@@ -49,7 +50,9 @@ class ReplayGroup(msgspec.Struct, array_like=True):
 
     def sequence(self, member: ReplayMember) -> TrainingSequence:
         """The prompt and a member's response, to be trained again."""
-        return TrainingSequence.single_turn(self.prompt, member.ids, member.behaviour, member.spans)
+        return TrainingSequence.single_turn(
+            self.prompt, member.ids, member.behaviour, member.spans, member.finish
+        )
 
     @property
     def oldest(self) -> int:
@@ -90,7 +93,9 @@ class ReplayBuffer(msgspec.Struct):
                 "are released"
             )
         members = [
-            ReplayMember(m.id, m.ids, m.behaviour, m.spans, m.verdict.reward, m.verdict.parts)
+            ReplayMember(
+                m.id, m.ids, m.behaviour, m.spans, m.verdict.reward, m.verdict.parts, m.finish
+            )
             for m in group.members
             if isinstance(m.verdict, Scored) and m.step is not None
         ]

@@ -268,7 +268,9 @@ class Group(msgspec.Struct):
 
     def sequence(self, member: Rollout) -> TrainingSequence:
         """The prompt and what there is of a member's response, to be trained."""
-        return TrainingSequence.single_turn(self.prompt, member.ids, member.behaviour, member.spans)
+        return TrainingSequence.single_turn(
+            self.prompt, member.ids, member.behaviour, member.spans, member.finish
+        )
 
     def comparable(self, verdict: Scored) -> bool:
         """True if a verdict has as many parts as each of those that there are."""

@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from asyncrl.ipc.messages import Sample, Span
+from asyncrl.ipc.messages import Finish, Sample, Span
 
 ID_BYTES = 4
 """Bytes of a token id (`int32`), and of a log-probability (`float32`)."""
@@ -27,7 +27,8 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     `ids` (`int32`), `mask` (`uint8`) and `behaviour` (`float32`) are little-endian. `mask` is 1
     where a token was sampled and is to be trained; `behaviour` is its log-probability there, and 0
     elsewhere. `spans` say which version sampled the marked tokens: their positions count from the
-    first token of the sequence, ascend, and do not overlap.
+    first token of the sequence, ascend, and do not overlap. `finish` says how the last sampled
+    response of it ended; empty where it has not, or that is not known.
 
     Example: a prompt of two tokens, three sampled ones, one given by a tool, and two sampled ones,
     of which the last is of a newer version.
@@ -45,6 +46,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     mask: bytes
     behaviour: bytes
     spans: tuple[Span, ...]
+    finish: Finish = ""
 
     @classmethod
     def single_turn(
@@ -53,6 +55,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
         ids: bytes | bytearray,
         behaviour: bytes | bytearray,
         spans: Iterable[Span],
+        finish: Finish = "",
     ) -> Self:
         """A prompt and one stretch of sampled tokens, which `spans` tile from 0 on. The arrays are
         copied.
@@ -69,6 +72,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
             mask=bytes(given) + b"\x01" * (len(ids) // ID_BYTES),
             behaviour=bytes(len(prompt)) + behaviour,
             spans=tuple(Span(s.version, given + s.start, given + s.end) for s in spans),
+            finish=finish,
         )
 
     @property
@@ -111,6 +115,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
             list(self.spans),
             baseline,
             member,
+            self.finish,
         )
 
 

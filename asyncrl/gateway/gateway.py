@@ -239,7 +239,7 @@ class Gateway:
             raise refusal(error) from error
         try:
             with self._until_closed("verdict", session, self.settings.call_s):
-                verdict = await task.judge(prompt_index, reply)
+                verdict = await task.judge(prompt_index, reply.ids, reply.finish)
         finally:
             if not isinstance(verdict, Scored):
                 self._recorder.unjudged(session, trio.current_time())

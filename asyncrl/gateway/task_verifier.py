@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from asyncrl.ipc.messages import Verdict
+from asyncrl.ipc.messages import Finish, Verdict
 
 
 class TaskVerifier(Protocol):
@@ -14,7 +14,7 @@ class TaskVerifier(Protocol):
         """The text of a prompt. Raises IndexError where there is none."""
         ...
 
-    async def judge(self, prompt_index: int, reply: bytes) -> Verdict:
-        """The verdict on a reply (`int32` ids, as they were sampled) to a prompt; a reward that is
-        finite, or none."""
+    async def judge(self, prompt_index: int, reply: bytes, finish: Finish) -> Verdict:
+        """The verdict on a reply (`int32` ids, as they were sampled), which ended by `finish`, to a
+        prompt; a reward that is finite, or none."""
         ...

@@ -188,11 +188,12 @@ class Chunks(Message, frozen=True):
 
 class ScoreRequest(Message, frozen=True):
     """Coordinator to reward actor: judge a response to the prompt at `prompt_index` of the task's
-    split. Buffer 0: `int32` response ids."""
+    split; `finish` says how it ended. Buffer 0: `int32` response ids."""
 
     rollout: int
     split: Split
     prompt_index: int
+    finish: Finish
 
 
 class ScoreResult(Message, frozen=True):
@@ -222,7 +223,8 @@ class Sample(Part, frozen=True):
     sequence; the others of the response were given, and are context only. `baseline` is subtracted
     from its reward, where the coordinator knows it (`unit = rollout`); None: the trainer derives it
     from the group's rewards. `member` is its place among the rewards of its group in the
-    micro-batch; None: any of those equal to its own.
+    micro-batch; None: any of those equal to its own. `finish` says how its response ended; empty
+    where it has not, or that is not known.
 
     Example: 2 prompt tokens, 3 sampled, 1 given, 2 sampled: `prompt_tokens` 2, `response_tokens` 6,
     `spans` (3, 2, 5) and (4, 6, 8), `sampled_tokens` 5.
@@ -236,6 +238,7 @@ class Sample(Part, frozen=True):
     spans: list[Span]
     baseline: float | None = None
     member: int | None = None
+    finish: Finish = ""
 
     @property
     def sampled_tokens(self) -> int:

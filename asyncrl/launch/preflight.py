@@ -38,6 +38,7 @@ from asyncrl.observe.run_dir import BEFORE, JOURNAL, LOCK, RUN_TOML, SUMMARY
 from asyncrl.sandbox.support import support
 from asyncrl.strategies.curriculum import CURRICULA
 from asyncrl.tasks import TaskError, open_task
+from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
 
 FREE_BYTES = 100 * 2**20
@@ -77,7 +78,8 @@ journal and weights mean."""
 
 def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
     """Give `config` absolute paths, a run directory (the one resumed, the one set, or
-    `runs/<task>-<time>`), and the sandbox that this machine has, where none is set."""
+    `runs/<task>-<time>`), and where they are not set the sandbox that this machine has, and the
+    reward that suits the data set."""
     run = resume or (Path(config.run.dir) if config.run.dir else _fresh(config.task.name, now))
     absolute: dict[str, dict[str, Any]] = {
         section: {
@@ -99,7 +101,9 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
     sglang = msgspec.structs.replace(config.engine.sglang, **absolute["engine.sglang"])
     return msgspec.structs.replace(
         config,
-        task=msgspec.structs.replace(config.task, **absolute["task"], sandbox=sandbox),
+        task=msgspec.structs.replace(
+            config.task, **absolute["task"], sandbox=sandbox, reward=settled_reward(config.task)
+        ),
         model=msgspec.structs.replace(config.model, **absolute["model"]),
         engine=msgspec.structs.replace(config.engine, sglang=sglang),
         run=msgspec.structs.replace(config.run, dir=str(run.absolute())),

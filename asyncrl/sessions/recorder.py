@@ -69,8 +69,8 @@ class _Session:
         self.calls = self.running = self.reserved = self.sampled = self.unused = 0
         self.longest = 0
         """Tokens that its sequences may have when what runs has ended: each call may begin one."""
-        self.reply: bytes | None = None
-        """The ids of the last reply that came to its end."""
+        self.reply: Sampled | None = None
+        """The last reply that came to its end."""
         self.judged = False
         self.ending: tuple[End, float | None, int | None] | None = None
 
@@ -186,7 +186,7 @@ class Recorder:
         for text, tokens in texts:
             session.texts.add(text, TreePosition(place.strand, tokens - place.strand.base))
         if sampled.finish in ("stop", "length"):
-            session.reply = sampled.ids
+            session.reply = sampled
         session.sampled += sampled.tokens
         session.unused += sampled.unused
         session.running -= 1
@@ -196,9 +196,9 @@ class Recorder:
         elif not session.running:
             self._idle[session.name] = now
 
-    def judge(self, name: str) -> bytes:
-        """The `int32` ids of the last reply that came to its end, to be judged: from now on until
-        `end` or `unjudged` the session takes no calls, and is not idle. Raises UnknownSession,
+    def judge(self, name: str) -> Sampled:
+        """The last reply that came to its end, to be judged: from now on until `end` or `unjudged`
+        the session takes no calls, and is not idle. Raises UnknownSession,
         SessionEnded, and SessionBusy where there is no such reply, or a call runs."""
         session = self._going(name)
         if session.running or session.judged:

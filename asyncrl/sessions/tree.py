@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import msgspec
 
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import Span
+from asyncrl.ipc.messages import Finish, Span
 from asyncrl.sessions.finished import Meeting, Sampled
 
 ID = 4
@@ -32,13 +32,14 @@ class _Strand:
     """Tokens of one path from where it hangs (`parent`'s token `at`) to a leaf; `base` tokens lie
     before them on the path."""
 
-    __slots__ = ("at", "base", "behaviour", "ids", "mask", "parent", "spans")
+    __slots__ = ("at", "base", "behaviour", "finish", "ids", "mask", "parent", "spans")
 
     def __init__(self, parent: _Strand | None, at: int) -> None:
         self.parent, self.at = parent, at
         self.base: int = parent.base + at if parent is not None else 0
         self.ids, self.behaviour, self.mask = bytearray(), bytearray(), bytearray()
         self.spans: list[Span] = []
+        self.finish: Finish = ""
 
     @property
     def tokens(self) -> int:
@@ -53,6 +54,7 @@ class _Strand:
         self.spans += [
             Span(span.version, start + span.start, start + span.end) for span in sampled.spans
         ]
+        self.finish = sampled.finish
 
 
 class TreePosition(msgspec.Struct, frozen=True, eq=False):
@@ -145,6 +147,7 @@ class Tree:
                     mask=before + strand.mask,
                     behaviour=before * ID + strand.behaviour,
                     spans=_merged(strand.spans),
+                    finish=strand.finish,
                 )
 
     def _walk(self, start: TreePosition, content: bytes) -> tuple[TreePosition, int]:

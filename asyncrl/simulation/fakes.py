@@ -18,7 +18,7 @@ from asyncrl.config import Config
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
-from asyncrl.ipc.messages import NoVerdict, Prepare, Scored, Split, Verdict
+from asyncrl.ipc.messages import Finish, NoVerdict, Prepare, Scored, Split, Verdict
 from asyncrl.simulation import policy
 from asyncrl.simulation.fake_learner import NUMBER, Broadcast, FakeWeights
 from asyncrl.simulation.observer import WorldObserver
@@ -262,7 +262,9 @@ class FakeVerifiers:
         self.faulted: Callable[[], None] = lambda: None
         self.open = 0
 
-    async def judge(self, split: Split, prompt_index: int, ids: bytes | memoryview) -> TimedVerdict:
+    async def judge(
+        self, split: Split, prompt_index: int, ids: bytes | memoryview, finish: Finish
+    ) -> TimedVerdict:
         self.open += 1
         self._observer.on_judging(self._start, self.open)
         try:

@@ -91,8 +91,9 @@ class Task(Protocol):
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         """The reward of an answer, 1.0 where it is fully right; `Several` where it is made of
-        parts. It may take long, and may raise anything: NoReward where the verifier returned
-        something else. So call it in a process that can be killed (`actors.verifier_process`)."""
+        parts. In a run the answer is an `Answer`, which says how it ended. It may take long, and
+        may raise anything: NoReward where the verifier returned something else. So call it in a
+        process that can be killed (`actors.verifier_process`)."""
         ...
 
 

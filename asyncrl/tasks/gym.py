@@ -22,6 +22,7 @@ from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import Split
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.gym_library import DATASETS, create_dataset, extract_answer, lacking
+from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.screen import Screen, is_arithmetic, is_literal
 
 HELD_OUT = 4
@@ -31,6 +32,9 @@ TRIES = 256
 the odds are 0.75^256."""
 LEAST = 4096
 """The data set's size at least, so that small splits still find questions of their own."""
+RIGHT = 1.0
+"""The score of a right answer."""
+ALMOST = math.nextafter(RIGHT, 0.0)
 
 
 EXECUTING: Mapping[str, Screen] = {
@@ -73,6 +77,7 @@ class GymTask:
         self._data = _create(config, seed, self._indices)
         self.entry = functools.lru_cache(maxsize=1024)(self._entry)
         self._screen = EXECUTING.get(config.name)
+        self._exact = settled_reward(config) == "exact"
         for split, size in self._sizes.items():
             if size:
                 self._probe(split)
@@ -104,11 +109,14 @@ class GymTask:
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         """A response that marks its answer as `<answer>…</answer>` is judged by the last such mark,
         else as a whole. What a scorer would execute, and is no answer but a program, is judged as
-        an empty answer."""
-        entry, text = self.entry(split, prompt_index), extract_answer(answer) or answer
+        an empty answer. A score over 1 is a sum of parts that rounding made so: it is not right."""
+        entry, text = self.entry(split, prompt_index), extract_answer(answer) or str(answer)
         if self._screen is not None and text != entry["answer"] and not self._screen(text):
             text = ""
-        return float(self._data.score_answer(text, entry))
+        score = float(self._data.score_answer(text, entry))
+        if self._exact:
+            return float(score == RIGHT)
+        return score if score <= RIGHT else ALMOST
 
     def _entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
         if not 0 <= prompt_index < self._sizes[split]:

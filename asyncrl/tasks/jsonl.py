@@ -9,6 +9,7 @@ prompts never train: lines of the training split with a held-out prompt are left
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from array import array
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ import msgspec
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import Split
 from asyncrl.tasks import TaskError
-from asyncrl.tasks.gym import render
+from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.gym import RIGHT, render
+from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.tasks.verifiers import VerifierTable, as_number, number, rewarded
 
 LINE_BYTES = 16 * 2**20
@@ -57,6 +60,7 @@ class JsonlTask:
             raise TaskError("task.name = 'jsonl' needs task.path, the file of prompts")
         self._config = config
         self._verifiers = VerifierTable(config.verifier)
+        self._exact = settled_reward(config) == "exact"
         train = _File(config.path, self._verifiers)
         if config.eval_path and config.eval_size:
             held_out, rows = _File(config.eval_path, self._verifiers), range(train.lines)
@@ -74,6 +78,11 @@ class JsonlTask:
             ),
             "evaluation": (held_out, array("Q", (held_out.starts[row] for row in held_rows))),
         }
+        if self._exact and (several := self._verifiers.several):
+            raise TaskError(
+                f"task.reward = 'exact' is one number, and the verifier {several!r} gives several "
+                "rewards by name: set task.reward = 'score'"
+            )
         lines = train.lines
         train.forget()
         held_out.forget()
@@ -107,8 +116,8 @@ class JsonlTask:
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         entry = self.entry(split, prompt_index)
         verifier = self._verifiers.find(entry.get("verifier", ""))
-        reward: float = rewarded(verifier, verifier(answer, entry))
-        return reward
+        reward: float = rewarded(verifier, verifier(Answer.of(answer), entry))
+        return _exactly(reward) if self._exact else reward
 
     def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
         """The line, as an object."""
@@ -118,6 +127,15 @@ class JsonlTask:
             )
         file, starts = self._lines[split]
         return file.read(starts[prompt_index])
+
+
+def _exactly(reward: Any) -> Any:
+    """1 for a right answer and 0 for any other; what is no finite number stays what it is."""
+    try:
+        number = float("nan" if isinstance(reward, str | bytes) else reward)
+    except (TypeError, ValueError, OverflowError):
+        return reward
+    return float(number >= RIGHT) if math.isfinite(number) else reward
 
 
 class _File:

@@ -37,10 +37,11 @@ from typing import Any
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import Registry
 from asyncrl.tasks import NoReward, Several, TaskError
+from asyncrl.tasks.answer import Answer
 
-Verifier = Callable[[str, Mapping[str, Any]], Any]
+Verifier = Callable[[Answer, Mapping[str, Any]], Any]
 """`(answer, the line as a dict) -> reward`, or a mapping of rewards by name; may raise anything,
-and take its time."""
+and take its time. The answer is a text that knows its `finish` and its length in `tokens`."""
 
 
 def exact(answer: str, entry: Mapping[str, Any]) -> float:
@@ -159,6 +160,12 @@ function of 'os' if you trust it, as its code would be run
     def executes(self) -> bool:
         """True if one of those that were looked up says that it executes answers."""
         return any(getattr(verifier, "executes", False) for verifier in self._found.values())
+
+    @property
+    def several(self) -> str:
+        """The name of one of those that were looked up that gives several rewards; empty where none
+        does."""
+        return next((name for name, verifier in self._found.items() if names(verifier)), "")
 
     def find(self, name: str) -> Verifier:
         """The verifier that a line may name so; that of `task.verifier` where it is empty. Raises

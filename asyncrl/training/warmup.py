@@ -69,6 +69,7 @@ def cache() -> Path:
 def key(config: Config) -> str:
     """Names what the warm-up depends on, and nothing else."""
     task = msgspec.structs.asdict(config.task)
+    del task["reward"]  # no answer is judged
     file = Path(config.task.path)
     if config.task.path and file.is_file():
         task["modified"] = file.stat().st_mtime_ns

@@ -81,7 +81,7 @@ def opened(task: TaskConfig, tmp_path: Path) -> Open:
 
 async def verdict(verifiers: VerifierPool, answer: str, prompt_index: int = 0) -> Verdict:
     ids = np.frombuffer(answer.encode(), np.uint8).astype("<i4").tobytes()
-    return (await verifiers.judge("train", prompt_index, ids)).verdict
+    return (await verifiers.judge("train", prompt_index, ids, "stop")).verdict
 
 
 # ----------------------------------------------------------------------------- each proved way in
@@ -287,7 +287,7 @@ async def test_a_reply_is_a_verdict_that_a_verifier_can_give(
         ours.setblocking(False)
         ours.send(said)
         async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as stream:
-            given = await _ask(stream, VerifyRequest("train", 0, b""))
+            given = await _ask(stream, VerifyRequest("train", 0, b"", "stop"))
     assert (given and given.verdict) == expected
 
 
@@ -299,7 +299,7 @@ async def test_seconds_are_the_actors_own_where_a_worker_cannot_have_taken_them(
     with ours:
         ours.sendall(frame(TimedVerdict(Scored(1.0), seconds)))
         async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as stream:
-            given = await _ask(stream, VerifyRequest("train", 0, b""))
+            given = await _ask(stream, VerifyRequest("train", 0, b"", "stop"))
     assert given is not None and 0 <= given.seconds < 100
 
 

@@ -75,6 +75,7 @@ def do(answer, entry):
         case "text": return "0.5"
         case "rewards": return dict(zip(("right", "brief"), map(float, argument.split())))
         case "nothing": return None
+        case "ended": return answer.tokens + (0.5 if answer.finish == "length" else 0.0)
         case "remember":
             REMEMBERED.append(1)
             return float(len(REMEMBERED))
@@ -136,7 +137,7 @@ def opened(task: TaskConfig, tmp_path: Path, waits: Waits) -> Open:
 
 
 async def verdict(verifiers: VerifierPool, answer: str) -> Verdict:
-    given = await verifiers.judge("train", 0, ids(answer))
+    given = await verifiers.judge("train", 0, ids(answer), "stop")
     return given.verdict
 
 
@@ -193,6 +194,15 @@ async def test_every_way_to_give_no_verdict(opened: Open, sandbox: str) -> None:
             "print": Scored(0.5),
         }
         assert {answer: await verdict(verifiers, answer) for answer in expected} == expected
+
+
+async def test_a_verifier_is_told_how_the_response_ended_and_how_long_it_is(
+    opened: Open,
+) -> None:
+    async with opened() as verifiers:
+        by_stop = await verifiers.judge("train", 0, ids("ended"), "stop")
+        by_length = await verifiers.judge("train", 0, ids("ended"), "length")
+    assert (by_stop.verdict, by_length.verdict) == (Scored(5.0), Scored(5.5))
 
 
 @both
@@ -401,7 +411,7 @@ async def test_what_a_worker_writes_is_checked_again(said: Scored, expected: Ver
     with ours:
         ours.sendall(frame(TimedVerdict(said, 0.5)))
         async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as stream:
-            given = await _ask(stream, VerifyRequest("train", 0, b""))
+            given = await _ask(stream, VerifyRequest("train", 0, b"", "stop"))
             assert given is not None and given.verdict == expected
 
 
@@ -444,7 +454,9 @@ async def next_of(link: Link, kind: type) -> object:
 async def test_the_actor_judges_what_it_is_asked_and_then_drains(opened: Open) -> None:
     async with opened() as verifiers, acting(verifiers, concurrency=2) as link:
         for rollout in range(50):
-            await link.send(ScoreRequest(rollout, "train", rollout % 10), ids(f"give {rollout}"))
+            await link.send(
+                ScoreRequest(rollout, "train", rollout % 10, "stop"), ids(f"give {rollout}")
+            )
         judged = [await next_of(link, ScoreResult) for _ in range(50)]
         assert {j.rollout: j.verdict for j in judged if isinstance(j, ScoreResult)} == {
             i: Scored(float(i)) for i in range(50)
@@ -455,7 +467,7 @@ async def test_the_actor_judges_what_it_is_asked_and_then_drains(opened: Open) -
 
 async def test_the_actor_reports_what_it_waits_for(opened: Open, waits: Waits) -> None:
     async with opened() as verifiers, acting(verifiers, concurrency=2, waits=waits) as link:
-        await link.send(ScoreRequest(0, "train", 3), ids("hang"))
+        await link.send(ScoreRequest(0, "train", 3, "stop"), ids("hang"))
         table: list[Wait] = []
         while not any(wait.name == "verdict" for wait in table):
             report = await next_of(link, Report)
@@ -473,8 +485,8 @@ async def test_a_drain_parks_what_would_take_long(
     # A report that is cut off closes a link in memory, and ENDING_S is a multiple of REPORT_S.
     quiet = 1000.0
     async with opened() as verifiers, acting(verifiers, concurrency=4, report_s=quiet) as link:
-        await link.send(ScoreRequest(0, "train", 0), ids("hang"))
-        await link.send(ScoreRequest(1, "train", 0), ids("give 1"))
+        await link.send(ScoreRequest(0, "train", 0, "stop"), ids("hang"))
+        await link.send(ScoreRequest(1, "train", 0, "stop"), ids("give 1"))
         await link.send(Drain())
         assert await next_of(link, ScoreResult) == msgspec.structs.replace(
             ScoreResult(1, Scored(1.0), 0.0), seconds=pytest.approx(0, abs=5)

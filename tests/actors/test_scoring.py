@@ -28,10 +28,12 @@ class Reward(Peer):
     def __init__(self, index: int) -> None:
         super().__init__(Hello("reward", index, 0, 1), memory_links()[0])
         self.asked: list[int] = []
+        self.finishes: dict[int, str] = {}
 
     def send(self, message: Message, *buffers: object) -> None:
         assert isinstance(message, ScoreRequest)
         self.asked.append(message.rollout)
+        self.finishes[message.rollout] = message.finish
 
 
 async def test_verdicts_are_asked_in_order_once_and_again_first_where_an_actor_was_lost() -> None:
@@ -55,7 +57,7 @@ async def test_verdicts_are_asked_in_order_once_and_again_first_where_an_actor_w
     roster.remove(first)
     scoring.lose(first)
     store.record(e.Leased(2, "rollout-0", 1))
-    store.record(e.Sealed(2, 1, "stop"))
+    store.record(e.Sealed(2, 1, "length"))
     roster.add(second)
     scoring.dispatch()
     assert second.asked == [0, 1], "what was dropped or judged meanwhile is not asked"
@@ -64,6 +66,7 @@ async def test_verdicts_are_asked_in_order_once_and_again_first_where_an_actor_w
         scoring.on_score_result(second, ScoreResult(number, Scored(1.0), 0.1))
         scoring.dispatch()
     assert second.asked == [0, 1, 4, 2]
+    assert second.finishes[4] == "stop" and second.finishes[2] == "length"
     assert store.experience.to_judge() == []
 
 

@@ -61,6 +61,7 @@ def test_a_rollout_and_its_copy_in_the_replay_buffer_are_one_sequence() -> None:
         bytes([0, 0, 1, 1, 1]),
         floats(0, 0, -1, -2, -3),
         (Span(0, 2, 4), Span(1, 4, 5)),
+        "stop",
     )
     assert group.sequence(x.rollouts[0]) == expected
     x.apply(e.Taken(1, [0]))
@@ -68,6 +69,7 @@ def test_a_rollout_and_its_copy_in_the_replay_buffer_are_one_sequence() -> None:
     x.apply(e.Trained(0, 3, {}))
     kept = x.replay_buffer.kept[0]
     assert kept.sequence(kept.members[0]) == expected
+    assert expected.sample(0, 0, 1.0).finish == "stop"
 
 
 def test_a_response_without_tokens_is_a_prompt() -> None:
@@ -131,5 +133,5 @@ def test_a_finished_session_is_written_as_it_was_before_its_leaves_were_sequence
     assert msgspec.json.encode(session).decode() == (
         '{"session":"a","end":"rewarded","reward":1.0,"prompt_index":6,"calls":1,"sampled":2,'
         '"unused":0,"meetings":{"opened":1},"leaves":[{"ids":"' + ids + '","mask":"' + mask + '",'
-        '"behaviour":"' + behaviour + '","spans":[[5,2,4]]}]}'
+        '"behaviour":"' + behaviour + '","spans":[[5,2,4]],"finish":"stop"}]}'
     )

@@ -226,7 +226,7 @@ def worker_reply(data: bytes) -> None:
             ours.sendall(data)
             ours.shutdown(socket.SHUT_WR)
             async with trio.SocketStream(trio.socket.from_stdlib_socket(theirs)) as stream:
-                given = await _ask(stream, VerifyRequest("train", 0, b""))
+                given = await _ask(stream, VerifyRequest("train", 0, b"", "stop"))
         assert given is None or isinstance(given, TimedVerdict)
         if given is not None and isinstance(given.verdict, messages.Scored):
             for number in (given.verdict.reward, *given.verdict.parts):
@@ -512,7 +512,7 @@ TARGETS: list[Target] = [
     Target(
         "worker_request",
         [
-            frame(VerifyRequest("train", 3, b"\x01\x00\x00\x00")),
+            frame(VerifyRequest("train", 3, b"\x01\x00\x00\x00", "stop")),
             frame(Opening(TaskConfig(), 0, "model")),
             frame(Bury(1)),
         ],

@@ -22,7 +22,7 @@ from asyncrl.gateway.engine_generator import EngineGenerator
 from asyncrl.gateway.gateway import Gateway
 from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.gateway.task_verifier import TaskVerifier
-from asyncrl.ipc.messages import Verdict
+from asyncrl.ipc.messages import Finish, Verdict
 from asyncrl.ipc.waits import Waits
 from asyncrl.sessions.recorder import Bounds
 from asyncrl.tasks.text import Tokenizer
@@ -88,12 +88,14 @@ class Exam:
     def __init__(self, *verdicts: Verdict, seconds: float = 0.5) -> None:
         self.verdicts, self.seconds = deque(verdicts), seconds
         self.judged: list[tuple[int, list[int]]] = []
+        self.finishes: list[Finish] = []
 
     async def prompt(self, prompt_index: int) -> str:
         return ["one?", "two?", "three?"][prompt_index]
 
-    async def judge(self, prompt_index: int, reply: bytes) -> Verdict:
+    async def judge(self, prompt_index: int, reply: bytes, finish: Finish) -> Verdict:
         self.judged.append((prompt_index, tokens(reply)))
+        self.finishes.append(finish)
         await trio.sleep(self.seconds)
         return self.verdicts.popleft()
 

@@ -404,6 +404,7 @@ async def test_a_reward_is_left_to_the_task(tokenizer: Tokenizer, virtual: MockC
         refused(await left(), 410, "session_ended")
         finished = await gateway.fetch()
     assert exam.judged == [(2, ids("four$")), (2, ids("five$"))]
+    assert exam.finishes == ["stop", "stop"]
     assert (finished.end, finished.reward, finished.prompt_index, finished.calls) == (
         "rewarded",
         0.75,

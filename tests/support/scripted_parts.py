@@ -14,6 +14,7 @@ from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.ipc.messages import (
+    Finish,
     MicroBatch,
     Publish,
     Scored,
@@ -150,7 +151,9 @@ class ScriptedVerifiers:
         self._verdict, self._seconds = verdict, seconds
         self.asked = 0
 
-    async def judge(self, split: Split, prompt_index: int, ids: bytes | memoryview) -> TimedVerdict:
+    async def judge(
+        self, split: Split, prompt_index: int, ids: bytes | memoryview, finish: Finish
+    ) -> TimedVerdict:
         self.asked += 1
         await trio.sleep(self._seconds)
         return TimedVerdict(self._verdict(split, prompt_index, bytes(ids)), self._seconds)

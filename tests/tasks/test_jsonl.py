@@ -4,14 +4,17 @@ never chooses code."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.tasks import NoReward, Several, TaskError, open_task
+from asyncrl.tasks.answer import Answer
 
 Write = Callable[..., Path]
 
@@ -256,6 +259,58 @@ def test_a_wrong_verifier_is_said(write: Write, judging: str, verifier: str, sai
     with pytest.raises(TaskError, match=said) as error:
         open_task(config(path, verifier=verifier.format(judging)), 0)
     assert str(error.value).startswith("task.verifier: ")
+
+
+# ---------------------------------------------------------------------- the answer and its reward
+
+ENDED = """
+import math
+def ended(answer, line):
+    return float(answer.strip() == line["answer"] and answer.finish == "stop") - answer.tokens / 10
+def odd(answer, line):
+    return {"nan": math.nan, "text": "1", "half": 0.5, "one": True}[answer]
+def both(answer, line):
+    return {"right": 1.0, "brief": 0.5}
+both.rewards = ("right", "brief")
+VERIFIERS = {"both": both}
+"""
+
+
+@pytest.fixture
+def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"ended_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(ENDED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_a_verifier_is_told_how_the_answer_ended_and_its_length(write: Write, ended: str) -> None:
+    path = write({"prompt": "a", "answer": "b"})
+    task = open_task(config(path, verifier=f"{ended}:ended", eval_size=0), 0)
+    assert task.verify("train", 0, Answer(" b", finish="stop", tokens=2)) == 0.8
+    assert task.verify("train", 0, Answer(" b", finish="length", tokens=2)) == -0.2
+    assert task.verify("train", 0, "b") == 0.0, "of a bare text it is not known"
+
+
+def test_an_exact_reward_is_1_or_0_and_hides_no_wrong_reward(write: Write, ended: str) -> None:
+    path = write({"prompt": "a", "answer": "b"})
+    given = config(path, verifier=f"{ended}:odd", eval_size=0)
+    exact = open_task(msgspec.structs.replace(given, reward="exact"), 0)
+    score = open_task(given, 0)
+    assert [exact.verify("train", 0, text) for text in ("half", "one")] == [0.0, 1.0]
+    assert [score.verify("train", 0, text) for text in ("half", "one")] == [0.5, True]
+    assert math.isnan(exact.verify("train", 0, "nan")) and exact.verify("train", 0, "text") == "1"
+
+
+@pytest.mark.parametrize("line", [{}, {"verifier": "{}:both"}])
+def test_several_rewards_are_not_exact(write: Write, ended: str, line: dict[str, str]) -> None:
+    """Whether the setting names them, or a line."""
+    line = {key: value.format(ended) for key, value in line.items()}
+    path = write({"prompt": "a", "answer": "b"} | line)
+    verifier = f"{ended}:{'ended' if line else 'both'}"
+    with pytest.raises(TaskError, match=r"gives several rewards by name: set task\.reward"):
+        open_task(config(path, verifier=verifier, eval_size=0, reward="exact"), 0)
+    assert open_task(config(path, verifier=verifier, eval_size=0), 0).verify("train", 0, "b") == 1.5
 
 
 # --------------------------------------------------------------------------------- several rewards

@@ -119,7 +119,7 @@ def test_programs_are_no_formulas(text: str) -> None:
 def test_right_answers_are_worth_what_the_scorer_says(name: str) -> None:
     """Screened or not, in each form that the scorer reads. An integral that is not done is an
     answer to no question, but to one whose own answer has it."""
-    task = open_task(TaskConfig(name=name, train_size=8, eval_size=0), 0)
+    task = open_task(TaskConfig(name=name, train_size=8, eval_size=0, reward="score"), 0)
     for index in range(8):
         entry, answer = task.entry("train", index), task.answer("train", index)  # type: ignore[attr-defined]
         if "Integral" in (answer or ""):
