@@ -26,7 +26,9 @@ class Thresholds(Protocol):
     """Bounds of a step that is well. The settings `staleness.alarm_*` are such bounds.
 
     >>> from types import SimpleNamespace
-    >>> bounds: Thresholds = SimpleNamespace(alarm_k3=0.1, alarm_masked=0.5, alarm_ess=0.1)
+    >>> bounds: Thresholds = SimpleNamespace(
+    ...     alarm_k3=0.1, alarm_masked=0.5, alarm_ess=0.1, alarm_proximal=0.1
+    ... )
     >>> alarms({"k3": 0.05, "ess": 0.9}, trained=90, discarded={"stale": 10}, thresholds=bounds)
     ()
     """
@@ -46,13 +48,20 @@ class Thresholds(Protocol):
         """Smallest effective share [0, 1) of the rollouts."""
         ...
 
+    @property
+    def alarm_proximal(self) -> float:
+        """Largest share (0, 1] of tokens whose proximal log-probability is not known."""
+        ...
+
 
 class Alarm(NamedTuple):
     """Something wrong with a step: `name` is the cause, in one word for metrics and logs;
     `sentence` says what was seen, why, and what to do.
 
     >>> from types import SimpleNamespace
-    >>> bounds = SimpleNamespace(alarm_k3=0.1, alarm_masked=0.5, alarm_ess=0.1)
+    >>> bounds = SimpleNamespace(
+    ...     alarm_k3=0.1, alarm_masked=0.5, alarm_ess=0.1, alarm_proximal=0.1
+    ... )
     >>> (alarm,) = alarms({}, trained=10, discarded={"stale": 90}, thresholds=bounds)
     >>> alarm.name
     'masked_stale'
@@ -89,16 +98,17 @@ def alarms(
 ) -> tuple[Alarm, ...]:
     """Alarms of one step, none where all is well.
 
-    `metrics` are the trainer's: `k3`, `ess`, and by lag (named by `staleness.bins.at_lag`)
-    `tokens`, `k3`, `kept_fraction`, `rollouts` and `ess`; what it did not measure is taken to be
-    well. `trained` and `discarded` are the tokens of the step by what became of them. The bands are
-    `alarm_k3`, `alarm_masked` and `alarm_ess`; a log-probability that is no number is never in its
-    band.
+    `metrics` are the trainer's: `k3`, `ess`, `proximal_unknown_fraction`, and by lag (named by
+    `staleness.bins.at_lag`) `tokens`, `k3`, `kept_fraction`, `rollouts` and `ess`; what it did not
+    measure is taken to be well. `trained` and `discarded` are the tokens of the step by what became
+    of them. The bands are `alarm_k3`, `alarm_masked`, `alarm_ess` and `alarm_proximal`; a
+    log-probability that is no number is never in its band.
     """
     return (
         *_divergence(metrics, thresholds.alarm_k3),
         *_masked(metrics, trained, discarded, thresholds.alarm_masked),
         *_sample_size(metrics, thresholds.alarm_ess),
+        *_unknown(metrics, thresholds.alarm_proximal),
         *_nonfinite(discarded),
     )
 
@@ -250,6 +260,21 @@ def _sample_size(metrics: Mapping[str, float], limit: float) -> list[Alarm]:
             "follows",
         )
     return [Alarm(name, f"{seen}, {cause}.")]
+
+
+def _unknown(metrics: Mapping[str, float], limit: float) -> list[Alarm]:
+    share = metrics.get("proximal_unknown_fraction", 0.0)
+    if share <= limit:
+        return []
+    return [
+        Alarm(
+            "proximal_unknown",
+            f"{share:.0%} of the step's tokens have no proximal log-probability of their own "
+            f"version, where {limit:.0%} may have none, and nothing clips the ratio of these; set "
+            "staleness.proximal to snapshot, or, where on_stale is train, raise staleness.max_lag, "
+            "so that the weights of their versions are held.",
+        )
+    ]
 
 
 def _nonfinite(discarded: Mapping[str, int]) -> list[Alarm]:

@@ -497,6 +497,17 @@ class StalenessConfig(Section, frozen=True):
             description="alarm where the effective share of a step's rollouts is smaller",
         ),
     ] = 0.1
+    alarm_proximal: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description=(
+                "alarm where a larger share of a step's tokens has the current policy in place "
+                "of its proximal one"
+            ),
+        ),
+    ] = 0.1
 
 
 class PublicationConfig(Section, frozen=True):

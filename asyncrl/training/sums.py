@@ -50,7 +50,8 @@ class Sums(NamedTuple):
         """Give `loss` as it is minimized, `clip_fraction` of the trained tokens, `weight_mean`, the
         mean weight that the corrections give them, `kept_fraction` (trained of the tokens not
         stale), those of `Divergence.means` in all and of `ByLag.metrics` by lag, the sums
-        `<correction>_<what>`, and the counts `trained_tokens` and `proximal_unknown`."""
+        `<correction>_<what>`, the counts `trained_tokens` and `proximal_unknown`, and
+        `proximal_unknown_fraction` of the tokens not stale."""
         trained = max(1, self.trained)
         corrections = {name: float(value) for name, value in sorted(self.corrections.items())}
         return {
@@ -63,4 +64,5 @@ class Sums(NamedTuple):
             **corrections,
             "trained_tokens": float(self.trained),
             "proximal_unknown": float(self.proximal_unknown),
+            "proximal_unknown_fraction": self.proximal_unknown / max(1, self.arrived),
         }

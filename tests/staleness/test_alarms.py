@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.config.schema import StalenessConfig
+from asyncrl.training.sums import Sums
 from staleness.alarms import FEW, alarms
 from staleness.bins import at_lag
 from staleness.diagnostics import by_lag
@@ -173,6 +174,20 @@ def test_all_is_well_within_the_bands_and_on_them(
         values = {"k3": k3, "ess": ess, "kept_fraction": kept, "tokens": count, "rollouts": count}
         metrics |= {at_lag(name, lag): value for name, value in values.items()}
     assert alarms(metrics, trained + more, {"stale": trained, "nonfinite": 0}, THRESHOLDS) == ()
+
+
+def test_tokens_without_a_proximal_log_probability_of_their_own_are_named_above_a_share() -> None:
+    """The share is that of `Sums.metrics`, the one that the trainer sends."""
+
+    def share(unknown: int) -> dict[str, float]:
+        return Sums(trained=50, arrived=200, proximal_unknown=unknown).metrics()
+
+    assert not say(share(20) | WELL)
+    (name, sentence), *others = say(share(21) | WELL).items()
+    assert name == "proximal_unknown" and not others
+    assert "have no proximal log-probability" in sentence and "10% may" in sentence
+    assert "staleness.proximal to snapshot" in sentence and "staleness.max_lag" in sentence
+    assert "100% of" in say(share(200) | WELL)["proximal_unknown"]
 
 
 def test_what_was_not_measured_is_well() -> None:

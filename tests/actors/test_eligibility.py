@@ -1,0 +1,79 @@
+"""Finished work, judged by hand: what has a signal is kept, however little, and what a rollout is
+compared with are the first verdicts, whoever's they are."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+from scripted_parts import MemoryLog
+from scripted_world import configured
+
+from actors.coordinator.eligibility import Eligibility, baseline
+from actors.coordinator.event_store import EventStore
+from asyncrl.config import Config
+from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
+from asyncrl.experience.rollout import Group
+from asyncrl.ipc.messages import Scored
+
+
+def judged(rewards: Sequence[float], order: Sequence[int]) -> tuple[EventStore, Group]:
+    """A group of one token a member, judged in this order of members."""
+    store = EventStore(Experience(), MemoryLog())
+    store.record(e.Published(0))
+    prompt = struct.pack("<i", 5)
+    store.record(e.Admitted(0, 0, len(rewards), "train", 0, prompt, 1))
+    for member in order:
+        store.record(e.Leased(member, "rollout-0", 1))
+        store.record(e.Extended(member, 1, 0, 0, prompt, struct.pack("<f", -1.0)))
+        store.record(e.Sealed(member, 1, "length"))
+    for member in order:
+        store.record(e.Judged(member, Scored(rewards[member])))
+    return store, store.experience.groups[0]
+
+
+def by_rollout(filter: str = "zero_variance") -> Config:
+    return configured(
+        train={"unit": "rollout", "advantage": "first_k", "prior_visits": 0.0},
+        rollout={"k_min": 2, "filter": filter},
+    )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kept"),
+    [
+        ([0.0, 1.0], True),
+        ([0.25, 0.5], True),
+        ([0.7, 0.7 + 2e-16], True),
+        ([-1e-300, 1e-300], True),
+        ([0.5, 0.5], False),
+        ([0.0, -0.0], False),
+    ],
+)
+def test_a_group_has_a_signal_where_its_rewards_differ_at_all(
+    rewards: list[float], kept: bool
+) -> None:
+    store, group = judged(rewards, [0, 1])
+    config = configured(rollout={"filter": "zero_variance"})
+    assert Eligibility(store, config).keep_group(group, 0) == kept
+    assert store.experience.ledger.rollouts.discarded.get("zero_variance", 0) == 2 * (not kept)
+
+
+@pytest.mark.parametrize(("reward", "kept"), [(0.5, False), (0.5 + 1e-15, True), (0.25, True)])
+def test_a_rollout_has_a_signal_where_it_is_not_its_baseline(reward: float, kept: bool) -> None:
+    store, group = judged([reward, 0.25, 0.75, 9.0], [1, 2, 3, 0])
+    eligibility = Eligibility(store, by_rollout())
+    assert eligibility.keep_rollout(group, group.members[0], 0) == kept
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_a_baseline_is_of_the_others_that_were_judged_first(order: tuple[int, ...]) -> None:
+    """In the order of their verdicts, not of members, and not by reward."""
+    rewards = [8.0, 1.0, 4.0, 2.0]
+    _, group = judged(rewards, order)
+    for member in group.members:
+        first = [rewards[other] for other in order if other != member.id]
+        assert group.others(member) == first
+        assert baseline(group, member, by_rollout()) == sum(first[:2]) / 2
