@@ -20,6 +20,10 @@ from asyncrl.experience.events import Admitted, Dropped
 from asyncrl.ipc.messages import Split
 from asyncrl.strategies.sizing import SIZINGS
 
+SAMPLED = 2**62
+"""The key of the first sampled answer to a held-out prompt. Training's keys are smaller, or
+negative."""
+
 
 class Admission:
     """Starts groups, as far as there are prompts."""
@@ -75,19 +79,27 @@ class Admission:
         version: int | None = None,
         restarts: int | None = None,
         cursor: int = 0,
+        samples: int = 0,
     ) -> bool:
         """Admit one group. Returns False, and drops the group under the name `prompt_too_long`, if
         its prompt leaves no room for an answer.
 
         `version` pins the weights, `restarts` is the stale group whose prompt starts again, and
-        `cursor` is the place where the next training prompt is looked for.
+        `cursor` is the place where the next training prompt is looked for. A held-out prompt has
+        one greedy answer, or so many `samples`. Their draws are those of the prompt and of the
+        sample's number, the same at every version.
         """
         experience, rollout = self._store.experience, self._config.rollout
         group, prompt = experience.next_group, self._prompts.ids(split, prompt_index)
-        size = self._sizing.size(experience.history, prompt_index) if split == "train" else 1
+        size = samples or 1
+        if split == "train":
+            size = self._sizing.size(experience.history, prompt_index)
         # The key of its draws is not the group's number, because that counts evaluations too. A
         # restarted group has a negative place, so it never shares the draws of another.
         place = experience.prompts[split] if restarts is None else -1 - restarts
+        key = self._max_size * place if split == "train" else place
+        if samples:
+            key = SAMPLED + samples * prompt_index
         self._store.record(
             Admitted(
                 group=group,
@@ -99,8 +111,9 @@ class Admission:
                 max_new_tokens=rollout.max_new_tokens,
                 version=version,
                 restarts=restarts,
-                key=self._max_size * place if split == "train" else place,
+                key=key,
                 cursor=cursor,
+                sampled=bool(samples),
             )
         )
         fits = len(prompt) // 4 + rollout.max_new_tokens <= self._config.engine.context_tokens

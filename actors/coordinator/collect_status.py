@@ -156,6 +156,7 @@ def collect_update(parts: Components) -> StatusUpdate:
         reward=stepping.metrics.get("reward", NAN) if stepping else NAN,
         accuracy=accuracy.get(accuracy_version, NAN),
         accuracy_version=accuracy_version,
+        evaluated=parts.evaluation.figures.get(accuracy_version, {}),
         generated_per_s=generated_per_s,
         trained_per_s=trained_per_s,
         lag_mean=mean_lag(lags) or 0.0,

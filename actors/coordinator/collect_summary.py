@@ -13,6 +13,7 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
     """The result of the run so far, which ends well (`ok`) or not, for a `reason`."""
     stepping, ledger, statistics = parts.stepping, parts.store.experience.ledger, parts.statistics
     accuracies = [accuracy for _, accuracy in sorted(parts.evaluation.accuracy.items())]
+    figures = parts.evaluation.figures
     start = statistics.start_accuracy
     if start is None and accuracies:
         start = accuracies[0]
@@ -26,6 +27,7 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
         seconds=statistics.seconds,
         training_seconds=training_s if training_s > 0 else None,
         accuracy=summary.Accuracy(start, accuracies[-1] if accuracies else None),
+        evaluated=figures[max(figures)] if figures else {},
         tokens=summary.TokenTotals.of(ledger.tokens),
         rollouts=summary.RolloutTotals.of(ledger.rollouts),
         lag=summary.Lag(mean_lag(lags), max(lags, default=0)),

@@ -118,6 +118,7 @@ def assemble(
         pinning,
         prompts=prompts.evaluation_items(),
         every=config.train.eval_every,
+        sampling=config.evaluation,
         evaluated=metrics.evaluated,
     )
     return Components(

@@ -1,4 +1,5 @@
-"""Measures held-out accuracy, beside training.
+"""Measures held-out accuracy, beside training: of a greedy answer to each prompt, and of sampled
+ones where they are asked for.
 
 Invariant: every answer of one evaluation was sampled under one version.
 
@@ -19,7 +20,9 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.pinning import Pinning
 from actors.coordinator.placement import Placement
 from actors.coordinator.reclaiming import Reclaiming
+from asyncrl.config.schema import EvaluationConfig
 from asyncrl.experience.events import Dropped
+from asyncrl.observe.evaluation_figures import Figures, sampled_figures
 
 PERFECT = 1.0
 """The reward of a correct answer. Verifiers may give less for a part of it."""
@@ -39,11 +42,13 @@ class Evaluation:
         *,
         prompts: range,
         every: int,
-        evaluated: Callable[[int, float], None],
+        sampling: EvaluationConfig,
+        evaluated: Callable[[int, float, Figures], None],
     ) -> None:
         """`prompts` are the held-out ones, by their index. Every `every`-th version is evaluated; 0
-        stands for none but the first and the last. `evaluated(version, accuracy)` hears of each
-        result, an accuracy from 0 to 1."""
+        stands for none but the first and the last. `sampling` says how often each prompt is
+        answered beside the greedy answer. `evaluated(version, accuracy, figures)` hears of each
+        result: the greedy accuracy, from 0 to 1, and what sampled answers say."""
         self._store = store
         self._engines = engines
         self._admission = admission
@@ -52,15 +57,19 @@ class Evaluation:
         self._pinning = pinning
         self._prompts = prompts
         self._every = every
+        self._sampling = sampling
         self._evaluated = evaluated
         self._first: int | None = None
         self._given_up = False  # the last evaluation was
         self.running: int | None = None
         """The version under evaluation; None if there is none."""
         self._correct = 0
-        self._open = 0  # prompts whose answers are not judged
+        self._right: dict[int, int] = {}  # sampled answers that are correct, by prompt
+        self._open = 0  # groups whose answers are not judged
         self.accuracy: dict[int, float] = {}
         """Share of correct answers, 0 to 1, by version."""
+        self.figures: dict[int, Figures] = {}
+        """Figures of sampled answers, by version; none where nothing was sampled."""
 
     def due(self, version: int, last: bool) -> bool:
         """True if `version` is to be evaluated now: it is the first one, an `every`-th one, or the
@@ -75,8 +84,11 @@ class Evaluation:
     def start(self, version: int) -> None:
         """Ask the held-out prompts. `version` is pinned in every engine that serves it."""
         self.running, self._correct, self._given_up = version, 0, False
+        self._right = {}
+        ways = (0, self._sampling.samples) if self._sampling.samples else (0,)
         self._open = sum(
-            self._admission.start("evaluation", prompt_index, version=version)
+            self._admission.start("evaluation", prompt_index, version=version, samples=samples)
+            for samples in ways
             for prompt_index in self._prompts
         )
 
@@ -89,13 +101,24 @@ class Evaluation:
             return
         self._placement.lease("evaluation", self.running)
         for group in self._store.experience.ready("evaluation"):
-            self._correct += sum(reward >= PERFECT for reward in group.rewards)
+            correct = sum(reward >= PERFECT for reward in group.rewards)
+            if group.sampled:
+                self._right[group.prompt_index] = correct
+            else:
+                self._correct += correct
             self._open -= 1
             self._store.record(Dropped(group.id, "evaluation"))
         if not self._open:
             self.accuracy[self.running] = self._correct / len(self._prompts)
-            self._evaluated(self.running, self.accuracy[self.running])
+            self.figures[self.running] = self._sampled()
+            self._evaluated(self.running, self.accuracy[self.running], self.figures[self.running])
             self._end()
+
+    def _sampled(self) -> Figures:
+        """The figures of the sampled answers; a prompt that has none is answered wrongly."""
+        samples, ks = self._sampling.samples, self._sampling.pass_at
+        right = [self._right.get(prompt_index, 0) for prompt_index in self._prompts]
+        return sampled_figures(right, samples, ks) if samples else {}
 
     def _give_up(self) -> None:
         for group in [g for g in self._store.experience.groups.values() if g.split == "evaluation"]:

@@ -20,7 +20,7 @@ from actors.coordinator.pinning import Pinning
 from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config import Config
 from asyncrl.experience.events import Leased
-from asyncrl.experience.rollout import Rollout, RolloutStatus
+from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
 from asyncrl.ipc.messages import Lease, Leases, Split
 
 
@@ -41,7 +41,7 @@ class Placement:
         self._leases = leases
         self._reclaiming = reclaiming
         self._pinning = pinning
-        self._rollout = config.rollout
+        self._rollout, self._evaluation = config.rollout, config.evaluation
 
     def lease(self, split: Split, version: int | None = None) -> None:
         """Give waiting rollouts of `split` to the engines that have room. `version` is the one that
@@ -135,7 +135,7 @@ class Placement:
                     prompt_tokens=len(prompt) // 4,
                     prefix_tokens=rollout.tokens,
                     max_new_tokens=rollout.remaining,
-                    temperature=self._rollout.temperature if split == "train" else 0.0,
+                    temperature=self._temperature(group),
                     version=pinned,
                 )
             )
@@ -144,3 +144,9 @@ class Placement:
             self._store.record(Leased(rollout.id, engine.name, attempt))
             self._leases.give(rollout.id, attempt, rollout.tokens, trio.current_time(), pinned)
         engine.peer.send(Leases(leases), bytes(ids))
+
+    def _temperature(self, group: Group) -> float:
+        """The temperature at which a group is sampled; 0: greedily."""
+        if group.split == "train":
+            return self._rollout.temperature
+        return self._evaluation.temperature if group.sampled else 0.0

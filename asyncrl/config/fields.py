@@ -16,12 +16,13 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.config.loss_names import CORRECTIONS
 from asyncrl.config.plugins import Named
 from asyncrl.config.renamed import VALUES
-from asyncrl.config.schema import Config, Section
+from asyncrl.config.schema import Config, Count, Section
 from staleness.corrections import Correction
 
 NONE = "none"
 """A list of no tables, where it is said in one word."""
 TEXTS = tuple[str, ...]
+COUNTS = tuple[Count, ...]
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -83,6 +84,8 @@ def _allowed(kind: Any, metas: list[msgspec.Meta], named: Named | None) -> str:
         return "a table"
     if kind == TEXTS:
         return "a list of strings"
+    if kind == COUNTS:
+        return "a list of whole numbers, each at least 1"
     if get_origin(kind) is tuple:
         return "a list of tables with a kind each, or of kinds alone"
     noun = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[kind]

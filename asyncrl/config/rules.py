@@ -62,6 +62,18 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             "each rollout actor's gateway has a port of its own, and there are not so many: "
             "lower port",
         )
+    evaluation = c.evaluation
+    if evaluation.pass_at and max(evaluation.pass_at) > evaluation.samples:
+        yield (
+            ("evaluation.pass_at", "evaluation.samples"),
+            "pass@k is of k different answers: raise samples, or lower each k to it",
+        )
+    if evaluation.samples and not task.eval_size:
+        yield (
+            ("evaluation.samples", "task.eval_size"),
+            "no prompt is held out, so there is none to sample: raise eval_size, or set samples "
+            "to 0",
+        )
     yield from flow_contradictions(config)
     yield from loss_contradictions(config)
     yield from _task(config)

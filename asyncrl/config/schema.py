@@ -304,6 +304,19 @@ class RolloutConfig(Section, frozen=True):
     ] = 3
 
 
+class EvaluationConfig(Section, frozen=True):
+    """Evaluation: each held-out prompt is answered greedily, and sampled if that is asked for."""
+
+    samples: Annotated[
+        int, Meta(ge=0, description="sampled answers to each held-out prompt; 0: greedy ones only")
+    ] = 0
+    temperature: Annotated[float, Meta(gt=0, description="of those answers")] = 1.0
+    pass_at: Annotated[
+        tuple[Count, ...],
+        Meta(description="each k of pass@k: of k such answers one at least is right"),
+    ] = ()
+
+
 class TrainConfig(Section, frozen=True):
     """Optimizer steps."""
 
@@ -625,6 +638,7 @@ class Config(Section, frozen=True):
     gateway: GatewayConfig = GatewayConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     train: TrainConfig = TrainConfig()
     staleness: StalenessConfig = StalenessConfig()
     publication: PublicationConfig = PublicationConfig()

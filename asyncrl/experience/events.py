@@ -24,7 +24,8 @@ class Admitted(Event, frozen=True):
     `version` pins the weights (evaluation). `restarts` is the group, discarded as stale, whose
     prompt starts again here: such a group does not move the cursor over the prompts. `key` seeds
     the draws of its first rollout, and one more those of each later one. `cursor` is the place in
-    the stream of prompts from which the next training prompt is looked for.
+    the stream of prompts from which the next training prompt is looked for. The answers to a
+    held-out prompt are `sampled`, or greedy.
 
     Example: `Admitted(3, 24, 8, "train", 17, ids, 512)`: the prompt at 17 became group 3, with
     rollouts 24 to 31 of at most 512 tokens each.
@@ -41,6 +42,7 @@ class Admitted(Event, frozen=True):
     restarts: int | None = None
     key: int = 0
     cursor: int = 0
+    sampled: bool = False
 
 
 class Leased(Event, frozen=True):

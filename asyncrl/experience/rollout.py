@@ -158,8 +158,9 @@ class Group(msgspec.Struct):
     """One prompt and its rollouts.
 
     `prompt` is `int32` ids; `prompt_index` its place in its split of the task; `version` pins the
-    weights (evaluation) or is None; `key` is its first rollout's (see `Admitted`). `ordinal` is the
-    number of groups of its split admitted before. Taken as it was admitted: `prior`, the mean of
+    weights (evaluation) or is None; `key` is its first rollout's, and `sampled` is
+    of held-out ones (see `Admitted`). `ordinal` is the number of groups of its split admitted
+    before. Taken as it was admitted: `prior`, the mean of
     the rewards of its prompt's earlier visits and what they count for (`History.prior`), and
     `admitted_version`, the version last published, 0 before the first.
     """
@@ -174,6 +175,7 @@ class Group(msgspec.Struct):
     ordinal: int = 0
     prior: tuple[float, float] = (0.0, 0.0)
     admitted_version: int = 0
+    sampled: bool = False
 
     @classmethod
     def of(
@@ -205,6 +207,7 @@ class Group(msgspec.Struct):
             ordinal,
             prior,
             admitted_version,
+            event.sampled,
         )
 
     @property

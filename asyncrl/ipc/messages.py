@@ -435,7 +435,7 @@ class Draining(Message, frozen=True):
 
 class StatusUpdate(Message, frozen=True):
     """Coordinator to launcher, about once a second: what the display shows. Rates are over the last
-    seconds; shares are 0 to 1."""
+    seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name."""
 
     seconds: float
     phase: str
@@ -454,6 +454,7 @@ class StatusUpdate(Message, frozen=True):
     idle_rollout: float
     pause_seconds: float
     note: str
+    evaluated: dict[str, float] = {}
 
 
 class RunFinished(Message, frozen=True):

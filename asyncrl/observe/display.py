@@ -24,6 +24,7 @@ from rich.text import Text
 from asyncrl.config.derived import Row, size
 from asyncrl.escape import escaped
 from asyncrl.ipc.messages import StatusUpdate
+from asyncrl.observe.evaluation_figures import said
 from asyncrl.observe.summary import Summary
 
 STEP_LINE_S = 2.0
@@ -117,7 +118,8 @@ def line(status: StatusUpdate) -> str:
     return (
         f"{_clock(s.seconds)}  {s.phase}  step {s.step}/{s.steps}  reward {_number(s.reward)}  "
         f"accuracy {_accuracy(s)}  "
-        f"tokens/s {_count(s.generated_per_s)} generated, {_count(s.trained_per_s)} trained  "
+        + (f"{said(s.evaluated)}  " if s.evaluated else "")
+        + f"tokens/s {_count(s.generated_per_s)} generated, {_count(s.trained_per_s)} trained  "
         f"lag {_number(s.lag_mean, 1)} mean, {s.lag_max} max  queue {s.queue_items} "
         f"({size(s.queue_bytes)})  "
         f"idle {_share(s.idle_trainer)} trainer, {_share(s.idle_rollout)} rollout  pause "
@@ -139,6 +141,7 @@ def panel(status: StatusUpdate) -> RenderableType:
     body = Table.grid(padding=(0, 3))
     rows = (
         (("reward", _number(s.reward)), ("held-out accuracy", _accuracy(s))),
+        *([(("", ""), ("sampled", said(s.evaluated)))] if s.evaluated else []),
         (
             ("generated", f"{_count(s.generated_per_s)} tokens/s"),
             ("trained", f"{_count(s.trained_per_s)} tokens/s"),
@@ -172,6 +175,7 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
         ("result", s.reason),
         ("steps", f"{s.steps} in {_clock(s.seconds)}"),
         ("held-out accuracy", f"{_number(s.accuracy.start, 3)} → {_number(s.accuracy.end, 3)}"),
+        *([("sampled", said(s.evaluated))] if s.evaluated else []),
         (
             "tokens",
             f"{s.tokens.generated:,} generated = "

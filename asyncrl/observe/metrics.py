@@ -124,6 +124,12 @@ class Metrics:
         self._accuracy_version = Gauge(
             "asyncrl_accuracy_version", "The version that the accuracy is of.", registry=registry
         )
+        self._evaluated = Gauge(
+            "asyncrl_evaluation_ratio",
+            "Figures of sampled answers to held-out prompts, by name (avg@n, pass@k).",
+            ["name"],
+            registry=registry,
+        )
         self._publication = Histogram(
             "asyncrl_publication_seconds",
             "Publications, from preparation to commit.",
@@ -244,10 +250,12 @@ class Metrics:
         for cause in causes:
             self._alarms.labels(cause).set(1)
 
-    def evaluated(self, version: int, accuracy: float) -> None:
-        """Set the held-out accuracy of `version`, 0 to 1."""
+    def evaluated(self, version: int, accuracy: float, figures: Mapping[str, float]) -> None:
+        """Set the held-out accuracy of `version`, 0 to 1, and the figures of sampled answers."""
         self._accuracy.set(accuracy)
         self._accuracy_version.set(version)
+        for name, value in figures.items():
+            self._evaluated.labels(name).set(value)
 
     def published(self, seconds: float, pauses: Mapping[int, float]) -> None:
         """Count a committed publication; `pauses` has the seconds that each rollout actor's

@@ -95,7 +95,8 @@ class SlowestVerifier(msgspec.Struct, frozen=True):
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a run. `reason` is one sentence. `training_seconds` count from the first admission
-    to the last step. `alarms` are by cause, `restarts` by role. `removed` are rollout actors that
+    to the last step. `evaluated` are the figures of the last evaluation's sampled answers, by name
+    (`pass@4`). `alarms` are by cause, `restarts` by role. `removed` are rollout actors that
     were not started again, and why. `bias` measures how far the trained rollouts are from the
     generated ones (`asyncrl.experience.audit`)."""
 
@@ -105,6 +106,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     training_seconds: float | None = None
     accuracy: Accuracy = Accuracy()
+    evaluated: dict[str, float] = {}
     tokens: TokenTotals = TokenTotals()
     rollouts: RolloutTotals = RolloutTotals()
     lag: Lag = Lag()

@@ -106,10 +106,16 @@ def accuracy(weights: int, prompts: Sequence[bytes], most: int, rewards: Rewards
     rightly where they answer greedily. A prompt's index is its place."""
     right = 0
     for prompt_index, prompt in enumerate(prompts):
-        greedy = draws(prompt, 0, 0.0)
-        ids, _ = sampled(weights, greedy, 0, length(greedy, most))
-        right += rewards.scored(prompt_index, ids.tobytes()).reward == 1.0
+        right += answers_rightly(weights, draws(prompt, 0, 0.0), prompt_index, most, rewards)
     return right / len(prompts)
+
+
+def answers_rightly(
+    weights: int, draws: int, prompt_index: int, most: int, rewards: Rewards
+) -> bool:
+    """True if the answer to a prompt that these weights sample, of these draws, is right."""
+    ids, _ = sampled(weights, draws, 0, length(draws, most))
+    return rewards.scored(prompt_index, ids.tobytes()).reward == 1.0
 
 
 def stepped(weights: int, added: int) -> int:

@@ -104,6 +104,13 @@ def _settings(seed: int) -> Settings:
         "supervision": {"stall_s": 60.0, "restarts": 20},
         "run": {"seed": seed},
     }
+    sampling = random.Random(f"evaluation/{seed}")
+    if settings["task"]["eval_size"] and (samples := sampling.choice((0, 1, 2, 4))):
+        settings["evaluation"] = {
+            "samples": samples,
+            "temperature": sampling.choice((0.6, 1.0)),
+            "pass_at": sampling.sample(range(1, samples + 1), sampling.randint(0, samples)),
+        }
     if settings["train"]["step_tokens"] and window and settings["staleness"]["on_stale"] == "drop":
         settings["staleness"]["on_stale"] = (
             "mask"  # such a step may be so small that no window bounds lag

@@ -244,6 +244,12 @@ def test_an_environment_that_is_not_utf8() -> None:
         (["task.eval_path=x"], ("task.name", "task.eval_path")),
         (["task.chat=true"], ("task.chat", "model.path")),
         (["task.template=Say it."], ("task.template",)),
+        (["evaluation.pass_at=[1]"], ("evaluation.pass_at", "evaluation.samples")),
+        (
+            ["evaluation.samples=4", "evaluation.pass_at=[2, 5]"],
+            ("evaluation.pass_at", "evaluation.samples"),
+        ),
+        (["evaluation.samples=4", "task.eval_size=0"], ("evaluation.samples", "task.eval_size")),
     ],
 )
 def test_impossible_combinations_name_both_settings(sets: list[str], keys: tuple[str, ...]) -> None:

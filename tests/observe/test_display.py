@@ -198,3 +198,8 @@ def test_the_derived_table_shows_every_row(console: Console) -> None:
     for row in rows:
         assert row.name in output(console) and (row.value in output(console))
     assert "a=[b]" in output(console)
+
+
+def test_figures_of_sampled_answers_are_shown_where_there_are_any() -> None:
+    sampled = msgspec.structs.replace(STATUS, evaluated={"avg@4": 0.5, "pass@4": 0.75})
+    assert "avg@4 0.500, pass@4 0.750" in line(sampled) and "avg@" not in line(STATUS)

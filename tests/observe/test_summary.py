@@ -31,6 +31,7 @@ FULL = Summary(
     steps=3,
     seconds=4.5,
     accuracy=Accuracy(0.25, 0.875),
+    evaluated={"avg@4": 0.5},
     tokens=TokenTotals(
         generated=100, trained=60, discarded={"filtered": 30, "evaluation": 4}, live=6
     ),
@@ -72,7 +73,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
     shape = {key: set(value) if isinstance(value, dict) else None for key, value in tree.items()}
     assert shape == {
         "ok": None, "reason": None, "steps": None, "seconds": None, "training_seconds": None,
-        "accuracy": {"start", "end"},
+        "accuracy": {"start", "end"}, "evaluated": {"avg@4"},
         "tokens": {"generated", "trained", "discarded", "live"},
         "rollouts": {"admitted", "trained", "discarded", "live"},
         "lag": {"mean", "max"},

@@ -8,6 +8,10 @@ was really given, and what engines with those weights really sample.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import fmean
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -152,6 +156,41 @@ class Checker(CheckedRun):
                 update.accuracy,
                 due,
             )
+            figures = self._figures(weights, held_out)
+            self.hold(
+                "evaluation",
+                update.evaluated.keys() == figures.keys()
+                and all(abs(update.evaluated[name] - figures[name]) < 1e-9 for name in figures),
+                "version {} is said to have {}, and has {}",
+                update.accuracy_version,
+                update.evaluated,
+                figures,
+            )
+
+    def _figures(self, weights: int, held_out: Sequence[bytes]) -> dict[str, float]:
+        """avg@n and pass@k of these weights, counted: over every choice of k samples."""
+        samples, ks = self.config.evaluation.samples, self.config.evaluation.pass_at
+        right = [
+            [
+                policy.answers_rightly(
+                    weights,
+                    self.sample_draws(prompt, prompt_index, sample),
+                    prompt_index,
+                    self.config.rollout.max_new_tokens,
+                    self.rewards,
+                )
+                for sample in range(samples)
+            ]
+            for prompt_index, prompt in enumerate(held_out)
+        ]
+        if not samples:
+            return {}
+        figures = {f"avg@{samples}": fmean(map(fmean, right))}
+        for k in ks:
+            figures[f"pass@{k}"] = fmean(
+                any(chosen) for of_prompt in right for chosen in combinations(of_prompt, k)
+            )
+        return figures
 
     def on_keep(self, version: int) -> None:
         if self._dead:

@@ -89,6 +89,15 @@ def admitted(run: CheckedRun, event: e.Admitted) -> None:
             run.config.train.unit,
             run.bound,
         )
+    else:
+        answers = run.config.evaluation.samples if event.sampled else 1
+        run.hold(
+            "evaluation",
+            event.size == answers and event.version is not None,
+            "a held-out prompt is answered {} times, not {}",
+            event.size,
+            answers,
+        )
 
 
 def _is_due(run: CheckedRun, event: e.Admitted) -> bool:

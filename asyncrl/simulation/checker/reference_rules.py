@@ -96,15 +96,24 @@ class ReferenceRules:
         return Fraction(min(self.max_live, of_tokens))
 
     def draws(self, seen: ReferenceRollout) -> int:
-        """Identity of a rollout's draws: an evaluation is greedy; each training rollout has draws
-        of its own, which follow from the place of its prompt and its place in the group."""
+        """Identity of a rollout's draws: an evaluation is greedy, or each of its samples has draws
+        that follow from prompt and sample; each training rollout has draws of its own, which
+        follow from the place of its prompt and its place in the group."""
         event, rollout = seen.group.event, self.config.rollout
+        if event.split == "evaluation" and event.sampled:
+            return self.sample_draws(event.prompt, event.prompt_index, seen.member)
         if event.split == "evaluation":
             return policy.draws(event.prompt, 0, 0.0)
         most = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
         return policy.draws(
             event.prompt, most * seen.group.place + seen.member, rollout.temperature
         )
+
+    def sample_draws(self, prompt: bytes, prompt_index: int, sample: int) -> int:
+        """Identity of the draws of a held-out prompt's `sample`-th sampled answer, from 0."""
+        evaluation = self.config.evaluation
+        key = 2**62 + evaluation.samples * prompt_index + sample
+        return policy.draws(prompt, key, evaluation.temperature)
 
     def units(self, rollouts: Sequence[ReferenceRollout]) -> list[list[ReferenceRollout]]:
         """Divide rollouts, in the order in which they were taken, into units."""

@@ -1,0 +1,46 @@
+"""Figures of one evaluation beside its greedy accuracy: avg@n and pass@k of sampled answers.
+
+They are shares of held-out prompts, 0 to 1. An answer that never came, or has no verdict, counts as
+wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+Figures = dict[str, float]
+"""Shares by name: `avg@8`, `pass@4`."""
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """The chance that of `k` different ones of `samples` answers, `right` of which are right, one
+    at least is right: 1 - C(samples - right, k) / C(samples, k).
+
+    It is the unbiased estimator of pass@k (Chen et al., "Evaluating large language models trained
+    on code", arXiv 2107.03374, equation 1), as a product that no large number enters. `k` is at
+    most `samples`.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    wrong = samples - right
+    return 1.0 - prod(max(0, wrong - i) / (samples - i) for i in range(k))
+
+
+def sampled_figures(right: Sequence[int], samples: int, ks: Iterable[int]) -> Figures:
+    """avg@n and each pass@k of prompts that were answered `samples` times each; `right` says how
+    often rightly, a number for each prompt, of which there is one at least.
+
+    >>> sampled_figures([1, 4], samples=4, ks=[2])
+    {'avg@4': 0.625, 'pass@2': 0.75}
+    """
+    figures = {f"avg@{samples}": sum(right) / (samples * len(right))}
+    for k in sorted(set(ks)):
+        figures[f"pass@{k}"] = sum(pass_at_k(samples, one, k) for one in right) / len(right)
+    return figures
+
+
+def said(figures: Mapping[str, float]) -> str:
+    """The figures in a line: `avg@4 0.625, pass@2 0.750`."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
