@@ -7,6 +7,11 @@ others are judged. More of them may be judged by then, and their number depends 
 rollout took itself. So the mean over all judged so far is biased where reward has to do with
 length. The first `k` judged of the others are the same whenever the rollout ends.
 
+Unbiased is the *baseline*. What is trained at all is another matter: where rollouts leave because
+of their length (verdicts that long answers lose, responses left out as stale), or where an engine
+has fewer slots than a group has members, so that a rollout's length decides when its siblings
+start, the gradient is one of a selection (`tests/staleness/test_selection.py` measures each).
+
 A slow rollout finds all the others judged, and still gets the first `k` of them and no more. They
 may be the short ones, and far from what is expected: that costs variance, and not bias. The two are
 not to be mixed: all the others for slow rollouts, and k of them for fast ones.

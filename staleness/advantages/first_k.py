@@ -9,7 +9,7 @@ from staleness.advantages.advantage import Advantage, RewardedSamples, check_rew
 
 class FirstK(Advantage):
     """`R - baseline`, where the baseline is the mean of the first k of the others that were judged
-    (see `staleness.baseline`). It comes with the sample.
+    (see `staleness.baseline`, also for what it does not make unbiased). It comes with the sample.
 
     >>> from asyncrl.ipc.messages import Sample
     >>> sample = Sample(

@@ -2,7 +2,11 @@
 
 Invariant: the weight of a rollout is applied once, in the loss; here it says only how much its
 reward counts in the baseline, where it enters as its square. Each group is compared with the
-baseline under which the variance of `sum of w g (R - b)` is smallest.
+baseline under which the variance of `sum of w g (R - b)` is smallest, among baselines that are
+given. This one is estimated from the group, the rollout's own reward and gradient among it, so it
+is not unbiased: on a toy of eight rollouts the gradient is 25 % too small, where the plain mean
+with the rollout itself costs 1/8 and the same weights over the others alone cost nothing
+(`tests/staleness/test_selection.py`). The paper's formula is the same.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ from staleness.tensors import Tensor
 
 
 class MinVariance(Advantage):
-    """`R - b` with `b = sum(w^2 |g|^2 R) / sum(w^2 |g|^2)` over the samples of the same group. Each
-    rollout's gradient g costs a forward and a backward pass of its own.
+    """`R - b` with `b = sum(w^2 |g|^2 R) / sum(w^2 |g|^2)` over the samples of the same group,
+    the rollout itself included. Its gradient g costs a forward and a backward pass of its own.
 
     The baseline of two rewards, 1 and 0, of weights 1 and 3, is (1 * 1 + 9 * 0) / 10:
 
@@ -66,11 +70,13 @@ def minimum_variance(
 ) -> list[float]:
     """Advantages `R - b` of the samples.
 
-    `weight` w (>= 0) is what the loss multiplies a rollout's tokens with, once; `norm_squared`
-    |g|^2 (>= 0) is the squared norm of the gradient of the sum of its tokens' log-probabilities.
-    Both are [samples], and all trained samples of a group must be here. Where no sample of a group
-    has a gradient the baseline is the mean; where its rewards are all equal, compared exactly, the
-    advantages are zeros. Raises ValueError for a weight or norm that is negative or not finite.
+    `weight` w (>= 0) is the ratio of current to behaviour policy of a whole rollout, as it is: what
+    the loss multiplies the rollout's tokens with is that only as far as no correction truncates it
+    (VCPO's code has the raw ratio here, too). `norm_squared` |g|^2 (>= 0) is the squared norm of
+    the gradient of the sum of its tokens' log-probabilities. Both are [samples], and all trained
+    samples of a group must be here. Where no sample of a group has a gradient the baseline is the
+    mean; where its rewards are all equal, compared exactly, the advantages are zeros. Raises
+    ValueError for a weight or norm that is negative or not finite.
     """
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for place, sample in enumerate(samples):
