@@ -20,6 +20,7 @@ from asyncrl.config import Config
 from asyncrl.config.flow import admission_policy, max_lag
 from asyncrl.config.losses import advantage_of
 from asyncrl.experience.rollout import Rollout
+from asyncrl.observe.response_sums import ResponseSums
 
 PIECES = 4
 """Micro-batches of a step where nothing may lag, at least: what is done of a step is trained while
@@ -50,11 +51,11 @@ class Batching:
         """Groups' worth of units that had no signal, since the last unit that was taken."""
         return self._eligibility.filtered // self._units.per_group
 
-    def rewards(self) -> list[float]:
-        """Return the rewards of what was looked at since the last call, trained or not, and forget
+    def responses(self) -> ResponseSums:
+        """Return the sums over what was looked at since the last call, trained or not, and forget
         them."""
-        rewards, self._eligibility.rewards = self._eligibility.rewards, []
-        return rewards
+        responses, self._eligibility.responses = self._eligibility.responses, ResponseSums()
+        return responses
 
     @property
     def full(self) -> bool:

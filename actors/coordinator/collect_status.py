@@ -23,6 +23,8 @@ from asyncrl.observe.run_status import NAMED, ActorStatus, AwaitedRollout, Group
 from asyncrl.observe.summary import RolloutTotals, TokenTotals
 
 NAN = float("nan")
+RESPONSES = ("exact", "truncated", "response_tokens", "entropy")
+"""Figures of the last step's responses that are shown under their own names."""
 
 
 def collect_status(parts: Components) -> RunStatus:
@@ -148,6 +150,7 @@ def collect_update(parts: Components) -> StatusUpdate:
     accuracy, pauses = parts.evaluation.accuracy, parts.publishing.pauses
     accuracy_version = max(accuracy, default=-1)
     phase, note = _phase(parts)
+    metrics = stepping.metrics if stepping else {}
     return StatusUpdate(
         seconds=statistics.seconds,
         phase=phase,
@@ -167,6 +170,7 @@ def collect_update(parts: Components) -> StatusUpdate:
         idle_rollout=statistics.idle("rollout") or 0.0,
         pause_seconds=max(pauses[-1].values(), default=0.0) if pauses else 0.0,
         note=note,
+        **{name: metrics.get(name, NAN) for name in RESPONSES},
     )
 
 

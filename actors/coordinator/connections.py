@@ -210,7 +210,7 @@ class Connections:
             case ScoredProximal():
                 stepping.on_scored_proximal(message)
             case Stepped():
-                stepping.on_stepped(message)
+                stepping.on_stepped(message, self._parts.evaluation.accuracy)
                 self._parts.metrics.stepped(message.seconds, stepping.metrics)
                 self._parts.metrics.alarmed(alarm.name for alarm in stepping.alarms)
             case Saved():

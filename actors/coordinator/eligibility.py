@@ -20,6 +20,7 @@ from asyncrl.config.losses import drops_equal
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
 from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
 from asyncrl.ipc.messages import Scored
+from asyncrl.observe.response_sums import ResponseSums
 from staleness.baseline import Prior, shrunk
 from staleness.lag import rollout_lag
 
@@ -27,30 +28,30 @@ from staleness.lag import rollout_lag
 class Eligibility:
     """Check of finished work, and record of what leaves.
 
-    `filtered` counts the units without a signal since the last one that was taken. `rewards` are
-    those of the work that was looked at since the last step, whether it was trained or not.
+    `filtered` counts the units without a signal since the last one that was taken. `responses` are
+    of the work that was looked at since the last step, whether it was trained or not.
     """
 
     def __init__(self, store: EventStore, config: Config) -> None:
         self._store = store
         self._config = config
         self.filtered = 0
-        self.rewards: list[float] = []
+        self.responses = ResponseSums()
 
     def take(self, rollouts: list[Rollout]) -> None:
         """Note that these rollouts are trained."""
         self.filtered = 0
-        self.rewards += [r.verdict.reward for r in rollouts if isinstance(r.verdict, Scored)]
+        self.responses = self.responses.merge(ResponseSums.of(rollouts))
 
     def keep_group(self, group: Group, step: int) -> bool:
         """Return True if `step` can train a complete group; else drop it."""
         rollout, restart = self._config.rollout, self._config.staleness.on_stale == "restart"
         if len(group.rewards) < rollout.k_min:
-            self._remove(Dropped(group.id, "k_min"), group.rewards, filtered=True)
+            self._remove(Dropped(group.id, "k_min"), group.scored, filtered=True)
         elif drops_equal(self._config) and min(group.rewards) == max(group.rewards):
-            self._remove(Dropped(group.id, "zero_variance"), group.rewards, filtered=True)
+            self._remove(Dropped(group.id, "zero_variance"), group.scored, filtered=True)
         elif self._stale(group.scored, step):
-            self._remove(Dropped(group.id, "stale", restart=restart), group.rewards)
+            self._remove(Dropped(group.id, "stale", restart=restart), group.scored)
         else:
             return True
         return False
@@ -61,17 +62,16 @@ class Eligibility:
         if not isinstance(rollout.verdict, Scored):
             self._remove(Discarded(rollout.id, "no_verdict"), [])
             return False
-        rewards = [rollout.verdict.reward]
         if len(group.others(rollout)) < self._config.rollout.k_min:
             if group.complete:
-                self._remove(Discarded(rollout.id, "k_min"), rewards, filtered=True)
+                self._remove(Discarded(rollout.id, "k_min"), [rollout], filtered=True)
         elif (
             self._config.rollout.filter == "zero_variance"
-            and baseline(group, rollout, self._config) == rewards[0]
+            and baseline(group, rollout, self._config) == rollout.verdict.reward
         ):
-            self._remove(Discarded(rollout.id, "zero_variance"), rewards, filtered=True)
+            self._remove(Discarded(rollout.id, "zero_variance"), [rollout], filtered=True)
         elif self._stale([rollout], step):
-            self._remove(Discarded(rollout.id, "stale"), rewards)
+            self._remove(Discarded(rollout.id, "stale"), [rollout])
         else:
             return True
         return False
@@ -82,10 +82,10 @@ class Eligibility:
             if not any(member.status is RolloutStatus.JUDGED for member in group.members):
                 self._remove(Dropped(group.id, "k_min"), [], filtered=True)
 
-    def _remove(self, event: AnyEvent, rewards: list[float], *, filtered: bool = False) -> None:
-        """Record that work with these rewards leaves; `filtered` if it had no signal."""
+    def _remove(self, event: AnyEvent, rollouts: list[Rollout], *, filtered: bool = False) -> None:
+        """Record that these rollouts leave; `filtered` if they had no signal."""
         self.filtered += filtered
-        self.rewards += rewards
+        self.responses = self.responses.merge(ResponseSums.of(rollouts))
         self._store.record(event)
 
     def _stale(self, rollouts: list[Rollout], step: int) -> bool:

@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-import numpy as np
 import trio
 
 from actors.coordinator.batching import Batching
@@ -59,6 +58,7 @@ from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.alarms import Alarm, alarms
 from staleness.lag import fresh_mask, tokens_by_lag
+from staleness.response_alarms import response_alarms
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class Stepping:
         self._replays: set[tuple[int, int]] = set()
         self._replayed = 0  # tokens trained again in the last step
         self.metrics: dict[str, float] = {}  # of the last step
+        self._rewards: dict[int, float] = {}  # means, by the version that the step made
         self.alarms: tuple[Alarm, ...] = ()  # of the last step
         self.alarmed: dict[str, Alarmed] = {}  # of all steps
         # seconds on trio's clock: when the trainer answered last, and when it made a step last
@@ -320,8 +321,9 @@ class Stepping:
             self._consumed[message.step].append((message.counts, lags))
         self.last_activity = trio.current_time()
 
-    def on_stepped(self, message: Stepped) -> None:
-        """A new version exists: the work that its step consumed is trained. Raises ImpossibleEvent
+    def on_stepped(self, message: Stepped, accuracy: Mapping[int, float]) -> None:
+        """A new version exists: the work that its step consumed is trained. `accuracy` is what
+        evaluations of this life have found, by version. Raises ImpossibleEvent
         for a version that was not asked for, or if the trainer does not account for the tokens that
         it was given."""
         if not self.closing or message.version != self._step:
@@ -339,12 +341,24 @@ class Stepping:
                 trained += count.trained
                 discarded.update(count.discarded)
             self.lags.update(lags)
-        self._alarm(
-            alarms(message.metrics, trained, discarded, self._config.staleness), message.version
-        )
         self.version = message.version
-        rewards = self._batching.rewards()
-        self.metrics = message.metrics | ({"reward": float(np.mean(rewards))} if rewards else {})
+        responses = self._batching.responses().metrics()
+        self.metrics = message.metrics | responses
+        if responses:
+            self._rewards[self.version] = responses["reward"]
+        self._alarm(
+            (
+                *alarms(message.metrics, trained, discarded, self._config.staleness),
+                *response_alarms(
+                    responses,
+                    self._config.staleness.alarm_truncated,
+                    self._rewards,
+                    accuracy,
+                    self._config.task.eval_size,
+                ),
+            ),
+            message.version,
+        )
         if self._config.train.replay_groups:
             self.metrics["replayed_tokens"] = float(self._replayed)
         self._replayed = 0

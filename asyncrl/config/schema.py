@@ -521,6 +521,12 @@ class StalenessConfig(Section, frozen=True):
             ),
         ),
     ] = 0.1
+    alarm_truncated: Annotated[
+        float,
+        Meta(
+            gt=0, le=1, description="alarm where a larger share of responses is cut at its budget"
+        ),
+    ] = 0.5
 
 
 class PublicationConfig(Section, frozen=True):

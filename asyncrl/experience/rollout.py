@@ -97,6 +97,11 @@ class Rollout(msgspec.Struct):
         return self.max_new_tokens - (len(self.ids) >> 2)
 
     @property
+    def truncated(self) -> bool:
+        """True if its response was cut at its budget."""
+        return self.finish == "length"
+
+    @property
     def resumable(self) -> bool:
         """True if it was taken back with its tokens, and waits for another lease."""
         return self.status is RolloutStatus.WAITING and self.attempt > 0

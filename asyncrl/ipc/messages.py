@@ -10,6 +10,7 @@ and 3 tokens of prompt, and no prefix, has a buffer of 32 bytes.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -43,12 +44,21 @@ class Span(Part, frozen=True):
     end: int
 
 
+RIGHT = 1.0
+"""The reward of a fully right answer, at least."""
+
+
 class Scored(Part, frozen=True, tag=True):
     """The verifier's reward; `parts` are the rewards that it is made of, where there are several
     (GDPO), in the task's order."""
 
     reward: float
     parts: list[float] = []
+
+    @property
+    def exact(self) -> bool:
+        """True if the answer is fully right."""
+        return self.reward >= RIGHT
 
 
 class NoVerdict(Part, frozen=True, tag=True):
@@ -435,7 +445,9 @@ class Draining(Message, frozen=True):
 
 class StatusUpdate(Message, frozen=True):
     """Coordinator to launcher, about once a second: what the display shows. Rates are over the last
-    seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name."""
+    seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name. Of the last
+    step's responses there are the mean `reward`, the shares that are `exact` and `truncated`, their
+    mean length and their entropy (nats a token); NaN before there are any."""
 
     seconds: float
     phase: str
@@ -455,6 +467,10 @@ class StatusUpdate(Message, frozen=True):
     pause_seconds: float
     note: str
     evaluated: dict[str, float] = {}
+    exact: float = math.nan
+    truncated: float = math.nan
+    response_tokens: float = math.nan
+    entropy: float = math.nan
 
 
 class RunFinished(Message, frozen=True):

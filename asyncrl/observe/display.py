@@ -117,7 +117,7 @@ def line(status: StatusUpdate) -> str:
     s = status
     return (
         f"{_clock(s.seconds)}  {s.phase}  step {s.step}/{s.steps}  reward {_number(s.reward)}  "
-        f"accuracy {_accuracy(s)}  "
+        f"{_responses(s)}  accuracy {_accuracy(s)}  "
         + (f"{said(s.evaluated)}  " if s.evaluated else "")
         + f"tokens/s {_count(s.generated_per_s)} generated, {_count(s.trained_per_s)} trained  "
         f"lag {_number(s.lag_mean, 1)} mean, {s.lag_max} max  queue {s.queue_items} "
@@ -142,6 +142,10 @@ def panel(status: StatusUpdate) -> RenderableType:
     rows = (
         (("reward", _number(s.reward)), ("held-out accuracy", _accuracy(s))),
         *([(("", ""), ("sampled", said(s.evaluated)))] if s.evaluated else []),
+        (
+            ("responses", f"{_share(s.exact)} exact, {_share(s.truncated)} cut"),
+            ("length", f"{_number(s.response_tokens, 1)} tokens, {_number(s.entropy)} nats each"),
+        ),
         (
             ("generated", f"{_count(s.generated_per_s)} tokens/s"),
             ("trained", f"{_count(s.trained_per_s)} tokens/s"),
@@ -176,6 +180,12 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
         ("steps", f"{s.steps} in {_clock(s.seconds)}"),
         ("held-out accuracy", f"{_number(s.accuracy.start, 3)} → {_number(s.accuracy.end, 3)}"),
         *([("sampled", said(s.evaluated))] if s.evaluated else []),
+        (
+            "last responses",
+            f"reward {_number(s.responses.reward)}; {_share(s.responses.exact)} exact, "
+            f"{_share(s.responses.truncated)} cut; {_number(s.responses.tokens, 1)} tokens; "
+            f"entropy {_number(s.responses.entropy)}",
+        ),
         (
             "tokens",
             f"{s.tokens.generated:,} generated = "
@@ -260,6 +270,15 @@ def _count(value: float) -> str:
 
 def _share(value: float | None) -> str:
     return NONE if value is None or _absent(value) else f"{value:.0%}"
+
+
+def _responses(status: StatusUpdate) -> str:
+    """Shares, length and entropy of the last step's responses, in a line."""
+    s = status
+    return (
+        f"responses {_share(s.exact)} exact, {_share(s.truncated)} cut, "
+        f"{_number(s.response_tokens, 1)} tokens, entropy {_number(s.entropy)}"
+    )
 
 
 def _accuracy(status: StatusUpdate) -> str:

@@ -106,7 +106,7 @@ class Metrics:
         )
         self._training = Gauge(
             "asyncrl_training",
-            "What the trainer measured in the last step, by name.",
+            "What the last step's trainer and responses say, by name.",
             ["name"],
             registry=registry,
         )

@@ -8,6 +8,7 @@ trained) is None here and null in the file; NaN becomes null, too.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,6 +70,23 @@ class Alarmed(msgspec.Struct, frozen=True):
     last: str
 
 
+class Responses(msgspec.Struct, frozen=True):
+    """Responses of the last step, whether they were trained or not: the mean `reward`, the shares
+    that are `exact` (fully right) and `truncated` (cut at their budget), the mean number of
+    `tokens`, and the `entropy` of what was sampled, nats a token."""
+
+    reward: float | None = None
+    exact: float | None = None
+    truncated: float | None = None
+    tokens: float | None = None
+    entropy: float | None = None
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, float]) -> Responses:
+        names = ("reward", "exact", "truncated", "response_tokens", "entropy")
+        return cls(*map(metrics.get, names))
+
+
 class Idle(msgspec.Struct, frozen=True):
     """Idle shares of the run's seconds, 0 to 1."""
 
@@ -110,6 +128,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tokens: TokenTotals = TokenTotals()
     rollouts: RolloutTotals = RolloutTotals()
     lag: Lag = Lag()
+    responses: Responses = Responses()
     alarms: dict[str, Alarmed] = {}
     bias: dict[str, float] = {}
     idle: Idle = Idle()

@@ -6,15 +6,18 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
 import trio.testing
 from scripted_parts import ScriptedLearner, ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.collect_status import collect_status
+from asyncrl.engines.protocol import Request
+from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import NoVerdict, Scored
-from asyncrl.observe.summary import Alarmed
+from asyncrl.ipc.messages import NoVerdict, Scored, StatusUpdate
+from asyncrl.observe.summary import Alarmed, Responses
 
 APART = 0.5
 """A k3 over `alarm_k3`."""
@@ -153,3 +156,55 @@ async def test_the_summary_has_the_distance_of_what_is_trained(
     assert summary.bias["attempts"] == 0 and summary.bias["attempts_mean"] == pytest.approx(1), (
         "nothing was leased twice"
     )
+
+
+def endless(request: Request) -> Script:
+    """Three responses of four are cut at their budget."""
+    ends = "stop" if request.key % 4 == 0 else "length"
+    left = (6 if ends == "stop" else 24) - request.prefix_tokens
+    logprobs = np.full(left, -0.5, np.float32)
+    return Script(np.full(left, 5, np.int32), logprobs, 0.02, ends)
+
+
+async def test_responses_that_never_end_are_an_alarm_and_figures(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world = ScriptedWorld(
+        configured(
+            task={"eval_size": 0}, train={"steps": 3, "eval_every": 0}, staleness={"max_lag": 0}
+        )
+    )
+    world.script = endless
+    world.verifiers = ScriptedVerifiers(
+        lambda split, prompt_index, ids: Scored(float(len(ids) < 4 * 24)), 0.05
+    )
+    outcome = await world.run()
+    summary = world.coordinator_summary(outcome)
+    assert outcome.ok and summary.alarms["never_ends"].steps == 3
+    assert summary.responses == Responses(
+        reward=0.25, exact=0.25, truncated=0.75, tokens=(6 + 3 * 24) / 4, entropy=0.5
+    )
+    shown = [message for message in world.heard if isinstance(message, StatusUpdate)][-1]
+    assert (shown.exact, shown.truncated, shown.entropy) == (0.25, 0.75, 0.5)
+    sample = world.coordinator.parts.metrics.registry.get_sample_value
+    assert sample("asyncrl_training", {"name": "truncated"}) == 0.75
+
+
+async def test_a_reward_that_rises_while_accuracy_falls_is_an_alarm(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Training answers get more from step to step, held-out ones are right at the start alone."""
+    world = ScriptedWorld(
+        configured(
+            task={"eval_size": 32}, train={"steps": 16, "eval_every": 8}, staleness={"max_lag": 0}
+        )
+    )
+
+    def verdict(split: str, prompt_index: int, ids: bytes) -> Scored:
+        stepping = world.coordinator.parts.stepping
+        version = stepping.version if stepping else 0
+        return Scored(float(version < 4) if split == "evaluation" else version / 16)
+
+    world.verifiers = ScriptedVerifiers(verdict, 0.05)
+    summary = world.coordinator_summary(await world.run())
+    assert "from version 0 to 8" in summary.alarms["reward_without_accuracy"].last

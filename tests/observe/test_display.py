@@ -42,6 +42,10 @@ STATUS = StatusUpdate(
     idle_rollout=0.031,
     pause_seconds=0.0123,
     note="",
+    exact=0.25,
+    truncated=0.75,
+    response_tokens=19.5,
+    entropy=0.62,
 )
 
 
@@ -83,6 +87,10 @@ FACTS = [
     "3% rollout",
     "12.3 ms",
     "1:15",
+    "25% exact",
+    "75% cut",
+    "19.5 tokens",
+    "0.62",
 ]
 
 

@@ -1,0 +1,86 @@
+"""Alarms about what a policy answers: most responses never end; the reward rises while accuracy
+falls.
+
+Invariant: chance alone raises neither often: what differs must differ by more than twice its
+standard error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import fmean, variance
+
+from staleness.alarms import FEW, Alarm
+
+WINDOW = 8
+"""Steps whose mean reward stands for a moment."""
+LEAST = 3
+"""Steps of the least window that says anything."""
+
+
+def response_alarms(
+    metrics: Mapping[str, float],
+    most_truncated: float,
+    rewards: Mapping[int, float],
+    accuracy: Mapping[int, float],
+    prompts: int,
+) -> tuple[Alarm, ...]:
+    """Alarms of one step. `metrics` has its number of `responses` and the share of `truncated`
+    ones, of which `most_truncated` may be. `rewards` are mean rewards by the version that the step
+    made, and `accuracy` is the share of right answers to `prompts` held-out prompts by version.
+
+    >>> (alarm,) = response_alarms({"responses": 64, "truncated": 0.9}, 0.5, {}, {}, 0)
+    >>> alarm.name
+    'never_ends'
+    """
+    return (
+        *_never_ends(metrics, most_truncated),
+        *_reward_against_accuracy(rewards, accuracy, prompts),
+    )
+
+
+def _never_ends(metrics: Mapping[str, float], limit: float) -> list[Alarm]:
+    share = metrics.get("truncated", 0.0)
+    if share <= limit or metrics["responses"] < FEW["rollouts"]:
+        return []
+    return [
+        Alarm(
+            "never_ends",
+            f"{share:.0%} of the responses do not end and were cut at their budget, where "
+            f"{limit:.0%} may be: raise rollout.max_new_tokens if right answers are longer; else "
+            "set task.reward = 'exact', or rollout.truncated = 'penalize'.",
+        )
+    ]
+
+
+def _reward_against_accuracy(
+    rewards: Mapping[int, float], accuracy: Mapping[int, float], prompts: int
+) -> list[Alarm]:
+    """Compare the last evaluation with the best one before it, and the steps just after that one
+    with those just before the last. Responses of a step are sampled by about the version that it
+    starts from."""
+    if len(accuracy) < 2 or not prompts:
+        return []
+    last = max(accuracy)
+    best = max((version for version in accuracy if version != last), key=lambda v: (accuracy[v], v))
+    window = min(WINDOW, (last - best) // 2)
+    then = [rewards[v] for v in range(best + 1, best + 1 + window) if v in rewards]
+    now = [rewards[v] for v in range(last + 1 - window, last + 1) if v in rewards]
+    if min(len(then), len(now)) < LEAST:
+        return []
+    fall = accuracy[best] - accuracy[last]
+    rise = fmean(now) - fmean(then)
+    of_fall = sum(share * (1 - share) for share in (accuracy[best], accuracy[last])) / prompts
+    of_rise = variance(then) / len(then) + variance(now) / len(now)
+    if fall <= 2 * math.sqrt(of_fall) or rise <= 2 * math.sqrt(of_rise):
+        return []
+    return [
+        Alarm(
+            "reward_without_accuracy",
+            f"The reward rises while accuracy falls: from version {best} to {last} the mean reward "
+            f"went from {fmean(then):.3g} to {fmean(now):.3g} and held-out accuracy from "
+            f"{accuracy[best]:.3g} to {accuracy[last]:.3g}: what is rewarded is not what is "
+            "wanted; set task.reward = 'exact', or look at what the verifier gives credit for.",
+        )
+    ]
