@@ -275,6 +275,7 @@ async def trainer(place: ActorContext) -> None:
     from actors.trainer_actor import trainer_actor
     from asyncrl.training.checkpoint_index import latest
     from asyncrl.training.checkpoint_io import restore
+    from asyncrl.training.kl_terms import open_kl_terms
     from asyncrl.training.learner import Learner
     from asyncrl.training.models import load_model, parameters_for_publication
     from weightsync.buckets import Plan
@@ -291,6 +292,7 @@ async def trainer(place: ActorContext) -> None:
         config.staleness,
         config.rollout.temperature,
         budget=config.rollout.max_new_tokens,
+        kl_terms=open_kl_terms(config, place.initial, _dtype(config)),
     )
     if checkpoint is not None:
         restore(checkpoint, learner)

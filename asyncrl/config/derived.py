@@ -12,6 +12,7 @@ from asyncrl.config.advice import advice
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size
 from asyncrl.config.losses import clip_bounds, clips_nothing, loss_mean, objective_of, ratios_weigh
+from asyncrl.config.other_policies import policy_rows
 from asyncrl.config.schema import Config
 from staleness.admission import AdmissionPolicy
 
@@ -148,6 +149,7 @@ def derived(config: Config, available: int) -> list[Row]:
             _weighs(config),
         ),
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
+        *(Row(*row) for row in policy_rows(config)),
         Row(
             "cores",
             f"{total} of {available}",

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from asyncrl.config.engines import capabilities
 from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.losses import drops_equal, loss_contradictions
+from asyncrl.config.other_policies import policy_contradictions
 from asyncrl.config.schema import Config
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -76,6 +77,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         )
     yield from flow_contradictions(config)
     yield from loss_contradictions(config)
+    yield from policy_contradictions(config)
     yield from _task(config)
     declared = capabilities(c.engine.kind)
     if config.staleness.finish_on == "own" and not declared.keeps_versions:

@@ -443,6 +443,69 @@ class TrainConfig(Section, frozen=True):
     ] = 100
 
 
+class ReferenceConfig(Section, frozen=True):
+    """The reference policy, which the policy that learns stays near (docs/policies.md)."""
+
+    coefficient: Annotated[
+        float, Meta(ge=0, description="weight of the divergence from it; 0: there is none")
+    ] = 0.0
+    path: Annotated[
+        str,
+        Meta(description="its model directory; empty: the model that the run starts from"),
+    ] = ""
+    url: Annotated[
+        str, Meta(description="an SGLang server that scores tokens with it, instead; empty: none")
+    ] = ""
+    api_key_file: Annotated[
+        str,
+        Meta(description="file with the key that this server asks for; empty: it asks for none"),
+    ] = ""
+    kl_in: Annotated[
+        Literal["loss", "reward", "advantage"],
+        Meta(
+            description=(
+                "added to each token's loss; or its sum subtracted from the rollout's reward; or "
+                "subtracted from each token's advantage"
+            )
+        ),
+    ] = "loss"
+    estimator: Annotated[
+        Literal["k1", "k2", "k3"],
+        Meta(
+            description=(
+                "of the divergence: in a loss k2 has its gradient, k3 (GRPO's) that of the other "
+                "direction; elsewhere k1 has"
+            )
+        ),
+    ] = "k2"
+    reset_every: Annotated[
+        int,
+        Meta(ge=0, description="steps after which it becomes the current policy; 0: never"),
+    ] = 0
+
+
+class TeacherConfig(Section, frozen=True):
+    """The teacher of on-policy distillation: what it finds likely is good (docs/policies.md)."""
+
+    coefficient: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "of log(teacher / current) of each token, added to its advantage; 0: no teacher"
+            ),
+        ),
+    ] = 0.0
+    path: Annotated[str, Meta(description="its model directory")] = ""
+    url: Annotated[
+        str, Meta(description="an SGLang server that scores tokens with it, instead; empty: none")
+    ] = ""
+    api_key_file: Annotated[
+        str,
+        Meta(description="file with the key that this server asks for; empty: it asks for none"),
+    ] = ""
+
+
 class StalenessConfig(Section, frozen=True):
     """Age of experience: how old it may be, and what is done about that."""
 
@@ -646,6 +709,8 @@ class Config(Section, frozen=True):
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     train: TrainConfig = TrainConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    teacher: TeacherConfig = TeacherConfig()
     staleness: StalenessConfig = StalenessConfig()
     publication: PublicationConfig = PublicationConfig()
     journal: JournalConfig = JournalConfig()

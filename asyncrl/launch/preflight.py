@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -32,6 +31,7 @@ from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.journal import JournalError, SqliteHistory
+from asyncrl.launch.model_directories import check_directory, check_policies
 from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.observe import summary
 from asyncrl.observe.run_dir import BEFORE, JOURNAL, LOCK, RUN_TOML, SUMMARY
@@ -90,6 +90,8 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         for section, names in (
             ("task", ("path", "eval_path")),
             ("model", ("path",)),
+            ("reference", ("path", "api_key_file")),
+            ("teacher", ("path", "api_key_file")),
             ("engine.sglang", ("api_key_file",)),
         )
     }
@@ -105,6 +107,8 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
             config.task, **absolute["task"], sandbox=sandbox, reward=settled_reward(config.task)
         ),
         model=msgspec.structs.replace(config.model, **absolute["model"]),
+        reference=msgspec.structs.replace(config.reference, **absolute["reference"]),
+        teacher=msgspec.structs.replace(config.teacher, **absolute["teacher"]),
         engine=msgspec.structs.replace(config.engine, sglang=sglang),
         run=msgspec.structs.replace(config.run, dir=str(run.absolute())),
     )
@@ -132,13 +136,14 @@ def check(config: Config, resume: Path | None, available: int) -> None:
         _gpu()
     engine_kind(config.engine.kind).check(config)
     if config.model.path:
-        _model(Path(config.model.path))
+        check_directory("model.path", Path(config.model.path))
     CURRICULA.find(config.task.curriculum)
     try:
         task = open_task(config.task, config.run.seed)
     except TaskError as error:
         raise ConfigError(str(error)) from None
     _sandbox(config.task, task.executes)
+    check_policies(config, task)
 
 
 @contextmanager
@@ -362,26 +367,3 @@ def _gpu() -> None:
             f"train.device is 'cuda', and torch {version('torch')} is built for CPUs; install a "
             "CUDA build, or set it to cpu."
         )
-
-
-def _model(path: Path) -> None:
-    def wrong(what: str) -> ConfigError:
-        return ConfigError(
-            f"model.path is {str(path)!r}, and {what}; give a local Hugging Face model directory."
-        )
-
-    if not path.is_dir():
-        raise wrong("there is no such directory")
-    if not any(path.glob("*.safetensors")):
-        pickled = any(path.glob("*.bin"))
-        raise wrong(
-            "there are no weights (*.safetensors) in "
-            f"it{', only pickles (*.bin), which are not read' if pickled else ''}"
-        )
-    for name in ("config.json", "tokenizer.json"):
-        try:
-            json.loads((path / name).read_bytes())
-        except OSError:
-            raise wrong(f"there is no {name} in it") from None
-        except (ValueError, RecursionError):
-            raise wrong(f"{name} in it is not JSON") from None

@@ -95,6 +95,11 @@ class Tokenizer:
         those that the model starts a text with, where this is its `start`."""
         return list(self._fast.encode(text, add_special_tokens=start).ids)
 
+    @property
+    def ids_by_token(self) -> dict[str, int]:
+        """The whole vocabulary, added tokens included."""
+        return dict(self._fast.get_vocab(with_added_tokens=True))
+
     @cached_property
     def longest(self) -> int:
         """Number of characters of the longest token, at least 1."""

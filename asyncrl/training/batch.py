@@ -11,7 +11,7 @@ their tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,8 @@ class Batch(NamedTuple):
 
     `behaviour` is its log-probability (float32), `mask` is True where it may enter the loss (bool),
     `sample_index` the place of its sample in the batch (int64), `version` the version that sampled
-    it, and `lag` the step minus that (int64 >= 0).
+    it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities under the
+    policies that do not learn, by their names (float32).
     """
 
     packed: list[PackedBatch]
@@ -37,6 +38,7 @@ class Batch(NamedTuple):
     sample_index: Tensor
     version: Tensor
     lag: Tensor
+    scores: Mapping[str, Tensor] = {}
 
 
 def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bool) -> Batch:

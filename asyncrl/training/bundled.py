@@ -18,6 +18,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from asyncrl.tasks import Task
+
 if TYPE_CHECKING:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -36,6 +38,11 @@ def frame(prompts: Sequence[str]) -> list[str]:
     start = _start(prompts)
     end = _start([prompt[len(start) :][::-1] for prompt in prompts])[::-1]
     return [text for text in (start, end) if len(text) > 1]
+
+
+def task_frame(task: Task) -> list[str]:
+    """The frame of a task's prompts, of which the first ones tell it."""
+    return frame([task.prompt("train", item) for item in range(min(64, task.size("train")))])
 
 
 def tokenizer(frame: Sequence[str] = ()) -> Tokenizer:

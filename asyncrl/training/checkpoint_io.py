@@ -3,10 +3,10 @@ resumes from it exactly.
 
 `checkpoints/step-000100/` is a Hugging Face model directory (config.json, model.safetensors,
 tokenizer) that also holds the trainer's state: `trainer.safetensors` with the optimizer's moments,
-the masters of a model of a smaller type than float32, the state of torch's generator and, where the
-proximal policy is an earlier one, what is known of that, and `trainer.json` with the scalars. It is
-written under another name in the same folder, brought to the disk, and only then renamed. A run has
-one writer. Nothing is pickled.
+the masters of a model of a smaller type than float32, the state of torch's generator, what is known
+of a proximal policy that is an earlier one, and the weights of a reference policy that was reset;
+and `trainer.json` with the scalars. It is written under another name in the same folder, brought to
+the disk, and only then renamed. A run has one writer. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ _PARTIAL = ".partial-"
 _GENERATOR = "generator"
 _PROXIMAL = "proximal/"
 _MASTER = "master/"
+_POLICIES = "policies/"
 
 logger = logging.getLogger(__name__)
 
@@ -106,16 +107,14 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
             f"training cannot go on from {path}, because its {TENSORS} has no state of the "
             "random generator"
         )
-    proximal = {
-        name.removeprefix(_PROXIMAL): tensors.pop(name)
-        for name in list(tensors)
-        if name.startswith(_PROXIMAL)
-    }
-    stored_masters = {
-        name.removeprefix(_MASTER): tensors.pop(name)
-        for name in list(tensors)
-        if name.startswith(_MASTER)
-    }
+    proximal, stored_masters, policies = (
+        {
+            name.removeprefix(prefix): tensors.pop(name)
+            for name in list(tensors)
+            if name.startswith(prefix)
+        }
+        for prefix in (_PROXIMAL, _MASTER, _POLICIES)
+    )
     copies, parameters = learner.master_weights.copies(), dict(learner.master_weights.named())
     if {name: tensor.shape for name, tensor in copies.items()} != {
         name: tensor.shape for name, tensor in stored_masters.items()
@@ -138,13 +137,14 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
         state.setdefault(parameter, {})[key] = (
             tensor.clone() if key == "step" else tensor.clone().to(parameters[parameter].device)
         )
-    if learner.proximal_logprobs:
-        try:
+    try:
+        if learner.proximal_logprobs:
             learner.proximal_logprobs.restore(proximal)
-        except ValueError as error:
-            raise CheckpointError(
-                f"training cannot go on from {path}, because in its {TENSORS} {error}"
-            ) from error
+        learner.kl_terms.restore(found.version, policies)
+    except ValueError as error:
+        raise CheckpointError(
+            f"training cannot go on from {path}, because in its {TENSORS} {error}"
+        ) from error
     for name, tensor in copies.items():
         tensor.copy_(stored_masters[name])
     learner.optimizer.state.clear()
@@ -168,8 +168,10 @@ def _state(learner: Learner) -> dict[str, Tensor]:
         _MASTER + name: tensor.contiguous()
         for name, tensor in learner.master_weights.copies().items()
     }
+    policies = learner.kl_terms.tensors(learner.version)
     return (
         state
+        | {_POLICIES + name: tensor.contiguous() for name, tensor in policies.items()}
         | {_PROXIMAL + name: tensor.contiguous() for name, tensor in proximal.items()}
         | {_GENERATOR: torch.get_rng_state()}
     )

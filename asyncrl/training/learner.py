@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
 from asyncrl.training.batch import Batch, read
 from asyncrl.training.forward import entropies, response_logits, shares
 from asyncrl.training.gradients import sample_advantages
+from asyncrl.training.kl_terms import KlTerms
 from asyncrl.training.linear import accelerate
 from asyncrl.training.loss import MEDIAN, STALE, Loss, ResponseTokens
 from asyncrl.training.master_weights import MasterWeights
@@ -36,6 +38,7 @@ from staleness import proximal
 from staleness.vcpo import learning_rate_scale
 
 logger = logging.getLogger(__name__)
+NOTHING_SERVED: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Learner:
@@ -44,7 +47,8 @@ class Learner:
 
     `temperature` is that of sampling, `budget` the tokens that a response may have. Dropout stays
     off: current and behaviour log-probabilities must be of the same policy. `past` is what is known
-    of earlier versions, where the proximal policy is one of them.
+    of earlier versions, where the proximal policy is one of them. `kl_terms` are what policies that
+    do not learn add.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Learner:
         version: int = 0,
         *,
         budget: int | None = None,
+        kl_terms: KlTerms | None = None,
     ) -> None:
         model.train(False)
         accelerate(model)
@@ -69,6 +74,7 @@ class Learner:
         self.proximal_logprobs = (
             None if most is None else ProximalLogprobs(model, temperature, most)
         )
+        self.kl_terms = kl_terms or KlTerms()
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
         self._advantage = advantage_of(train)
@@ -99,9 +105,13 @@ class Learner:
         self.proximal_logprobs.score_proximal(message, buffers, self.version)
 
     def accumulate(
-        self, batch: MicroBatch, buffers: Sequence[memoryview | bytes]
+        self,
+        batch: MicroBatch,
+        buffers: Sequence[memoryview | bytes],
+        served: Mapping[str, Tensor] = NOTHING_SERVED,
     ) -> list[TokenCount]:
-        """Add the gradient of a micro-batch; `buffers` are the three of `MicroBatch`. Returns, for
+        """Add the gradient of a micro-batch; `buffers` are the three of `MicroBatch`, `served` the
+        log-probabilities of its sampled tokens by servers (`KlTerms.scores`). Returns, for
         each sample, what became of its response tokens: trained, or discarded as `stale` (masked on
         arrival), `median` (its rollout is the one that others are compared with), `nonfinite` (a
         log-probability that is no number), or by the kind of the correction that left it out.
@@ -115,6 +125,8 @@ class Learner:
         if not batch.samples:
             return []
         tensors = read(batch, buffers, shared=shares(self.model))
+        tensors = tensors._replace(scores=self.kl_terms.scores(tensors, served))
+        batch = self.kl_terms.rewarded(batch, tensors)
         advantage, trainable = sample_advantages(
             batch, tensors, self.model, self._advantage, self._temperature
         )
@@ -171,7 +183,8 @@ class Learner:
         facts = ResponseTokens(
             behaviour, advantage.to(sample_index.device)[sample_index], lag, sample_index, arrived
         )
-        found = self._loss.of(facts, current, prox, entropy)
+        added = self.kl_terms.added(batch, packed.tokens, current)
+        found = self._loss.of(facts, current, prox, added, entropy)
         if found.total is not None:
             found.total.backward()  # type: ignore[no-untyped-call]
         self._sums = self._sums.merge(found.sums).merge(Sums(proximal_unknown=unknown))
@@ -237,6 +250,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         self._sums = Sums()
         self.version += 1
+        self.kl_terms.stepped(self.version, self.model)
         return sums.metrics() | {
             "grad_norm": norm,
             "lr": rate,

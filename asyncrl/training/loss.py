@@ -15,6 +15,7 @@ from torch import Tensor
 
 from asyncrl.config.losses import clip_bounds, loss_mean, objective_of, ratios_weigh
 from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.training.kl_terms import KlAdded
 from asyncrl.training.sums import Sums
 from staleness import proximal
 from staleness.corrections import apply_corrections
@@ -83,20 +84,22 @@ class Loss:
         facts: ResponseTokens,
         current: Tensor,
         prox: Tensor | None,
+        added: KlAdded,
         entropy: Tensor | None = None,
     ) -> LossParts:
         """Give the loss of these tokens, at least one of which arrived. `current` are their
         log-probabilities and `entropy` the entropies of what they were drawn from, where the loss
         has these in it; float32 [tokens] with a gradient. `prox` are log-probabilities of the
-        proximal policy; None where that is the behaviour policy."""
+        proximal policy; None where that is the behaviour policy. `added` is what policies that do
+        not learn add."""
         ratios = proximal.log_ratios(current, facts.behaviour, prox)
-        usable = facts.arrived & ratios.finite
+        usable = facts.arrived & ratios.finite & added.finite
         tokens = Tokens(
             log_ratio=ratios.log_ratio,
             mismatch=ratios.mismatch,
             current=current,
             behaviour=facts.behaviour,
-            advantage=facts.advantage,
+            advantage=facts.advantage + added.advantage,
             lag=facts.lag,
             sample_index=facts.sample_index,
             mask=usable,
@@ -106,7 +109,7 @@ class Loss:
         minimized = token_loss(self._objective, tokens._replace(mask=kept), self._bounds)
         counted = kept if self._divisor == "kept" else usable
         weights = mean_weights(self._mean, counted, facts.sample_index, self._budget)
-        each = corrected.weight * minimized.loss
+        each = corrected.weight * minimized.loss + added.loss.where(counted, 0.0)
         whole = log_ratio(current, facts.behaviour).value
         if self._kl_tau:
             each = each + self._kl_tau * whole.where(counted, 0.0).square()
@@ -124,6 +127,8 @@ class Loss:
             divisor=weights.divisor,
             by_lag=by_lag(whole.detach(), usable, facts.sample_index, facts.lag, kept),
             corrections=corrected.diagnostics,
+            policies=added.sums(kept),
         )
-        pulled = bool(self._kl_tau or self.learns_entropy) and bool(counted.any())
+        pulls = bool(self._kl_tau or self.learns_entropy or added.loss.requires_grad)
+        pulled = pulls and bool(counted.any())
         return LossParts(total if pulled or kept.any() else None, fate, sums)

@@ -19,7 +19,8 @@ class Sums(NamedTuple):
     proximal log-probability is not known, so that they have the current one. `loss` is the sum over
     the trained tokens, each with its weight in the mean, and `divisor` what it is divided by.
     `by_lag` is of current against behaviour policy. `corrections` are the diagnostics of the list
-    of corrections."""
+    of corrections. `policies` are sums over the trained tokens of what other policies say
+    (`KlAdded.sums`)."""
 
     trained: int = 0
     arrived: int = 0
@@ -29,6 +30,7 @@ class Sums(NamedTuple):
     divisor: float = 0.0
     by_lag: ByLag = ByLag()
     corrections: Mapping[str, Tensor] = {}
+    policies: Mapping[str, float] = {}
 
     def merge(self, other: Sums) -> Sums:
         """Add up both steps' parts."""
@@ -44,14 +46,18 @@ class Sums(NamedTuple):
             self.divisor + other.divisor,
             self.by_lag.merge(other.by_lag),
             corrections,
+            {
+                name: self.policies.get(name, 0.0) + other.policies.get(name, 0.0)
+                for name in (*self.policies, *other.policies)
+            },
         )
 
     def metrics(self) -> dict[str, float]:
         """Give `loss` as it is minimized, `clip_fraction` of the trained tokens, `weight_mean`, the
         mean weight that the corrections give them, `kept_fraction` (trained of the tokens not
         stale), those of `Divergence.means` in all and of `ByLag.metrics` by lag, the sums
-        `<correction>_<what>`, the counts `trained_tokens` and `proximal_unknown`, and
-        `proximal_unknown_fraction` of the tokens not stale."""
+        `<correction>_<what>`, the means of `policies`, the counts `trained_tokens` and
+        `proximal_unknown`, and `proximal_unknown_fraction` of the tokens not stale."""
         trained = max(1, self.trained)
         corrections = {name: float(value) for name, value in sorted(self.corrections.items())}
         return {
@@ -62,6 +68,7 @@ class Sums(NamedTuple):
             **self.by_lag.total.means(),
             **self.by_lag.metrics(),
             **corrections,
+            **{name: value / trained for name, value in self.policies.items()},
             "trained_tokens": float(self.trained),
             "proximal_unknown": float(self.proximal_unknown),
             "proximal_unknown_fraction": self.proximal_unknown / max(1, self.arrived),

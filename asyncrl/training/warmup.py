@@ -145,10 +145,7 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
 def _make(config: Config, directory: Path) -> None:
     """The bundled model, warmed up, in `directory`."""
     task = open_task(config.task, config.run.seed)
-    bundled.write_tokenizer(
-        directory,
-        bundled.frame([task.prompt("train", item) for item in range(min(64, task.size("train")))]),
-    )
+    bundled.write_tokenizer(directory, bundled.task_frame(task))
     model = bundled.new_model(config.run.seed)
     teach(
         model,

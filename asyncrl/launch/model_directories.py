@@ -1,0 +1,91 @@
+"""Model directories that a run names, before anything starts. Invariant: policies that are compared
+token by token have one vocabulary.
+
+No torch here: tokenizers and configurations are read, weights are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from asyncrl.config import Config, ConfigError
+from asyncrl.tasks import Task, TaskError
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training import bundled
+
+
+def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
+    """Check that the setting `key` names a model directory, with `weights` or without. Raises
+    ConfigError."""
+
+    def wrong(what: str) -> ConfigError:
+        return ConfigError(
+            f"{key} is {str(path)!r}, and {what}; give a local Hugging Face model directory."
+        )
+
+    if not path.is_dir():
+        raise wrong("there is no such directory")
+    if weights and not any(path.glob("*.safetensors")):
+        pickled = any(path.glob("*.bin"))
+        raise wrong(
+            "there are no weights (*.safetensors) in "
+            f"it{', only pickles (*.bin), which are not read' if pickled else ''}"
+        )
+    for name in ("config.json", "tokenizer.json"):
+        try:
+            json.loads((path / name).read_bytes())
+        except OSError:
+            raise wrong(f"there is no {name} in it") from None
+        except (ValueError, RecursionError):
+            raise wrong(f"{name} in it is not JSON") from None
+
+
+def check_policies(config: Config, task: Task) -> None:
+    """Check the directories of reference and teacher: each is there, and has every token of the
+    model that learns under the same id. Raises ConfigError."""
+    for section, policy in (("reference", config.reference), ("teacher", config.teacher)):
+        if policy.coefficient and policy.path:
+            key, path = f"{section}.path", Path(policy.path)
+            check_directory(key, path, weights=not policy.url)
+            try:
+                _same_vocabulary(config, task, key, path)
+            except TaskError as error:
+                raise ConfigError(f"{error}.") from None
+        if policy.api_key_file and not Path(policy.api_key_file).is_file():
+            raise ConfigError(
+                f"{section}.api_key_file is {policy.api_key_file!r}, and there is no such file; "
+                "give the file with the key."
+            )
+
+
+def _same_vocabulary(config: Config, task: Task, key: str, path: Path) -> None:
+    its = Tokenizer(path)
+    if config.model.path:
+        own = Tokenizer(config.model.path)
+        tokens, sampled = own.ids_by_token, own.sampled
+    else:
+        tokens = bundled.tokenizer(bundled.task_frame(task)).get_vocab(with_added_tokens=True)
+        sampled = bundled.VOCABULARY
+    if different := _different(tokens, its.ids_by_token):
+        raise ConfigError(
+            f"{key} is {str(path)!r}, and its vocabulary is another than that of the model that "
+            f"learns ({different}), so that their tokens cannot be compared; give a model with the "
+            "same tokenizer."
+        )
+    if its.sampled < sampled:
+        raise ConfigError(
+            f"{key} is {str(path)!r}, and it gives {its.sampled} ids a probability where the model "
+            f"that learns may sample {sampled}; give a model with the same tokenizer and as large "
+            "an embedding."
+        )
+
+
+def _different(own: Mapping[str, int], its: Mapping[str, int]) -> str:
+    """Words for the first token that is not the same in both; empty where each of `own` is."""
+    for token, number in sorted(own.items(), key=lambda item: item[1]):
+        if (there := its.get(token)) != number:
+            where = "is not there" if there is None else f"is {there} there"
+            return f"{token!r} is {number} here and {where}"
+    return ""

@@ -1,0 +1,57 @@
+"""A policy that does not learn. Invariant: scoring with it touches neither the model that learns
+nor its gradients.
+
+It is a model of its own, without gradients: a second copy of the weights, or another model with the
+same vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from asyncrl.training.forward import log_probabilities
+from asyncrl.training.linear import accelerate
+from asyncrl.training.packing import PackedBatch
+
+
+class FrozenPolicy:
+    """A model that gives tokens their log-probabilities. It takes `model` as its own."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        nn.Module.train(model, False)
+        nn.Module.requires_grad_(model, False)
+        accelerate(model)  # as the learner's: equal weights must round alike
+        self.model = model
+
+    @staticmethod
+    def like(model: PreTrainedModel) -> FrozenPolicy:
+        """A copy of a model as it is now."""
+        copies = {
+            id(p): nn.Parameter(p.detach().clone(), requires_grad=False) for p in model.parameters()
+        }
+        return FrozenPolicy(copy.deepcopy(model, copies))
+
+    @torch.no_grad()
+    def score(self, packed: PackedBatch, temperature: float) -> Tensor:
+        """Log-probability of each response token under the temperature-scaled distribution, float32
+        [tokens], without gradient."""
+        return log_probabilities(self.model, packed, temperature)
+
+    @torch.no_grad()
+    def become(self, weights: Mapping[str, Tensor]) -> None:
+        """Take these weights, each rounded to the model's type. Raises ValueError, and changes
+        nothing, where they are of another model."""
+        own = dict(self.model.named_parameters())
+        if {n: p.shape for n, p in own.items()} != {n: w.shape for n, w in weights.items()}:
+            raise ValueError("the weights of a policy that is kept are of another model")
+        for name, parameter in own.items():
+            parameter.copy_(weights[name])
+
+    def weights(self) -> dict[str, Tensor]:
+        """Its weights by name, detached; tied ones once."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}

@@ -1,0 +1,205 @@
+"""The divergence from policies that do not learn, in what is learned: a reference, a teacher.
+Invariant: each token counts by itself, so that a step may be split anyhow; a reward counts where
+the whole group is.
+
+A term has one of three places.
+- `loss`: an estimate is added to the loss of each token that is trained. What pulls is its
+  gradient (`staleness.reference_kl`).
+- `advantage`: an estimate is subtracted from each token's own advantage, of the current policy. The
+  policy gradient does the rest: with k1 the mean is the gradient of each token's KL.
+- `reward`: the sum over all sampled tokens of a rollout, of the policy that sampled them, is
+  subtracted from its reward, before the advantage. So it is normalized with the rewards, and each
+  token of a rollout answers for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from asyncrl.config.schema import Config
+from asyncrl.ipc.messages import MicroBatch
+from asyncrl.training.batch import Batch
+from asyncrl.training.frozen_policy import FrozenPolicy
+from asyncrl.training.models import load_model
+from staleness.ratios import log_ratio
+from staleness.reference_kl import Estimator, kl_estimate
+
+
+class KlTerm(NamedTuple):
+    """One term: the divergence from the policy called `name`, `coefficient` times, in one place.
+    `policy` None: a server scores, and its scores come with each micro-batch. After every
+    `reset_every` steps (0: never) the policy becomes the current one."""
+
+    name: str
+    coefficient: float
+    kl_in: Literal["loss", "reward", "advantage"]
+    estimator: Estimator
+    policy: FrozenPolicy | None
+    reset_every: int = 0
+
+
+class KlAdded(NamedTuple):
+    """Additions to the response tokens of a packed batch, each [tokens]: `advantage` (float32,
+    without gradient), `loss` (float32, with the gradient of the current policy), `finite` (bool),
+    False where another policy's log-probability is needed and is no number. `log_ratios`: current
+    over each other policy, without gradient, 0 where not finite."""
+
+    advantage: Tensor
+    loss: Tensor
+    finite: Tensor
+    log_ratios: Mapping[str, Tensor]
+
+    def sums(self, kept: Tensor) -> dict[str, float]:
+        """Of each policy the sum of the log-ratio over the kept tokens (bool [tokens]), as
+        `<name>_kl`: over their number an estimate of KL(current, other) per token."""
+        return {f"{name}_kl": float(log[kept].sum()) for name, log in self.log_ratios.items()}
+
+
+class KlTerms:
+    """The terms of a run, none or several. `temperature` is that of sampling: divergences are those
+    of the policies that sample."""
+
+    def __init__(self, terms: Sequence[KlTerm] = (), temperature: float = 1.0) -> None:
+        self._terms, self._temperature = tuple(terms), temperature
+
+    def scores(self, batch: Batch, served: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Log-probabilities of the micro-batch's sampled tokens under each other policy, float32
+        [tokens], by its name; `served` has those of servers. Raises ValueError where one of these
+        is missing, or has another number of tokens."""
+        found = dict[str, Tensor]()
+        for term in self._terms:
+            if term.policy is None:
+                if term.name not in served:
+                    raise ValueError(f"no scores of the {term.name} came with a micro-batch")
+                if served[term.name].shape != batch.behaviour.shape:
+                    raise ValueError(
+                        f"{len(served[term.name])} scores of the {term.name} came for "
+                        f"{len(batch.behaviour)} tokens"
+                    )
+                found[term.name] = served[term.name]
+                continue
+            scores = torch.empty_like(batch.behaviour)
+            for packed in batch.packed:
+                scores[packed.tokens] = term.policy.score(packed, self._temperature).cpu()
+            found[term.name] = scores
+        return found
+
+    def rewarded(self, batch: MicroBatch, tensors: Batch) -> MicroBatch:
+        """The micro-batch with the rewards of its rollouts less their divergence. Raises ValueError
+        where a group is not whole, as its other rewards are not known then."""
+        for term in self._terms:
+            if term.kl_in == "reward":
+                # a token that is not finite counts 0
+                log, _ = log_ratio(tensors.behaviour, tensors.scores[term.name])
+                each = term.coefficient * kl_estimate(term.estimator, log).double()
+                sums = each.new_zeros(len(batch.samples)).index_add(0, tensors.sample_index, each)
+                batch = _less(batch, sums.tolist(), term.name)
+        return batch
+
+    def added(self, batch: Batch, tokens: Tensor, current: Tensor) -> KlAdded:
+        """Find what is added to those of the micro-batch's tokens whose places are `tokens`
+        (int64): `current` is their log-probability, with its gradient."""
+        advantage, loss = torch.zeros_like(current.detach()), torch.zeros_like(current.detach())
+        usable, logs = torch.ones_like(advantage, dtype=torch.bool), dict[str, Tensor]()
+        for term in self._terms:
+            log, finite = log_ratio(current, batch.scores[term.name][tokens].to(current.device))
+            logs[term.name] = log.detach()
+            if term.kl_in == "loss":
+                loss = loss + term.coefficient * kl_estimate(term.estimator, log)
+            elif term.kl_in == "advantage":
+                advantage -= term.coefficient * kl_estimate(term.estimator, log.detach())
+            if term.kl_in != "reward":
+                usable &= finite
+        return KlAdded(advantage, loss, usable, logs)
+
+    def stepped(self, version: int, model: PreTrainedModel) -> None:
+        """The model has become `version`: reset what is due."""
+        for term in self._terms:
+            if term.policy is not None and term.reset_every and version % term.reset_every == 0:
+                term.policy.become(dict(model.named_parameters()))
+
+    def tensors(self, version: int) -> dict[str, Tensor]:
+        """The weights that have been reset until `version`, for a checkpoint; the others are
+        where they were."""
+        return {
+            f"{term.name}/{name}": weight
+            for term in self._reset(version)
+            for name, weight in (term.policy.weights() if term.policy else {}).items()
+        }
+
+    def restore(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Have what `tensors` gave at `version`. Raises ValueError, and changes nothing, where it
+        is of another model or not complete."""
+        for term in self._reset(version):
+            prefix = f"{term.name}/"
+            assert term.policy is not None
+            term.policy.become(
+                {
+                    name.removeprefix(prefix): tensor
+                    for name, tensor in tensors.items()
+                    if name.startswith(prefix)
+                }
+            )
+
+    def _reset(self, version: int) -> list[KlTerm]:
+        return [term for term in self._terms if term.policy and 0 < term.reset_every <= version]
+
+
+def open_kl_terms(config: Config, initial: Path, dtype: torch.dtype) -> KlTerms:
+    """The terms that a run's settings ask for, with the models of its policies on the trainer's
+    device; `initial` is the model directory that the run starts from. Raises ModelError."""
+
+    def opened(path: str | Path) -> FrozenPolicy:
+        model = load_model(path, dtype)
+        nn.Module.to(model, config.train.device)
+        return FrozenPolicy(model)
+
+    reference, teacher, terms = config.reference, config.teacher, list[KlTerm]()
+    if reference.coefficient:
+        terms.append(
+            KlTerm(
+                "reference",
+                reference.coefficient,
+                reference.kl_in,
+                reference.estimator,
+                None if reference.url else opened(reference.path or initial),
+                reference.reset_every,
+            )
+        )
+    if teacher.coefficient:
+        policy = None if teacher.url else opened(teacher.path)
+        terms.append(KlTerm("teacher", teacher.coefficient, "advantage", "k1", policy))
+    return KlTerms(terms, config.rollout.temperature)
+
+
+def _less(batch: MicroBatch, subtracted: Sequence[float], name: str) -> MicroBatch:
+    """The micro-batch with so much less reward for each of its samples."""
+    rewards: dict[int, list[float]] = {
+        group: [math.nan] * len(members) for group, members in batch.rewards.items()
+    }
+    samples = []
+    for sample, less in zip(batch.samples, subtracted, strict=True):
+        if sample.member is None:
+            raise ValueError(
+                f"rollout {sample.rollout} does not say which member of its group it is, and with "
+                f"the divergence from the {name} in its reward it must"
+            )
+        reward = sample.reward - less
+        rewards[sample.group][sample.member] = reward
+        samples.append(msgspec.structs.replace(sample, reward=reward))
+    for group, members in rewards.items():
+        if any(map(math.isnan, members)):
+            raise ValueError(
+                f"group {group} came with {sum(not math.isnan(r) for r in members)} of its "
+                f"{len(members)} members, and with the divergence from the {name} in the reward "
+                "all are needed"
+            )
+    return msgspec.structs.replace(batch, samples=samples, rewards=rewards)

@@ -1,0 +1,90 @@
+"""A reference or a teacher with another vocabulary is refused in one sentence, before anything
+starts."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config import Config, ConfigError, load
+from asyncrl.launch import preflight
+from asyncrl.tasks import open_task
+from asyncrl.training import bundled
+
+NOW = datetime(2026, 1, 2, 3, 4, 5)
+
+
+def config(*sets: str) -> Config:
+    made = load(None, ["task.train_size=20", "task.eval_size=4", *sets], {})
+    return preflight.resolved(made, None, NOW)
+
+
+def directory(path: Path, frame: list[str], rows: int = bundled.VOCABULARY) -> Path:
+    """A model directory as far as it is read before a run."""
+    bundled.write_tokenizer(path, frame)
+    (path / "config.json").write_text(json.dumps({"vocab_size": rows}))
+    (path / "model.safetensors").write_bytes(b"")
+    return path
+
+
+@pytest.fixture
+def frame() -> list[str]:
+    return bundled.task_frame(open_task(config().task, 0))
+
+
+def refusal(*sets: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        preflight.check(config(*sets), None, 2)
+    text = str(caught.value)
+    assert text.endswith(".") and text.isprintable()
+    return text
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("who", ["reference", "teacher"])
+def test_the_same_vocabulary_passes_and_another_does_not(
+    who: str, tmp_path: Path, frame: list[str]
+) -> None:
+    sets = (f"{who}.coefficient=0.5", f"{who}.path={tmp_path / 'm'}")
+    directory(tmp_path / "m", frame)
+    preflight.check(config(*sets), None, 2)
+    directory(tmp_path / "m", [*frame, "one more of its own"])
+    preflight.check(config(*sets), None, 2)
+    directory(tmp_path / "m", ["one before", *frame])
+    text = refusal(*sets)
+    assert f"{who}.path" in text and "its vocabulary is another" in text
+    assert f"{frame[0]!r} is 258 here and is 259 there" in text
+    directory(tmp_path / "m", [])
+    assert f"{frame[0]!r} is 258 here and is not there" in refusal(*sets)
+
+
+def test_a_given_model_is_compared_by_its_own_tokenizer(tmp_path: Path, frame: list[str]) -> None:
+    own, other = directory(tmp_path / "own", ["ab", "cd"]), directory(tmp_path / "other", frame)
+    sets = (f"model.path={own}", "reference.coefficient=0.5", f"reference.path={other}")
+    assert "'ab' is 258 here" in refusal(*sets)
+    directory(own, frame)
+    preflight.check(config(*sets), None, 2)
+    directory(own, frame, rows=512)
+    assert "may sample 512" in refusal(*sets)
+
+
+def test_a_directory_that_is_none_is_refused_by_its_setting(tmp_path: Path) -> None:
+    text = refusal("teacher.coefficient=1", f"teacher.path={tmp_path / 'no'}")
+    assert "teacher.path" in text and "there is no such directory" in text
+    (tmp_path / "no").mkdir()
+    assert "no weights" in refusal("teacher.coefficient=1", f"teacher.path={tmp_path / 'no'}")
+
+
+def test_behind_a_server_the_tokenizer_is_enough(tmp_path: Path, frame: list[str]) -> None:
+    path = directory(tmp_path / "m", frame)
+    (path / "model.safetensors").unlink()
+    sets = ["teacher.coefficient=1", f"teacher.path={path}", "teacher.url=http://127.0.0.1:1"]
+    preflight.check(config(*sets), None, 2)
+    assert "api_key_file" in refusal(*sets, "teacher.api_key_file=none")

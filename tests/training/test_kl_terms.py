@@ -1,0 +1,303 @@
+"""The divergence from a reference policy and from a teacher, against loops of float64: in the loss,
+in the reward, in the advantage; and what a checkpoint keeps of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_world import (
+    VOCABULARY,
+    Rollout,
+    alone,
+    build,
+    micro_batch,
+    rollouts,
+)
+from transformers import PreTrainedModel
+
+from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.training.checkpoint_index import CheckpointError
+from asyncrl.training.checkpoint_io import restore, save
+from asyncrl.training.frozen_policy import FrozenPolicy
+from asyncrl.training.kl_terms import KlTerm, KlTerms
+from asyncrl.training.learner import Learner
+from asyncrl.training.models import load_model
+from staleness.corrections import IcePop
+from staleness.reference_kl import kl_estimate
+
+TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-2)
+STALENESS = StalenessConfig(correction=(IcePop(lo=0.2, hi=5.0),))
+T = 0.7
+ESTIMATES: dict[str, Callable[[Any], Any]] = {
+    "k1": lambda log: log,
+    "k2": lambda log: log**2 / 2,
+    "k3": lambda log: (math.exp(-log) if isinstance(log, float) else torch.exp(-log)) - 1 + log,
+}
+
+
+def other(name: str = "llama", seed: int = 0) -> PreTrainedModel:
+    """Another policy than `build`'s, near it where it is of its architecture."""
+    model = build(name)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def learner(*terms: KlTerm, name: str = "qwen3", train: TrainConfig = TRAIN) -> Learner:
+    return Learner(build(name), train, STALENESS, T, kl_terms=KlTerms(terms, T))
+
+
+def term(kl_in: Any, estimator: Any, policy: PreTrainedModel | None = None, **more: Any) -> KlTerm:
+    frozen = FrozenPolicy(copy.deepcopy(policy)) if policy is not None else None
+    return KlTerm("reference", 0.3, kl_in, estimator, frozen, **more)
+
+
+def groups(seed: int) -> list[Rollout]:
+    """Rollouts of three groups of three, as `rollouts`, none of which is empty."""
+    every = rollouts(build("qwen3"), seed, count=9, temperature=T)
+    for place, rollout in enumerate(every):
+        rollout.group = place // 3
+    return every
+
+
+def gradients(
+    it: Learner, every: list[Rollout]
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """The mean gradient of a step, and its metrics; in two micro-batches of whole groups."""
+    found: dict[str, torch.Tensor] = {}
+
+    def look(*_: Any, **__: Any) -> None:
+        found.update(
+            {n: p.grad.clone() for n, p in it.master_weights.named() if p.grad is not None}
+        )
+
+    it.optimizer.register_step_pre_hook(look)
+    for index, part in enumerate((every[:3], every[3:])):
+        it.accumulate(*micro_batch(part, part, it.version, index))
+    return found, it.step()
+
+
+def looped(
+    policy: PreTrainedModel, every: list[Rollout], kl_in: str, estimator: str, coefficient: float
+) -> tuple[dict[str, torch.Tensor], float]:
+    """The gradient of GRPO's mean loss with the divergence in its place, and the mean log-ratio:
+    token by token."""
+    model, estimate = copy.deepcopy(build("qwen3")).double().eval(), ESTIMATES[estimator]
+    under = {r.number: alone(policy, r, T).detach().tolist() for r in every}
+    reward = {r.number: r.reward for r in every}
+    if kl_in == "reward":
+        for r in every:
+            for mine, its in zip(r.behaviour, under[r.number], strict=True):
+                reward[r.number] -= coefficient * estimate(mine - its)
+    losses, logs = list[torch.Tensor](), list[float]()
+    for r in every:
+        of_group = [reward[s.number] for s in every if s.group == r.group]
+        mean = sum(of_group) / len(of_group)
+        deviation = math.sqrt(sum((x - mean) ** 2 for x in of_group) / (len(of_group) - 1))
+        advantage = (reward[r.number] - mean) / max(deviation, 1e-4)
+        for current, behaviour, fresh, its in zip(
+            alone(model, r, T), r.behaviour, r.mask, under[r.number], strict=True
+        ):
+            ratio = torch.exp(current - behaviour)
+            if not fresh or not 0.2 <= ratio.item() <= 5.0:
+                continue
+            a = advantage
+            if kl_in == "advantage":
+                a -= coefficient * estimate(current.item() - its)
+            loss = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a)
+            if kl_in == "loss":
+                loss = loss + coefficient * estimate(current - its)
+            losses.append(loss)
+            logs.append(current.item() - its)
+    torch.stack(losses).mean().backward()
+    return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, sum(logs) / len(
+        logs
+    )
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("kl_in", ["loss", "reward", "advantage"])
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_gradient_is_that_of_a_loop_over_tokens(kl_in: Any, estimator: Any, name: str) -> None:
+    """The reference is of the model's architecture, or of another with the same vocabulary."""
+    every, policy = groups(5), other(name)
+    expected, mean = looped(policy, every, kl_in, estimator, 0.3)
+    found, metrics = gradients(learner(term(kl_in, estimator, policy)), every)
+    assert found.keys() == expected.keys()
+    for parameter, gradient in expected.items():
+        torch.testing.assert_close(found[parameter].double(), gradient, atol=2e-5, rtol=2e-4)
+    assert metrics["reference_kl"] == pytest.approx(mean, abs=1e-5)
+
+
+def test_without_a_term_nothing_changes_and_a_coefficient_matters() -> None:
+    every, policy = groups(5), other()
+    plain, metrics = gradients(learner(), every)
+    pulled, _ = gradients(learner(term("loss", "k2", policy)), every)
+    assert "reference_kl" not in metrics
+    assert any(not torch.allclose(plain[n], pulled[n], atol=1e-4) for n in plain)
+
+
+def test_a_teacher_is_one_term_more() -> None:
+    """Both of them: what they add is added."""
+    every, policy = groups(6), other()
+    teacher = KlTerm("teacher", 0.5, "advantage", "k1", FrozenPolicy(other("gpt2")))
+    found, metrics = gradients(learner(term("loss", "k2", policy), teacher), every)
+    assert {"reference_kl", "teacher_kl"} <= metrics.keys()
+    alone_found, _ = gradients(learner(term("loss", "k2", policy)), every)
+    assert any(not torch.allclose(found[n], alone_found[n], atol=1e-4) for n in found)
+
+
+# ------------------------------------------------------------------------- what the estimators mean
+
+
+def divergence(current: torch.Tensor, its: torch.Tensor) -> torch.Tensor:
+    p, q = current.log_softmax(-1), its.log_softmax(-1)
+    return (p.exp() * (p - q)).sum()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_each_estimator_pulls_to_on_average(seed: int) -> None:
+    """Over all tokens of a vocabulary, weighed by the policy's own probabilities: the values are
+    KL(current, other), k2's nearly; in a loss k1 pulls nowhere, k2 along KL(current, other), k3
+    along KL(other, current); in an advantage k1 pulls along KL(current, other)."""
+    rng = torch.Generator().manual_seed(seed)
+    logits, its = (torch.randn(5, generator=rng, dtype=torch.float64) for _ in range(2))
+    logits.requires_grad_()
+    (forward,) = torch.autograd.grad(divergence(logits, its), logits)
+    (reverse,) = torch.autograd.grad(divergence(its, logits), logits)
+    chance = logits.softmax(-1).detach()
+    pulls, values = {}, {}
+    for kind in ("k1", "k2", "k3"):
+        log = logits.log_softmax(-1) - its.log_softmax(-1)
+        each = kl_estimate(kind, log)  # type: ignore[arg-type]
+        values[kind] = float((chance * each).sum().detach())
+        (pulls[kind],) = torch.autograd.grad((chance * each).sum(), logits)
+    assert (
+        values["k1"] == pytest.approx(values["k3"]) == pytest.approx(divergence(logits, its).item())
+    )
+    torch.testing.assert_close(pulls["k1"], torch.zeros(5, dtype=torch.float64))
+    torch.testing.assert_close(pulls["k2"], forward)
+    torch.testing.assert_close(pulls["k3"], reverse)
+    log_p = logits.log_softmax(-1)
+    reward = kl_estimate("k1", (log_p - its.log_softmax(-1)).detach())
+    (policy_gradient,) = torch.autograd.grad((chance * reward * log_p).sum(), logits)
+    torch.testing.assert_close(policy_gradient, forward)
+
+
+def test_a_ratio_without_bounds_overflows_nothing() -> None:
+    far = torch.tensor([-1e6, 1e6], requires_grad=True)
+    every = [kl_estimate(kind, far) for kind in ("k1", "k2", "k3")]  # type: ignore[arg-type]
+    (gradient,) = torch.autograd.grad(torch.cat(every).sum(), far)
+    assert torch.isfinite(torch.cat([*every, gradient])).all()
+
+
+# ------------------------------------------------------------------------------------------ bounds
+
+
+def test_a_token_without_a_score_is_left_out_by_name() -> None:
+    every = groups(7)
+    for r in every:
+        r.mask = [1] * len(r.response)
+    it = learner(term("loss", "k2"))
+    scores = torch.full((sum(len(r.response) for r in every),), -2.0)
+    scores[3] = math.nan
+    counts = it.accumulate(*micro_batch(every, every), {"reference": scores})
+    assert sum(count.discarded.get("nonfinite", 0) for count in counts) == 1
+    assert math.isfinite(it.step()["grad_norm"])
+
+
+@pytest.mark.parametrize("served", [{}, {"reference": torch.zeros(2)}])
+def test_scores_of_a_server_must_come(served: dict[str, torch.Tensor]) -> None:
+    every = groups(7)
+    with pytest.raises(ValueError, match="scores of the reference"):
+        learner(term("loss", "k2")).accumulate(*micro_batch(every, every), served)
+
+
+def test_scores_of_a_server_are_those_of_the_model_behind_it() -> None:
+    every, policy = groups(8), other()
+    of_server = torch.cat([alone(policy, r, T).detach().float() for r in every])
+    one, two = learner(term("loss", "k3", policy)), learner(term("loss", "k3"))
+    one.accumulate(*micro_batch(every, every))
+    two.accumulate(*micro_batch(every, every), {"reference": of_server})
+    for (_, mine), (_, its) in zip(
+        one.master_weights.named(), two.master_weights.named(), strict=True
+    ):
+        assert mine.grad is not None and its.grad is not None
+        torch.testing.assert_close(mine.grad, its.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_a_reward_needs_the_whole_group() -> None:
+    every = groups(8)
+    with pytest.raises(ValueError, match="came with 2 of its 3 members"):
+        learner(term("reward", "k1", other())).accumulate(*micro_batch(every[:2], every[:3]))
+
+
+# ------------------------------------------------------------------------------- reset, checkpoint
+
+
+def weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def train(it: Learner, steps: int) -> None:
+    for _ in range(steps):
+        every = groups(it.version)
+        it.accumulate(*micro_batch(every, every, it.version))
+        it.step()
+
+
+def test_it_becomes_the_current_policy_every_so_many_steps() -> None:
+    start = build("qwen3").eval()
+    reference = FrozenPolicy(copy.deepcopy(start))
+    it = learner(KlTerm("reference", 0.3, "loss", "k2", reference, reset_every=2))
+    train(it, 1)
+    assert same(reference.weights(), weights(start))
+    train(it, 1)
+    second = weights(it.model)
+    assert same(reference.weights(), second) and not same(second, weights(start))
+    train(it, 1)
+    assert same(reference.weights(), second) and not same(second, weights(it.model))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("before", [1, 3])
+def test_a_resumed_run_has_the_reference_that_it_had(
+    before: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Before its first reset, and after it: the weights are those of a run that was not stopped."""
+
+    def fresh(model: PreTrainedModel) -> Learner:
+        frozen = FrozenPolicy(build("qwen3", dtype))
+        terms = KlTerms([KlTerm("reference", 0.3, "loss", "k3", frozen, 2)], T)
+        return Learner(model, TRAIN, STALENESS, T, kl_terms=terms)
+
+    it = fresh(build("qwen3", dtype))
+    train(it, before)
+    path = save(tmp_path, it, 0, tmp_path)
+    train(it, 2)
+    resumed = fresh(load_model(path, dtype))
+    restore(path, resumed)
+    train(resumed, 2)
+    assert same(weights(resumed.model), weights(it.model))
+
+
+def test_a_checkpoint_without_the_reset_reference_is_refused(tmp_path: Path) -> None:
+    it = learner()
+    train(it, 3)
+    path = save(tmp_path, it, 0, tmp_path)
+    late = learner(term("loss", "k2", build("qwen3"), reset_every=2))
+    with pytest.raises(CheckpointError, match="a policy that is kept are of another model"):
+        restore(path, late)
+    assert late.version == 0 and VOCABULARY == 23
