@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     import torch
 
     from actors.coordinator.coordinator import Coordinator
+    from actors.scoring_servers import ScoringServers
     from asyncrl.journal import Journal
     from asyncrl.training.learner import Learner
     from weightsync.buckets import Plan
@@ -272,6 +273,7 @@ async def trainer(place: ActorContext) -> None:
     sender of weights."""
     import torch
 
+    from actors.scoring_servers import ScoringServers
     from actors.trainer_actor import trainer_actor
     from asyncrl.training.checkpoint_index import latest
     from asyncrl.training.checkpoint_io import restore
@@ -298,11 +300,14 @@ async def trainer(place: ActorContext) -> None:
         restore(checkpoint, learner)
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
     async with (
+        ScoringServers.open(config, waits) as servers,
         Sender.open(config.publication.host, place.run / WEIGHT_STORE) as sender,
         await place.link() as link,
     ):
         transfer = _Transfer(sender, learner, plan, config.publication.deadline_s)
-        await trainer_actor(link, _Threaded(learner, place), transfer, waits, Reporter(waits))
+        await trainer_actor(
+            link, _Threaded(learner, servers, place), transfer, waits, Reporter(waits)
+        )
 
 
 @dataclass(frozen=True)
@@ -310,6 +315,7 @@ class _Threaded:
     """A learner that computes in a thread, and knows where its checkpoints go."""
 
     learner: Learner
+    servers: ScoringServers
     place: ActorContext
 
     @property
@@ -319,7 +325,8 @@ class _Threaded:
     async def accumulate(
         self, batch: MicroBatch, buffers: Sequence[memoryview]
     ) -> list[TokenCount]:
-        return await trio.to_thread.run_sync(self.learner.accumulate, batch, buffers)
+        served = await self.servers.scores(batch, buffers)
+        return await trio.to_thread.run_sync(self.learner.accumulate, batch, buffers, served)
 
     async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
         await trio.to_thread.run_sync(self.learner.score_proximal, message, buffers)

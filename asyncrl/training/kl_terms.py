@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -31,6 +33,10 @@ from asyncrl.training.frozen_policy import FrozenPolicy
 from asyncrl.training.models import load_model
 from staleness.ratios import log_ratio
 from staleness.reference_kl import Estimator, kl_estimate
+
+Served = Mapping[str, NDArray[np.float32]]
+"""Log-probabilities that servers gave a micro-batch's sampled tokens, [tokens], by the name of the
+policy."""
 
 
 class KlTerm(NamedTuple):
@@ -70,7 +76,7 @@ class KlTerms:
     def __init__(self, terms: Sequence[KlTerm] = (), temperature: float = 1.0) -> None:
         self._terms, self._temperature = tuple(terms), temperature
 
-    def scores(self, batch: Batch, served: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def scores(self, batch: Batch, served: Served) -> dict[str, Tensor]:
         """Log-probabilities of the micro-batch's sampled tokens under each other policy, float32
         [tokens], by its name; `served` has those of servers. Raises ValueError where one of these
         is missing, or has another number of tokens."""
@@ -79,12 +85,12 @@ class KlTerms:
             if term.policy is None:
                 if term.name not in served:
                     raise ValueError(f"no scores of the {term.name} came with a micro-batch")
-                if served[term.name].shape != batch.behaviour.shape:
+                if len(served[term.name]) != len(batch.behaviour):
                     raise ValueError(
                         f"{len(served[term.name])} scores of the {term.name} came for "
                         f"{len(batch.behaviour)} tokens"
                     )
-                found[term.name] = served[term.name]
+                found[term.name] = torch.from_numpy(served[term.name])
                 continue
             scores = torch.empty_like(batch.behaviour)
             for packed in batch.packed:

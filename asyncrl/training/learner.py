@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import torch
@@ -25,7 +25,7 @@ from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
 from asyncrl.training.batch import Batch, read
 from asyncrl.training.forward import entropies, response_logits, shares
 from asyncrl.training.gradients import sample_advantages
-from asyncrl.training.kl_terms import KlTerms
+from asyncrl.training.kl_terms import KlTerms, Served
 from asyncrl.training.linear import accelerate
 from asyncrl.training.loss import MEDIAN, STALE, Loss, ResponseTokens
 from asyncrl.training.master_weights import MasterWeights
@@ -38,7 +38,7 @@ from staleness import proximal
 from staleness.vcpo import learning_rate_scale
 
 logger = logging.getLogger(__name__)
-NOTHING_SERVED: Mapping[str, Tensor] = MappingProxyType({})
+NOTHING_SERVED: Served = MappingProxyType({})
 
 
 class Learner:
@@ -108,7 +108,7 @@ class Learner:
         self,
         batch: MicroBatch,
         buffers: Sequence[memoryview | bytes],
-        served: Mapping[str, Tensor] = NOTHING_SERVED,
+        served: Served = NOTHING_SERVED,
     ) -> list[TokenCount]:
         """Add the gradient of a micro-batch; `buffers` are the three of `MicroBatch`, `served` the
         log-probabilities of its sampled tokens by servers (`KlTerms.scores`). Returns, for

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from training_world import (
@@ -207,15 +208,15 @@ def test_a_token_without_a_score_is_left_out_by_name() -> None:
     for r in every:
         r.mask = [1] * len(r.response)
     it = learner(term("loss", "k2"))
-    scores = torch.full((sum(len(r.response) for r in every),), -2.0)
+    scores = np.full(sum(len(r.response) for r in every), -2.0, np.float32)
     scores[3] = math.nan
     counts = it.accumulate(*micro_batch(every, every), {"reference": scores})
     assert sum(count.discarded.get("nonfinite", 0) for count in counts) == 1
     assert math.isfinite(it.step()["grad_norm"])
 
 
-@pytest.mark.parametrize("served", [{}, {"reference": torch.zeros(2)}])
-def test_scores_of_a_server_must_come(served: dict[str, torch.Tensor]) -> None:
+@pytest.mark.parametrize("served", [{}, {"reference": np.zeros(2, np.float32)}])
+def test_scores_of_a_server_must_come(served: dict[str, Any]) -> None:
     every = groups(7)
     with pytest.raises(ValueError, match="scores of the reference"):
         learner(term("loss", "k2")).accumulate(*micro_batch(every, every), served)
@@ -226,7 +227,7 @@ def test_scores_of_a_server_are_those_of_the_model_behind_it() -> None:
     of_server = torch.cat([alone(policy, r, T).detach().float() for r in every])
     one, two = learner(term("loss", "k3", policy)), learner(term("loss", "k3"))
     one.accumulate(*micro_batch(every, every))
-    two.accumulate(*micro_batch(every, every), {"reference": of_server})
+    two.accumulate(*micro_batch(every, every), {"reference": of_server.numpy()})
     for (_, mine), (_, its) in zip(
         one.master_weights.named(), two.master_weights.named(), strict=True
     ):

@@ -1,0 +1,110 @@
+"""Servers that score for the trainer: their numbers belong to the sampled tokens, one that fails is
+asked again, and one that stays away ends the trainer in time."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import httpx2
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from actors import scoring_servers
+from actors.scoring_servers import ScoringServers
+from asyncrl.config import load
+from asyncrl.engines.sglang.client import Client
+from asyncrl.engines.sglang.errors import Misread, RequestRefused
+from asyncrl.ipc.messages import MicroBatch, Sample, Span
+from asyncrl.ipc.waits import WaitExpired, Waits
+
+URL = "http://fake:1"
+SAMPLES = [
+    Sample(1, 0, 2, 3, 0.0, [Span(0, 2, 5)]),
+    Sample(2, 0, 1, 0, 0.0, []),
+    Sample(3, 0, 2, 5, 0.0, [Span(0, 2, 4), Span(1, 6, 7)]),
+]
+IDS = np.arange(13, dtype=np.int32)
+BATCH = MicroBatch(0, 0, SAMPLES, {0: [0.0, 0.0, 0.0]})
+
+
+class Scorer(httpx2.AsyncBaseTransport):
+    """A server that gives id i the log-probability -i, after `refusals` connections that break."""
+
+    def __init__(self, refusals: float = 0, status: int = 200, shift: int = 0) -> None:
+        self.refusals, self.status, self.shift = refusals, status, shift
+        self.at_once = self.most = 0
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        ids = json.loads(await request.aread())["input_ids"]
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        await trio.sleep(0.1)
+        self.at_once -= 1
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise httpx2.ConnectError("refused")
+        every = [[None if at == 0 else -float(i), i + self.shift, None] for at, i in enumerate(ids)]
+        return httpx2.Response(
+            self.status, json={"text": "", "meta_info": {"input_token_logprobs": every}}
+        )
+
+
+async def scores(
+    server: Scorer, batch: MicroBatch = BATCH, ids: np.ndarray = IDS, patience_s: float = 60.0
+) -> np.ndarray:
+    async with Client.open(URL, transport=server) as client:
+        servers = ScoringServers({"teacher": client}, Waits(), patience_s)
+        return (await servers.scores(batch, (memoryview(ids.tobytes()),)))["teacher"]
+
+
+async def test_numbers_are_those_of_the_sampled_tokens(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The second sample has no response; of the third, two tokens were given."""
+    found = await scores(Scorer())
+    assert found.dtype == np.float32 and found.tolist() == [-2, -3, -4, -8, -9, -12]
+
+
+async def test_one_that_fails_is_asked_again(autojump_clock: trio.testing.MockClock) -> None:
+    assert (await scores(Scorer(refusals=3))).tolist() == [-2, -3, -4, -8, -9, -12]
+
+
+async def test_one_that_stays_away_ends_the_wait_by_its_name(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    start = trio.current_time()
+    with pytest.raises(WaitExpired, match="http://fake:1 waited 60 s for scores of the teacher"):
+        await scores(Scorer(refusals=math.inf))
+    assert trio.current_time() - start == pytest.approx(60.0)
+
+
+async def test_one_that_refuses_or_scores_others_is_an_error_at_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    with pytest.raises(RequestRefused):
+        await scores(Scorer(status=400))
+    with pytest.raises(Misread):
+        await scores(Scorer(shift=1))
+
+
+async def test_so_many_at_a_time(autojump_clock: trio.testing.MockClock) -> None:
+    count = 3 * scoring_servers.AT_A_TIME
+    samples = [Sample(n, 0, 1, 1, 0.0, [Span(0, 1, 2)]) for n in range(count)]
+    batch = MicroBatch(0, 0, samples, {0: [0.0] * count})
+    server = Scorer()
+    assert len(await scores(server, batch, np.arange(2 * count, dtype=np.int32))) == count
+    assert server.most == scoring_servers.AT_A_TIME
+
+
+async def test_settings_name_the_servers() -> None:
+    config = load(None, ["teacher.coefficient=1", "teacher.path=m", f"teacher.url={URL}"], {})
+    async with ScoringServers.open(config, Waits()) as servers:
+        empty = MicroBatch(0, 0, [], {})
+        assert {name: len(of) for name, of in (await servers.scores(empty, ())).items()} == {
+            "teacher": 0
+        }
+    async with ScoringServers.open(load(None, [], {}), Waits()) as servers:
+        assert await servers.scores(BATCH, ()) == {}
