@@ -49,7 +49,7 @@ class ScoringServers:
         async with AsyncExitStack() as stack:
             clients: dict[str, Client] = {}
             for name, policy in (("reference", config.reference), ("teacher", config.teacher)):
-                if policy.coefficient and policy.url:
+                if policy.coefficient and policy.server:
                     clients[name] = await stack.enter_async_context(_opened(policy))
             yield ScoringServers(clients, waits, config.supervision.stall_s)
 
@@ -102,4 +102,4 @@ def _opened(policy: ReferenceConfig | TeacherConfig) -> AbstractAsyncContextMana
     from asyncrl.engines.sglang.client import Client  # a trainer without one does without HTTP
 
     file = policy.api_key_file
-    return Client.open(policy.url, api_key=Path(file).read_text().strip() if file else "")
+    return Client.open(policy.server, api_key=Path(file).read_text().strip() if file else "")

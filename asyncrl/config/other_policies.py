@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from asyncrl.config.flow import max_group_size
-from asyncrl.config.losses import advantage_of
+from asyncrl.config.losses import advantage_of, drops_equal
 from asyncrl.config.schema import Config, ReferenceConfig, TeacherConfig
 
 Contradictions = Iterator[tuple[tuple[str, ...], str]]
@@ -25,39 +25,39 @@ def policy_contradictions(config: Config) -> Contradictions:
     if teacher.coefficient and not teacher.path:
         yield (
             ("teacher.coefficient", "teacher.path"),
-            "there is no teacher: name its model directory in teacher.path (of one behind a url, "
-            "the directory of its tokenizer)",
+            "there is no teacher: name its model directory in teacher.path (of one that a "
+            "server has, the directory of its tokenizer)",
         )
-    if reference.reset_every and (reference.path or reference.url):
+    if reference.reset_every and (reference.path or reference.server):
         yield (
-            ("reference.reset_every", "reference.path", "reference.url"),
+            ("reference.reset_every", "reference.path", "reference.server"),
             "a reference that becomes the current policy begins as the model that the run starts "
-            "from: remove path and url, or set reset_every to 0",
+            "from: remove path and server, or set reset_every to 0",
         )
     if reference.coefficient and reference.kl_in == "reward":
         yield from _in_reward(config)
 
 
 def _named(name: str, config: Config, policy: ReferenceConfig | TeacherConfig) -> Contradictions:
-    if not policy.coefficient and (policy.path or policy.url):
+    if not policy.coefficient and (policy.path or policy.server):
         yield (
-            (f"{name}.coefficient", f"{name}.path", f"{name}.url"),
+            (f"{name}.coefficient", f"{name}.path", f"{name}.server"),
             f"with a coefficient of 0 the {name} does nothing: set coefficient, or remove path "
-            "and url",
+            "and server",
         )
-    if policy.api_key_file and not policy.url:
+    if policy.api_key_file and not policy.server:
         yield (
-            (f"{name}.api_key_file", f"{name}.url"),
-            "a key is for a server: set url, or remove api_key_file",
+            (f"{name}.api_key_file", f"{name}.server"),
+            "a key is for a server: set server, or remove api_key_file",
         )
-    if not policy.url:
+    if not policy.server:
         return
-    found = urlsplit(policy.url)
+    found = urlsplit(policy.server)
     if found.scheme not in ("http", "https") or not found.hostname:
-        yield (f"{name}.url",), "an address is http://host:port"
+        yield (f"{name}.server",), "an address is http://host:port"
     if config.rollout.temperature != 1:
         yield (
-            (f"{name}.url", "rollout.temperature"),
+            (f"{name}.server", "rollout.temperature"),
             "a server scores tokens at temperature 1, and divergence is of the policies that "
             "sample: set temperature to 1, or give the model in path alone",
         )
@@ -65,7 +65,7 @@ def _named(name: str, config: Config, policy: ReferenceConfig | TeacherConfig) -
 
 def _in_reward(config: Config) -> Contradictions:
     """Rules of a divergence that is part of the reward."""
-    rollout, train = config.rollout, config.train
+    train = config.train
     advantage = advantage_of(train)
     if train.unit == "rollout":
         yield (
@@ -79,7 +79,7 @@ def _in_reward(config: Config) -> Contradictions:
             f"{advantage.kind} compares rewards of other micro-batches, of which it is not known: "
             "set kl_in to loss or advantage, or choose another advantage",
         )
-    if rollout.filter == "zero_variance":
+    if drops_equal(config):
         yield (
             ("reference.kl_in", "rollout.filter"),
             "rewards that are equal differ by it, and the filter would leave their groups out: "
@@ -109,20 +109,20 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
         )
         yield (
             "reference policy",
-            reference.url or reference.path or "the initial policy",
+            reference.server or reference.path or "the initial policy",
             f"{reference.coefficient:g} of the divergence ({reference.estimator}) {place}{reset}; "
             f"{_memory(reference)}",
         )
     if teacher.coefficient:
         yield (
             "teacher",
-            teacher.url or teacher.path,
+            teacher.server or teacher.path,
             f"{teacher.coefficient:g} of log(teacher / current) added to each token's advantage; "
             f"{_memory(teacher)}",
         )
 
 
 def _memory(policy: ReferenceConfig | TeacherConfig) -> str:
-    if policy.url:
+    if policy.server:
         return "the trainer waits for its server with each micro-batch"
     return "the trainer's memory holds its weights too, without gradients"

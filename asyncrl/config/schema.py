@@ -453,8 +453,9 @@ class ReferenceConfig(Section, frozen=True):
         str,
         Meta(description="its model directory; empty: the model that the run starts from"),
     ] = ""
-    url: Annotated[
-        str, Meta(description="an SGLang server that scores tokens with it, instead; empty: none")
+    server: Annotated[
+        str,
+        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
     ] = ""
     api_key_file: Annotated[
         str,
@@ -497,8 +498,9 @@ class TeacherConfig(Section, frozen=True):
         ),
     ] = 0.0
     path: Annotated[str, Meta(description="its model directory")] = ""
-    url: Annotated[
-        str, Meta(description="an SGLang server that scores tokens with it, instead; empty: none")
+    server: Annotated[
+        str,
+        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
     ] = ""
     api_key_file: Annotated[
         str,

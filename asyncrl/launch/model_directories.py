@@ -48,7 +48,7 @@ def check_policies(config: Config, task: Task) -> None:
     for section, policy in (("reference", config.reference), ("teacher", config.teacher)):
         if policy.coefficient and policy.path:
             key, path = f"{section}.path", Path(policy.path)
-            check_directory(key, path, weights=not policy.url)
+            check_directory(key, path, weights=not policy.server)
             try:
                 _same_vocabulary(config, task, key, path)
             except TaskError as error:

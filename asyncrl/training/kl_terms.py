@@ -176,12 +176,12 @@ def open_kl_terms(config: Config, initial: Path, dtype: torch.dtype) -> KlTerms:
                 reference.coefficient,
                 reference.kl_in,
                 reference.estimator,
-                None if reference.url else opened(reference.path or initial),
+                None if reference.server else opened(reference.path or initial),
                 reference.reset_every,
             )
         )
     if teacher.coefficient:
-        policy = None if teacher.url else opened(teacher.path)
+        policy = None if teacher.server else opened(teacher.path)
         terms.append(KlTerm("teacher", teacher.coefficient, "advantage", "k1", policy))
     return KlTerms(terms, config.rollout.temperature)
 

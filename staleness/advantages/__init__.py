@@ -19,6 +19,7 @@ from staleness.advantages.first_k import FirstK
 from staleness.advantages.in_group import DrGrpo, Grpo, McGrpo, Rloo
 from staleness.advantages.in_step import Gdpo, ReinforcePp, ReinforcePpBaseline
 from staleness.advantages.min_variance import MinVariance, MinVarianceLogits
+from staleness.advantages.unrewarded import Unrewarded
 
 __all__ = [
     "BUILT_IN",
@@ -41,6 +42,7 @@ __all__ = [
     "RewardedSamples",
     "Rewards",
     "Rloo",
+    "Unrewarded",
 ]
 
 BUILT_IN: dict[str, type[Advantage]] = {
@@ -56,6 +58,7 @@ BUILT_IN: dict[str, type[Advantage]] = {
         FirstK,
         MinVariance,
         MinVarianceLogits,
+        Unrewarded,
     )
 }
 """The advantages that come with asyncrl, by their names in run.toml."""

@@ -100,7 +100,7 @@ async def test_so_many_at_a_time(autojump_clock: trio.testing.MockClock) -> None
 
 
 async def test_settings_name_the_servers() -> None:
-    config = load(None, ["teacher.coefficient=1", "teacher.path=m", f"teacher.url={URL}"], {})
+    config = load(None, ["teacher.coefficient=1", "teacher.path=m", f"teacher.server={URL}"], {})
     async with ScoringServers.open(config, Waits()) as servers:
         empty = MicroBatch(0, 0, [], {})
         assert {name: len(of) for name, of in (await servers.scores(empty, ())).items()} == {

@@ -25,11 +25,11 @@ REWARD = ("reference.coefficient=0.1", "reference.kl_in=reward", "rollout.filter
     [
         (["teacher.coefficient=1"], "there is no teacher"),
         (["teacher.path=m"], "with a coefficient of 0 the teacher does nothing"),
-        (["reference.url=http://h:1"], "with a coefficient of 0 the reference does nothing"),
+        (["reference.server=http://h:1"], "with a coefficient of 0 the reference does nothing"),
         (["reference.api_key_file=k"], "a key is for a server"),
-        (["teacher.coefficient=1", "teacher.path=m", "teacher.url=h:1"], "http://host:port"),
+        (["teacher.coefficient=1", "teacher.path=m", "teacher.server=h:1"], "http://host:port"),
         (
-            ["reference.coefficient=1", "reference.url=http://h:1", "rollout.temperature=0.7"],
+            ["reference.coefficient=1", "reference.server=http://h:1", "rollout.temperature=0.7"],
             "at temperature 1",
         ),
         (
@@ -59,5 +59,5 @@ def test_check_says_what_they_cost() -> None:
     value, meaning = rows(*REWARD, "reference.reset_every=50")["reference policy"]
     assert value == "the initial policy" and "subtracted from the rollout's reward" in meaning
     assert "every 50 steps" in meaning and "memory holds its weights too" in meaning
-    served = rows("teacher.coefficient=1", "teacher.path=m", "teacher.url=http://h:1")["teacher"]
+    served = rows("teacher.coefficient=1", "teacher.path=m", "teacher.server=http://h:1")["teacher"]
     assert served[0] == "http://h:1" and "waits for its server" in served[1]

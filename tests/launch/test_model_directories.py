@@ -85,6 +85,6 @@ def test_a_directory_that_is_none_is_refused_by_its_setting(tmp_path: Path) -> N
 def test_behind_a_server_the_tokenizer_is_enough(tmp_path: Path, frame: list[str]) -> None:
     path = directory(tmp_path / "m", frame)
     (path / "model.safetensors").unlink()
-    sets = ["teacher.coefficient=1", f"teacher.path={path}", "teacher.url=http://127.0.0.1:1"]
+    sets = ["teacher.coefficient=1", f"teacher.path={path}", "teacher.server=http://127.0.0.1:1"]
     preflight.check(config(*sets), None, 2)
     assert "api_key_file" in refusal(*sets, "teacher.api_key_file=none")
