@@ -36,12 +36,12 @@ from asyncrl.ipc.messages import (
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe import run_status
 from asyncrl.observe.run_dir import (
-    BEFORE,
     COORDINATOR,
     INITIAL,
     JOURNAL,
     KEY,
     LAUNCHER,
+    METRICS,
     MODEL,
     STALL,
     STATUS,
@@ -102,6 +102,7 @@ async def coordinator(place: ActorContext) -> None:
     from asyncrl.experience.experience import Experience
     from asyncrl.journal import Journal, SqliteHistory
     from asyncrl.observe import summary
+    from asyncrl.observe.curve_file import open_curve
     from asyncrl.observe.metrics import Metrics
     from asyncrl.tasks import open_task
     from asyncrl.tasks.text import Tokenizer
@@ -119,17 +120,20 @@ async def coordinator(place: ActorContext) -> None:
     )
     metrics = Metrics()
     metrics.describe(task=config.task.name, engine=config.engine.kind)
-    before = (
-        summary.read(place.run / BEFORE) if place.resume and (place.run / BEFORE).exists() else None
-    )
     checkpoints = complete(place.run)
     resume = place.resume and (
         path.exists() or bool(checkpoints)
     )  # else it ended before it had begun
     experience, version = resumed(SqliteHistory(path), checkpoints) if resume else (Experience(), 0)
-    async with Journal.open(
-        path, commit_ms=config.journal.commit_ms, full_s=config.supervision.stall_s
-    ) as journal:
+    async with (
+        open_curve(place.run / METRICS, version, experience.closed) as (curve, before_commit),
+        Journal.open(
+            path,
+            commit_ms=config.journal.commit_ms,
+            full_s=config.supervision.stall_s,
+            before_commit=before_commit,
+        ) as journal,
+    ):
         store = EventStore(experience, journal)
         if resume:
             begin_again(store, journal, version)
@@ -139,7 +143,8 @@ async def coordinator(place: ActorContext) -> None:
             prompts,
             metrics,
             Waits(),
-            RunStatistics(before.accuracy.start if before else None),
+            RunStatistics(),
+            curve,
             journal=partial(_standing, journal),
             stalled=partial(_keep, place.run / STALL),
         )

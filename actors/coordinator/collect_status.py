@@ -147,8 +147,8 @@ def collect_update(parts: Components) -> StatusUpdate:
     statistics, stepping, experience = parts.statistics, parts.stepping, parts.store.experience
     generated_per_s, trained_per_s = statistics.rates
     lags = stepping.lags if stepping else Counter[int]()
-    accuracy, pauses = parts.evaluation.accuracy, parts.publishing.pauses
-    accuracy_version = max(accuracy, default=-1)
+    curve, pauses = parts.curve, parts.publishing.pauses
+    accuracy_version = max(curve.accuracy, default=-1)
     phase, note = _phase(parts)
     metrics = stepping.metrics if stepping else {}
     return StatusUpdate(
@@ -156,10 +156,10 @@ def collect_update(parts: Components) -> StatusUpdate:
         phase=phase,
         step=stepping.version if stepping else 0,
         steps=parts.config.train.steps,
-        reward=stepping.metrics.get("reward", NAN) if stepping else NAN,
-        accuracy=accuracy.get(accuracy_version, NAN),
+        reward=NAN if curve.last is None or curve.last.reward is None else curve.last.reward,
+        accuracy=curve.accuracy.get(accuracy_version, NAN),
         accuracy_version=accuracy_version,
-        evaluated=parts.evaluation.figures.get(accuracy_version, {}),
+        evaluated=curve.figures.get(accuracy_version, {}),
         generated_per_s=generated_per_s,
         trained_per_s=trained_per_s,
         lag_mean=mean_lag(lags) or 0.0,

@@ -12,11 +12,7 @@ from asyncrl.observe import summary
 def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary:
     """The result of the run so far, which ends well (`ok`) or not, for a `reason`."""
     stepping, ledger, statistics = parts.stepping, parts.store.experience.ledger, parts.statistics
-    accuracies = [accuracy for _, accuracy in sorted(parts.evaluation.accuracy.items())]
-    figures = parts.evaluation.figures
-    start = statistics.start_accuracy
-    if start is None and accuracies:
-        start = accuracies[0]
+    figures = parts.curve.figures
     lags = stepping.lags if stepping else Counter[int]()
     slowest, prompt_index = parts.scoring.slowest
     training_s = stepping.last_step - parts.admission.first_admission if stepping else -math.inf
@@ -26,7 +22,7 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
         steps=stepping.version if stepping else 0,
         seconds=statistics.seconds,
         training_seconds=training_s if training_s > 0 else None,
-        accuracy=summary.Accuracy(start, accuracies[-1] if accuracies else None),
+        accuracy=summary.Accuracy.of(parts.curve.accuracy),
         evaluated=figures[max(figures)] if figures else {},
         tokens=summary.TokenTotals.of(ledger.tokens),
         rollouts=summary.RolloutTotals.of(ledger.rollouts),

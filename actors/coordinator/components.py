@@ -31,6 +31,8 @@ from actors.coordinator.stepping import Stepping
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.ipc.waits import Waits
+from asyncrl.observe.curve import Curve
+from asyncrl.observe.evaluation_figures import Figures
 from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.run_status import JournalStatus, RunStatus
 
@@ -61,6 +63,7 @@ class Components:
     scoring: Scoring
     publishing: Publishing
     evaluation: Evaluation
+    curve: Curve
     stepping: Stepping | None = None
     outcome: Outcome | None = None
 
@@ -78,16 +81,18 @@ def assemble(
     metrics: Metrics,
     waits: Waits,
     statistics: RunStatistics,
+    curve: Curve,
     *,
     journal_status: Callable[[], JournalStatus],
     stalled: Callable[[RunStatus], None],
     fence: Callable[[str, str], None],
     give_up: Callable[[str], None],
     served: Callable[[int, bool], None],
+    evaluated: Callable[[int, float, Figures], None],
 ) -> Components:
     """Build the parts of a run that begins now. `fence(actor, reason)` has an actor replaced,
     `give_up(reason)` ends the run, `served(version, evaluate)` hears of each version that every
-    engine serves."""
+    engine serves, `evaluated(version, accuracy, figures)` of each evaluation."""
     changes = Changes(waits, config.supervision.stall_s)
     expected = [
         "trainer-0",
@@ -119,9 +124,11 @@ def assemble(
         prompts=prompts.evaluation_items(),
         every=config.train.eval_every,
         sampling=config.evaluation,
-        evaluated=metrics.evaluated,
+        known=curve.accuracy,
+        evaluated=evaluated,
     )
     return Components(
+        curve=curve,
         config=config,
         store=store,
         metrics=metrics,

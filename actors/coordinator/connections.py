@@ -9,6 +9,7 @@ import logging
 
 import trio
 
+from actors.coordinator.collect_point import step_point
 from actors.coordinator.components import Components
 from actors.coordinator.engine_pool import EngineHandle
 from actors.coordinator.peers import LastSeen, Peer
@@ -212,6 +213,7 @@ class Connections:
             case Stepped():
                 stepping.on_stepped(message, self._parts.evaluation.accuracy)
                 self._parts.metrics.stepped(message.seconds, stepping.metrics)
+                self._parts.curve.add(step_point(self._parts, stepping, message.seconds))
                 self._parts.metrics.alarmed(alarm.name for alarm in stepping.alarms)
             case Saved():
                 stepping.on_saved(message)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import trio
 
+from actors.coordinator.collect_point import evaluation_point
 from actors.coordinator.collect_status import collect_status
 from actors.coordinator.collect_summary import collect_summary
 from actors.coordinator.components import assemble
@@ -37,6 +38,8 @@ from asyncrl.config import Config
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import RunFinished
 from asyncrl.ipc.waits import Waits
+from asyncrl.observe.curve import Curve
+from asyncrl.observe.evaluation_figures import Figures
 from asyncrl.observe.metrics import Metrics
 from asyncrl.observe.run_status import JournalStatus, RunStatus
 from asyncrl.observe.summary import Summary
@@ -55,6 +58,7 @@ class Coordinator:
         metrics: Metrics,
         waits: Waits,
         statistics: RunStatistics,
+        curve: Curve,
         *,
         journal: Callable[[], JournalStatus] = JournalStatus,
         stalled: Callable[[RunStatus], None] = lambda run_status: None,
@@ -68,13 +72,17 @@ class Coordinator:
             metrics,
             waits,
             statistics,
+            curve,
             journal_status=journal,
             stalled=stalled,
             fence=lambda actor, reason: self._connections.replace(actor, reason),
             give_up=lambda reason: self.parts.end(False, reason),
             served=self._on_served,
+            evaluated=self._on_evaluated,
         )
         self._connections = Connections(self.parts)
+        for version, accuracy in curve.accuracy.items():  # of the run's earlier lives
+            metrics.evaluated(version, accuracy, curve.figures[version])
 
     def status(self) -> RunStatus:
         """The state of the run at this moment."""
@@ -153,6 +161,11 @@ class Coordinator:
         if evaluate:
             parts.evaluation.start(version)
         parts.pinning.release(parts.evaluation.running)
+
+    def _on_evaluated(self, version: int, accuracy: float, figures: Figures) -> None:
+        """Every held-out answer of `version` is judged."""
+        self.parts.metrics.evaluated(version, accuracy, figures)
+        self.parts.curve.add(evaluation_point(self.parts, version, accuracy, figures))
 
     async def say_goodbye(self, outcome: Outcome) -> None:
         """Tell the launcher that the summary is written, and wait until it has hung up."""

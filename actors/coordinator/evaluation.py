@@ -12,7 +12,7 @@ next version is evaluated in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from actors.coordinator.admission import Admission
 from actors.coordinator.engine_pool import EnginePool
@@ -43,12 +43,14 @@ class Evaluation:
         prompts: range,
         every: int,
         sampling: EvaluationConfig,
+        known: Mapping[int, float],
         evaluated: Callable[[int, float, Figures], None],
     ) -> None:
         """`prompts` are the held-out ones, by their index. Every `every`-th version is evaluated; 0
         stands for none but the first and the last. `sampling` says how often each prompt is
-        answered beside the greedy answer. `evaluated(version, accuracy, figures)` hears of each
-        result: the greedy accuracy, from 0 to 1, and what sampled answers say."""
+        answered beside the greedy answer. What is `known`, an accuracy by version, is not measured
+        again. `evaluated(version, accuracy, figures)` hears of each result: the greedy accuracy,
+        from 0 to 1, and what sampled answers say."""
         self._store = store
         self._engines = engines
         self._admission = admission
@@ -66,7 +68,7 @@ class Evaluation:
         self._correct = 0
         self._right: dict[int, int] = {}  # sampled answers that are correct, by prompt
         self._open = 0  # groups whose answers are not judged
-        self.accuracy: dict[int, float] = {}
+        self.accuracy = dict(known)
         """Share of correct answers, 0 to 1, by version."""
         self.figures: dict[int, Figures] = {}
         """Figures of sampled answers, by version; none where nothing was sampled."""
@@ -74,10 +76,10 @@ class Evaluation:
     def due(self, version: int, last: bool) -> bool:
         """True if `version` is to be evaluated now: it is the first one, an `every`-th one, or the
         `last` one, or it replaces one that was given up."""
-        if self.running is not None or version in self.accuracy or not self._prompts:
-            return False
         if self._first is None:
             self._first = version
+        if self.running is not None or version in self.accuracy or not self._prompts:
+            return False
         regular = version == self._first or bool(self._every and version % self._every == 0)
         return regular or last or self._given_up
 

@@ -33,9 +33,7 @@ class _Mark(NamedTuple):
 class RunStatistics:
     """Seconds, rates and idle shares of a run that began now."""
 
-    def __init__(self, start_accuracy: float | None = None) -> None:
-        """`start_accuracy` is that of the run's first version, if this process resumes the run."""
-        self.start_accuracy = start_accuracy
+    def __init__(self) -> None:
         self.began = trio.current_time()
         self._marks: deque[_Mark] = deque()
         self._idle: Counter[tuple[Role, str]] = Counter()

@@ -25,6 +25,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import trio
 
@@ -61,6 +62,15 @@ from staleness.lag import fresh_mask, tokens_by_lag
 from staleness.response_alarms import response_alarms
 
 logger = logging.getLogger(__name__)
+
+
+class StepAccount(NamedTuple):
+    """Tokens of one step: the number trained, those discarded by reason, and those that it was
+    given by lag."""
+
+    trained: int
+    discarded: Counter[str]
+    lags: Counter[int]
 
 
 class Stepping:
@@ -100,6 +110,7 @@ class Stepping:
         # micro-batches not consumed that train again what the ledger has counted before
         self._replays: set[tuple[int, int]] = set()
         self._replayed = 0  # tokens trained again in the last step
+        self.account = StepAccount(0, Counter(), Counter())  # of the last step
         self.metrics: dict[str, float] = {}  # of the last step
         self._rewards: dict[int, float] = {}  # means, by the version that the step made
         self.alarms: tuple[Alarm, ...] = ()  # of the last step
@@ -332,7 +343,7 @@ class Stepping:
                 f"last, and step {self._step} is open"
             )
         self._commands.answered(CloseStep)
-        trained, discarded = 0, Counter[str]()
+        trained, discarded, lags_of_step = 0, Counter[str](), Counter[int]()
         if self._config.train.replay_groups:
             self._store_for_replay(message.version - 1)
         for counts, lags in self._consumed.pop(message.version - 1, []):
@@ -340,7 +351,9 @@ class Stepping:
                 self._store.record(Trained(count.rollout, count.trained, count.discarded))
                 trained += count.trained
                 discarded.update(count.discarded)
-            self.lags.update(lags)
+            lags_of_step.update(lags)
+        self.lags.update(lags_of_step)
+        self.account = StepAccount(trained, discarded, lags_of_step)
         self.version = message.version
         responses = self._batching.responses().metrics()
         self.metrics = message.metrics | responses

@@ -12,8 +12,9 @@ meanwhile: whoever brings events waits for `room`, and `trouble` says why.
 
 from __future__ import annotations
 
+import errno
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -28,10 +29,12 @@ from asyncrl.journal.disk import (
     Abandon,
     Compact,
     Disk,
+    DiskFull,
     DiskNotReady,
     EventRows,
     JournalError,
     Keep,
+    Unwritable,
     Write,
 )
 from asyncrl.journal.sqlite import SqliteDisk
@@ -43,6 +46,9 @@ LIMIT_BYTES = 32 * 2**20
 FULL_S = 300.0
 RETRY_S = 1.0
 """Seconds between two tries of a commit that could not be made."""
+BeforeCommit = Callable[[bool], Awaitable[None]]
+"""`before_commit(forced)` writes what belongs beside the journal. It is `forced` to the disk before
+a state is, whose checkpoint a run may go on from."""
 
 _encoder = msgspec.msgpack.Encoder()
 _encode_into = _encoder.encode_into
@@ -90,8 +96,16 @@ class JournalStatistics(NamedTuple):
 class Journal:
     """The writer. Made by `open`, or `over` a disk; every method is called from the trio thread."""
 
-    def __init__(self, disk: Disk, commit_ms: int, limit_bytes: int, full_s: float) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        commit_ms: int,
+        limit_bytes: int,
+        full_s: float,
+        before_commit: BeforeCommit | None,
+    ) -> None:
         self._disk = disk
+        self._before_commit = before_commit
         self._commit_s = commit_ms / 1000
         self._limit_bytes = limit_bytes
         self._full_s = full_s
@@ -117,13 +131,18 @@ class Journal:
         run: str = "",
         limit_bytes: int = LIMIT_BYTES,
         full_s: float = FULL_S,
+        before_commit: BeforeCommit | None = None,
     ) -> AsyncIterator[Journal]:
         """Open or create the journal of `run`, and write to it inside the block, as `over` does.
         Raises JournalError for a file that is no journal, of another format, of another run, or
         that cannot be written."""
         disk = await SqliteDisk.open(Path(path), run)
         async with cls.over(
-            disk, commit_ms=commit_ms, limit_bytes=limit_bytes, full_s=full_s
+            disk,
+            commit_ms=commit_ms,
+            limit_bytes=limit_bytes,
+            full_s=full_s,
+            before_commit=before_commit,
         ) as journal:
             yield journal
 
@@ -136,15 +155,16 @@ class Journal:
         commit_ms: int = 100,
         limit_bytes: int = LIMIT_BYTES,
         full_s: float = FULL_S,
+        before_commit: BeforeCommit | None = None,
     ) -> AsyncIterator[Journal]:
         """Write to `disk`, which it takes, inside the block; leaving it, also by an error, commits
         what was appended.
 
         At most about `limit_bytes` wait for the disk (see `room`). A disk that is full or locked is
-        tried again for `full_s` seconds. Raises JournalError where it can not be written, out of
-        the writer's task as well.
+        tried again for `full_s` seconds, and so is an OSError of `before_commit`. Raises
+        JournalError where it can not be written, out of the writer's task as well.
         """
-        journal = cls(disk, commit_ms, limit_bytes, full_s)
+        journal = cls(disk, commit_ms, limit_bytes, full_s, before_commit)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(journal._write)
@@ -287,6 +307,8 @@ class Journal:
         began = time.perf_counter()
         try:
             with trio.CancelScope(shield=True):
+                if self._before_commit is not None:
+                    await self._write_beside(any(isinstance(write, Keep) for write in writes))
                 await self._disk.commit(
                     [write.events() if isinstance(write, _Row) else write for write in writes]
                 )
@@ -312,6 +334,16 @@ class Journal:
         self._slowest_s = max(self._slowest_s, seconds)
         self._committed.unpark_all()
         return None
+
+    async def _write_beside(self, forced: bool) -> None:
+        assert self._before_commit is not None
+        try:
+            await self._before_commit(forced)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (DiskFull if full else Unwritable)(
+                f"what is written beside the journal could not be written ({error.strerror})"
+            ) from error
 
 
 def _size(write: _Row | Write) -> int:

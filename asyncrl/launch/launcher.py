@@ -31,17 +31,18 @@ from asyncrl.ipc.keys import new_key, read_key, write_key
 from asyncrl.ipc.messages import Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
 from asyncrl.observe import logs, summary
+from asyncrl.observe.curve import Curve, read
 from asyncrl.observe.display import Display, show_summary
 from asyncrl.observe.logs import FOLDER
 from asyncrl.observe.logs import path as log_path
 from asyncrl.observe.output import complain
 from asyncrl.observe.run_dir import (
-    BEFORE,
     GATEWAY_KEY,
     INITIAL,
     JOURNAL,
     KEY,
     LAUNCHER,
+    METRICS,
     STALL,
     STATUS,
     SUMMARY,
@@ -91,9 +92,7 @@ class _Launch:
         write_key(self._run / KEY, new_key())
         if self._config.gateway.port:
             write_key(self._run / GATEWAY_KEY, secrets.token_urlsafe().encode())
-        if (self._run / SUMMARY).exists():
-            (self._run / SUMMARY).replace(self._run / BEFORE)
-        for old in (STATUS, STALL):  # of the run that this one resumes
+        for old in (SUMMARY, STATUS, STALL):  # of the run that this one resumes
             (self._run / old).unlink(missing_ok=True)
         (self._run / FOLDER).mkdir(exist_ok=True)
         with logs.kept(self._run, "launcher", 0):
@@ -226,6 +225,16 @@ class _Launch:
 
     # -------------------------------------------------------------------------------------- report
 
+    def _recounted(self, reason: str) -> summary.Summary:
+        """The summary, from what is on disk. Raises JournalError, ImpossibleEvent and OSError."""
+        metrics = self._run / METRICS
+        curve = Curve(read(metrics) if metrics.exists() else ())
+        ledger = fold(self._run / JOURNAL).ledger
+        steps = curve.last.version if curve.last is not None else 0
+        return summary.of_ledger(
+            ledger, reason, steps, curve.before_s, summary.Accuracy.of(curve.accuracy)
+        )
+
     def _report(self, end: SupervisedEnd) -> int:
         """Show what the run came to. Returns the exit status."""
         path, failure, finished = self._run / SUMMARY, end.failure, end.finished
@@ -236,7 +245,7 @@ class _Launch:
                 else "the run was ended before it could say more"
             )
             try:
-                summary.write(summary.of_ledger(fold(self._run / JOURNAL).ledger, reason), path)
+                summary.write(self._recounted(reason), path)
             except (JournalError, ImpossibleEvent, OSError) as error:
                 complain(escaped(f"there is no summary: {error}"))
         if path.exists():

@@ -33,8 +33,8 @@ from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.launch.model_directories import check_directory, check_policies
 from asyncrl.launch.private import private_files, refuse_foreign
-from asyncrl.observe import summary
-from asyncrl.observe.run_dir import BEFORE, JOURNAL, LOCK, RUN_TOML, SUMMARY
+from asyncrl.observe import curve
+from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
 from asyncrl.sandbox.support import support
 from asyncrl.strategies.curriculum import CURRICULA
 from asyncrl.tasks import TaskError, open_task
@@ -257,9 +257,9 @@ def _directory(config: Config, resume: Path | None) -> None:
 
 def refuse_unreadable(run: Path) -> None:
     """Check that what a resumed run goes on from can be read: its journal, of which a state must
-    follow for each checkpoint, and what it came to before. Damaged checkpoints are put aside
+    follow for each checkpoint, and its curve. Damaged checkpoints are put aside
     later."""
-    _totals(run)
+    _curve(run)
     path = run / JOURNAL
     if not path.exists():
         if complete(run):
@@ -286,20 +286,18 @@ def refuse_unreadable(run: Path) -> None:
         ) from None
 
 
-def _totals(run: Path) -> None:
-    """Check the summary that the run left, or had left before it was resumed last."""
-    for path in (run / SUMMARY, run / BEFORE):
-        try:
-            summary.read(path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
-        except msgspec.DecodeError:
-            raise ConfigError(
-                f"{path}: this is damaged, or of another asyncrl; remove it to go on without what "
-                "the run came to before."
-            ) from None
+def _curve(run: Path) -> None:
+    """Check that a resumed run can go on with its curve. Lines that are damaged are left out."""
+    path = run / METRICS
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: this is no file; remove it to go on without the run's curve.")
+    try:
+        for _ in curve.read(path):
+            pass
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
 
 
 def _unwritable(run: Path, error: OSError) -> str:

@@ -25,6 +25,12 @@ class Accuracy(msgspec.Struct, frozen=True):
     start: float | None = None
     end: float | None = None
 
+    @classmethod
+    def of(cls, by_version: Mapping[int, float]) -> Accuracy:
+        if not by_version:
+            return cls()
+        return cls(by_version[min(by_version)], by_version[max(by_version)])
+
 
 class TokenTotals(msgspec.Struct, frozen=True):
     """Response tokens: `generated = trained + Σ discarded + live`. `discarded` is by reason."""
@@ -147,13 +153,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def of_ledger(ledger: Ledger, reason: str) -> Summary:
-    """Make the summary of a run whose coordinator could not write one, from its ledger."""
+def of_ledger(
+    ledger: Ledger, reason: str, steps: int, seconds: float, accuracy: Accuracy
+) -> Summary:
+    """Make the summary of a run whose coordinator could not write one, from its ledger and its
+    curve."""
     return Summary(
         ok=False,
         reason=reason,
-        steps=0,
-        seconds=0.0,
+        steps=steps,
+        seconds=seconds,
+        accuracy=accuracy,
         tokens=TokenTotals.of(ledger.tokens),
         rollouts=RolloutTotals.of(ledger.rollouts),
     )

@@ -103,6 +103,11 @@ class FakeProximal:
         self._trained.clear()
 
 
+def loss_of(weights: int) -> float:
+    """The loss of the step that made these weights: any number, and seldom that of others."""
+    return float(weights & 0xFFFFFF)
+
+
 class FakeLearner:
     """A learner whose weights are a number. `proximal` is None where nothing is scored."""
 
@@ -172,7 +177,7 @@ class FakeLearner:
         self.weights = policy.stepped(self.weights, self._added & policy.MASK)
         self.version, self._added = self.version + 1, 0
         self._observer.on_step(self.version, self.weights)
-        return {"loss": 0.0}
+        return {"loss": loss_of(self.weights)}
 
     async def save(self, cursor: int) -> Any:
         return await self.save_checkpoint(self, cursor)

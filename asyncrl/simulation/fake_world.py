@@ -3,6 +3,7 @@ Invariant: what does not fail on purpose is exact, so what a run makes of it can
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.ipc.messages import Role
 from asyncrl.journal import Journal
+from asyncrl.journal.writer import BeforeCommit
+from asyncrl.observe.curve import Curve, kept, point_of
 from asyncrl.simulation import fakes, policy
 from asyncrl.simulation.fake_learner import Broadcast, FakeLearner, FakeProximal
 from asyncrl.simulation.observer import WorldObserver
@@ -79,6 +82,7 @@ class FakeWorld(World):
         self.engine: Callable[[SimProcess], Engine] = self._fake_engine
         self.saving: Callable[[SimProcess], Awaitable[str]] | None = None
         self._task = fakes.FakeTask(config)
+        self._curve = Curve()
         self._broadcasts: dict[int, Broadcast] = {}
         self._quiet = self.speeds.quiet
 
@@ -105,10 +109,12 @@ class FakeWorld(World):
         whole = self._whole()
         resume = bool(self.lives) and bool(self.sim_disk.last or whole)
         experience, version = resumed(self.sim_disk, whole) if resume else (Experience(), 0)
+        before_commit = self._open_curve(mount, version, experience.closed)
         async with Journal.over(
             mount,
             commit_ms=self.config.journal.commit_ms,
             full_s=self.config.supervision.stall_s,
+            before_commit=before_commit,
         ) as journal:
             log = _ObservedLog(journal, self.observer, self.sim_disk, mount)
             store = EventStore(experience, log)
@@ -117,6 +123,25 @@ class FakeWorld(World):
             if resume:
                 begin_again(store, log, version)  # type: ignore[arg-type]
             yield store
+
+    def _open_curve(self, mount: Mount, version: int, published: int) -> BeforeCommit:
+        """Begin with what a resumed run keeps of the curve; new lines wait for a commit, as those
+        of `asyncrl.observe.curve_file` do."""
+        lines = self.sim_disk.lines = list(kept(self.sim_disk.lines, version, published))
+        unwritten: list[bytes] = []
+        self._curve = Curve(filter(None, map(point_of, lines)), unwritten.append)
+
+        async def write(forced: bool) -> None:
+            if self.sim_disk.full:
+                raise OSError(errno.ENOSPC, "the simulated disk is full")
+            if not mount.gone:
+                lines.extend(unwritten)
+                unwritten.clear()
+
+        return write
+
+    def curve(self) -> Curve:
+        return self._curve
 
     def _whole(self) -> list[SimCheckpoint]:
         """The checkpoints that are somebody's, the oldest version first."""

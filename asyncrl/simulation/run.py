@@ -14,9 +14,11 @@ import trio
 from trio.testing import MockClock
 
 from asyncrl.config import Config
+from asyncrl.observe.curve import EvaluationPoint, StepPoint, point_of
 from asyncrl.simulation import policy
 from asyncrl.simulation.causes import unexplained
 from asyncrl.simulation.checker.checker import Checker
+from asyncrl.simulation.fake_learner import loss_of
 from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld
 from asyncrl.simulation.faults import Fault, carry_out, plan
 from asyncrl.simulation.injector import Injector
@@ -188,6 +190,7 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
         reason,
     )
     filtered = config.rollout.filter != "none" and config.train.advantage != "reinforce_pp"
+    _judge_curve(world, checker, last, complete=not given_up)
     if world.rewards.equal and filtered:
         checker.hold("liveness", given_up, "nothing could be learned, and the end was: {}", reason)
     lost = {
@@ -222,3 +225,28 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
             made,
             due,
         )
+
+
+def _judge_curve(world: FakeWorld, checker: Checker, last: int, *, complete: bool) -> None:
+    """Check that each version has one line in the curve, of the step that made it, in order, and
+    each evaluation one. Where the run gave up, nobody may have heard of its last step; where the
+    disk had no room at the end, the journal has lost its last events as well."""
+    points = [point_of(line) for line in world.sim_disk.lines]
+    steps = [point for point in points if isinstance(point, StepPoint)]
+    evaluated = [point.version for point in points if isinstance(point, EvaluationPoint)]
+    made = [(point.version, point.metrics["loss"]) for point in steps]
+    lost = world.sim_disk.full or world.sim_disk.broken
+    due = [(version, loss_of(checker.lineage[version])) for version in range(1, last + 1)]
+    checker.hold(
+        "curve",
+        made in (due, due if complete else due[:-1]) or (lost and made == due[: len(made)]),
+        "the lines of steps are {}, and the steps were {}",
+        made,
+        due,
+    )
+    checker.hold(
+        "curve",
+        None not in points and len(set(evaluated)) == len(evaluated),
+        "a line is damaged, or the evaluations {} have one twice",
+        evaluated,
+    )

@@ -31,6 +31,7 @@ class SimDisk:
     def __init__(self) -> None:
         self.rows: list[EventRows] = []
         self.kept: list[Keep] = []
+        self.lines: list[bytes] = []  # of the curve
         self.full = False
         self.broken = False
 

@@ -37,6 +37,7 @@ from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import Hello, Message, Replace, Role, StatusUpdate
 from asyncrl.ipc.waits import WaitExpired
 from asyncrl.journal import JournalError
+from asyncrl.observe.curve import Curve
 from asyncrl.observe.metrics import Metrics
 from asyncrl.processes.run_supervisor import RunSupervisor
 from asyncrl.processes.supervisor import Child
@@ -108,6 +109,10 @@ class World(ABC):
     def make_verifiers(self, process: SimProcess) -> Any:
         """The verifiers of a reward actor, with the `judge` of a
         `actors.verifier_process.VerifierPool`."""
+
+    def curve(self) -> Curve:
+        """The curve of the run so far, to which the coordinator adds."""
+        return Curve()
 
     def start_s(self, process: SimProcess) -> float:
         """Seconds that an actor takes from its start until it connects."""
@@ -231,7 +236,13 @@ class World(ABC):
         async with self.open_store(process) as store:
             metrics = Metrics(clock=trio.current_time)
             self.coordinator = coordinator = Coordinator(
-                self.config, store, self.prompts(), metrics, process.waits, RunStatistics()
+                self.config,
+                store,
+                self.prompts(),
+                metrics,
+                process.waits,
+                RunStatistics(),
+                self.curve(),
             )
             async with trio.open_nursery() as nursery:
                 self._listening = nursery

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import trio
 from scripted_world import ScriptedWorld, configured
@@ -10,6 +12,7 @@ from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Drain, NoVerdict, Replace, Scored, Split, StatusUpdate, Verdict
+from asyncrl.observe.curve import Curve, EvaluationPoint, StepPoint, point_of
 
 
 async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_version(
@@ -27,6 +30,47 @@ async def test_a_run_trains_every_step_and_evaluates_the_first_and_the_last_vers
     published = [event.version for event in world.log.events if isinstance(event, e.Published)]
     assert published == sorted(published) and set(published) == {0, 1, 2, 3, 4}
     assert any(isinstance(message, StatusUpdate) for message in world.heard)
+
+
+async def test_every_step_and_every_evaluation_is_a_point_of_the_curve(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The display shows the last of each, and the summary the first and the last evaluation."""
+    world, lines = ScriptedWorld(configured()), list[bytes]()
+    world.curve = lambda: Curve(keep=lines.append)  # type: ignore[method-assign]
+    outcome = await world.run()
+    points = [point_of(line) for line in lines]
+    steps = [point for point in points if isinstance(point, StepPoint)]
+    tested = [point for point in points if isinstance(point, EvaluationPoint)]
+    assert [point.version for point in steps] == [1, 2, 3, 4]
+    assert [point.version for point in tested] == [0, 2, 4]
+    trained = [event for event in world.log.events if isinstance(event, e.Trained)]
+    assert sum(point.trained for point in steps) == sum(event.trained for event in trained) > 0
+    discarded = sum((Counter(point.discarded) for point in steps), Counter())
+    assert discarded == sum((Counter(event.discarded) for event in trained), Counter())
+    lags = world.trained_lags()
+    assert max(point.lag_max for point in steps) == max(lags)
+    assert all(point.metrics == {"loss": 0.0} and 0 <= point.reward <= 1 for point in steps)  # type: ignore[operator]
+    assert [point.seconds for point in steps] == sorted(point.seconds for point in steps)
+    last = [message for message in world.heard if isinstance(message, StatusUpdate)][-1]
+    assert last.reward == steps[-1].reward and last.accuracy == tested[-1].accuracy
+    found = world.coordinator_summary(outcome).accuracy
+    assert (found.start, found.end) == (tested[0].accuracy, tested[-1].accuracy)
+
+
+async def test_a_resumed_run_evaluates_nothing_twice_and_shows_what_it_knew(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    world, lines = ScriptedWorld(configured()), list[bytes]()
+    known = EvaluationPoint(version=0, at=1e9, seconds=50.0, accuracy=0.125)
+    world.curve = lambda: Curve([known], lines.append)  # type: ignore[method-assign]
+    outcome = await world.run()
+    points = [point for point in map(point_of, lines) if point is not None]
+    tested = [point.version for point in points if isinstance(point, EvaluationPoint)]
+    assert tested == [2, 4] and world.coordinator_summary(outcome).accuracy.start == 0.125
+    last = [message for message in world.heard if isinstance(message, StatusUpdate)][-1]
+    assert (last.accuracy_version, last.accuracy) == (4, world.coordinator.parts.curve.accuracy[4])
+    assert min(point.seconds for point in points) > 50.0
 
 
 async def test_nothing_is_admitted_before_version_0_is_published(

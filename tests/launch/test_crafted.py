@@ -28,7 +28,9 @@ from asyncrl.ipc.messages import Scored
 from asyncrl.journal import Journal
 from asyncrl.launch import preflight
 from asyncrl.observe import run_status, summary
+from asyncrl.observe.curve import mend
 from asyncrl.observe.display import show_summary
+from asyncrl.observe.run_dir import METRICS
 from asyncrl.training.checkpoint_index import (
     CheckpointError,
     Digest,
@@ -238,10 +240,9 @@ def test_a_resume_with_a_crafted_journal_ends_with_2(
     assert out == "" and err.startswith("asyncrl: ") and err.count("\n") == 1
 
 
-# ------------------------------------------------------------------------------------------- totals
+# -------------------------------------------------------------------------------------------- curve
 
 
-@pytest.mark.parametrize("name", ["summary.json", "summary.before.json"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -249,25 +250,24 @@ def test_a_resume_with_a_crafted_journal_ends_with_2(
         b"{}",
         b"\xff",
         b"[" * 9999,
-        b'{"ok": true, "reason": "a", "steps": 1, "seconds": 1e999}',
-        b'{"ok": true, "reason": "a", "steps": 1' + b"0" * 5000 + b', "seconds": 1}',
-        b'{"ok": true, "reason": "a", "steps": 9223372036854775808, "seconds": 1}',
+        b'{"kind": "evaluation", "version": 1, "at": 1, "seconds": 1, "accuracy": 1e999}',
+        b'{"kind": "evaluation", "version": 1' + b"0" * 5000 + b', "at": 1, "seconds": 1}',
+        b'{"kind": "evaluation", "version": 9223372036854775808, "at": 1, "seconds": 1}',
     ],
 )
-def test_a_summary_that_nobody_wrote_is_refused(
-    name: str, text: bytes, run: Path, tmp_path: Path
-) -> None:
-    """The coordinator died of it."""
+def test_a_curve_that_nobody_wrote_is_no_hindrance(text: bytes, run: Path, tmp_path: Path) -> None:
+    """Its lines are left out, whole or torn."""
     copy = crafted(run, tmp_path)
-    (copy / name).write_bytes(text)
-    assert f"{name}: this is damaged" in refused(copy)
-
-
-def test_a_summary_of_this_asyncrl_is_no_hindrance(run: Path, tmp_path: Path) -> None:
-    copy = crafted(run, tmp_path)
-    found = summary.Summary(ok=False, reason="it was ended", steps=3, seconds=3.5)
-    summary.write(found, copy / "summary.json")
+    (copy / METRICS).write_bytes(text + b"\n" + text)
     assert not refused(copy)
+    mend(copy / METRICS, 9, 9)
+    assert (copy / METRICS).read_bytes() == b""
+
+
+def test_a_curve_that_is_no_file_is_refused(run: Path, tmp_path: Path) -> None:
+    copy = crafted(run, tmp_path)
+    (copy / METRICS).mkdir()
+    assert f"{METRICS}: this is no file" in refused(copy)
 
 
 # ----------------------------------------------------------------------------- other files of a run
@@ -294,18 +294,21 @@ def test_any_status_is_sentences_or_one(tmp_path: Path, capsys: pytest.CaptureFi
     assert came == {0, 2}
 
 
-def test_any_summary_is_shown_or_refused(run: Path, tmp_path: Path) -> None:
-    copy, came = crafted(run, tmp_path), set()
-    summary.write(HOSTILE_SUMMARY, copy / "summary.json")
-    for text in variants((copy / "summary.json").read_bytes()):
-        (copy / "summary.json").write_bytes(text)
-        came.add(said := bool(refused(copy)))
-        if not said:
-            shown = io.StringIO()
-            found = summary.read(copy / "summary.json")
-            show_summary(found, copy, Console(file=shown, width=80))
-            assert all(line.isprintable() for line in shown.getvalue().splitlines())
-    assert came == {False, True}
+def test_any_summary_is_shown_or_refused(tmp_path: Path) -> None:
+    path, came = tmp_path / "summary.json", set()
+    summary.write(HOSTILE_SUMMARY, path)
+    for text in variants(path.read_bytes()):
+        path.write_bytes(text)
+        try:
+            found = summary.read(path)
+        except msgspec.DecodeError:
+            came.add("refused")
+            continue
+        shown = io.StringIO()
+        show_summary(found, tmp_path, Console(file=shown, width=80))
+        assert all(line.isprintable() for line in shown.getvalue().splitlines())
+        came.add("shown")
+    assert came == {"shown", "refused"}
 
 
 def test_any_checkpoint_is_whole_or_put_aside(tmp_path: Path) -> None:

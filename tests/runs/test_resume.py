@@ -32,7 +32,8 @@ from train_support import (
 from asyncrl import journal
 from asyncrl.experience import events as e
 from asyncrl.observe import summary
-from asyncrl.observe.run_dir import JOURNAL, MODEL, PACKED, RUN_TOML, SUMMARY
+from asyncrl.observe.curve import Curve, StepPoint, read
+from asyncrl.observe.run_dir import JOURNAL, METRICS, MODEL, PACKED, RUN_TOML, SUMMARY
 from asyncrl.training.checkpoint_index import complete
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -220,6 +221,28 @@ def test_after_sigkill_of_everything_the_run_goes_on_and_finishes(killed: Lived)
     assert found.ok and found.balances() and found.steps == STEPS
     assert journal.fold(killed.run / JOURNAL).ledger.tokens.trained == found.tokens.trained
     assert processes(killed.run) == {}
+    assert found.accuracy == summary.Accuracy.of(Curve(read(killed.run / METRICS)).accuracy)
+
+
+def test_at_lag_0_the_curve_of_a_killed_run_is_that_of_an_uninterrupted_one(
+    whole: Lived, killed: Lived
+) -> None:
+    """A line for each step, with the figures of its step."""
+    mine, theirs = (
+        [point for point in read(run.run / METRICS) if isinstance(point, StepPoint)]
+        for run in (whole, killed)
+    )
+    assert [point.version for point in mine] == list(range(1, STEPS + 1))
+    for one, other in zip(mine, theirs, strict=True):
+        assert (one.version, one.trained, one.discarded, one.lag_max, one.metrics) == (
+            other.version,
+            other.trained,
+            other.discarded,
+            other.lag_max,
+            other.metrics,
+        )
+    seconds = [point.seconds for point in theirs]
+    assert seconds == sorted(seconds) and {"loss", "grad_norm", "lr"} <= mine[0].metrics.keys()
 
 
 @pytest.mark.explore
