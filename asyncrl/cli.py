@@ -29,6 +29,11 @@ WHY = (
     "may be alive, stalled, or killed."
 )
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
+TASKS = "List the tasks, each with an example and if the bundled model can learn it; or show one."
+INIT = (
+    "Write a run.toml with comments for a task, or for a JSONL file of prompts. It refuses to "
+    "write over a file."
+)
 SIMULATE = (
     "Run the whole system in virtual time, in this process, with fake engines and every kind of "
     "fault, and check every invariant after every event. A seed decides everything: one that "
@@ -36,6 +41,8 @@ SIMULATE = (
 )
 EXAMPLES = """\
 examples:
+  asyncrl tasks
+  asyncrl init spell_backward
   asyncrl train run.toml
   asyncrl train run.toml --set task.name=chain_sum --set train.steps=50
   asyncrl train --resume runs/rotate_matrix-20260101-120000
@@ -107,6 +114,16 @@ def _parser() -> argparse.ArgumentParser:
         help="go on with the run in this directory, from its last checkpoint",
     )
     add("check", CHECK, SETTINGS)
+    listing = verbs.add_parser("tasks", help=TASKS, description=TASKS)
+    listing.add_argument("task", nargs="?", metavar="TASK", help="one of them (default: all)")
+    first = verbs.add_parser("init", help=INIT, description=INIT)
+    first.add_argument(
+        "task",
+        nargs="?",
+        default="spell_backward",
+        metavar="TASK|FILE.jsonl",
+        help="a task of `asyncrl tasks`, or a file of prompts (default: spell_backward)",
+    )
     trial = verbs.add_parser("simulate", help=SIMULATE.split(",")[0] + ".", description=SIMULATE)
     what = trial.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, metavar="N", help="one seed")
@@ -181,6 +198,28 @@ def _check(args: argparse.Namespace) -> int:
     return 0
 
 
+def _tasks(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from asyncrl.observe.task_list import show_tasks
+
+    show_tasks(args.task, Console())
+    return 0
+
+
+def _init(args: argparse.Namespace) -> int:
+    from asyncrl.escape import escaped
+    from asyncrl.launch.first_run import write_first_run
+    from asyncrl.observe.run_dir import RUN_TOML
+
+    write_first_run(args.task, Path(RUN_TOML))
+    print(
+        f"{RUN_TOML} is written, for {escaped(args.task)}. Look at it, then: asyncrl train "
+        f"{RUN_TOML}"
+    )
+    return 0
+
+
 def _why(args: argparse.Namespace) -> int:
     import time
 
@@ -222,7 +261,14 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
     return config
 
 
-VERBS = {"train": _train, "check": _check, "simulate": _simulate, "why": _why}
+VERBS = {
+    "train": _train,
+    "check": _check,
+    "tasks": _tasks,
+    "init": _init,
+    "simulate": _simulate,
+    "why": _why,
+}
 
 
 if __name__ == "__main__":

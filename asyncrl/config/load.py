@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,12 +81,15 @@ def write(config: Config, path: Path) -> None:
     partial.replace(path)
 
 
-def render(config: Config) -> str:
-    """Return `config` as the text of a run.toml."""
+def render(config: Config, keys: Collection[str] = FIELDS) -> str:
+    """Return `config`, or these settings of it, as the text of a run.toml, each with its
+    meaning."""
     parts: list[str] = []
     for section, cls in SECTIONS.items():
+        fields = [field for key in _keys(section) if (field := FIELDS[key]).key in keys]
+        if not fields:
+            continue
         parts.append(f"# {(cls.__doc__ or '').strip()}\n[{section}]\n")
-        fields = [field for field in FIELDS.values() if field.section == section]
         for field in sorted(
             fields, key=lambda field: field.is_table
         ):  # a table takes every key that follows it

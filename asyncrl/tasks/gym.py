@@ -149,6 +149,19 @@ class GymTask:
             ) from error
 
 
+def parameters(name: str) -> dict[str, Any]:
+    """The own parameters of the data set `name`, with their defaults."""
+    fields = dataclasses.fields(DATASETS[name][1])
+    return {
+        field.name: field.default
+        if field.default is not dataclasses.MISSING
+        else field.default_factory()
+        for field in fields
+        if field.name not in ("seed", "size")
+        and (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+    }
+
+
 def held_out(question: str) -> bool:
     """True if a question belongs to evaluation."""
     return hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % HELD_OUT == 0

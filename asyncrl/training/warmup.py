@@ -14,7 +14,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from asyncrl.config.schema import Config
 from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled
+from asyncrl.training.outlook import Lesson
 
 CODE = 3
 """Counts the changes of this file, of `bundled.py` and of the tasks that change what comes out."""
@@ -41,10 +43,10 @@ IGNORED = -100
 log = logging.getLogger(__name__)
 
 
-def prepare_model(config: Config) -> Path:
+def prepare_model(config: Config, heard: Callable[[Lesson], None] = lambda lesson: None) -> Path:
     """The model directory that the run starts from: `model.path`, or the bundled model, warmed up
     for the task and kept in the user's cache, where the next run with these settings finds it.
-    Computes with torch's threads. Raises TaskError."""
+    `heard` is told each step of the warm-up. Computes with torch's threads. Raises TaskError."""
     if config.model.path:
         return Path(config.model.path)
     final = cache() / f"{config.task.name}-{key(config)}"
@@ -53,7 +55,7 @@ def prepare_model(config: Config) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f"{final.name}.", dir=final.parent))
     try:
-        _make(config, work)
+        _make(config, work, heard)
         _publish(work, final)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -77,10 +79,13 @@ def key(config: Config) -> str:
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
 
 
-def teach(model: Any, tokenizer: Tokenizer, task: Task, *, steps: int, enough: float) -> float:
+def teach(
+    model: Any, tokenizer: Tokenizer, task: Task, *, steps: int, enough: float
+) -> Iterator[Lesson]:
     """Train until the share `enough` of answers is right, at most `steps` steps of `BATCH` answers.
-    Returns that share: greedy decoding's on the batch before it is trained, smoothed over two
-    steps. Raises TaskError where the task knows no answers."""
+    Yields each step. Its accuracy is that of greedy decoding on the batch before it is trained,
+    smoothed over two steps. Raises TaskError where the task knows no answers."""
+    began = time.monotonic()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
     accuracy = 0.0
     for step, (ids, labels) in zip(range(steps), _batches(tokenizer, task), strict=False):
@@ -94,9 +99,10 @@ def teach(model: Any, tokenizer: Tokenizer, task: Task, *, steps: int, enough: f
         accuracy = SMOOTHING * accuracy + (1 - SMOOTHING) * right.float().mean().item()
         if (done := accuracy >= enough) or step % 50 == 49:
             log.info("warm-up step %d: loss %.3f, accuracy %.3f", step + 1, loss.item(), accuracy)
+        nats = loss.item() * (labels != IGNORED).sum().item() / len(labels)
+        yield Lesson(step + 1, time.monotonic() - began, nats, accuracy)
         if done:
             break
-    return accuracy
 
 
 def told(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,18 +148,14 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
         yield ids, labels
 
 
-def _make(config: Config, directory: Path) -> None:
+def _make(config: Config, directory: Path, heard: Callable[[Lesson], None]) -> None:
     """The bundled model, warmed up, in `directory`."""
     task = open_task(config.task, config.run.seed)
     bundled.write_tokenizer(directory, bundled.task_frame(task))
     model = bundled.new_model(config.run.seed)
-    teach(
-        model,
-        Tokenizer(directory),
-        task,
-        steps=config.model.warmup_steps,
-        enough=config.model.warmup_accuracy,
-    )
+    steps, enough = config.model.warmup_steps, config.model.warmup_accuracy
+    for lesson in teach(model, Tokenizer(directory), task, steps=steps, enough=enough):
+        heard(lesson)
     model.save_pretrained(str(directory))
 
 

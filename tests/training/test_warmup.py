@@ -66,8 +66,12 @@ def test_it_learns_stops_where_told_and_says_what_greedy_decoding_does(tmp_path:
         open_task(msgspec.structs.replace(TASK, train_size=6), 0),
         bundled.new_model(0),
     )
-    assert 0.1 <= warmup.teach(bundled.new_model(0), tokenizer, task, steps=200, enough=0.1) < 0.7
-    assert warmup.teach(model, tokenizer, task, steps=200, enough=0.7) >= 0.7
+    little = [*warmup.teach(bundled.new_model(0), tokenizer, task, steps=200, enough=0.1)]
+    assert 0.1 <= little[-1].accuracy < 0.7
+    lessons = [*warmup.teach(model, tokenizer, task, steps=200, enough=0.7)]
+    assert all(lesson.accuracy < 0.7 for lesson in lessons[:-1]) and lessons[-1].accuracy >= 0.7
+    assert [lesson.step for lesson in lessons] == list(range(1, len(lessons) + 1))
+    assert lessons[-1].nats < lessons[0].nats and lessons[0].seconds < lessons[-1].seconds
     _, right = warmup.told(model, *next(warmup._batches(tokenizer, task)))
     for item in range(6):
         prompt = tokenizer.encode(task.prompt("train", item))
@@ -125,7 +129,7 @@ def test_the_model_given_is_the_model() -> None:
 
 
 def test_what_is_kept_is_whole_or_not_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, **kwargs: object) -> float:
+    def fail(*args: object, **kwargs: object) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -142,8 +146,8 @@ def test_what_is_kept_is_whole_or_not_there(home: Path, monkeypatch: pytest.Monk
 def test_a_quicker_run_keeps_its_model(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, made = warmup._make, []
 
-    def slow(settings: Config, directory: Path) -> None:
-        make(settings, directory)
+    def slow(settings: Config, directory: Path, heard: Any) -> None:
+        make(settings, directory, heard)
         if not made:
             made.append(directory)
             made.append(warmup.prepare_model(settings))

@@ -1,0 +1,138 @@
+"""`asyncrl init`: the run.toml of a first run, for one task. Invariant: `asyncrl check` takes it.
+
+It holds what a newcomer changes first, each setting with its meaning, and the lengths that this
+task needs. Everything else has its default.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.load import render
+from asyncrl.config.schema import EngineConfig, ModelConfig, RolloutConfig, TaskConfig, TrainConfig
+from asyncrl.tasks import Task, TaskError, open_task
+from asyncrl.tasks.catalog import catalog, verdict
+from asyncrl.training.bundled import frame, tokenizer
+
+LOOKED_AT = 256
+"""Prompts that lengths are measured on."""
+SPARE = 1.25
+"""Room for longer ones."""
+KEYS = (
+    "task.name",
+    "task.path",
+    "task.eval_size",
+    "model.path",
+    "model.warmup_steps",
+    "model.warmup_accuracy",
+    "engine.slots",
+    "engine.context_tokens",
+    "rollout.group_size",
+    "rollout.max_new_tokens",
+    "train.steps",
+    "train.batch_groups",
+    "train.lr",
+    "train.eval_every",
+    "staleness.max_lag",
+)
+"""Settings that are written down; `task.path` for a file alone."""
+HEAD = """\
+# A run of asyncrl on {what}, written by `asyncrl init`.
+#
+#   asyncrl check {file}      what follows from it; starts nothing
+#   asyncrl train {file}
+#
+# The bundled model: {verdict}.
+# Every other setting and its default: docs/defaults.toml.
+
+"""
+
+
+def write_first_run(what: str, path: Path) -> None:
+    """Write the run.toml of a first run to `path`: for a data set, or for a JSONL file. Raises
+    ConfigError where there is no such task, or where `path` exists."""
+    text = first_run(what, path.name)
+    try:
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path}: this exists already, and is left as it is; go to another directory, or move "
+            "it away."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: this cannot be written ({error.strerror}).") from None
+
+
+def first_run(what: str, file: str) -> str:
+    """The text of a run.toml for a data set or a JSONL file, to be named `file`. Raises
+    ConfigError."""
+    is_file = what.endswith((".jsonl", ".json")) or Path(what).is_file()
+    config = TaskConfig(name="jsonl", path=what, eval_size=0) if is_file else TaskConfig(name=what)
+    try:
+        task = open_task(config, 0)
+        if is_file:
+            held_out = min(TaskConfig().eval_size, task.size("train") // 5)
+            config = TaskConfig(name="jsonl", path=what, eval_size=held_out)
+        longest = _lengths(task)
+    except TaskError as error:
+        raise ConfigError(f"{error}.") from None
+    chosen = Config(
+        task=config,
+        engine=EngineConfig(context_tokens=longest[0] + longest[1]),
+        rollout=RolloutConfig(max_new_tokens=longest[1]),
+        train=TrainConfig(eval_every=20),
+    )
+    text = render(chosen, [key for key in KEYS if is_file or key != "task.path"])
+    if not is_file:
+        text = text.replace("\n# The model that", f"\n{_parameters(what)}\n# The model that", 1)
+    head = HEAD.format(
+        what=what if not is_file else f"the prompts of {what}",
+        file=file,
+        verdict=verdict(catalog()[what]) if what in catalog() else _unknown(task),
+    )
+    return head + text
+
+
+def _unknown(task: Task) -> str:
+    enough = ModelConfig().warmup_accuracy
+    return f"not measured on this; the warm-up says within a minute if it will reach {enough}"
+
+
+def _lengths(task: Task) -> tuple[int, int]:
+    """Tokens of the bundled model that prompts take, and that answers may take: with room to
+    spare, in multiples of 8."""
+    items = range(min(LOOKED_AT, task.size("train")))
+    prompts = [task.prompt("train", item) for item in items]
+    answers = [task.answer("train", item) for item in items]
+    bytes_of = tokenizer(frame(prompts))
+
+    def most(texts: list[str]) -> int:
+        longest = max(len(bytes_of.encode(text).ids) for text in texts)
+        return 8 * math.ceil((longest + 1) * SPARE / 8)
+
+    known = [answer for answer in answers if answer is not None]
+    return most(prompts), most(known) if known else RolloutConfig().max_new_tokens
+
+
+def _parameters(name: str) -> str:
+    """The data set's own parameters with their defaults, as comments."""
+    from asyncrl.tasks.gym import parameters
+
+    lines = ["# The data set's own parameters; without the `#` they are set.", "# [task.params]"]
+    for key, value in parameters(name).items():
+        try:
+            said = tomli_w.dumps({key: _plain(value)}).strip()
+        except (TypeError, ValueError):
+            continue  # what TOML cannot say is left alone
+        lines += [f"# {line}" for line in said.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple | set | frozenset) else value

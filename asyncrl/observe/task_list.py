@@ -1,0 +1,75 @@
+"""`asyncrl tasks`: each task with an example, and if the bundled model can learn it."""
+
+from __future__ import annotations
+
+import difflib
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.config.errors import ConfigError
+from asyncrl.escape import escaped
+from asyncrl.tasks.catalog import CatalogEntry, catalog, verdict
+
+SHOWN = 60
+"""Characters of a question in the list."""
+JSONL = (
+    "jsonl is a file of your own: each line an object with `prompt` and `answer`. "
+    "`asyncrl tasks NAME` shows one task, `asyncrl init NAME` writes a run.toml for it."
+)
+
+
+def show_tasks(name: str | None, console: Console) -> None:
+    """Show the list, or the task of this name. Raises ConfigError where there is none."""
+    entries = catalog()
+    if name is None:
+        _show_list(list(entries.values()), console)
+    elif (entry := entries.get(name)) is not None:
+        for line in page(entry):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    else:
+        close = difflib.get_close_matches(name, [*entries, "jsonl"], n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]!r}?" if close else "; `asyncrl tasks` lists them"
+        raise ConfigError(f"{escaped(name)!r} is no task{hint}")
+
+
+def page(entry: CatalogEntry) -> list[str]:
+    """Lines about one task."""
+    return [
+        entry.name,
+        "",
+        "an example:",
+        *(f"  {escaped(line)}" for line in entry.question.splitlines()),
+        "its answer:",
+        *(f"  {escaped(line)}" for line in (entry.answer or "(it knows none)").splitlines()),
+        "",
+        f"prompt: at most {entry.prompt_tokens} tokens of the bundled model; answer: at most "
+        f"{entry.answer_tokens}",
+        f"bundled model: {verdict(entry)}",
+        f"to try it: asyncrl init {entry.name} && asyncrl train run.toml",
+    ]
+
+
+def example(entry: CatalogEntry) -> str:
+    """One line: the end of the question, where the data are, and the answer."""
+    question = " ".join(entry.question.split())
+    if len(question) > SHOWN:
+        question = f"… {question[2 - SHOWN :]}"
+    answer = " ".join((entry.answer or "?").split())
+    return f"{question} → {answer if len(answer) <= SHOWN // 2 else answer[: SHOWN // 2] + ' …'}"
+
+
+def _show_list(entries: list[CatalogEntry], console: Console) -> None:
+    rows = [(entry.name, escaped(example(entry)), verdict(entry)) for entry in entries]
+    if console.is_terminal:
+        table = Table("task", "an example", "bundled model", box=None, padding=(0, 2, 0, 0))
+        for row in rows:
+            table.add_row(*(Text(cell, overflow="fold") for cell in row))
+        console.print(table)
+    else:
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        for name, shown, said in rows:
+            line = f"{name.ljust(widths[0])}  {shown.ljust(widths[1])}  {said}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(JSONL, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,86 @@
+"""The outlook of a warm-up, from its learning curve against time. It is pure.
+
+A warm-up is to come to an accuracy by its last step. Until then it shows two numbers: the share of
+right answers, which on many tasks stays at zero for most of the time and then rises fast, and the
+nats of an answer, which fall long before. An answer of `n` nats is right about as often as
+`exp(-n)`. Where neither number, going on as in the last half of the time, comes anywhere near by
+the last step, the warm-up is stuck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+AFTER_S = 45.0
+"""Seconds of a warm-up before anything is said of it."""
+LEAST = 30
+"""Steps before a trend is one."""
+NEAR = 8.0
+"""Times the share of right answers that nats promise may be off: greedy decoding is right more
+often than a sample."""
+LONG_S = 300.0
+"""Seconds to come after which a warm-up without right answers is slow."""
+
+
+class Lesson(NamedTuple):
+    """One step of a warm-up, `seconds` after its begin: the nats of an answer, all its tokens
+    together, and the share of right answers, 0 to 1."""
+
+    step: int
+    seconds: float
+    nats: float
+    accuracy: float
+
+
+class Outlook(NamedTuple):
+    """`stuck`: it will not come to its accuracy; `slow`: it may, and nothing says so yet; else
+    `coming`. `left_s` are the seconds to its accuracy, or to its last step."""
+
+    verdict: Literal["coming", "slow", "stuck"]
+    left_s: float
+
+
+def outlook(lessons: Sequence[Lesson], *, steps: int, enough: float) -> Outlook | None:
+    """The outlook after these lessons, of at most `steps`, on the share `enough`; None where it is
+    too early to say.
+
+    >>> rising = [Lesson(n, n * 1.0, 1.0, n / 400) for n in range(1, 51)]
+    >>> outlook(rising, steps=600, enough=0.3)
+    Outlook(verdict='coming', left_s=70.0)
+    >>> flat = [Lesson(n, n * 0.2, 9.0, 0.0) for n in range(1, 401)]
+    >>> outlook(flat, steps=600, enough=0.3)
+    Outlook(verdict='stuck', left_s=40.0)
+    """
+    if len(lessons) < LEAST:
+        return None
+    last = lessons[-1]
+    recent = lessons[len(lessons) // 2 :]
+    left = steps - last.step
+    pace_s = (last.seconds - recent[0].seconds) / (last.step - recent[0].step)
+    rise = _slope(recent, lambda lesson: lesson.accuracy)
+    accuracy = _mean(recent[len(recent) // 2 :], lambda lesson: lesson.accuracy)
+    if rise > 0 and (needed := max(0.0, enough - last.accuracy) / rise) <= left:
+        return Outlook("coming", round(needed * pace_s, 3))
+    left_s = round(left * pace_s, 3)
+    if last.seconds < AFTER_S:
+        return None
+    fall = -_slope(recent, lambda lesson: lesson.nats)
+    nats = _mean(recent[len(recent) // 2 :], lambda lesson: lesson.nats) - max(0.0, fall) * left
+    promised = math.exp(-max(0.0, nats)) * NEAR
+    if max(promised, accuracy + max(0.0, rise) * left) < enough:
+        return Outlook("stuck", left_s)
+    return Outlook("slow" if left_s > LONG_S and accuracy < enough / 4 else "coming", left_s)
+
+
+def _mean(lessons: Sequence[Lesson], of: Callable[[Lesson], float]) -> float:
+    return sum(map(of, lessons)) / len(lessons)
+
+
+def _slope(lessons: Sequence[Lesson], of: Callable[[Lesson], float]) -> float:
+    """The rise of `of` a step, by least squares."""
+    step, value = _mean(lessons, lambda lesson: lesson.step), _mean(lessons, of)
+    over = sum((lesson.step - step) ** 2 for lesson in lessons)
+    rise = sum((lesson.step - step) * (of(lesson) - value) for lesson in lessons)
+    return rise / over if over else 0.0

@@ -1,0 +1,98 @@
+"""`asyncrl init`: a run.toml that `asyncrl check` takes, for any task, and never over a file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from asyncrl.cli import main
+from asyncrl.config import load
+from asyncrl.launch.first_run import KEYS, first_run
+from asyncrl.tasks import open_task
+from asyncrl.tasks.gym import parameters
+from asyncrl.training.bundled import frame, tokenizer
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def jsonl(path: Path, lines: int) -> str:
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": f"{n} and {n} is", "answer": f"the number {2 * n}"}) + "\n"
+            for n in range(lines)
+        )
+    )
+    return path.name
+
+
+@pytest.mark.parametrize("what", ["spell_backward", "basic_arithmetic", "mini_sudoku", "file"])
+def test_check_takes_it_and_every_prompt_and_answer_fits(
+    what: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = jsonl(here / "sums.jsonl", 40) if what == "file" else what
+    assert main(["init", name]) == 0
+    assert "run.toml" in capsys.readouterr().out
+    assert main(["check", "run.toml"]) == 0
+    config = load(Path("run.toml"), (), {})
+    assert config.task.name == ("jsonl" if what == "file" else what)
+    task = open_task(config.task, 1)
+    items = range(min(64, task.size("train")))
+    prompts = [task.prompt("train", item) for item in items]
+    of_bytes = tokenizer(frame(prompts))
+    for item, prompt in zip(items, prompts, strict=True):
+        answer = len(of_bytes.encode(str(task.answer("train", item))).ids) + 1
+        assert answer <= config.rollout.max_new_tokens
+        asked = len(of_bytes.encode(prompt).ids)
+        assert asked + config.rollout.max_new_tokens <= config.engine.context_tokens
+
+
+def test_it_says_what_each_setting_means_and_what_is_known_of_the_task() -> None:
+    text = first_run("chain_sum", "run.toml")
+    lines = text.splitlines()
+    for key in set(KEYS) - {"task.path"}:
+        name = key.rpartition(".")[2]
+        at = next(index for index, line in enumerate(lines) if line.startswith(f"{name} = "))
+        assert lines[at - 1].startswith("# ")
+    assert "The bundled model: " in text and "asyncrl train run.toml" in text
+
+
+def test_the_data_sets_own_parameters_are_there_to_be_uncommented() -> None:
+    lines = first_run("chain_sum", "run.toml").splitlines()
+    at = lines.index("# [task.params]")
+    own = "\n".join(
+        line.removeprefix("# ") for line in lines[at : at + 1 + len(parameters("chain_sum"))]
+    )
+    assert tomllib.loads(own)["task"]["params"] == parameters("chain_sum")
+    assert parameters("chain_sum")["min_terms"] == 2
+
+
+def test_a_file_that_is_there_is_left(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "run.toml").write_text("mine")
+    assert main(["init"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "run.toml: this exists already" in said
+    assert (here / "run.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("spel_backward", "did you mean 'spell_backward'"),
+        ("nowhere.jsonl", "nowhere.jsonl cannot be read"),
+        ("empty.jsonl", "empty.jsonl"),
+    ],
+)
+def test_what_is_no_task_is_a_sentence_and_nothing_is_written(
+    what: str, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "empty.jsonl").touch()
+    assert main(["init", what]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1 and not (here / "run.toml").exists()
