@@ -14,7 +14,8 @@ from pathlib import Path
 
 from asyncrl import config
 from asyncrl.observe import logs
-from asyncrl.observe.run_dir import INITIAL
+from asyncrl.observe.progress import ProgressPipe
+from asyncrl.observe.run_dir import INITIAL, PROGRESS
 from asyncrl.processes.process import become_child
 
 
@@ -25,10 +26,20 @@ def main() -> None:
     logs.start(run, "launcher", 0, settings.run.log)
     import torch
 
+    from asyncrl.training import outlook
     from asyncrl.training.warmup import prepare_model
 
     torch.set_num_threads(1)
-    (run / INITIAL).symlink_to(prepare_model(settings).absolute(), target_is_directory=True)
+    writer, lessons = ProgressPipe(run / PROGRESS), list[outlook.Lesson]()
+    steps, enough = settings.model.warmup_steps, settings.model.warmup_accuracy
+
+    def heard(lesson: outlook.Lesson) -> None:
+        lessons.append(lesson)
+        if writer.due:
+            writer.send(outlook.progress(lessons, steps=steps, enough=enough))
+
+    initial = prepare_model(settings, heard).absolute()
+    (run / INITIAL).symlink_to(initial, target_is_directory=True)
 
 
 if __name__ == "__main__":

@@ -150,13 +150,13 @@ def collect_update(parts: Components) -> StatusUpdate:
     curve, pauses = parts.curve, parts.publishing.pauses
     accuracy_version = max(curve.accuracy, default=-1)
     phase, note = _phase(parts)
-    metrics = stepping.metrics if stepping else {}
+    metrics = curve.step_metrics
     return StatusUpdate(
         seconds=statistics.seconds,
         phase=phase,
         step=stepping.version if stepping else 0,
         steps=parts.config.train.steps,
-        reward=NAN if curve.last is None or curve.last.reward is None else curve.last.reward,
+        reward=metrics.get("reward", NAN),
         accuracy=curve.accuracy.get(accuracy_version, NAN),
         accuracy_version=accuracy_version,
         evaluated=curve.figures.get(accuracy_version, {}),
@@ -171,6 +171,7 @@ def collect_update(parts: Components) -> StatusUpdate:
         pause_seconds=max(pauses[-1].values(), default=0.0) if pauses else 0.0,
         note=note,
         **{name: metrics.get(name, NAN) for name in RESPONSES},
+        progress=parts.underway.shown,
     )
 
 

@@ -28,6 +28,7 @@ from actors.coordinator.reclaiming import Reclaiming
 from actors.coordinator.scoring import Scoring
 from actors.coordinator.statistics import RunStatistics
 from actors.coordinator.stepping import Stepping
+from actors.coordinator.underway import Underway
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.ipc.waits import Waits
@@ -64,6 +65,7 @@ class Components:
     publishing: Publishing
     evaluation: Evaluation
     curve: Curve
+    underway: Underway
     stepping: Stepping | None = None
     outcome: Outcome | None = None
 
@@ -129,6 +131,7 @@ def assemble(
     )
     return Components(
         curve=curve,
+        underway=Underway(),
         config=config,
         store=store,
         metrics=metrics,

@@ -67,11 +67,16 @@ class Evaluation:
         """The version under evaluation; None if there is none."""
         self._correct = 0
         self._right: dict[int, int] = {}  # sampled answers that are correct, by prompt
-        self._open = 0  # groups whose answers are not judged
+        self._open = self._asked = 0  # groups whose answers are not judged, and all
         self.accuracy = dict(known)
         """Share of correct answers, 0 to 1, by version."""
         self.figures: dict[int, Figures] = {}
         """Figures of sampled answers, by version; none where nothing was sampled."""
+
+    @property
+    def answered(self) -> tuple[int, int]:
+        """The number of groups whose answers are judged, and the number of all."""
+        return self._asked - self._open, self._asked
 
     def due(self, version: int, last: bool) -> bool:
         """True if `version` is to be evaluated now: it is the first one, an `every`-th one, or the
@@ -88,7 +93,7 @@ class Evaluation:
         self.running, self._correct, self._given_up = version, 0, False
         self._right = {}
         ways = (0, self._sampling.samples) if self._sampling.samples else (0,)
-        self._open = sum(
+        self._open = self._asked = sum(
             self._admission.start("evaluation", prompt_index, version=version, samples=samples)
             for samples in ways
             for prompt_index in self._prompts

@@ -92,7 +92,7 @@ class Stepping:
         self.trainer = trainer
         self._commands = TrainerCommands(trainer)
         self._config = config
-        self.version = version
+        self.version = self.began_with = version
         # the open step: `version`, or one more while the optimizer step before it is under way
         self._step = version
         self._batching = Batching(store, config, exhausted)

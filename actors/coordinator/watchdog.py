@@ -19,6 +19,7 @@ from collections.abc import Callable
 import msgspec
 import trio
 
+from actors.coordinator.collect_progress import under_way
 from actors.coordinator.collect_status import collect_status, collect_update
 from actors.coordinator.components import Components
 from actors.coordinator.lifecycle import OverduePhase, Phase
@@ -51,6 +52,7 @@ async def tick(parts: Components, replace: Replace) -> None:
             _watch(parts, now)
         parts.statistics.tick(parts.store.experience.ledger.tokens)
         _measure(parts)
+        parts.underway.look(under_way(parts), now)
         update = collect_update(parts)
         for launcher in parts.roster.of("launcher"):
             if launcher.has_room():  # one that is stopped is told later how the run stands then

@@ -443,6 +443,23 @@ class Draining(Message, frozen=True):
     is not started again."""
 
 
+class Progress(Part, frozen=True):
+    """Something that takes long: `what`, so much `done` `of` so much (0 of 0: it is not counted),
+    in so many seconds. `left_s` are those still to come, None where nobody knows."""
+
+    what: str
+    done: float
+    of: float
+    seconds: float
+    left_s: float | None = None
+    note: str = ""
+
+    @property
+    def counted(self) -> bool:
+        """True if it is known how much there is to do."""
+        return self.of > 0
+
+
 class StatusUpdate(Message, frozen=True):
     """Coordinator to launcher, about once a second: what the display shows. Rates are over the last
     seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name. Of the last
@@ -471,6 +488,7 @@ class StatusUpdate(Message, frozen=True):
     truncated: float = math.nan
     response_tokens: float = math.nan
     entropy: float = math.nan
+    progress: list[Progress] = []
 
 
 class RunFinished(Message, frozen=True):

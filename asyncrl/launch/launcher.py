@@ -28,7 +28,7 @@ from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.endpoints import serve
 from asyncrl.ipc.keys import new_key, read_key, write_key
-from asyncrl.ipc.messages import Replace, Role, StatusUpdate
+from asyncrl.ipc.messages import Progress, Replace, Role, StatusUpdate
 from asyncrl.journal import JournalError, fold
 from asyncrl.observe import logs, summary
 from asyncrl.observe.curve import Curve, read
@@ -36,6 +36,7 @@ from asyncrl.observe.display import Display, show_summary
 from asyncrl.observe.logs import FOLDER
 from asyncrl.observe.logs import path as log_path
 from asyncrl.observe.output import complain
+from asyncrl.observe.progress import receive
 from asyncrl.observe.run_dir import (
     GATEWAY_KEY,
     INITIAL,
@@ -43,6 +44,7 @@ from asyncrl.observe.run_dir import (
     KEY,
     LAUNCHER,
     METRICS,
+    PROGRESS,
     STALL,
     STATUS,
     SUMMARY,
@@ -51,7 +53,10 @@ from asyncrl.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.processes.machine import available_cores
 from asyncrl.processes.process import Process, last_words
 from asyncrl.processes.run_supervisor import RunSupervisor, SupervisedEnd
+from asyncrl.processes.standstill import TICK_S
 from asyncrl.processes.supervisor import ActorFailed, Child, describe_exit
+from asyncrl.training.bundled import warmed_to
+from asyncrl.training.outlook import ended
 
 FAILED = 1
 INTERRUPTED = 130
@@ -86,6 +91,7 @@ class _Launch:
         )
         self._supervisor = RunSupervisor(config, self, self)
         self._signalled: signal.Signals | None = None
+        self._starting = trio.CancelScope()  # until the coordinator says how the run stands
 
     async def run(self) -> int:
         """Run to the end; returns the exit status."""
@@ -107,6 +113,8 @@ class _Launch:
         await nursery.start(self._obey_signals)
         self._fork_server: ForkServer = await nursery.start(self._keep_fork_server)
         await self._prepare()
+        what = "reading checkpoint and journal" if self._resume else "starting the coordinator"
+        nursery.start_soon(self._show, what, self._starting)
         address, key = UnixAddress(self._run / LAUNCHER), read_key(self._run / KEY)
         await nursery.start(
             partial(serve, address, key, self._supervisor.converse, refused=self._refused)
@@ -165,25 +173,51 @@ class _Launch:
         if self._config.model.path:
             initial.symlink_to(Path(self._config.model.path), target_is_directory=True)
             return
-        self._display.note(
-            "Preparing the bundled model: its warm-up takes a minute or two, and is kept for the "
-            "next run."
-        )
-        await self._fork_server.settled()
-        child = self._fork_server.start(
-            "the preparation",
-            "actors.prepare",
-            [str(self._run)],
-            log=log_path(self._run, "launcher", 0),
-            cores=self._cores[:1],
-            env=ENVIRONMENT,
-        )
-        try:
-            code = await child.wait()
-        finally:
-            await child.kill_group()
+        loading = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._show, "loading what actors need", loading)
+            await self._fork_server.settled()
+            loading.cancel()
+        await self._warm_up()
+        accuracy = warmed_to(initial)
+        if accuracy is not None and (said := ended(accuracy, self._config.model.warmup_accuracy)):
+            self._display.note(said)
+
+    async def _warm_up(self) -> None:
+        """Run the preparation of the bundled model, and show how far it is. Raises ActorFailed."""
+        begun = trio.CancelScope()  # until it says how far it is
+
+        def heard(progress: Progress) -> None:
+            begun.cancel()
+            self._display.progress(progress)
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(receive, self._run / PROGRESS, heard)
+            nursery.start_soon(self._show, "preparing the bundled model", begun)
+            child = self._fork_server.start(
+                "the preparation",
+                "actors.prepare",
+                [str(self._run)],
+                log=log_path(self._run, "launcher", 0),
+                cores=self._cores[:1],
+                env=ENVIRONMENT,
+            )
+            try:
+                code = await child.wait()
+            finally:
+                await child.kill_group()
+                (self._run / PROGRESS).unlink(missing_ok=True)
+            nursery.cancel_scope.cancel()
         if code:
             raise ActorFailed(child.name, code, child.tail())
+
+    async def _show(self, what: str, scope: trio.CancelScope) -> None:
+        """Show that something goes on, until the scope is cancelled."""
+        began = trio.current_time()
+        with scope:
+            while True:
+                await trio.sleep(TICK_S)
+                self._display.progress(Progress(what, 0, 0, trio.current_time() - began))
 
     def _refused(self, reason: str) -> None:
         self._display.note(f"A connection to the launcher was refused: {reason}.")
@@ -211,6 +245,7 @@ class _Launch:
 
     def on_status(self, update: StatusUpdate) -> None:
         """Show how the run stands."""
+        self._starting.cancel()
         self._display.update(update)
 
     def on_replace(self, message: Replace) -> None:

@@ -171,6 +171,14 @@ class Curve:
             self._take(point)
             self.before_s = max(self.before_s, point.seconds)
 
+    @property
+    def step_metrics(self) -> dict[str, float]:
+        """The reward and the other figures of the last step, by name, those that exist."""
+        if self.last is None:
+            return {}
+        found = {"reward": self.last.reward, **self.last.metrics}
+        return {name: value for name, value in found.items() if value is not None}
+
     def add(self, point: Point) -> None:
         """Put a point behind the others. One that is there is left: a resumed run has made that
         version again."""

@@ -23,14 +23,17 @@ from rich.text import Text
 
 from asyncrl.config.derived import Row, size
 from asyncrl.escape import escaped
-from asyncrl.ipc.messages import StatusUpdate
+from asyncrl.ipc.messages import Progress, StatusUpdate
 from asyncrl.observe.evaluation_figures import said
+from asyncrl.observe.progress import amount, clock, progress_line
 from asyncrl.observe.summary import Summary
 
 STEP_LINE_S = 2.0
 """Least seconds between two plain lines while steps are taken."""
 WAIT_LINE_S = 10.0
 """Least seconds between two plain lines while no step is taken."""
+FIRST_LINE_S = 2.0
+"""Seconds after which something takes long enough for a line."""
 NOTES = 100
 """Notes that are kept for a reader who takes nothing; the oldest go first."""
 NONE = "–"
@@ -49,6 +52,7 @@ class Display:
         )
         self._printed: StatusUpdate | None = None
         self._notes: deque[str] = deque(maxlen=NOTES)  # to be printed
+        self._told = "", FIRST_LINE_S  # what progress is of, and the second of its next line
 
     def __enter__(self) -> Display:
         if self._live:
@@ -74,6 +78,23 @@ class Display:
         elif _is_news(status, self._printed):
             self._printed = status
             self._print(line(status))
+
+    def progress(self, progress: Progress) -> None:
+        """Show how far something is that takes long, before the run says how it stands: redraw, or
+        print a line every so often."""
+        self._print_notes()
+        if not self._taken():
+            return
+        if self._live:
+            self._live.update(Group(*_bars([progress])), refresh=True)
+            return
+        told, next_s = self._told
+        if told != progress.what or progress.seconds < next_s - WAIT_LINE_S:
+            next_s = FIRST_LINE_S
+        if progress.seconds >= next_s:
+            self._print(progress_line(progress))
+            next_s = progress.seconds + WAIT_LINE_S
+        self._told = progress.what, next_s
 
     def note(self, text: str) -> None:
         """Print one sentence, above the display."""
@@ -116,14 +137,16 @@ def line(status: StatusUpdate) -> str:
     """One line of text."""
     s = status
     return (
-        f"{_clock(s.seconds)}  {s.phase}  step {s.step}/{s.steps}  reward {_number(s.reward)}  "
+        f"{clock(s.seconds)}  {s.phase}  step {s.step}/{s.steps}  reward {_number(s.reward)}  "
         f"{_responses(s)}  accuracy {_accuracy(s)}  "
         + (f"{said(s.evaluated)}  " if s.evaluated else "")
         + f"tokens/s {_count(s.generated_per_s)} generated, {_count(s.trained_per_s)} trained  "
         f"lag {_number(s.lag_mean, 1)} mean, {s.lag_max} max  queue {s.queue_items} "
         f"({size(s.queue_bytes)})  "
         f"idle {_share(s.idle_trainer)} trainer, {_share(s.idle_rollout)} rollout  pause "
-        f"{_duration(s.pause_seconds)}" + (f"  | {s.note}" if s.note else "")
+        f"{_duration(s.pause_seconds)}"
+        + (f"  | {s.note}" if s.note else "")
+        + "".join(f"  | {progress_line(progress)}" for progress in s.progress)
     )
 
 
@@ -135,8 +158,8 @@ def panel(status: StatusUpdate) -> RenderableType:
         Text(escaped(s.phase), style="bold"),
         ProgressBar(total=max(s.steps, 1), completed=s.step, width=32),
         f"step {s.step}/{s.steps}",
-        f"{_clock(s.seconds)} elapsed",
-        f"{_clock(s.seconds * (s.steps - s.step) / s.step)} left" if s.step else "",
+        f"{clock(s.seconds)} elapsed",
+        f"{clock(s.seconds * (s.steps - s.step) / s.step)} left" if s.step else "",
     )
     body = Table.grid(padding=(0, 3))
     rows = (
@@ -163,7 +186,33 @@ def panel(status: StatusUpdate) -> RenderableType:
         body.add_row(
             *(part for name, value in cells for part in (Text(name, style="dim"), Text(value)))
         )
-    return Group(head, body, Text(escaped(s.note), style="italic")) if s.note else Group(head, body)
+    notes = [Text(escaped(s.note), style="italic")] if s.note else []
+    return Group(head, body, *_bars(s.progress), *notes)
+
+
+def _bars(items: Sequence[Progress]) -> list[RenderableType]:
+    """A bar for each that is under way; one that is not counted pulses."""
+    if not items:
+        return []
+    table = Table.grid(padding=(0, 2))
+    for item in items:
+        total = item.of if item.counted else item.seconds + (item.left_s or 0.0)
+        known = item.counted or item.left_s is not None
+        table.add_row(
+            Text(escaped(item.what)),
+            ProgressBar(
+                total=max(total, 1e-9) if known else None,
+                completed=item.done if item.counted else item.seconds,
+                width=32,
+                pulse=not known,
+                animation_time=item.seconds,
+            ),
+            amount(item),
+            f"{clock(item.seconds)} elapsed",
+            "" if item.left_s is None else f"{clock(item.left_s)} left",
+        )
+    notes = [Text(escaped(item.note), style="italic") for item in items if item.note]
+    return [table, *notes]
 
 
 def show_derived(rows: Sequence[Row], console: Console) -> None:
@@ -177,7 +226,7 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
     pause = publication.pause_seconds / publication.count if publication.count else None
     rows = [
         ("result", s.reason),
-        ("steps", f"{s.steps} in {_clock(s.seconds)}"),
+        ("steps", f"{s.steps} in {clock(s.seconds)}"),
         ("held-out accuracy", f"{_number(s.accuracy.start, 3)} → {_number(s.accuracy.end, 3)}"),
         *([("sampled", said(s.evaluated))] if s.evaluated else []),
         (
@@ -293,10 +342,3 @@ def _duration(seconds: float | None) -> str:
     if seconds is None or _absent(seconds):
         return NONE
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return (
-        f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-    )

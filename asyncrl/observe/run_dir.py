@@ -31,6 +31,8 @@ WEIGHT_STORE = "weights.store"
 PACKED = "packed_from"
 """The number of rows from which on the run's engines multiply with packed weights. It is measured
 once, so that a resumed run rounds as before."""
+PROGRESS = "progress.pipe"
+"""A pipe to the launcher from the process that prepares the model."""
 STATUS = "status.json"
 """The run status, written about once a second."""
 STALL = "stall.json"

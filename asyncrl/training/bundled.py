@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 END, PADDING = "<|end|>", "<|padding|>"
 END_ID, PADDING_ID = 256, 257
 VOCABULARY = 260
+ACCURACY = "warmup.json"
+"""The file of a model's directory that says what its warm-up came to."""
 
 
 def frame(prompts: Sequence[str]) -> list[str]:
@@ -69,6 +71,21 @@ def write_tokenizer(directory: Path, frame: Sequence[str] = ()) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(form, indent=2) + "\n")
+
+
+def write_accuracy(directory: Path, accuracy: float, steps: int) -> None:
+    """Write down beside a model what its warm-up of at most so many steps came to."""
+    said = {"accuracy": accuracy, "steps": steps}
+    (directory / ACCURACY).write_text(json.dumps(said) + "\n")
+
+
+def warmed_to(model: Path) -> float | None:
+    """The accuracy that a model's warm-up came to; None for one that had none."""
+    try:
+        found = json.loads((model / ACCURACY).read_text())
+    except FileNotFoundError:
+        return None
+    return float(found["accuracy"]) if found["steps"] else None
 
 
 def model_config() -> Qwen3Config:

@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from asyncrl.ipc.messages import Progress
+
 AFTER_S = 45.0
 """Seconds of a warm-up before anything is said of it."""
 LEAST = 30
@@ -22,6 +24,13 @@ NEAR = 8.0
 often than a sample."""
 LONG_S = 300.0
 """Seconds to come after which a warm-up without right answers is slow."""
+
+
+WHAT = "warming the bundled model up"
+ADVICE = (
+    "another task (`asyncrl tasks`), smaller parameters of this one (task.params: fewer digits, "
+    "shorter words), or a model of your own (model.path) learns more"
+)
 
 
 class Lesson(NamedTuple):
@@ -72,6 +81,28 @@ def outlook(lessons: Sequence[Lesson], *, steps: int, enough: float) -> Outlook 
     if max(promised, accuracy + max(0.0, rise) * left) < enough:
         return Outlook("stuck", left_s)
     return Outlook("slow" if left_s > LONG_S and accuracy < enough / 4 else "coming", left_s)
+
+
+def progress(lessons: Sequence[Lesson], *, steps: int, enough: float) -> Progress:
+    """Progress of a warm-up after these lessons, of which there is one at least."""
+    last, found = lessons[-1], outlook(lessons, steps=steps, enough=enough)
+    left_s = last.seconds / last.step * (steps - last.step) if found is None else found.left_s
+    note = f"{last.accuracy:.2f} of {enough:g} right"
+    if found is not None and found.verdict == "stuck":
+        note = f"It will not come to {enough:g} right at this pace ({note}): {ADVICE}."
+    elif found is not None and found.verdict == "slow":
+        note = f"It takes long, and may come to nothing ({note}): {ADVICE}."
+    return Progress(WHAT, last.step, steps, last.seconds, left_s, note)
+
+
+def ended(accuracy: float, enough: float) -> str:
+    """A sentence about a warm-up that has ended without its accuracy; empty for one that has it."""
+    if accuracy >= enough:
+        return ""
+    return (
+        f"The bundled model's warm-up came to {accuracy:.2f} right answers of {enough:g} "
+        f"(model.warmup_accuracy), so the run may find little to reinforce: {ADVICE}."
+    )
 
 
 def _mean(lessons: Sequence[Lesson], of: Callable[[Lesson], float]) -> float:

@@ -154,9 +154,12 @@ def _make(config: Config, directory: Path, heard: Callable[[Lesson], None]) -> N
     bundled.write_tokenizer(directory, bundled.task_frame(task))
     model = bundled.new_model(config.run.seed)
     steps, enough = config.model.warmup_steps, config.model.warmup_accuracy
+    accuracy = 0.0
     for lesson in teach(model, Tokenizer(directory), task, steps=steps, enough=enough):
+        accuracy = lesson.accuracy
         heard(lesson)
     model.save_pretrained(str(directory))
+    bundled.write_accuracy(directory, accuracy, steps)
 
 
 def _publish(work: Path, final: Path) -> None:

@@ -1,0 +1,33 @@
+"""Collects what takes long at this moment. It only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from actors.coordinator.components import Components
+from actors.coordinator.lifecycle import Phase
+from actors.coordinator.underway import Found
+from asyncrl.observe.diagnosis import listed
+
+
+def under_way(parts: Components) -> Iterator[Found]:
+    """Everything that may take long."""
+    stepping, lifecycle = parts.stepping, parts.lifecycle
+    if lifecycle.phase is Phase.INIT:
+        expected, missing = len(lifecycle.expected), lifecycle.missing
+        note = f"waiting for {listed(missing)}"
+        yield Found("starting", "starting actors", expected - len(missing), expected, note)
+    if stepping is None or lifecycle.ending:
+        return
+    if stepping.redoing:
+        begun, last = stepping.began_with, parts.store.experience.closed
+        what = f"making the steps since checkpoint {begun} again"
+        yield Found("redoing", what, stepping.version - begun, max(1, last - begun))
+    elif lifecycle.phase is Phase.READY:
+        yield Found("publishing", f"giving version {stepping.version} to every engine")
+    if (version := parts.evaluation.running) is not None:
+        answered, asked = parts.evaluation.answered
+        yield Found("evaluating", f"evaluating version {version}", answered, asked)
+    busy = stepping.trainer.report.busy
+    if busy is not None and busy.command == "checkpoint":
+        yield Found("saving", f"saving version {stepping.version}")
