@@ -50,7 +50,7 @@ async def test_every_step_and_every_evaluation_is_a_point_of_the_curve(
     assert discarded == sum((Counter(event.discarded) for event in trained), Counter())
     lags = world.trained_lags()
     assert max(point.lag_max for point in steps) == max(lags)
-    assert all(point.metrics == {"loss": 0.0} and 0 <= point.reward <= 1 for point in steps)  # type: ignore[operator]
+    assert all(point.metrics["loss"] == 0.0 and 0 <= point.reward <= 1 for point in steps)  # type: ignore[operator]
     assert [point.seconds for point in steps] == sorted(point.seconds for point in steps)
     last = [message for message in world.heard if isinstance(message, StatusUpdate)][-1]
     assert last.reward == steps[-1].reward and last.accuracy == tested[-1].accuracy
