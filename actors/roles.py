@@ -43,6 +43,7 @@ from asyncrl.observe.run_dir import (
     LAUNCHER,
     METRICS,
     MODEL,
+    MODEL_EMA,
     STALL,
     STATUS,
     SUMMARY,
@@ -349,6 +350,8 @@ class _Threaded:
         path = save(self.place.run, self.learner, cursor, self.place.initial)
         if self.learner.version >= self.place.config.train.steps:
             export(self.place.run / MODEL, self.learner.model, self.place.initial)
+            if average := self.learner.average:
+                export(self.place.run / MODEL_EMA, average.policy.model, self.place.initial)
         return path
 
 

@@ -230,6 +230,7 @@ def _proximal(config: Config, live: int) -> str:
         "behaviour": "what the engine sampled from",
         "recompute": "of the step itself",
         "loglinear": "guessed between behaviour and current",
+        "ema": f"the average of the weights (train.ema = {config.train.ema:g}), PPO-EWMA's",
         "snapshot": "of the version that sampled; the trainer's memory holds "
         f"≤ {config.staleness.max_lag} more copies of the weights",
         "boundary": "of the version that sampled; the trainer's memory holds one more copy of the "

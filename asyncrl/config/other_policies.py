@@ -34,6 +34,11 @@ def policy_contradictions(config: Config) -> Contradictions:
             "a reference that becomes the current policy begins as the model that the run starts "
             "from: remove path and server, or set reset_every to 0",
         )
+    if config.staleness.proximal == "ema" and not config.train.ema:
+        yield (
+            ("staleness.proximal", "train.ema"),
+            "there is no average of the weights: set ema to its decay, as 0.9",
+        )
     if reference.coefficient and reference.kl_in == "reward":
         yield from _in_reward(config)
 
@@ -94,7 +99,7 @@ def _in_reward(config: Config) -> Contradictions:
 
 
 def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Name, value and meaning of each policy that does not learn."""
+    """Name, value and meaning of each policy beside the one that learns."""
     reference, teacher = config.reference, config.teacher
     if reference.coefficient:
         place = {
@@ -119,6 +124,14 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
             teacher.server or teacher.path,
             f"{teacher.coefficient:g} of log(teacher / current) added to each token's advantage; "
             f"{_memory(teacher)}",
+        )
+
+    if config.train.ema:
+        yield (
+            "average of weights",
+            f"{config.train.ema:g}",
+            f"over about {1 / (1 - config.train.ema):,.0f} versions; the trainer's memory holds it "
+            "too, and at the end it is in model-ema",
         )
 
 

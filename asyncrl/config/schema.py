@@ -429,6 +429,17 @@ class TrainConfig(Section, frozen=True):
     beta1: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of the gradient")] = 0.9
     beta2: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of its square")] = 0.99
     grad_clip: Annotated[float, Meta(gt=0, description="largest gradient norm")] = 1.0
+    ema: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description=(
+                "what a version counts in an average of the weights, of what the next one counts; "
+                "0: no average"
+            ),
+        ),
+    ] = 0.0
     clip_lo: Annotated[
         float, Meta(gt=0, lt=1, description="the ratio is clipped below 1 - clip_lo")
     ] = 0.2
@@ -536,7 +547,7 @@ class StalenessConfig(Section, frozen=True):
         ),
     ] = "mixed"
     proximal: Annotated[
-        Literal["behaviour", "boundary", "snapshot", "recompute", "loglinear"],
+        Literal["behaviour", "boundary", "snapshot", "recompute", "loglinear", "ema"],
         Meta(description="the policy that the ratio is clipped around"),
     ] = "behaviour"
     on_stale: Annotated[

@@ -4,9 +4,10 @@ resumes from it exactly.
 `checkpoints/step-000100/` is a Hugging Face model directory (config.json, model.safetensors,
 tokenizer) that also holds the trainer's state: `trainer.safetensors` with the optimizer's moments,
 the masters of a model of a smaller type than float32, the state of torch's generator, what is known
-of a proximal policy that is an earlier one, and the weights of a reference policy that was reset;
-and `trainer.json` with the scalars. It is written under another name in the same folder, brought to
-the disk, and only then renamed. A run has one writer. Nothing is pickled.
+of a proximal policy that is an earlier one, the weights of a reference policy that was reset and
+the average of the weights; and `trainer.json` with the scalars. It is written under another name in
+the same folder, brought to the disk, and only then renamed. A run has one writer. Nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ _GENERATOR = "generator"
 _PROXIMAL = "proximal/"
 _MASTER = "master/"
 _POLICIES = "policies/"
+_AVERAGE = "average/"
 
 logger = logging.getLogger(__name__)
 
@@ -107,13 +109,13 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
             f"training cannot go on from {path}, because its {TENSORS} has no state of the "
             "random generator"
         )
-    proximal, stored_masters, policies = (
+    proximal, stored_masters, policies, average = (
         {
             name.removeprefix(prefix): tensors.pop(name)
             for name in list(tensors)
             if name.startswith(prefix)
         }
-        for prefix in (_PROXIMAL, _MASTER, _POLICIES)
+        for prefix in (_PROXIMAL, _MASTER, _POLICIES, _AVERAGE)
     )
     copies, parameters = learner.master_weights.copies(), dict(learner.master_weights.named())
     if {name: tensor.shape for name, tensor in copies.items()} != {
@@ -141,6 +143,8 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
         if learner.proximal_logprobs:
             learner.proximal_logprobs.restore(proximal)
         learner.kl_terms.restore(found.version, policies)
+        if learner.average:
+            learner.average.restore(average)
     except ValueError as error:
         raise CheckpointError(
             f"training cannot go on from {path}, because in its {TENSORS} {error}"
@@ -169,8 +173,10 @@ def _state(learner: Learner) -> dict[str, Tensor]:
         for name, tensor in learner.master_weights.copies().items()
     }
     policies = learner.kl_terms.tensors(learner.version)
+    average = learner.average.tensors() if learner.average else {}
     return (
         state
+        | {_AVERAGE + name: tensor.contiguous() for name, tensor in average.items()}
         | {_POLICIES + name: tensor.contiguous() for name, tensor in policies.items()}
         | {_PROXIMAL + name: tensor.contiguous() for name, tensor in proximal.items()}
         | {_GENERATOR: torch.get_rng_state()}

@@ -34,6 +34,7 @@ from asyncrl.training.packing import PackedBatch
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
 from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
+from asyncrl.training.weight_average import WeightAverage
 from staleness import proximal
 from staleness.vcpo import learning_rate_scale
 
@@ -75,6 +76,7 @@ class Learner:
             None if most is None else ProximalLogprobs(model, temperature, most)
         )
         self.kl_terms = kl_terms or KlTerms()
+        self.average = WeightAverage(model, self.master_weights, train.ema) if train.ema else None
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
         self._advantage = advantage_of(train)
@@ -210,6 +212,9 @@ class Learner:
                 return proximal.recompute(current), 0
             case "loglinear":
                 return proximal.loglinear(behaviour, current, lag), 0
+            case "ema":
+                assert self.average is not None
+                return self.average.policy.score(packed, self._temperature), 0
             case "boundary" | "snapshot":
                 assert self.proximal_logprobs is not None and scores is not None
                 found = self.proximal_logprobs.completed(
@@ -251,6 +256,8 @@ class Learner:
         self._sums = Sums()
         self.version += 1
         self.kl_terms.stepped(self.version, self.model)
+        if self.average:
+            self.average.update()
         return sums.metrics() | {
             "grad_norm": norm,
             "lr": rate,

@@ -1,0 +1,70 @@
+"""An exponential moving average of the weights. Invariant: it is the mean of all versions so far,
+each `decay` times the weight of the next; the initial one is a version as any other.
+
+So it is not pulled to where the run began, as an average that starts there is (PPO-EWMA, arXiv
+2110.00641, section 3.2, divides by the sum of the weights too). It is float32 whatever the model's
+type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from asyncrl.training.frozen_policy import FrozenPolicy
+from asyncrl.training.master_weights import MasterWeights
+
+_TOTAL, _WEIGHTS = "total", "weights/"
+
+
+class WeightAverage:
+    """The average of a model's weights, of `decay` in (0, 1), and `policy`, the model that has
+    it."""
+
+    def __init__(self, model: PreTrainedModel, weights: MasterWeights, decay: float) -> None:
+        self.policy = FrozenPolicy.like(model)
+        self._masters, self._decay = dict(weights.named()), decay
+        own = dict(self.policy.model.named_parameters())
+        self._average: dict[str, Tensor] = {  # float32 weights are the policy's own
+            name: own[name].detach()
+            if own[name].dtype == torch.float32
+            else master.detach().float().clone()
+            for name, master in self._masters.items()
+        }
+        self._total = 1.0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the weights of one more version in."""
+        before, self._total = self._total, self._decay * self._total + 1.0
+        for name, average in self._average.items():
+            average.mul_(self._decay * before / self._total)
+            average.add_(self._masters[name], alpha=1.0 / self._total)
+        self._round()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, for a checkpoint."""
+        weights = {_WEIGHTS + name: average for name, average in self._average.items()}
+        return weights | {_TOTAL: torch.tensor(self._total, dtype=torch.float64)}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Have what `tensors` gave. Raises ValueError, and changes nothing, where it is of another
+        model or not complete."""
+        shapes = {_WEIGHTS + name: average.shape for name, average in self._average.items()}
+        if {name: tensor.shape for name, tensor in tensors.items()} != shapes | {
+            _TOTAL: torch.Size([])
+        }:
+            raise ValueError("the average of the weights is missing, or of another model")
+        for name, average in self._average.items():
+            average.copy_(tensors[_WEIGHTS + name])
+        self._total = float(tensors[_TOTAL])
+        self._round()
+
+    def _round(self) -> None:
+        for name, parameter in self.policy.model.named_parameters():
+            if parameter.dtype != torch.float32:
+                parameter.copy_(self._average[name])
