@@ -72,6 +72,11 @@ class LearnerProtocol(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def counts(self) -> list[TokenCount]:
+        """Counts of the micro-batches that were held until the last step was closed."""
+        ...
+
     async def accumulate(
         self, batch: MicroBatch, buffers: Sequence[memoryview]
     ) -> list[TokenCount]: ...
@@ -182,7 +187,8 @@ async def trainer_actor(
                 case CloseStep():
                     async with weights:
                         metrics = await learner.step()
-                    await link.send(Stepped(learner.version, trio.current_time() - start, metrics))
+                    seconds = trio.current_time() - start
+                    await link.send(Stepped(learner.version, seconds, metrics, learner.counts))
                 case Save(cursor):
                     try:
                         saved = Saved(learner.version, str(await learner.save(cursor)))

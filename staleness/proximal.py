@@ -54,8 +54,8 @@ def log_ratios(current: Tensor, behaviour: Tensor, proximal: Tensor | None) -> L
 
 
 def recompute(current: Tensor) -> Tensor:
-    """`recompute`: the weights that the step starts from. With one step for each version those are
-    the current ones: the ratio is 1, and clipping does nothing."""
+    """`recompute`: the weights that the step starts from. Where a step is one update those are the
+    current ones: the ratio is 1, and clipping does nothing."""
     return current.detach()
 
 

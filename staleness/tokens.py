@@ -21,7 +21,9 @@ class Tokens(NamedTuple):
     `current`, `behaviour`: float32 log-probabilities, read inside of the mask alone; `current` has
     its gradient. `advantage`: float32. `lag`: int64 >= 0, versions. `sample_index`: int64 >= 0, a
     number for each rollout, in any order. `mask`: bool, the tokens that are looked at. A correction
-    sees those that may enter the loss, an objective those that the corrections kept.
+    sees those that may enter the loss, an objective those that the corrections kept. `entropy`:
+    float32 >= 0 in nats, of what the current policy draws the token from; None where no correction
+    reads it.
 
     Two rollouts, of two tokens and of one; the second token of the first is stale:
 
@@ -49,6 +51,7 @@ class Tokens(NamedTuple):
     lag: Tensor
     sample_index: Tensor
     mask: Tensor
+    entropy: Tensor | None = None
 
 
 class RolloutSums(NamedTuple):

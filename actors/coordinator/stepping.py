@@ -38,7 +38,7 @@ from actors.coordinator.sequences import SequenceToTrain, of_replayed, of_rollou
 from actors.coordinator.trainer_commands import OUTSTANDING, TrainerCommands
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
-from asyncrl.config.losses import advantage_of
+from asyncrl.config.losses import advantage_of, designed
 from asyncrl.experience.events import Replayed, StoredForReplay, Taken, Trained
 from asyncrl.experience.micro_batches import micro_batches
 from asyncrl.experience.rollout import ImpossibleEvent, Rollout
@@ -109,6 +109,7 @@ class Stepping:
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         # micro-batches not consumed that train again what the ledger has counted before
         self._replays: set[tuple[int, int]] = set()
+        self._again: set[int] = set()  # rollouts of the open step that are trained again
         self._replayed = 0  # tokens trained again in the last step
         self.account = StepAccount(0, Counter(), Counter())  # of the last step
         self.metrics: dict[str, float] = {}  # of the last step
@@ -289,6 +290,7 @@ class Stepping:
         ):
             named = rewards if whole else {piece.sample.group for piece in batch}
             self._replays.add((self._step, self._index))
+            self._again |= {piece.sample.rollout for piece in batch}
             self._send(
                 batch,
                 {n: rewards[n] for n in named},
@@ -343,6 +345,10 @@ class Stepping:
                 f"last, and step {self._step} is open"
             )
         self._commands.answered(CloseStep)
+        own = [count for count in message.counts if count.rollout not in self._again]
+        self._consumed[message.version - 1].append((own, Counter()))
+        self._replayed += sum(c.trained for c in message.counts if c.rollout in self._again)
+        self._again.clear()
         trained, discarded, lags_of_step = 0, Counter[str](), Counter[int]()
         if self._config.train.replay_groups:
             self._store_for_replay(message.version - 1)
@@ -359,12 +365,18 @@ class Stepping:
         self.metrics = message.metrics | responses
         if responses:
             self._rewards[self.version] = responses["reward"]
+        staleness = self._config.staleness
+        left_out = {
+            reason: count
+            for reason, count in discarded.items()
+            if reason not in designed(staleness)
+        }
         self._alarm(
             (
-                *alarms(message.metrics, trained, discarded, self._config.staleness),
+                *alarms(message.metrics, trained, left_out, staleness),
                 *response_alarms(
                     responses,
-                    self._config.staleness.alarm_truncated,
+                    staleness.alarm_truncated,
                     self._rewards,
                     accuracy,
                     self._config.task.eval_size,

@@ -11,7 +11,14 @@ from typing import NamedTuple
 from asyncrl.config.advice import advice
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size
-from asyncrl.config.losses import clip_bounds, clips_nothing, loss_mean, objective_of, ratios_weigh
+from asyncrl.config.losses import (
+    clip_bounds,
+    clips_nothing,
+    loss_mean,
+    objective_of,
+    ratios_weigh,
+    updates,
+)
 from asyncrl.config.other_policies import policy_rows
 from asyncrl.config.schema import Config
 from staleness.admission import AdmissionPolicy
@@ -148,6 +155,7 @@ def derived(config: Config, available: int) -> list[Row]:
             ", ".join(entry.kind for entry in staleness.correction) or "none",
             _weighs(config),
         ),
+        *_updates(config),
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
         *(Row(*row) for row in policy_rows(config)),
         Row(
@@ -204,6 +212,21 @@ def _step(config: Config) -> list[Row]:
             f"≤ {most * rollout.max_new_tokens:,}",
             f"{rollout.max_new_tokens} a rollout",
         ),
+    ]
+
+
+def _updates(config: Config) -> list[Row]:
+    """A row about several updates of one step."""
+    train = config.train
+    if (each := updates(train)) == 1:
+        return []
+    return [
+        Row(
+            "updates per step",
+            f"{each:,}",
+            f"{train.minibatches} minibatches × {train.passes} passes, all in one version; a step "
+            "is computed when it is closed",
+        )
     ]
 
 

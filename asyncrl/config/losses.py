@@ -39,6 +39,12 @@ def loss_contradictions(config: Config) -> Contradictions:
         yield from _unbounded(train, config.staleness)
     yield from _corrections(config)
     yield from _advantages(config)
+    if not train.step_tokens and train.minibatches > train.batch_groups:
+        yield (
+            ("train.minibatches", "train.batch_groups"),
+            "a minibatch has a whole group at least: lower minibatches to "
+            f"{train.batch_groups}, or raise batch_groups",
+        )
 
 
 def objective_of(train: TrainConfig) -> Objective:
@@ -76,10 +82,21 @@ def ratios_weigh(train: TrainConfig, staleness: StalenessConfig) -> bool:
     return staleness.proximal != "behaviour" or objective_of(train).ratio == "none"
 
 
+def updates(train: TrainConfig) -> int:
+    """Updates of the weights that a step takes."""
+    return train.minibatches * train.passes
+
+
 def clips_nothing(train: TrainConfig, staleness: StalenessConfig) -> bool:
-    """True if the objective has a ratio, and that ratio is always 1. (A step makes a version, so
+    """True if the objective has a ratio, and that ratio is always 1. (Where a step is one update,
     current and recomputed policy are one.)"""
-    return staleness.proximal == "recompute" and objective_of(train).ratio != "none"
+    alone = staleness.proximal == "recompute" and updates(train) == 1
+    return alone and objective_of(train).ratio != "none"
+
+
+def designed(staleness: StalenessConfig) -> frozenset[str]:
+    """Corrections of the list that leave tokens out by design, and not because they are off."""
+    return frozenset(entry.kind for entry in staleness.correction if entry.by_design)
 
 
 def bounded_above(staleness: StalenessConfig) -> bool:

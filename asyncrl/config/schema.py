@@ -413,6 +413,19 @@ class TrainConfig(Section, frozen=True):
             ),
         ),
     ] = 0.0
+    minibatches: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "parts that a step's groups are divided into, with an update of the weights for "
+                "each; the version is one"
+            ),
+        ),
+    ] = 1
+    passes: Annotated[
+        int, Meta(ge=1, description="times that a step trains each of its minibatches")
+    ] = 1
     replay_groups: Annotated[
         int,
         Meta(ge=0, description="groups of a step that were trained before, at their true versions"),

@@ -303,7 +303,8 @@ class TokenCount(Part, frozen=True):
 
 
 class Consumed(Message, frozen=True):
-    """Trainer to coordinator: the micro-batch's gradients are accumulated."""
+    """Trainer to coordinator: the micro-batch's gradients are accumulated. Without `counts` it is
+    held until the step is closed."""
 
     step: int
     index: int
@@ -320,11 +321,12 @@ class CloseStep(Message, frozen=True):
 
 class Stepped(Message, frozen=True):
     """Trainer to coordinator: `version` exists. `metrics` are means over the step's trained tokens
-    unless their name says otherwise."""
+    unless their name says otherwise. `counts` are of the micro-batches that were held."""
 
     version: int
     seconds: float
     metrics: dict[str, float]
+    counts: list[TokenCount] = []
 
 
 class Save(Message, frozen=True):

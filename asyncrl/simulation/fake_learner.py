@@ -127,6 +127,7 @@ class FakeLearner:
         self.version, self.weights, self.proximal = version, weights, proximal
         self._observer, self._broadcasts, self._start = observer, broadcasts, start
         self._added = 0
+        self.counts: list[TokenCount] = []
         self.seconds_per_token, self.send_s = 0.0005, 0.02
         self.step_s: Callable[[int], float] = lambda version: 0.05
         """Seconds of the step that makes a version."""

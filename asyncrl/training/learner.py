@@ -12,22 +12,25 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from asyncrl.config.losses import advantage_of, clips_nothing
+from asyncrl.config.losses import advantage_of, clips_nothing, updates
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
 from asyncrl.training.batch import Batch, read
 from asyncrl.training.forward import entropies, response_logits, shares
 from asyncrl.training.gradients import sample_advantages
-from asyncrl.training.kl_terms import KlTerms, Served
+from asyncrl.training.held import HeldBatch, HeldPart, minibatches, token_counts
+from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
 from asyncrl.training.linear import accelerate
-from asyncrl.training.loss import MEDIAN, STALE, Loss, ResponseTokens
+from asyncrl.training.loss import MEDIAN, STALE, TRAINED, Loss, ResponseTokens
 from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.optimizer import adamw
 from asyncrl.training.packing import PackedBatch
@@ -36,10 +39,22 @@ from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
 from asyncrl.training.weight_average import WeightAverage
 from staleness import proximal
+from staleness.corrections import Folded
+from staleness.tokens import Tokens
 from staleness.vcpo import learning_rate_scale
 
 logger = logging.getLogger(__name__)
 NOTHING_SERVED: Served = MappingProxyType({})
+
+
+class Updated(NamedTuple):
+    """One update: the gradient's `norm` before clipping, the learning `rate`, its `scale`, and
+    whether the weights changed (`taken`)."""
+
+    norm: float
+    rate: float
+    scale: float
+    taken: bool
 
 
 class Learner:
@@ -48,8 +63,9 @@ class Learner:
 
     `temperature` is that of sampling, `budget` the tokens that a response may have. Dropout stays
     off: current and behaviour log-probabilities must be of the same policy. `past` is what is known
-    of earlier versions, where the proximal policy is one of them. `kl_terms` are what policies that
-    do not learn add.
+    of earlier versions, where the proximal policy is one of them. `counts` are what `accumulate`
+    returns, of the micro-batches that were held until the last step was closed. `kl_terms` are what
+    policies that do not learn add.
     """
 
     def __init__(
@@ -84,7 +100,13 @@ class Learner:
             logger.warning(
                 "proximal is recompute: the ratio of the objective is 1, and clipping does nothing"
             )
-        self._sums = Sums()
+        self._holds = (
+            updates(train) > 1 or self._loss.needs_whole_step
+        )  # micro-batches wait for the end of their step
+        self._held = list[HeldBatch]()
+        self._sums = Sums()  # of the next update
+        self._whole = Sums()  # of the step so far, without those
+        self.counts: list[TokenCount] = []
 
     @property
     def _changed(self) -> list[torch.nn.Parameter]:
@@ -112,13 +134,13 @@ class Learner:
         buffers: Sequence[memoryview | bytes],
         served: Served = NOTHING_SERVED,
     ) -> list[TokenCount]:
-        """Add the gradient of a micro-batch; `buffers` are the three of `MicroBatch`, `served` the
-        log-probabilities of its sampled tokens by servers (`KlTerms.scores`). Returns, for
-        each sample, what became of its response tokens: trained, or discarded as `stale` (masked on
-        arrival), `median` (its rollout is the one that others are compared with), `nonfinite` (a
-        log-probability that is no number), or by the kind of the correction that left it out.
-        Raises ValueError where batch and buffers do not fit each other, or the batch is of another
-        step."""
+        """Add the gradient of a micro-batch, or hold it until the step is closed; `buffers` are the
+        three of `MicroBatch`, `served` the log-probabilities of its sampled tokens by servers
+        (`KlTerms.scores`). Returns, for each sample of a batch that is not held, what became of its
+        response tokens: trained, or discarded as `stale` (masked on arrival), `median` (its
+        rollout is the one that others are compared with), `nonfinite` (a log-probability that is no
+        number), or by the kind of the correction that left it out. Raises ValueError where batch
+        and buffers do not fit each other, or the batch is of another step."""
         if batch.step != self.version:
             raise ValueError(
                 f"a micro-batch of step {batch.step} came while step {self.version} was being "
@@ -133,9 +155,15 @@ class Learner:
             batch, tensors, self.model, self._advantage, self._temperature
         )
         scores = self.proximal_logprobs.known(batch.samples) if self.proximal_logprobs else None
-        fates = torch.empty_like(tensors.sample_index)
-        for packed in tensors.packed:
-            fates[packed.tokens] = self._add(tensors, packed, advantage, trainable, scores).cpu()
+        counts = list[TokenCount]()
+        if self._holds:
+            self._held.append(self._hold(batch, tensors, advantage, trainable, scores))
+        else:
+            fates = torch.empty_like(tensors.sample_index)
+            for packed in tensors.packed:
+                fate = self._add(tensors, packed, advantage, trainable, scores)
+                fates[packed.tokens] = fate.cpu()
+            counts = token_counts(batch.samples, tensors.sample_index, fates, self._loss.reasons)
         if (
             self.proximal_logprobs
             and scores is not None
@@ -143,20 +171,7 @@ class Learner:
             and self._staleness.proximal == "boundary"
         ):
             self.proximal_logprobs.remember(batch.samples, scores)
-        table = torch.zeros(len(batch.samples), len(self._loss.reasons), dtype=torch.int64)
-        table.index_put_((tensors.sample_index, fates), torch.ones_like(fates), accumulate=True)
-        return [
-            TokenCount(
-                sample.rollout,
-                row[0],
-                {
-                    reason: count
-                    for reason, count in zip(self._loss.reasons[1:], row[1:], strict=True)
-                    if count
-                },
-            )
-            for sample, row in zip(batch.samples, table.tolist(), strict=True)
-        ]
+        return counts
 
     def _add(
         self,
@@ -169,37 +184,133 @@ class Learner:
         """Add the gradient of the sum of a packed batch's losses; returns the fate of each of its
         response tokens, int64 [tokens]. `advantage` (float32) and `trainable` (bool) are [samples],
         `scores` float32 [tokens of the batch]."""
+        facts, fate = self._facts(batch, packed, advantage, trainable)
+        if not facts.arrived.any():
+            return fate
+        current, entropy = self._predict(packed)
+        prox, unknown = self._proximal(batch, packed, current, facts, scores)
+        added = self.kl_terms.added(batch, packed.tokens, current)
+        tokens = self._loss.tokens(facts, current, prox, added, entropy)
+        (corrected,) = self._loss.corrected([tokens])
+        self._sums = self._sums.merge(Sums(proximal_unknown=unknown))
+        return torch.where(facts.arrived, self._backward(facts, tokens, corrected, added), fate)
+
+    def _hold(
+        self,
+        batch: MicroBatch,
+        tensors: Batch,
+        advantage: Tensor,
+        trainable: Tensor,
+        scores: Tensor | None,
+    ) -> HeldBatch:
+        """Keep what is known of a micro-batch before the first update of its step."""
+        start, prox, hesitation = (torch.zeros_like(tensors.behaviour) for _ in range(3))
+        for packed in tensors.packed:
+            facts, _ = self._facts(tensors, packed, advantage, trainable)
+            if not facts.arrived.any():
+                continue
+            with torch.no_grad():
+                current, entropy = self._predict(packed)
+            found, unknown = self._proximal(tensors, packed, current, facts, scores)
+            self._whole = self._whole.merge(Sums(proximal_unknown=unknown))
+            for of_all, of_packed in ((start, current), (prox, found), (hesitation, entropy)):
+                if of_packed is not None:
+                    of_all[packed.tokens] = of_packed.cpu()
+        return HeldBatch(
+            batch.samples,
+            tensors,
+            advantage,
+            trainable,
+            start,
+            hesitation if self._loss.needs_entropy else None,
+            None if self._staleness.proximal == "behaviour" else prox,
+            torch.full_like(tensors.sample_index, -1),
+        )
+
+    def _update_with(self, parts: Sequence[HeldPart], *, first: bool) -> Updated:
+        """Update with a minibatch. `first`: the weights are those that the step starts from."""
+        known = self._known(parts, first=first) if self._loss.needs_whole_step else None
+        for place, (held, packed) in enumerate(parts):
+            facts, fate = self._facts(held.batch, packed, held.advantage, held.trainable)
+            if facts.arrived.any():
+                current, entropy = self._predict(packed)
+                added = self.kl_terms.added(held.batch, packed.tokens, current)
+                prox = held.proximal(packed, current)
+                tokens = self._loss.tokens(facts, current, prox, added, entropy)
+                (corrected,) = self._loss.corrected([tokens]) if known is None else [known[place]]
+                facts = facts._replace(start=held.start[packed.tokens].to(fate.device))
+                found = self._backward(facts, tokens, corrected, added)
+                fate = torch.where(facts.arrived, found, fate)
+            held.settle(packed, fate, TRAINED)
+        return self._update()
+
+    def _known(self, parts: Sequence[HeldPart], *, first: bool) -> list[Folded]:
+        """Corrections of a whole minibatch, which costs a forward pass of it where the weights are
+        not any more those that the step starts from."""
+        every = list[Tokens]()
+        for held, packed in parts:
+            facts, _ = self._facts(held.batch, packed, held.advantage, held.trainable)
+            if first or not facts.arrived.any():
+                current = held.start[packed.tokens]
+                entropy = None if held.entropy is None else held.entropy[packed.tokens]
+            else:
+                with torch.no_grad():
+                    current, entropy = self._predict(packed)
+            current, entropy = (
+                None if of_tokens is None else of_tokens.to(facts.lag.device)
+                for of_tokens in (current, entropy)
+            )
+            assert current is not None
+            added = self.kl_terms.added(held.batch, packed.tokens, current)
+            prox = held.proximal(packed, current)
+            every.append(self._loss.tokens(facts, current, prox, added, entropy))
+        return self._loss.corrected(every)
+
+    def _facts(
+        self, batch: Batch, packed: PackedBatch, advantage: Tensor, trainable: Tensor
+    ) -> tuple[ResponseTokens, Tensor]:
+        """Facts of a packed batch's response tokens, and the fates (int64) of those that did not
+        arrive."""
         behaviour, fresh, sample_index, lag = (
             of_batch[packed.tokens].to(self.model.device)
             for of_batch in (batch.behaviour, batch.mask, batch.sample_index, batch.lag)
         )
         trained = trainable.to(sample_index.device)[sample_index]
-        arrived = fresh & trained
-        fate = torch.where(fresh & ~trained, MEDIAN, STALE)
-        if not arrived.any():
-            return fate
+        facts = ResponseTokens(
+            behaviour,
+            advantage.to(sample_index.device)[sample_index],
+            lag,
+            sample_index,
+            fresh & trained,
+        )
+        return facts, torch.where(fresh & ~trained, MEDIAN, STALE)
+
+    def _predict(self, packed: PackedBatch) -> tuple[Tensor, Tensor | None]:
+        """Log-probability of each response token, and the entropy that it was drawn from where that
+        is needed; float32 [tokens], with a gradient where the loss has one."""
         logits = response_logits(self.model, packed, self._temperature)
         current = -F.cross_entropy(logits, packed.targets.to(logits.device), reduction="none")
-        entropy = entropies(logits) if self._loss.learns_entropy else None
-        prox, unknown = self._proximal(batch, packed, current, behaviour, lag, arrived, scores)
-        facts = ResponseTokens(
-            behaviour, advantage.to(sample_index.device)[sample_index], lag, sample_index, arrived
-        )
-        added = self.kl_terms.added(batch, packed.tokens, current)
-        found = self._loss.of(facts, current, prox, added, entropy)
+        if not self._loss.needs_entropy:
+            return current, None
+        return current, entropies(logits if self._loss.learns_entropy else logits.detach())
+
+    def _backward(
+        self, facts: ResponseTokens, tokens: Tokens, corrected: Folded, added: KlAdded
+    ) -> Tensor:
+        """Add the gradient of these tokens' losses; returns the fates (int64) of those that
+        arrived."""
+        found = self._loss.of(facts, tokens, corrected, added)
         if found.total is not None:
             found.total.backward()  # type: ignore[no-untyped-call]
-        self._sums = self._sums.merge(found.sums).merge(Sums(proximal_unknown=unknown))
-        return torch.where(arrived, found.fate, fate)
+        self._sums = self._sums.merge(found.sums)
+        return found.fate
 
     def _proximal(
         self,
         batch: Batch,
         packed: PackedBatch,
         current: Tensor,
-        behaviour: Tensor,
-        lag: Tensor,
-        arrived: Tensor,
+        facts: ResponseTokens,
         scores: Tensor | None,
     ) -> tuple[Tensor | None, int]:
         """Log-probabilities under the proximal policy, float32 [tokens], or None where that is the
@@ -211,29 +322,60 @@ class Learner:
             case "recompute":
                 return proximal.recompute(current), 0
             case "loglinear":
-                return proximal.loglinear(behaviour, current, lag), 0
+                return proximal.loglinear(facts.behaviour, current, facts.lag), 0
             case "ema":
                 assert self.average is not None
                 return self.average.policy.score(packed, self._temperature), 0
             case "boundary" | "snapshot":
                 assert self.proximal_logprobs is not None and scores is not None
                 found = self.proximal_logprobs.completed(
-                    scores[packed.tokens], packed, batch.version[packed.tokens], arrived.cpu()
+                    scores[packed.tokens], packed, batch.version[packed.tokens], facts.arrived.cpu()
                 )
-                found = proximal.scored(found.to(current.device), current, lag)
+                found = proximal.scored(found.to(current.device), current, facts.lag)
                 scores[packed.tokens] = found.cpu()
                 unknown = torch.isnan(found)
-                return torch.where(unknown, current.detach(), found), int((unknown & arrived).sum())
+                return (
+                    torch.where(unknown, current.detach(), found),
+                    int((unknown & facts.arrived).sum()),
+                )
 
     def step(self) -> dict[str, float]:
-        """Close the step: divide the gradient by the step's divisor, clip it, update, and make the
-        next version.
+        """Close the step: an update, or one for each minibatch and pass, and make the next version.
 
         Where no token was trained, or the gradient is not finite, the weights stay as they are, and
-        the version advances all the same. Returns what `Sums.metrics` does, and `grad_norm` (before
-        clipping), `lr` as it was used, `lr_scale` (what the effective sample size leaves of it, see
-        `vcpo.learning_rate_scale`) and `skipped` (1 where the weights stayed).
+        the version advances all the same. Returns what `Sums.metrics` does over all updates, the
+        means over them of `grad_norm` (before clipping), `lr` as it was used, `lr_scale` (what the
+        effective sample size leaves of it, see `vcpo.learning_rate_scale`) and `skipped` (1 where
+        the weights stayed), and `updates`, how many changed them.
         """
+        if self.proximal_logprobs:
+            self.proximal_logprobs.close(self.version)
+        parts = minibatches(self._held, self._train.minibatches) * self._train.passes
+        made = [self._update_with(part, first=place == 0) for place, part in enumerate(parts)] or [
+            self._update()
+        ]
+        self.counts = [
+            count
+            for held in self._held
+            for count in token_counts(
+                held.samples, held.batch.sample_index, held.fate, self._loss.reasons
+            )
+        ]
+        sums, self._whole, self._held = self._whole, Sums(), []
+        self.version += 1
+        self.kl_terms.stepped(self.version, self.model)
+        if self.average:
+            self.average.update()
+        return sums.metrics() | {
+            "grad_norm": fmean(update.norm for update in made),
+            "lr": fmean(update.rate for update in made),
+            "lr_scale": fmean(update.scale for update in made),
+            "skipped": fmean(not update.taken for update in made),
+            "updates": float(sum(update.taken for update in made)),
+        }
+
+    def _update(self) -> Updated:
+        """Divide the gradient by the divisor of its tokens, clip it, and change the weights."""
         sums = self._sums
         scale = learning_rate_scale(sums.by_lag.total.ess, self._train.ess_base)
         rate = learning_rate(self._train, self.version) * scale
@@ -244,23 +386,12 @@ class Learner:
                 [master.grad for master in changed if master.grad is not None], sums.divisor
             )
             norm = float(torch.nn.utils.clip_grad_norm_(changed, self._train.grad_clip))
-        updated = sums.trained > 0 and math.isfinite(norm)
-        if self.proximal_logprobs:
-            self.proximal_logprobs.close(self.version)
-        if updated:
+        taken = sums.trained > 0 and math.isfinite(norm)
+        if taken:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
             self.master_weights.round()
         self.optimizer.zero_grad(set_to_none=True)
-        self._sums = Sums()
-        self.version += 1
-        self.kl_terms.stepped(self.version, self.model)
-        if self.average:
-            self.average.update()
-        return sums.metrics() | {
-            "grad_norm": norm,
-            "lr": rate,
-            "lr_scale": scale,
-            "skipped": float(not updated),
-        }
+        self._whole, self._sums = self._whole.merge(sums), Sums()
+        return Updated(norm, rate, scale, taken)

@@ -8,6 +8,7 @@ The objective's loss is of the tokens that corrections kept. What is added to it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.training.kl_terms import KlAdded
 from asyncrl.training.sums import Sums
 from staleness import proximal
-from staleness.corrections import apply_corrections
+from staleness.corrections import Folded, apply_corrections
 from staleness.diagnostics import by_lag
 from staleness.loss_mean import mean_weights
 from staleness.objectives import token_loss
@@ -34,13 +35,16 @@ REASONS = ("", "stale", "median", "nonfinite")
 class ResponseTokens(NamedTuple):
     """Facts of a packed batch's response tokens, each a tensor of shape [tokens]: the
     log-probability `behaviour` (float32), its rollout's `advantage` (float32), its `lag` and
-    `sample_index` (int64), and `arrived` (bool): it may enter the loss."""
+    `sample_index` (int64), and `arrived` (bool): it may enter the loss. `start` (float32) is its
+    log-probability under the policy that the step starts from; None where that is the current one.
+    """
 
     behaviour: Tensor
     advantage: Tensor
     lag: Tensor
     sample_index: Tensor
     arrived: Tensor
+    start: Tensor | None = None
 
 
 class LossParts(NamedTuple):
@@ -79,22 +83,31 @@ class Loss:
         """True if the loss has the entropy of the tokens in it."""
         return self._entropy_bonus > 0
 
-    def of(
+    @property
+    def needs_entropy(self) -> bool:
+        """True if the loss has it in it, or a correction reads it."""
+        return self.learns_entropy or any("entropy" in entry.reads for entry in self._corrections)
+
+    @property
+    def needs_whole_step(self) -> bool:
+        """True if a correction compares tokens of different rollouts."""
+        return any(entry.whole_step for entry in self._corrections)
+
+    def tokens(
         self,
         facts: ResponseTokens,
         current: Tensor,
         prox: Tensor | None,
         added: KlAdded,
         entropy: Tensor | None = None,
-    ) -> LossParts:
-        """Give the loss of these tokens, at least one of which arrived. `current` are their
-        log-probabilities and `entropy` the entropies of what they were drawn from, where the loss
-        has these in it; float32 [tokens] with a gradient. `prox` are log-probabilities of the
-        proximal policy; None where that is the behaviour policy. `added` is what policies that do
-        not learn add."""
+    ) -> Tokens:
+        """Response tokens as corrections and objectives are given them. `current` are their
+        log-probabilities and `entropy` the entropies of what they were drawn from, where it is
+        needed; float32 [tokens], with a gradient where there is one. `prox` are log-probabilities
+        of the proximal policy; None where that is the behaviour policy. `added` is what policies
+        that do not learn add."""
         ratios = proximal.log_ratios(current, facts.behaviour, prox)
-        usable = facts.arrived & ratios.finite & added.finite
-        tokens = Tokens(
+        return Tokens(
             log_ratio=ratios.log_ratio,
             mismatch=ratios.mismatch,
             current=current,
@@ -102,33 +115,70 @@ class Loss:
             advantage=facts.advantage + added.advantage,
             lag=facts.lag,
             sample_index=facts.sample_index,
-            mask=usable,
+            mask=facts.arrived & ratios.finite & added.finite,
+            entropy=entropy,
         )
-        corrected = apply_corrections(self._corrections, tokens, weighted=self._weighted)
-        kept = corrected.kept
+
+    def corrected(self, parts: Sequence[Tokens]) -> list[Folded]:
+        """Fold the corrections over tokens of some parts, of different rollouts each, together.
+        What corrections count is with the first part."""
+        folded = apply_corrections(self._corrections, _joined(parts), weighted=self._weighted)
+        sizes = [len(part.mask) for part in parts]
+        pieces = zip(
+            *(of_all.split(sizes) for of_all in (folded.weight, folded.kept, folded.rejected_by)),
+            strict=True,
+        )
+        return [
+            Folded(*piece, {} if place else folded.diagnostics)
+            for place, piece in enumerate(pieces)
+        ]
+
+    def of(
+        self, facts: ResponseTokens, tokens: Tokens, corrected: Folded, added: KlAdded
+    ) -> LossParts:
+        """Give the loss of these tokens, at least one of which arrived."""
+        usable = tokens.mask
+        kept = corrected.kept & usable
         minimized = token_loss(self._objective, tokens._replace(mask=kept), self._bounds)
         counted = kept if self._divisor == "kept" else usable
         weights = mean_weights(self._mean, counted, facts.sample_index, self._budget)
         each = corrected.weight * minimized.loss + added.loss.where(counted, 0.0)
-        whole = log_ratio(current, facts.behaviour).value
+        whole = log_ratio(tokens.current, facts.behaviour).value
         if self._kl_tau:
             each = each + self._kl_tau * whole.where(counted, 0.0).square()
         if self.learns_entropy:
-            assert entropy is not None
-            each = each - self._entropy_bonus * entropy.where(counted, 0.0)
+            assert tokens.entropy is not None
+            each = each - self._entropy_bonus * tokens.entropy.where(counted, 0.0)
         total = (weights.of_token * each).sum()
         fate = torch.where(usable, len(REASONS) + corrected.rejected_by, NONFINITE)
         fate[kept] = TRAINED
+        begun = whole if facts.start is None else log_ratio(facts.start, facts.behaviour).value
         sums = Sums(
             trained=int(kept.sum()),
             arrived=int(facts.arrived.sum()),
             clipped=int(minimized.clipped.sum()),
             loss=float(total.detach()),
             divisor=weights.divisor,
-            by_lag=by_lag(whole.detach(), usable, facts.sample_index, facts.lag, kept),
+            by_lag=by_lag(begun.detach(), usable, facts.sample_index, facts.lag, kept),
             corrections=corrected.diagnostics,
             policies=added.sums(kept),
         )
         pulls = bool(self._kl_tau or self.learns_entropy or added.loss.requires_grad)
         pulled = pulls and bool(counted.any())
         return LossParts(total if pulled or kept.any() else None, fate, sums)
+
+
+def _joined(parts: Sequence[Tokens]) -> Tokens:
+    """Join tokens of parts that have no rollout in common; the rollouts are numbered anew."""
+    if len(parts) == 1:
+        return parts[0]
+    numbered, before = list[Tokens](), 0
+    for part in parts:
+        numbered.append(part._replace(sample_index=part.sample_index + before))
+        before += int(part.sample_index.max()) + 1 if part.sample_index.numel() else 0
+    return Tokens(
+        *(
+            None if of_all[0] is None else torch.cat(of_all)
+            for of_all in zip(*numbered, strict=True)
+        )
+    )

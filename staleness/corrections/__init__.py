@@ -19,6 +19,7 @@ from staleness.corrections.mis import Mis
 from staleness.corrections.opsm import Opsm
 from staleness.corrections.sequence_tis import SequenceTis
 from staleness.corrections.token_tis import TokenTis
+from staleness.corrections.top_entropy import TopEntropy
 
 __all__ = [
     "BUILT_IN",
@@ -37,6 +38,7 @@ __all__ = [
     "Opsm",
     "SequenceTis",
     "TokenTis",
+    "TopEntropy",
     "apply_corrections",
 ]
 
@@ -54,6 +56,7 @@ BUILT_IN: dict[str, type[Correction]] = {
         Dppo,
         Opsm,
         M2po,
+        TopEntropy,
         AgeDecay,
     )
 }

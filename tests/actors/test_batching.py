@@ -8,13 +8,21 @@ from collections.abc import Sequence
 
 import pytest
 import trio
-from scripted_parts import STOP, VOCABULARY
+from scripted_parts import STOP, VOCABULARY, ScriptedLearner
 from scripted_world import ScriptedWorld, heavy_tailed, run_well
 
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, hashed
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import NoVerdict, Scored, ScoreProximal, Split, Verdict
+from asyncrl.ipc.messages import (
+    MicroBatch,
+    NoVerdict,
+    Scored,
+    ScoreProximal,
+    Split,
+    TokenCount,
+    Verdict,
+)
 
 B = 3
 GROUP = 4
@@ -51,6 +59,49 @@ async def test_the_last_prompts_are_compared_with_all_of_their_step(
     took, batches = compared(made)
     assert [len(took[step]) for step in range(6)] == [B] * 5 + [B - (6 * B - prompts)]
     assert all(rewards == took[step] for step, rewards in batches)
+
+
+class HoldingLearner(ScriptedLearner):
+    """A learner that says what became of a step's tokens when the step is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[TokenCount] = []
+
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]:
+        self._held += await super().accumulate(batch, buffers)
+        return []
+
+    async def step(self) -> dict[str, float]:
+        self.counts, self._held = self._held, []
+        return await super().step()
+
+
+@pytest.mark.parametrize("replay_groups", [0, 2])
+async def test_what_is_held_until_the_step_is_closed_is_accounted_for(
+    replay_groups: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A run is the same, event by event, whether the trainer counts at once or at the end."""
+    found = []
+    for learner in (ScriptedLearner(), HoldingLearner()):
+        made = world(train={"replay_groups": replay_groups})
+        made.learner = learner
+        await run_well(made)
+        found.append(
+            {
+                (event.rollout, event.trained)
+                for event in made.log.events
+                if isinstance(event, e.Trained)
+            }
+        )
+        replays = [event for event in made.log.events if isinstance(event, e.Replayed)]
+        assert bool(replays) == bool(replay_groups)
+        assert made.coordinator.parts.stepping is not None
+        again = made.coordinator.parts.stepping.metrics.get("replayed_tokens", 0.0)
+        assert (again > 0) == bool(replay_groups)
+    assert found[0] == found[1] and len(found[0]) == 6 * B * GROUP
 
 
 async def test_what_is_trained_again_is_compared_with_all_that_is_trained_again(

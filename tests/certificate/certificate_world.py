@@ -121,6 +121,10 @@ class RealLearner:
     def version(self) -> int:
         return self.learner.version
 
+    @property
+    def counts(self) -> list[TokenCount]:
+        return self.learner.counts
+
     async def accumulate(
         self, batch: MicroBatch, buffers: Sequence[memoryview]
     ) -> list[TokenCount]:

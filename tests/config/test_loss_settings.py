@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncrl.config import Config, ConfigError, load, read, render, write
 from asyncrl.config.derived import derived
-from asyncrl.config.losses import loss_mean
+from asyncrl.config.losses import designed, loss_mean
 from staleness.corrections import (
     BUILT_IN,
     K3,
@@ -164,6 +164,7 @@ def bounds(kind: Any) -> st.SearchStrategy[Any]:
         "lo": st.floats(0.01, 0.99),
         "hi": st.floats(0.01, 1.0) if kind is Dppo else st.floats(1.01, 1e6),
         "gamma": st.floats(0.01, 1.0),
+        "share": st.floats(0.01, 1.0),
     }
     return st.builds(kind, **{name: ranges[name] for name in kind.__struct_fields__})
 
@@ -269,6 +270,11 @@ TWICE = "staleness.correction=icepop,icepop"
             "set advantage to first_k",
         ),
         (
+            ["train.minibatches=17"],
+            ["train.minibatches", "train.batch_groups"],
+            "lower minibatches to 16, or raise batch_groups",
+        ),
+        (
             ["train.advantage=mc_grpo"],
             ["train.advantage", "rollout.group_size"],
             "set group_size to 9",
@@ -339,6 +345,8 @@ def test_a_loss_that_is_not_defined_is_refused(sets: list[str], keys: list[str],
         ["train.advantage=min_variance", "train.micro_tokens=2048"],
         ["staleness.proximal=recompute"],
         ["train.objective=gspo"],
+        ["train.minibatches=16", "train.passes=4"],
+        ["train.minibatches=17", "train.step_tokens=1000"],
         ["train.objective=one_forward", "staleness.correction=dppo"],
         ["train.advantage=mc_grpo", "rollout.group_size=9"],
         ["train.advantage=reinforce_pp", "rollout.group_size=1", "rollout.k_min=1"],
@@ -359,6 +367,22 @@ def test_a_contradiction_shows_the_list_as_it_is_written() -> None:
 
 
 # ---------------------------------------------------------------------------- what follows from it
+
+
+def test_what_is_left_out_by_design_raises_no_alarm() -> None:
+    assert designed(load(None, ["staleness.correction=icepop,top_entropy"], {}).staleness) == {
+        "top_entropy"
+    }
+
+
+@pytest.mark.parametrize(
+    ("sets", "updates"),
+    [([], None), (["train.minibatches=4", "train.passes=2"], "8"), (["train.passes=3"], "3")],
+)
+def test_the_table_says_how_often_a_step_updates(sets: list[str], updates: str | None) -> None:
+    rows = {row.name: row for row in derived(load(None, sets, {}), available=2)}
+    assert (rows["updates per step"].value if updates else None) == updates
+    assert ("updates per step" in rows) == bool(updates)
 
 
 @pytest.mark.parametrize(
@@ -383,6 +407,7 @@ def test_the_mean_follows_the_objective_unless_it_is_said(sets: list[str], mean:
         ([], "what the engine sampled from"),
         (["staleness.proximal=recompute"], "the ratio is 1, and clipping does nothing"),
         (["staleness.proximal=recompute", "train.objective=reinforce"], "of the step itself"),
+        (["staleness.proximal=recompute", "train.passes=2"], "of the step itself"),
         (["staleness.proximal=loglinear"], "guessed between behaviour and current"),
         (["staleness.proximal=snapshot", "staleness.max_lag=7"], "≤ 7 more copies of the weights"),
         (["staleness.proximal=boundary"], "≤ 4 and mostly 1, and ≤ 32.0 KiB of scores"),

@@ -47,6 +47,7 @@ class World(NamedTuple):
             lag=torch.tensor(self.lag, dtype=torch.int64),
             sample_index=torch.tensor(self.sample_index, dtype=torch.int64),
             mask=torch.tensor(self.mask, dtype=torch.bool),
+            entropy=-numbers[2],  # any number will do
         )
 
     def with_mask(self, mask: list[bool]) -> World:
@@ -226,17 +227,26 @@ def opsm(world: World, *, hi: float) -> Verdict:
 
 
 def m2po(world: World, *, hi: float) -> Verdict:
-    """One token at a time, as the paper has it, in each rollout."""
+    """One token at a time, as the paper has it, over all there are."""
     drift = [c - b for c, b in zip(world.current, world.behaviour, strict=True)]
     kept = list(world.mask)
-    for places in world.rollouts():
-        region = [
-            t
-            for t in places
-            if world.advantage[t] > 0 < drift[t] or world.advantage[t] < 0 > drift[t]
-        ]
-        while region and sum(drift[t] ** 2 for t in region) / len(region) > hi:
-            largest = max(region, key=lambda t: drift[t] ** 2)
-            region.remove(largest)
-            kept[largest] = False
+    region = [
+        t
+        for t, inside in enumerate(kept)
+        if inside and (world.advantage[t] > 0 < drift[t] or world.advantage[t] < 0 > drift[t])
+    ]
+    while region and sum(drift[t] ** 2 for t in region) / len(region) > hi:
+        largest = max(region, key=lambda t: drift[t] ** 2)
+        region.remove(largest)
+        kept[largest] = False
+    return [float(k) for k in kept], kept
+
+
+def top_entropy(world: World, *, share: float) -> Verdict:
+    """Entropy is `-behaviour` in a world. One is kept if fewer than the share are above it."""
+    entropies = [-b for b, inside in zip(world.behaviour, world.mask, strict=True) if inside]
+    kept = [
+        inside and sum(other > -b for other in entropies) < share * len(entropies)
+        for b, inside in zip(world.behaviour, world.mask, strict=True)
+    ]
     return [float(k) for k in kept], kept

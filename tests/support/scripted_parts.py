@@ -101,6 +101,7 @@ class ScriptedLearner:
         self.batches: list[tuple[MicroBatch, bytes]] = []
         self.to_score: list[ScoreProximal] = []
         self.saved: list[tuple[int, int]] = []
+        self.counts: list[TokenCount] = []
         self._seconds_per_token, self._step_s = seconds_per_token, step_s
 
     async def accumulate(

@@ -51,6 +51,7 @@ def run(
         for count in subject.accumulate(*micro_batch(part, every, subject.version, index)):
             counts[count.rollout] = count
     metrics = subject.step()
+    counts |= {count.rollout: count for count in subject.counts}
     with_hook.remove()
     return gradients, metrics, counts
 

@@ -1,0 +1,92 @@
+"""Micro-batches that wait for their step to be closed. Invariant: each sample is in one minibatch,
+with all of its group.
+
+Mostly a micro-batch gives its gradient as soon as it comes. Where a step takes several updates, or
+a correction compares tokens of the whole step, that is not possible: then it is held, with what the
+policy that the step starts from says of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from asyncrl.ipc.messages import Sample, TokenCount
+from asyncrl.training.batch import Batch
+from asyncrl.training.packing import PackedBatch, part_of
+
+
+class HeldBatch(NamedTuple):
+    """A micro-batch with its `advantage` (float32 [samples]) and which samples are `trainable`
+    (bool [samples]).
+
+    Of the policy that the step starts from, float32 [tokens]: the log-probabilities `start`, and
+    the `entropy`; None where nobody asks. `prox`: log-probabilities of the proximal policy, None
+    where that is the behaviour policy. `fate` (int64 [tokens], -1: none yet) changes with each
+    update.
+    """
+
+    samples: Sequence[Sample]
+    batch: Batch
+    advantage: Tensor
+    trainable: Tensor
+    start: Tensor
+    entropy: Tensor | None
+    prox: Tensor | None
+    fate: Tensor
+
+    def proximal(self, packed: PackedBatch, current: Tensor) -> Tensor | None:
+        """Log-probabilities of a packed batch's tokens under the proximal policy, where the
+        `current` ones are; None where that is the behaviour policy."""
+        return None if self.prox is None else self.prox[packed.tokens].to(current.device)
+
+    def settle(self, packed: PackedBatch, fate: Tensor, trained: int) -> None:
+        """Note what an update made of a packed batch's tokens, int64 [tokens]. A token that an
+        update trained has the fate `trained`, whatever the others did."""
+        before = self.fate[packed.tokens]
+        self.fate[packed.tokens] = torch.where(before == trained, before, fate.cpu())
+
+
+class HeldPart(NamedTuple):
+    """Some samples of a held batch, packed."""
+
+    held: HeldBatch
+    packed: PackedBatch
+
+
+def minibatches(every: Sequence[HeldBatch], count: int) -> list[list[HeldPart]]:
+    """Divide what is held into `count` (at least 1) parts with as many groups, or one more, in the
+    order in which the groups came. Parts without a group, where there are fewer of them, are left
+    out."""
+    groups = list(dict.fromkeys(sample.group for held in every for sample in held.samples))
+    place = {group: number * count // len(groups) for number, group in enumerate(groups)}
+    parts: list[list[HeldPart]] = [[] for _ in range(count)]
+    for held in every:
+        whose = torch.tensor([place[sample.group] for sample in held.samples])
+        for packed in held.batch.packed:
+            of_token = whose[held.batch.sample_index[packed.tokens]]
+            for number in of_token.unique().tolist():
+                wanted = of_token == number
+                part = packed if wanted.all() else part_of(packed, wanted)
+                parts[number].append(HeldPart(held, part))
+    return [part for part in parts if part]
+
+
+def token_counts(
+    samples: Sequence[Sample], sample_index: Tensor, fate: Tensor, reasons: Sequence[str]
+) -> list[TokenCount]:
+    """Count each sample's tokens by their `fate` (int64 [tokens]), a place in `reasons`, of which
+    the first is to be trained."""
+    table = torch.zeros(len(samples), len(reasons), dtype=torch.int64)
+    table.index_put_((sample_index, fate), torch.ones_like(fate), accumulate=True)
+    return [
+        TokenCount(
+            sample.rollout,
+            row[0],
+            {reason: count for reason, count in zip(reasons[1:], row[1:], strict=True) if count},
+        )
+        for sample, row in zip(samples, table.tolist(), strict=True)
+    ]
