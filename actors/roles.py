@@ -20,6 +20,7 @@ import trio
 
 from actors.reporting import Reporter, report_s
 from asyncrl.config import Config
+from asyncrl.config.mix import named
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.endpoints import connect, serve
 from asyncrl.ipc.keys import read_key
@@ -106,6 +107,7 @@ async def coordinator(place: ActorContext) -> None:
     from asyncrl.observe.curve_file import open_curve
     from asyncrl.observe.metrics import Metrics
     from asyncrl.tasks import open_task
+    from asyncrl.tasks.mixed import parts_of, size_of
     from asyncrl.tasks.text import Tokenizer
     from asyncrl.training.checkpoint_index import complete
 
@@ -118,9 +120,11 @@ async def coordinator(place: ActorContext) -> None:
         seed=config.run.seed,
         epochs=config.task.epochs,
         curriculum=config.task.curriculum,
+        parts=parts_of(config.task, size_of(task)),
+        stages=config.task.stages,
     )
     metrics = Metrics()
-    metrics.describe(task=config.task.name, engine=config.engine.kind)
+    metrics.describe(task=named(config.task), engine=config.engine.kind)
     checkpoints = complete(place.run)
     resume = place.resume and (
         path.exists() or bool(checkpoints)

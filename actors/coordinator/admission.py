@@ -49,6 +49,10 @@ class Admission:
             self._no_prompt_left or self._prompts.train_item(experience.history.cursor) is None
         )
 
+    def label(self, split: Split, prompt_index: int) -> str:
+        """Return the label of a prompt's task; empty where there is one task."""
+        return self._prompts.label(split, prompt_index)
+
     def admit(self, groups: int) -> None:
         """Start so many new training groups, or as many as there are prompts for."""
         experience = self._store.experience

@@ -31,10 +31,17 @@ class Batching:
     """Batches of one step after another. The open step has taken `units` units of `tokens` response
     tokens."""
 
-    def __init__(self, store: EventStore, config: Config, exhausted: Callable[[], bool]) -> None:
-        """`exhausted()` is True if no prompt is left."""
+    def __init__(
+        self,
+        store: EventStore,
+        config: Config,
+        exhausted: Callable[[], bool],
+        label: Callable[[int], str] = lambda prompt_index: "",
+    ) -> None:
+        """`exhausted()` is True if no prompt is left; `label(prompt_index)` names a prompt's task,
+        where there are several."""
         self._store, self._config, self._exhausted = store, config, exhausted
-        self._eligibility = Eligibility(store, config)
+        self._eligibility = Eligibility(store, config, label)
         kind = GroupUnits if config.train.unit == "group" else RolloutUnits
         self._units: Units = kind(store, config, self._eligibility)
         self._policy = admission_policy(config)
@@ -56,6 +63,17 @@ class Batching:
         them."""
         responses, self._eligibility.responses = self._eligibility.responses, ResponseSums()
         return responses
+
+    def rewards_by_task(self) -> dict[str, float]:
+        """Return the mean reward of each of several tasks since the last call, as `reward/label`,
+        and the share that was fully right, as `exact/label`."""
+        sums, self._eligibility.by_task = self._eligibility.by_task, {}
+        return {
+            f"{name}/{label}": of_task.metrics()[name]
+            for label, of_task in sums.items()
+            for name in ("reward", "exact")
+            if of_task.responses
+        }
 
     @property
     def full(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -126,6 +127,7 @@ def assemble(
         prompts=prompts.evaluation_items(),
         every=config.train.eval_every,
         sampling=config.evaluation,
+        label=partial(prompts.label, "evaluation"),
         known=curve.accuracy,
         evaluated=evaluated,
     )

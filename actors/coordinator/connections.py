@@ -6,6 +6,7 @@ Invariant: a peer that does something wrong loses its own connection; the others
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import trio
 
@@ -186,6 +187,7 @@ class Connections:
                     version,
                     parts.config,
                     exhausted=lambda: parts.admission.exhausted,
+                    label=partial(parts.admission.label, "train"),
                 )
                 parts.publishing.trainer(peer, store)
                 parts.lifecycle.came(peer.name, trio.current_time())

@@ -13,6 +13,8 @@ that cannot be trained leaves under its reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
@@ -29,19 +31,28 @@ class Eligibility:
     """Check of finished work, and record of what leaves.
 
     `filtered` counts the units without a signal since the last one that was taken. `responses` are
-    of the work that was looked at since the last step, whether it was trained or not.
+    of the work that was looked at since the last step, whether it was trained or not; `by_task` are
+    those of each of several tasks.
     """
 
-    def __init__(self, store: EventStore, config: Config) -> None:
+    def __init__(
+        self,
+        store: EventStore,
+        config: Config,
+        label: Callable[[int], str] = lambda prompt_index: "",
+    ) -> None:
+        """`label(prompt_index)` names a prompt's task, where there are several."""
         self._store = store
+        self._label = label
         self._config = config
         self.filtered = 0
         self.responses = ResponseSums()
+        self.by_task: dict[str, ResponseSums] = {}
 
     def take(self, rollouts: list[Rollout]) -> None:
         """Note that these rollouts are trained."""
         self.filtered = 0
-        self.responses = self.responses.merge(ResponseSums.of(rollouts))
+        self._look(rollouts)
 
     def keep_group(self, group: Group, step: int) -> bool:
         """Return True if `step` can train a complete group; else drop it."""
@@ -85,8 +96,17 @@ class Eligibility:
     def _remove(self, event: AnyEvent, rollouts: list[Rollout], *, filtered: bool = False) -> None:
         """Record that these rollouts leave; `filtered` if they had no signal."""
         self.filtered += filtered
-        self.responses = self.responses.merge(ResponseSums.of(rollouts))
+        self._look(rollouts)
         self._store.record(event)
+
+    def _look(self, rollouts: list[Rollout]) -> None:
+        """Add up what these rollouts are, in all and by task."""
+        self.responses = self.responses.merge(ResponseSums.of(rollouts))
+        for rollout in rollouts:
+            group = self._store.experience.groups[rollout.group]
+            if label := self._label(group.prompt_index):
+                sums = self.by_task.get(label, ResponseSums())
+                self.by_task[label] = sums.merge(ResponseSums.of([rollout]))
 
     def _stale(self, rollouts: list[Rollout], step: int) -> bool:
         """Return True if the rollouts are too old for `step`.

@@ -22,7 +22,7 @@ from actors.coordinator.placement import Placement
 from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config.schema import EvaluationConfig
 from asyncrl.experience.events import Dropped
-from asyncrl.observe.evaluation_figures import Figures, sampled_figures
+from asyncrl.observe.evaluation_figures import Figures, evaluation_figures
 
 PERFECT = 1.0
 """The reward of a correct answer. Verifiers may give less for a part of it."""
@@ -43,14 +43,16 @@ class Evaluation:
         prompts: range,
         every: int,
         sampling: EvaluationConfig,
+        label: Callable[[int], str],
         known: Mapping[int, float],
         evaluated: Callable[[int, float, Figures], None],
     ) -> None:
         """`prompts` are the held-out ones, by their index. Every `every`-th version is evaluated; 0
         stands for none but the first and the last. `sampling` says how often each prompt is
-        answered beside the greedy answer. What is `known`, an accuracy by version, is not measured
-        again. `evaluated(version, accuracy, figures)` hears of each result: the greedy accuracy,
-        from 0 to 1, and what sampled answers say."""
+        answered beside the greedy answer, and `label(prompt_index)` names its task, where there
+        are several. What is `known`, an accuracy by version, is not measured again.
+        `evaluated(version, accuracy, figures)` hears of each result: the greedy accuracy, from 0 to
+        1, and what sampled answers and single tasks say."""
         self._store = store
         self._engines = engines
         self._admission = admission
@@ -60,18 +62,20 @@ class Evaluation:
         self._prompts = prompts
         self._every = every
         self._sampling = sampling
+        self._labels = [label(prompt_index) for prompt_index in prompts]
         self._evaluated = evaluated
         self._first: int | None = None
         self._given_up = False  # the last evaluation was
         self.running: int | None = None
         """The version under evaluation; None if there is none."""
-        self._correct = 0
+        self._correct: dict[int, int] = {}  # greedy answers that are, by prompt
         self._right: dict[int, int] = {}  # sampled answers that are correct, by prompt
         self._open = self._asked = 0  # groups whose answers are not judged, and all
         self.accuracy = dict(known)
         """Share of correct answers, 0 to 1, by version."""
         self.figures: dict[int, Figures] = {}
-        """Figures of sampled answers, by version; none where nothing was sampled."""
+        """Figures of sampled answers and of each task, by version; none where nothing was sampled
+        of one task."""
 
     @property
     def answered(self) -> tuple[int, int]:
@@ -90,8 +94,8 @@ class Evaluation:
 
     def start(self, version: int) -> None:
         """Ask the held-out prompts. `version` is pinned in every engine that serves it."""
-        self.running, self._correct, self._given_up = version, 0, False
-        self._right = {}
+        self.running, self._given_up = version, False
+        self._correct, self._right = {}, {}
         ways = (0, self._sampling.samples) if self._sampling.samples else (0,)
         self._open = self._asked = sum(
             self._admission.start("evaluation", prompt_index, version=version, samples=samples)
@@ -108,24 +112,26 @@ class Evaluation:
             return
         self._placement.lease("evaluation", self.running)
         for group in self._store.experience.ready("evaluation"):
-            correct = sum(reward >= PERFECT for reward in group.rewards)
-            if group.sampled:
-                self._right[group.prompt_index] = correct
-            else:
-                self._correct += correct
+            answers = self._right if group.sampled else self._correct
+            answers[group.prompt_index] = sum(reward >= PERFECT for reward in group.rewards)
             self._open -= 1
             self._store.record(Dropped(group.id, "evaluation"))
         if not self._open:
-            self.accuracy[self.running] = self._correct / len(self._prompts)
-            self.figures[self.running] = self._sampled()
+            self.accuracy[self.running] = sum(self._correct.values()) / len(self._prompts)
+            self.figures[self.running] = self._figures()
             self._evaluated(self.running, self.accuracy[self.running], self.figures[self.running])
             self._end()
 
-    def _sampled(self) -> Figures:
-        """The figures of the sampled answers; a prompt that has none is answered wrongly."""
-        samples, ks = self._sampling.samples, self._sampling.pass_at
-        right = [self._right.get(prompt_index, 0) for prompt_index in self._prompts]
-        return sampled_figures(right, samples, ks) if samples else {}
+    def _figures(self) -> Figures:
+        """The figures of sampled answers, and of each task by itself. A prompt that has no answer
+        is answered wrongly."""
+        return evaluation_figures(
+            [self._correct.get(prompt_index, 0) for prompt_index in self._prompts],
+            [self._right.get(prompt_index, 0) for prompt_index in self._prompts],
+            self._labels,
+            self._sampling.samples,
+            self._sampling.pass_at,
+        )
 
     def _give_up(self) -> None:
         for group in [g for g in self._store.experience.groups.values() if g.split == "evaluation"]:

@@ -4,7 +4,7 @@ is live, so a resumed run goes on with the same (asyncrl/strategies).
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from asyncrl.experience.history import History
 from asyncrl.ipc.messages import Split
 from asyncrl.strategies.curriculum import CURRICULA, NextPrompt, PromptOrder
+from asyncrl.strategies.mixed_order import MixedOrder, TaskPart
 
 
 class Source(Protocol):
@@ -45,10 +46,19 @@ class PromptSource:
         seed: int,
         epochs: int,
         curriculum: str = "in_order",
+        parts: Sequence[TaskPart] = (),
+        stages: Sequence[int] = (),
     ) -> None:
+        """`parts` are the tasks, if there are several, and `stages` the places at which their next
+        shares begin."""
         self._source = source
         self._encoder = encoder
-        self._stream = PromptOrder(source.size("train"), seed=seed, epochs=epochs)
+        self._parts = parts
+        self._stream = (
+            MixedOrder(parts, stages=stages, seed=seed, epochs=epochs)
+            if parts
+            else PromptOrder(source.size("train"), seed=seed, epochs=epochs)
+        )
         self._curriculum = CURRICULA.find(curriculum)(self._stream)
 
     @property
@@ -66,6 +76,14 @@ class PromptSource:
 
     def evaluation_items(self) -> range:
         return range(self._source.size("evaluation"))
+
+    def label(self, split: Split, prompt_index: int) -> str:
+        """Return the label of a prompt's task; empty where there is one task."""
+        for part in self._parts:
+            if prompt_index < part.sizes[split]:
+                return part.label
+            prompt_index -= part.sizes[split]
+        return ""
 
     def ids(self, split: Split, prompt_index: int) -> bytes:
         """Return the prompt's token ids: int32, [tokens]."""

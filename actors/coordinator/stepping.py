@@ -84,9 +84,10 @@ class Stepping:
         config: Config,
         *,
         exhausted: Callable[[], bool],
+        label: Callable[[int], str],
     ) -> None:
         """`version` is that of the trainer's weights. `exhausted()` is True if no prompt is
-        left."""
+        left; `label(prompt_index)` names a prompt's task, where there are several."""
         self._store = store
         self._exhausted = exhausted
         self.trainer = trainer
@@ -95,7 +96,7 @@ class Stepping:
         self.version = self.began_with = version
         # the open step: `version`, or one more while the optimizer step before it is under way
         self._step = version
-        self._batching = Batching(store, config, exhausted)
+        self._batching = Batching(store, config, exhausted, label)
         self._index = 0  # micro-batches given for the open step
         # (step, index) of each micro-batch that is not consumed, and its tokens by lag
         self._outstanding: dict[tuple[int, int], Counter[int]] = {}
@@ -362,7 +363,7 @@ class Stepping:
         self.account = StepAccount(trained, discarded, lags_of_step)
         self.version = message.version
         responses = self._batching.responses().metrics()
-        self.metrics = message.metrics | responses
+        self.metrics = message.metrics | responses | self._batching.rewards_by_task()
         if responses:
             self._rewards[self.version] = responses["reward"]
         staleness = self._config.staleness

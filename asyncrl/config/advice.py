@@ -19,6 +19,7 @@ from asyncrl.config.losses import (
     drops_equal,
     objective_of,
 )
+from asyncrl.config.mix import each
 from asyncrl.config.schema import Config
 
 GSPO_BOUND = 0.01
@@ -69,7 +70,8 @@ def _idle(config: Config) -> Iterator[Advice]:
         "rollout.accept_floor": rollout.filter == "none" and "rollout.filter is none",
         "engine.sglang.launch": not servers and "engine.kind is not sglang",
         "engine.sglang.urls": not servers and "engine.kind is not sglang",
-        "task.verifier": task.name != "jsonl" and "only lines of jsonl name verifiers",
+        "task.verifier": all(one.name != "jsonl" for one in each(task))
+        and "only lines of jsonl name verifiers",
     }
     for key, why in unused.items():
         if why and lookup(config, key) != lookup(Config(), key):
@@ -79,7 +81,7 @@ def _idle(config: Config) -> Iterator[Advice]:
 def _loss(config: Config) -> Iterator[Advice]:
     task, train, staleness = config.task, config.train, config.staleness
     objective, several = objective_of(train), advantage_of(train).several_rewards
-    if several and (task.name != "jsonl" or ":" not in task.verifier):
+    if several and all(one.name != "jsonl" or ":" not in one.verifier for one in each(task)):
         yield Advice(
             "train.advantage",
             f"is {train.advantage}, and this task's verifier gives one reward: there are no others "

@@ -19,8 +19,9 @@ from asyncrl.config.losses import (
     ratios_weigh,
     updates,
 )
+from asyncrl.config.mix import members, shares, trained_size
 from asyncrl.config.other_policies import policy_rows
-from asyncrl.config.schema import Config
+from asyncrl.config.schema import Config, TaskConfig
 from staleness.admission import AdmissionPolicy
 
 EVENT_BYTES = 40
@@ -90,7 +91,7 @@ def steps(config: Config) -> int:
         return config.train.steps
     return min(
         config.train.steps,
-        math.ceil(config.task.epochs * config.task.train_size / config.train.batch_groups),
+        math.ceil(config.task.epochs * trained_size(config.task) / config.train.batch_groups),
     )
 
 
@@ -112,6 +113,21 @@ def journal_bytes(config: Config) -> int:
     )
 
 
+def _mix_rows(task: TaskConfig) -> list[Row]:
+    """A row for each task of the mix: its source, its shares, its prompts."""
+    found = shares(task)
+    return [
+        Row(
+            f"task {label}",
+            member.path or member.name,
+            (" → ".join(f"{share:.0%}" for share in found[label]) + " of the prompts")
+            if any(found[label])
+            else "evaluated alone",
+        )
+        for label, member in members(task).items()
+    ]
+
+
 def derived(config: Config, available: int) -> list[Row]:
     """The table, for a machine where this process may use `available` cores."""
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
@@ -123,9 +139,10 @@ def derived(config: Config, available: int) -> list[Row]:
     prompts = steps(config) * train.batch_groups
     params = ", ".join(f"{name}={value}" for name, value in task.params.items())
     return [
-        Row("task", task.path or task.name, params or "its own defaults"),
+        *([] if task.mix else [Row("task", task.path or task.name, params or "its own defaults")]),
+        *_mix_rows(task),
         Row("sandbox", task.sandbox, SANDBOXES[task.sandbox]),
-        Row("reward", task.reward, REWARDS[task.reward]),
+        *([] if task.mix else [Row("reward", task.reward, REWARDS[task.reward])]),
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
         Row(

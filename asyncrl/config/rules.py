@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 from asyncrl.config.engines import capabilities
 from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.losses import drops_equal, loss_contradictions
+from asyncrl.config.mix import held_out_size, members, mix_contradictions
 from asyncrl.config.other_policies import policy_contradictions
-from asyncrl.config.schema import Config
+from asyncrl.config.schema import Config, TaskConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OURS = ("--api-key", "--config")
@@ -63,13 +64,16 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             "each rollout actor's gateway has a port of its own, and there are not so many: "
             "lower port",
         )
+    if wrong := list(mix_contradictions(task)):
+        yield from wrong
+        return
     evaluation = c.evaluation
     if evaluation.pass_at and max(evaluation.pass_at) > evaluation.samples:
         yield (
             ("evaluation.pass_at", "evaluation.samples"),
             "pass@k is of k different answers: raise samples, or lower each k to it",
         )
-    if evaluation.samples and not task.eval_size:
+    if evaluation.samples and not held_out_size(task):
         yield (
             ("evaluation.samples", "task.eval_size"),
             "no prompt is held out, so there is none to sample: raise eval_size, or set samples "
@@ -150,7 +154,15 @@ def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _task(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    task = config.task
+    if not config.task.mix:
+        yield from _one_task(config, config.task)
+    for label, member in members(config.task).items():
+        for keys, remedy in _one_task(config, member):
+            said = " and ".join(key.removeprefix("task.") for key in keys)
+            yield ("task.mix",), f"{said} of the task {label!r}: {remedy}"
+
+
+def _one_task(config: Config, task: TaskConfig) -> Iterator[tuple[tuple[str, ...], str]]:
     if task.name == "jsonl":
         if not task.path:
             yield ("task.name", "task.path"), "name the file of prompts in task.path"

@@ -95,6 +95,28 @@ class TaskConfig(Section, frozen=True):
     verdict_s: Annotated[
         float, Meta(gt=0, description="seconds a verifier may take for one answer")
     ] = 10.0
+    stages: Annotated[
+        tuple[Count, ...],
+        Meta(description="several tasks: training prompts at which the next weights begin"),
+    ] = ()
+    mix: Annotated[
+        dict[str, Any],
+        Meta(
+            description=(
+                "several tasks: under the label of each a table of settings that are not "
+                "[task]'s (docs/evaluation.md)"
+            )
+        ),
+    ] = {}
+    weights: Annotated[
+        dict[str, Any],
+        Meta(
+            description=(
+                "several tasks: by label each one's share of the prompts, or a list with one for "
+                "each stage; a task without is evaluated alone"
+            )
+        ),
+    ] = {}
 
 
 class ModelConfig(Section, frozen=True):

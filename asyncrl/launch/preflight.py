@@ -24,6 +24,7 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
+from asyncrl.config.mix import members, named
 from asyncrl.config.schema import TaskConfig
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
@@ -80,7 +81,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
     """Give `config` absolute paths, a run directory (the one resumed, the one set, or
     `runs/<task>-<time>`), and where they are not set the sandbox that this machine has, and the
     reward that suits the data set."""
-    run = resume or (Path(config.run.dir) if config.run.dir else _fresh(config.task.name, now))
+    run = resume or (Path(config.run.dir) if config.run.dir else _fresh(named(config.task), now))
     absolute: dict[str, dict[str, Any]] = {
         section: {
             name: str(Path(value).absolute())
@@ -104,7 +105,11 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
     return msgspec.structs.replace(
         config,
         task=msgspec.structs.replace(
-            config.task, **absolute["task"], sandbox=sandbox, reward=settled_reward(config.task)
+            config.task,
+            **absolute["task"],
+            sandbox=sandbox,
+            reward=settled_reward(config.task),
+            mix=_resolved_mix(config.task),
         ),
         model=msgspec.structs.replace(config.model, **absolute["model"]),
         reference=msgspec.structs.replace(config.reference, **absolute["reference"]),
@@ -112,6 +117,22 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         engine=msgspec.structs.replace(config.engine, sglang=sglang),
         run=msgspec.structs.replace(config.run, dir=str(run.absolute())),
     )
+
+
+def _resolved_mix(task: TaskConfig) -> dict[str, Any]:
+    """The tables of a mix, with absolute paths and the reward that suits each data set."""
+    return {
+        label: {
+            **task.mix[label],
+            **{
+                name: str(Path(path).absolute())
+                for name in ("path", "eval_path")
+                if (path := getattr(member, name))
+            },
+            "reward": settled_reward(member),
+        }
+        for label, member in members(task).items()
+    }
 
 
 def _fresh(task: str, now: datetime) -> Path:
@@ -194,7 +215,7 @@ def _sandbox(task: TaskConfig, executes: bool) -> None:
             else "and it is 'process': set it to strict"
         )
         raise ConfigError(
-            f"the verifier of task {task.name!r} executes what the model answers, and needs "
+            f"the verifier of task {named(task)!r} executes what the model answers, and needs "
             f"task.sandbox = 'strict', {cure}."
         )
 

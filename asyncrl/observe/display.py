@@ -164,7 +164,7 @@ def panel(status: StatusUpdate) -> RenderableType:
     body = Table.grid(padding=(0, 3))
     rows = (
         (("reward", _number(s.reward)), ("held-out accuracy", _accuracy(s))),
-        *([(("", ""), ("sampled", said(s.evaluated)))] if s.evaluated else []),
+        *([(("", ""), ("evaluated", said(s.evaluated)))] if s.evaluated else []),
         (
             ("responses", f"{_share(s.exact)} exact, {_share(s.truncated)} cut"),
             ("length", f"{_number(s.response_tokens, 1)} tokens, {_number(s.entropy)} nats each"),
@@ -228,7 +228,7 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
         ("result", s.reason),
         ("steps", f"{s.steps} in {clock(s.seconds)}"),
         ("held-out accuracy", f"{_number(s.accuracy.start, 3)} → {_number(s.accuracy.end, 3)}"),
-        *([("sampled", said(s.evaluated))] if s.evaluated else []),
+        *([("evaluated", said(s.evaluated))] if s.evaluated else []),
         (
             "last responses",
             f"reward {_number(s.responses.reward)}; {_share(s.responses.exact)} exact, "

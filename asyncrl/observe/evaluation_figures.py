@@ -1,4 +1,5 @@
-"""Figures of one evaluation beside its greedy accuracy: avg@n and pass@k of sampled answers.
+"""Figures of one evaluation beside its greedy accuracy: avg@n and pass@k of sampled answers, and
+all of them by task.
 
 They are shares of held-out prompts, 0 to 1. An answer that never came, or has no verdict, counts as
 wrong.
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 Figures = dict[str, float]
-"""Shares by name: `avg@8`, `pass@4`."""
+"""Shares by name: `avg@8`, `pass@4`; of one of several tasks with its label: `accuracy/math`."""
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -38,6 +39,30 @@ def sampled_figures(right: Sequence[int], samples: int, ks: Iterable[int]) -> Fi
     figures = {f"avg@{samples}": sum(right) / (samples * len(right))}
     for k in sorted(set(ks)):
         figures[f"pass@{k}"] = sum(pass_at_k(samples, one, k) for one in right) / len(right)
+    return figures
+
+
+def evaluation_figures(
+    greedy: Sequence[int],
+    sampled: Sequence[int],
+    labels: Sequence[str],
+    samples: int,
+    ks: Sequence[int],
+) -> Figures:
+    """All figures but the accuracy: of sampled answers where `samples` is not 0, and both of each
+    task, under its label, where prompts have `labels`. The lists have an entry for each prompt:
+    right `greedy` answers (0 or 1), right `sampled` ones (0 to `samples`).
+
+    >>> evaluation_figures([1, 0], [0, 0], ["a", "b"], 0, [])
+    {'accuracy/a': 1.0, 'accuracy/b': 0.0}
+    """
+    figures = sampled_figures(sampled, samples, ks) if samples else {}
+    for label in sorted({label for label in labels if label}):
+        own = [place for place, other in enumerate(labels) if other == label]
+        figures[f"accuracy/{label}"] = sum(greedy[place] for place in own) / len(own)
+        if samples:
+            of_task = sampled_figures([sampled[place] for place in own], samples, ks)
+            figures |= {f"{name}/{label}": share for name, share in of_task.items()}
     return figures
 
 

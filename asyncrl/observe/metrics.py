@@ -126,8 +126,8 @@ class Metrics:
         )
         self._evaluated = Gauge(
             "asyncrl_evaluation_ratio",
-            "Figures of sampled answers to held-out prompts, by name (avg@n, pass@k).",
-            ["name"],
+            "Figures of held-out prompts, by name (avg@n, pass@k, accuracy) and task.",
+            ["name", "task"],
             registry=registry,
         )
         self._publication = Histogram(
@@ -255,7 +255,8 @@ class Metrics:
         self._accuracy.set(accuracy)
         self._accuracy_version.set(version)
         for name, value in figures.items():
-            self._evaluated.labels(name).set(value)
+            figure, _, task = name.partition("/")
+            self._evaluated.labels(figure, task).set(value)
 
     def published(self, seconds: float, pauses: Mapping[int, float]) -> None:
         """Count a committed publication; `pauses` has the seconds that each rollout actor's

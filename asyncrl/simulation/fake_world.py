@@ -17,10 +17,11 @@ from actors.coordinator.prompts import PromptSource
 from actors.coordinator.resume import begin_again, resumed
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
+from asyncrl.config.mix import members
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.messages import Role
+from asyncrl.ipc.messages import Role, Split
 from asyncrl.journal import Journal
 from asyncrl.journal.writer import BeforeCommit
 from asyncrl.observe.curve import Curve, kept, point_of
@@ -30,6 +31,7 @@ from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.sim_disk import Mount, SimCheckpoint, SimDisk
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.world import World
+from asyncrl.tasks.mixed import parts_of
 from asyncrl.training.checkpoint_index import CheckpointError
 
 BETWEEN_LIVES_S = 1.0
@@ -92,8 +94,19 @@ class FakeWorld(World):
     def prompts(self) -> PromptSource:
         task = self.config.task
         return PromptSource(
-            self._task, self._task, seed=self.seed, epochs=task.epochs, curriculum=task.curriculum
+            self._task,
+            self._task,
+            seed=self.seed,
+            epochs=task.epochs,
+            curriculum=task.curriculum,
+            parts=parts_of(task, self._size),
+            stages=task.stages,
         )
+
+    def _size(self, label: str, split: Split) -> int:
+        """The prompts of one of several tasks."""
+        member = members(self.config.task)[label]
+        return member.train_size if split == "train" else member.eval_size
 
     @asynccontextmanager
     async def open_store(self, process: SimProcess) -> AsyncIterator[EventStore]:

@@ -15,6 +15,7 @@ import trio
 
 from actors.verifier_process import TimedVerdict
 from asyncrl.config import Config
+from asyncrl.config.mix import each
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Chunk, Emit, Idle, Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
@@ -39,8 +40,8 @@ class FakeTask:
 
     def __init__(self, config: Config) -> None:
         self._sizes: dict[Split, int] = {
-            "train": config.task.train_size,
-            "evaluation": config.task.eval_size,
+            "train": sum(one.train_size for one in each(config.task)),
+            "evaluation": sum(one.eval_size for one in each(config.task)),
         }
 
     def size(self, split: Split) -> int:

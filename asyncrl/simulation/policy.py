@@ -101,13 +101,16 @@ def contribution(
     return int(z[mask != 0].sum(dtype=np.uint64)) & MASK
 
 
-def accuracy(weights: int, prompts: Sequence[bytes], most: int, rewards: Rewards) -> float:
+def accuracy(
+    weights: int, prompts: Sequence[bytes], most: int, rewards: Rewards, first: int = 0
+) -> float:
     """The share of held-out prompts, of which there is one at least, that these weights answer
-    rightly where they answer greedily. A prompt's index is its place."""
+    rightly where they answer greedily. A prompt's index is its place; those before the `first` do
+    not count."""
     right = 0
-    for prompt_index, prompt in enumerate(prompts):
+    for prompt_index, prompt in enumerate(prompts[first:], first):
         right += answers_rightly(weights, draws(prompt, 0, 0.0), prompt_index, most, rewards)
-    return right / len(prompts)
+    return right / (len(prompts) - first)
 
 
 def answers_rightly(

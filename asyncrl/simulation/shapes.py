@@ -111,6 +111,18 @@ def _settings(seed: int) -> Settings:
             "temperature": sampling.choice((0.6, 1.0)),
             "pass_at": sampling.sample(range(1, samples + 1), sampling.randint(0, samples)),
         }
+    mixing = random.Random(f"mix/{seed}")
+    if mixing.random() < 0.25:
+        share = mixing.choice((0.25, 0.5, 1.0))
+        settings["task"] |= {
+            "mix": {
+                "one": {"train_size": mixing.choice((7, 300))},
+                "other": {"eval_size": mixing.choice((0, 2))},
+                "third": {"eval_size": 2 if settings["task"]["eval_size"] else 0},
+            },
+            "weights": {"one": [share, 0.5], "other": [1 - share, 0.5]},
+            "stages": [mixing.choice((2, 5, 9))],
+        }
     if settings["train"]["step_tokens"] and window and settings["staleness"]["on_stale"] == "drop":
         settings["staleness"]["on_stale"] = (
             "mask"  # such a step may be so small that no window bounds lag

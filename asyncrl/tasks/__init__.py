@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Protocol, Self
 
+from asyncrl.config.mix import members
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import Split
 
@@ -98,8 +99,15 @@ class Task(Protocol):
 
 
 def open_task(config: TaskConfig, seed: int) -> Task:
-    """Open the task that `[task]` names. All of its input is checked here, and one prompt of each
-    split is made, so that an error is found before anything starts. Raises TaskError."""
+    """Open the task that `[task]` names, or the tasks of its mix as one. All of its input is
+    checked here, and one prompt of each split is made, so that an error is found before anything
+    starts. Raises TaskError."""
+    if config.mix:
+        from asyncrl.tasks.mixed import MixedTask
+
+        return MixedTask(
+            {label: _open_member(label, one, seed) for label, one in members(config).items()}
+        )
     if config.name == "jsonl":
         from asyncrl.tasks.jsonl import JsonlTask
 
@@ -113,3 +121,10 @@ def open_task(config: TaskConfig, seed: int) -> Task:
             'installed: install asyncrl\'s extra `gym`, or set task.name = "jsonl"'
         ) from missing
     return GymTask(config, seed)
+
+
+def _open_member(label: str, config: TaskConfig, seed: int) -> Task:
+    try:
+        return open_task(config, seed)
+    except TaskError as error:
+        raise TaskError(f"task.mix.{label}: {error}") from error

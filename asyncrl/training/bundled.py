@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from asyncrl.tasks import Task
+from asyncrl.tasks.mixed import in_turn
 
 if TYPE_CHECKING:
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -44,7 +46,8 @@ def frame(prompts: Sequence[str]) -> list[str]:
 
 def task_frame(task: Task) -> list[str]:
     """The frame of a task's prompts, of which the first ones tell it."""
-    return frame([task.prompt("train", item) for item in range(min(64, task.size("train")))])
+    first = islice(in_turn(task), min(64, task.size("train")))
+    return frame([task.prompt("train", item) for item in first])
 
 
 def tokenizer(frame: Sequence[str] = ()) -> Tokenizer:

@@ -24,8 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from asyncrl.config.schema import Config
+from asyncrl.config.mix import each, members, named
+from asyncrl.config.schema import Config, TaskConfig
 from asyncrl.tasks import Task, TaskError, open_task
+from asyncrl.tasks.mixed import in_turn
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled
 from asyncrl.training.outlook import Lesson
@@ -49,7 +51,7 @@ def prepare_model(config: Config, heard: Callable[[Lesson], None] = lambda lesso
     `heard` is told each step of the warm-up. Computes with torch's threads. Raises TaskError."""
     if config.model.path:
         return Path(config.model.path)
-    final = cache() / f"{config.task.name}-{key(config)}"
+    final = cache() / f"{named(config.task)}-{key(config)}"
     if (final / "config.json").is_file():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -70,13 +72,21 @@ def cache() -> Path:
 
 def key(config: Config) -> str:
     """Names what the warm-up depends on, and nothing else."""
-    task = msgspec.structs.asdict(config.task)
-    del task["reward"]  # no answer is judged
-    file = Path(config.task.path)
-    if config.task.path and file.is_file():
-        task["modified"] = file.stat().st_mtime_ns
+    task = _taught(config.task)
+    task["mix"] = [_taught(member) for member in members(config.task).values()]
+    files = [Path(one.path) for one in each(config.task) if one.path]
+    task["modified"] = [file.stat().st_mtime_ns for file in files if file.is_file()]
     parts = [CODE, task, config.model, config.run.seed, str(torch.__version__)]
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
+
+
+def _taught(task: TaskConfig) -> dict[str, Any]:
+    """Settings of a task that its prompts and answers depend on: none is judged, and those of
+    several tasks come in turn."""
+    found = msgspec.structs.asdict(task)
+    for name in ("reward", "mix", "weights", "stages"):
+        del found[name]
+    return found
 
 
 def teach(
@@ -121,11 +131,12 @@ def told(model: Any, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
     """`[BATCH, length]` ids, padded at the right, and labels: the answers' ids, `IGNORED`
     elsewhere. Goes round the training split."""
-    item, size = 0, task.size("train")
+    items = in_turn(task)
     while True:
         rows: list[tuple[list[int], list[int]]] = []
         for _ in range(BATCH):
-            answer = task.answer("train", item % size)
+            item = next(items)
+            answer = task.answer("train", item)
             if answer is None:
                 raise TaskError(
                     "the task knows no answers to warm the bundled model up with; set "
@@ -133,7 +144,7 @@ def _batches(tokenizer: Tokenizer, task: Task) -> Iterator[tuple[Tensor, Tensor]
                 )
             rows.append(
                 (
-                    tokenizer.encode(task.prompt("train", item % size)),
+                    tokenizer.encode(task.prompt("train", item)),
                     [*tokenizer.encode(answer), bundled.END_ID],
                 )
             )

@@ -77,7 +77,7 @@ def busy(clock: Clock, port: int) -> Iterator[int]:
     metrics.observed(observe(experience(), {0: 10, 3: 4, 40: 1}))
     metrics.stepped(0.5, {"loss": -0.25})
     clock.now += 7
-    metrics.evaluated(4, 0.75, {"pass@2": 0.875})
+    metrics.evaluated(4, 0.75, {"pass@2": 0.875, "pass@2/math": 0.5})
     metrics.published(0.2, {0: 0.002, 1: 0.004})
     metrics.judged(Scored(1.0), 0.01)
     metrics.judged(NoVerdict("raised: ValueError: 'x'\n"), 0.3)
@@ -145,7 +145,8 @@ def test_what_happened_is_what_a_scrape_says(busy: int) -> None:
         ("asyncrl_training", "loss"): -0.25,
         ("asyncrl_accuracy_ratio",): 0.75,
         ("asyncrl_accuracy_version",): 4,
-        ("asyncrl_evaluation_ratio", "pass@2"): 0.875,
+        ("asyncrl_evaluation_ratio", "pass@2", ""): 0.875,
+        ("asyncrl_evaluation_ratio", "pass@2", "math"): 0.5,
         ("asyncrl_publication_seconds_sum",): 0.2,
         ("asyncrl_pause_seconds_sum", "1"): 0.004,
         ("asyncrl_verdict_seconds_sum", "no_verdict"): 0.3,

@@ -183,14 +183,30 @@ class Checker(CheckedRun):
             ]
             for prompt_index, prompt in enumerate(held_out)
         ]
-        if not samples:
-            return {}
-        figures = {f"avg@{samples}": fmean(map(fmean, right))}
-        for k in ks:
-            figures[f"pass@{k}"] = fmean(
-                any(chosen) for of_prompt in right for chosen in combinations(of_prompt, k)
-            )
+        figures: dict[str, float] = {}
+        first = 0
+        for label, size in [("", len(held_out)), *self._held_out_sizes().items()]:
+            end = first + size
+            if label and size:
+                figures[f"accuracy/{label}"] = policy.accuracy(
+                    weights, held_out[:end], self.config.rollout.max_new_tokens, self.rewards, first
+                )
+            suffix = f"/{label}" if label else ""
+            if samples and size:
+                figures[f"avg@{samples}{suffix}"] = fmean(map(fmean, right[first:end]))
+            for k in ks if size else ():
+                figures[f"pass@{k}{suffix}"] = fmean(
+                    any(chosen)
+                    for of_prompt in right[first:end]
+                    for chosen in combinations(of_prompt, k)
+                )
+            first = end if label else 0
         return figures
+
+    def _held_out_sizes(self) -> dict[str, int]:
+        """Held-out prompts of each of several tasks."""
+        task = self.config.task
+        return {label: table.get("eval_size", task.eval_size) for label, table in task.mix.items()}
 
     def on_keep(self, version: int) -> None:
         if self._dead:
