@@ -290,6 +290,7 @@ async def trainer(place: ActorContext) -> None:
     from asyncrl.training.kl_terms import open_kl_terms
     from asyncrl.training.learner import Learner
     from asyncrl.training.models import load_model, parameters_for_publication
+    from asyncrl.training.supervised import open_supervised
     from weightsync.buckets import Plan
     from weightsync.collective import Sender
 
@@ -305,6 +306,7 @@ async def trainer(place: ActorContext) -> None:
         config.rollout.temperature,
         budget=config.rollout.max_new_tokens,
         kl_terms=open_kl_terms(config, place.initial, _dtype(config)),
+        supervised=open_supervised(config, place.initial),
     )
     if checkpoint is not None:
         restore(checkpoint, learner)

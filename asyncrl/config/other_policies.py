@@ -18,7 +18,7 @@ Contradictions = Iterator[tuple[tuple[str, ...], str]]
 
 
 def policy_contradictions(config: Config) -> Contradictions:
-    """Those of `[reference]` and `[teacher]`."""
+    """Those of `[reference]`, `[teacher]` and `[supervised]`."""
     reference, teacher = config.reference, config.teacher
     yield from _named("reference", config, reference)
     yield from _named("teacher", config, teacher)
@@ -38,6 +38,11 @@ def policy_contradictions(config: Config) -> Contradictions:
         yield (
             ("staleness.proximal", "train.ema"),
             "there is no average of the weights: set ema to its decay, as 0.9",
+        )
+    if bool(config.supervised.coefficient) != bool(config.supervised.path):
+        yield (
+            ("supervised.coefficient", "supervised.path"),
+            "examples need both: set coefficient and path, or neither",
         )
     if reference.coefficient and reference.kl_in == "reward":
         yield from _in_reward(config)
@@ -126,6 +131,13 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
             f"{_memory(teacher)}",
         )
 
+    if (supervised := config.supervised).coefficient:
+        yield (
+            "examples",
+            supervised.path,
+            f"{supervised.coefficient:g} of the mean loss of {supervised.batch:,} of them, drawn "
+            "anew for each update",
+        )
     if config.train.ema:
         yield (
             "average of weights",

@@ -554,6 +554,16 @@ class TeacherConfig(Section, frozen=True):
     ] = ""
 
 
+class SupervisedConfig(Section, frozen=True):
+    """Examples that are learned beside what is rewarded (docs/policies.md)."""
+
+    coefficient: Annotated[
+        float, Meta(ge=0, description="weight of the loss of the examples; 0: there is none")
+    ] = 0.0
+    path: Annotated[str, Meta(description="JSONL file; each line has a prompt and a response")] = ""
+    batch: Annotated[int, Meta(ge=1, description="examples drawn for each update")] = 16
+
+
 class StalenessConfig(Section, frozen=True):
     """Age of experience: how old it may be, and what is done about that."""
 
@@ -759,6 +769,7 @@ class Config(Section, frozen=True):
     train: TrainConfig = TrainConfig()
     reference: ReferenceConfig = ReferenceConfig()
     teacher: TeacherConfig = TeacherConfig()
+    supervised: SupervisedConfig = SupervisedConfig()
     staleness: StalenessConfig = StalenessConfig()
     publication: PublicationConfig = PublicationConfig()
     journal: JournalConfig = JournalConfig()

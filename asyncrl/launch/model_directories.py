@@ -7,11 +7,13 @@ No torch here: tokenizers and configurations are read, weights are not.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.tasks import Task, TaskError
+from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled
 
@@ -58,6 +60,24 @@ def check_policies(config: Config, task: Task) -> None:
                 f"{section}.api_key_file is {policy.api_key_file!r}, and there is no such file; "
                 "give the file with the key."
             )
+
+
+def check_examples(config: Config, task: Task) -> None:
+    """Check the examples of the supervised loss, each by the tokenizer that it will have. Raises
+    ConfigError."""
+    if not config.supervised.coefficient:
+        return
+    try:
+        examples, most = read_examples(Path(config.supervised.path)), config.engine.context_tokens
+        if config.model.path:
+            tokenizer = Tokenizer(config.model.path, chat=config.task.chat)
+            tokenized(examples, tokenizer, config.task, most)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                bundled.write_tokenizer(Path(folder), bundled.task_frame(task))
+                tokenized(examples, Tokenizer(folder), config.task, most)
+    except TaskError as error:
+        raise ConfigError(f"{error}.") from None
 
 
 def _same_vocabulary(config: Config, task: Task, key: str, path: Path) -> None:

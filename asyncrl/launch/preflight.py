@@ -32,7 +32,7 @@ from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.journal import JournalError, SqliteHistory
-from asyncrl.launch.model_directories import check_directory, check_policies
+from asyncrl.launch.model_directories import check_directory, check_examples, check_policies
 from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.observe import curve
 from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
@@ -93,6 +93,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
             ("model", ("path",)),
             ("reference", ("path", "api_key_file")),
             ("teacher", ("path", "api_key_file")),
+            ("supervised", ("path",)),
             ("engine.sglang", ("api_key_file",)),
         )
     }
@@ -114,6 +115,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         model=msgspec.structs.replace(config.model, **absolute["model"]),
         reference=msgspec.structs.replace(config.reference, **absolute["reference"]),
         teacher=msgspec.structs.replace(config.teacher, **absolute["teacher"]),
+        supervised=msgspec.structs.replace(config.supervised, **absolute["supervised"]),
         engine=msgspec.structs.replace(config.engine, sglang=sglang),
         run=msgspec.structs.replace(config.run, dir=str(run.absolute())),
     )
@@ -165,6 +167,7 @@ def check(config: Config, resume: Path | None, available: int) -> None:
         raise ConfigError(str(error)) from None
     _sandbox(config.task, task.executes)
     check_policies(config, task)
+    check_examples(config, task)
 
 
 @contextmanager

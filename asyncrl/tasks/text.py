@@ -51,6 +51,11 @@ class Tokenizer:
             raise TaskError(f"{path} cannot be read: {error}") from error
         self._chat = _chat_template(directory) if chat else None
         self.stop_ids: tuple[int, ...] = _stop_ids(Path(directory), self._fast)
+        self.end_id = _end_id(Path(directory), self._fast)
+        """The id that ends a response: the tokenizer's own, or the first of `stop_ids`; None where
+        the model's files name none."""
+        if self.end_id is None and self.stop_ids:
+            self.end_id = self.stop_ids[0]
         self.sampled = max(self.vocabulary, _embedded(Path(directory)))
         """Number of different ids that the model can sample: its embedding may be larger than its
         vocabulary."""
@@ -159,11 +164,17 @@ def _stop_ids(directory: Path, fast: Any) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         ids = _said(directory / name).eos_token_id
         found.update([ids] if isinstance(ids, int) else ids or [])
-    token = _said(directory / "tokenizer_config.json").eos_token
-    text = token.content if isinstance(token, _Token) else token
-    if text is not None and (number := fast.token_to_id(text)) is not None:
+    if (number := _end_id(directory, fast)) is not None:
         found.add(number)
     return tuple(sorted(found))
+
+
+def _end_id(directory: Path, fast: Any) -> int | None:
+    """The id that the tokenizer's own file calls its end of sequence."""
+    token = _said(directory / "tokenizer_config.json").eos_token
+    text = token.content if isinstance(token, _Token) else token
+    number: int | None = None if text is None else fast.token_to_id(text)
+    return number
 
 
 class _Token(msgspec.Struct):

@@ -37,6 +37,7 @@ from asyncrl.training.packing import PackedBatch
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
 from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
+from asyncrl.training.supervised import SupervisedLoss
 from asyncrl.training.weight_average import WeightAverage
 from staleness import proximal
 from staleness.corrections import Folded
@@ -49,12 +50,13 @@ NOTHING_SERVED: Served = MappingProxyType({})
 
 class Updated(NamedTuple):
     """One update: the gradient's `norm` before clipping, the learning `rate`, its `scale`, and
-    whether the weights changed (`taken`)."""
+    whether the weights changed (`taken`). `supervised`: the mean loss of its examples."""
 
     norm: float
     rate: float
     scale: float
     taken: bool
+    supervised: float
 
 
 class Learner:
@@ -65,7 +67,7 @@ class Learner:
     off: current and behaviour log-probabilities must be of the same policy. `past` is what is known
     of earlier versions, where the proximal policy is one of them. `counts` are what `accumulate`
     returns, of the micro-batches that were held until the last step was closed. `kl_terms` are what
-    policies that do not learn add.
+    policies that do not learn add; `supervised` is the loss of examples.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Learner:
         *,
         budget: int | None = None,
         kl_terms: KlTerms | None = None,
+        supervised: SupervisedLoss | None = None,
     ) -> None:
         model.train(False)
         accelerate(model)
@@ -92,6 +95,7 @@ class Learner:
             None if most is None else ProximalLogprobs(model, temperature, most)
         )
         self.kl_terms = kl_terms or KlTerms()
+        self._supervised = supervised
         self.average = WeightAverage(model, self.master_weights, train.ema) if train.ema else None
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
@@ -227,9 +231,9 @@ class Learner:
             torch.full_like(tensors.sample_index, -1),
         )
 
-    def _update_with(self, parts: Sequence[HeldPart], *, first: bool) -> Updated:
-        """Update with a minibatch. `first`: the weights are those that the step starts from."""
-        known = self._known(parts, first=first) if self._loss.needs_whole_step else None
+    def _update_with(self, parts: Sequence[HeldPart], number: int) -> Updated:
+        """Update with a minibatch. At `number` 0 the weights are those the step starts from."""
+        known = self._known(parts, first=number == 0) if self._loss.needs_whole_step else None
         for place, (held, packed) in enumerate(parts):
             facts, fate = self._facts(held.batch, packed, held.advantage, held.trainable)
             if facts.arrived.any():
@@ -242,7 +246,7 @@ class Learner:
                 found = self._backward(facts, tokens, corrected, added)
                 fate = torch.where(facts.arrived, found, fate)
             held.settle(packed, fate, TRAINED)
-        return self._update()
+        return self._update(number)
 
     def _known(self, parts: Sequence[HeldPart], *, first: bool) -> list[Folded]:
         """Corrections of a whole minibatch, which costs a forward pass of it where the weights are
@@ -351,8 +355,8 @@ class Learner:
         if self.proximal_logprobs:
             self.proximal_logprobs.close(self.version)
         parts = minibatches(self._held, self._train.minibatches) * self._train.passes
-        made = [self._update_with(part, first=place == 0) for place, part in enumerate(parts)] or [
-            self._update()
+        made = [self._update_with(part, place) for place, part in enumerate(parts)] or [
+            self._update(0)
         ]
         self.counts = [
             count
@@ -366,17 +370,23 @@ class Learner:
         self.kl_terms.stepped(self.version, self.model)
         if self.average:
             self.average.update()
-        return sums.metrics() | {
-            "grad_norm": fmean(update.norm for update in made),
-            "lr": fmean(update.rate for update in made),
-            "lr_scale": fmean(update.scale for update in made),
-            "skipped": fmean(not update.taken for update in made),
-            "updates": float(sum(update.taken for update in made)),
-        }
+        learned = {"supervised_loss": fmean(update.supervised for update in made)}
+        return (
+            sums.metrics()
+            | (learned if self._supervised else {})
+            | {
+                "grad_norm": fmean(update.norm for update in made),
+                "lr": fmean(update.rate for update in made),
+                "lr_scale": fmean(update.scale for update in made),
+                "skipped": fmean(not update.taken for update in made),
+                "updates": float(sum(update.taken for update in made)),
+            }
+        )
 
-    def _update(self) -> Updated:
-        """Divide the gradient by the divisor of its tokens, clip it, and change the weights."""
-        sums = self._sums
+    def _update(self, number: int) -> Updated:
+        """Divide the gradient by the divisor of its tokens, add that of examples, clip it, and
+        change the weights."""
+        sums, supervised = self._sums, 0.0
         scale = learning_rate_scale(sums.by_lag.total.ess, self._train.ess_base)
         rate = learning_rate(self._train, self.version) * scale
         norm = 0.0
@@ -385,6 +395,8 @@ class Learner:
             torch._foreach_div_(
                 [master.grad for master in changed if master.grad is not None], sums.divisor
             )
+            if self._supervised:
+                supervised = self._supervised.backward(self.model, self.version, number)
             norm = float(torch.nn.utils.clip_grad_norm_(changed, self._train.grad_clip))
         taken = sums.trained > 0 and math.isfinite(norm)
         if taken:
@@ -394,4 +406,4 @@ class Learner:
             self.master_weights.round()
         self.optimizer.zero_grad(set_to_none=True)
         self._whole, self._sums = self._whole.merge(sums), Sums()
-        return Updated(norm, rate, scale, taken)
+        return Updated(norm, rate, scale, taken, supervised)

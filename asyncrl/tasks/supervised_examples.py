@@ -1,0 +1,88 @@
+"""Examples of prompts and responses, for a supervised loss. Invariant: every line was parsed and
+checked before the first one is learned.
+
+A line of the JSONL file is an object with `prompt` and `response`. The prompt is put into the
+task's template, as those of the task are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from asyncrl.config.schema import TaskConfig
+from asyncrl.escape import escaped
+from asyncrl.tasks import TaskError
+from asyncrl.tasks.gym import render
+from asyncrl.tasks.text import Tokenizer
+
+
+class Example(msgspec.Struct):
+    """A line of the file.
+
+    >>> msgspec.json.decode('{"prompt": "2 + 2 =", "response": "4"}', type=Example).response
+    '4'
+    """
+
+    prompt: str
+    response: str
+
+
+class ExampleIds(NamedTuple):
+    """The ids of a prompt, and of its response and the end of that."""
+
+    prompt: list[int]
+    response: list[int]
+
+
+def read_examples(path: Path) -> list[Example]:
+    """All lines. Raises TaskError, with file and line number where a line is at fault."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise TaskError(
+            f"supervised.path is {str(path)!r}, which cannot be read ({error.strerror}); give a "
+            "JSONL file of prompt and response"
+        ) from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            example = msgspec.json.decode(line, type=Example)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise TaskError(
+                f"line {number} of {path} is no example: {escaped(str(error), 200)}; each is an "
+                "object with prompt and response"
+            ) from error
+        if not example.response:
+            raise TaskError(f"line {number} of {path} has an empty response; take it out")
+        found.append(example)
+    if not found:
+        raise TaskError(f"{path} has no lines; each is an object with prompt and response")
+    return found
+
+
+def tokenized(
+    examples: list[Example], tokenizer: Tokenizer, task: TaskConfig, most: int
+) -> list[ExampleIds]:
+    """The ids of each example, at most `most`. Raises TaskError where one has more, or the model
+    knows no end of a text."""
+    if (end := tokenizer.end_id) is None:
+        raise TaskError(
+            "the model's files name no eos_token, so no response could be taught to end; name it "
+            "in tokenizer_config.json"
+        )
+    found = []
+    for number, example in enumerate(examples, 1):
+        prompt = tokenizer.encode(render(task, example.prompt))
+        ids = ExampleIds(prompt, [*tokenizer.ids(example.response), end])
+        if not prompt:
+            raise TaskError(f"example {number} of supervised.path has an empty prompt; take it out")
+        if (length := len(prompt) + len(ids.response)) > most:
+            raise TaskError(
+                f"example {number} of supervised.path has {length} tokens, and "
+                f"engine.context_tokens is {most}; take it out, or raise that"
+            )
+        found.append(ids)
+    return found

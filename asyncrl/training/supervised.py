@@ -1,0 +1,66 @@
+"""A supervised loss beside that of reinforcement learning. Invariant: what is drawn for an update
+is a function of the seed and the update, so that there is nothing to save.
+
+The loss is the mean over the response tokens that were drawn, its own divisor, and not of the
+sampled ones. It is that of the model's own distribution, at temperature 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from asyncrl.config.schema import Config
+from asyncrl.tasks.supervised_examples import ExampleIds, read_examples, tokenized
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.forward import log_probabilities, shares
+from asyncrl.training.packing import pack
+
+
+def open_supervised(config: Config, initial: Path) -> SupervisedLoss | None:
+    """The loss that a run's settings ask for, None where they ask for none; `initial` is the model
+    directory that the run starts from. Raises TaskError."""
+    settings = config.supervised
+    if not settings.coefficient:
+        return None
+    examples = tokenized(
+        read_examples(Path(settings.path)),
+        Tokenizer(initial, chat=config.task.chat),
+        config.task,
+        config.engine.context_tokens,
+    )
+    return SupervisedLoss(examples, settings.coefficient, settings.batch, config.run.seed)
+
+
+class SupervisedLoss:
+    """`coefficient` times the mean negative log-likelihood of the responses of `batch` examples,
+    drawn anew for each update."""
+
+    def __init__(
+        self, examples: Sequence[ExampleIds], coefficient: float, batch: int, seed: int
+    ) -> None:
+        self._examples, self._coefficient = examples, coefficient
+        self._batch, self._seed = min(batch, len(examples)), seed
+
+    def drawn(self, version: int, update: int) -> list[ExampleIds]:
+        """The examples of an update of the step that starts from `version`, all different."""
+        draws = np.random.default_rng([self._seed, version, update])
+        places = draws.choice(len(self._examples), self._batch, replace=False)
+        return [self._examples[place] for place in places.tolist()]
+
+    def backward(self, model: PreTrainedModel, version: int, update: int) -> float:
+        """Add the gradient of an update's loss to that of the model's parameters. Returns the mean,
+        without the coefficient, nats."""
+        examples = self.drawn(version, update)
+        tokens = sum(len(example.response) for example in examples)
+        ids = np.array([i for e in examples for i in (*e.prompt, *e.response)], np.int32)
+        lengths = [len(e.prompt) for e in examples], [len(e.response) for e in examples]
+        total = 0.0
+        for packed in pack(ids, *lengths, shared=shares(model)):
+            loss = -log_probabilities(model, packed, 1.0).sum()
+            (self._coefficient / tokens * loss).backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+        return total / tokens
