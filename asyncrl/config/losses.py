@@ -119,7 +119,7 @@ def _unbounded(train: TrainConfig, staleness: StalenessConfig) -> Contradictions
         yield (
             ("train.objective", "staleness.correction"),
             "this objective does not bound its ratio, and no correction here does: list icepop, "
-            "mis, k3 or dppo, or set objective to clip",
+            "mis, k3, dppo or m2po, or set objective to clip",
         )
 
 

@@ -20,8 +20,10 @@ class M2po(Correction, frozen=True):
     behaviour)^2` are rejected, one by one, until the mean over the rest of them is at most `hi`.
     Other tokens are kept. (AReaL has all tokens in the mean.)
 
-    The mean is over all tokens that are updated with together, as in the paper. Diagnostics:
-    `region` tokens, and the sum of `squares` of those of them that are kept.
+    The paper's objective is the ratio under this mask: `train.objective = one_forward`, with
+    `train.loss_divisor = all`. The mean is over all tokens that are updated with together, as in
+    the paper. Diagnostics: `region` tokens, and the sum of `squares` of those of them that are
+    kept.
 
     Squares 0.01, 0.09 and 0.25. The mean of the first two is 0.05:
 
@@ -35,6 +37,7 @@ class M2po(Correction, frozen=True):
     kind: ClassVar[str] = "m2po"
     reads: ClassVar[frozenset[str]] = frozenset({"current", "behaviour", "advantage"})
     whole_step: ClassVar[bool] = True
+    trust_region: ClassVar[bool] = True
 
     hi: Annotated[
         float,

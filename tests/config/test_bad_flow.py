@@ -104,10 +104,10 @@ REFUSED: dict[str, tuple[list[str], list[str], str]] = {
         "hard prompts would get fewer rollouts than others: raise group_size_max",
     ),
     "one forward pass, and nothing that bounds its ratio": (
-        [ONE_FORWARD, "staleness.correction=opsm,m2po,kpop,geometric_mask,age_decay"],
+        [ONE_FORWARD, "staleness.correction=opsm,kpop,geometric_mask,age_decay"],
         ["train.objective", "staleness.correction"],
-        "does not bound its ratio, and no correction here does: list icepop, mis, k3 or dppo, or "
-        "set objective to clip",
+        "does not bound its ratio, and no correction here does: list icepop, mis, k3, dppo or "
+        "m2po, or set objective to clip",
     ),
     "one forward pass, and bounds on another ratio": (
         [ONE_FORWARD, "staleness.proximal=snapshot"],
