@@ -205,6 +205,11 @@ def _remedy(metrics: Mapping[str, float], reason: str) -> str:
                 "their log-probabilities are no numbers; look for overflow in the model or "
                 "the engine"
             )
+        case "truncated":
+            return (
+                "their responses were cut at rollout.max_new_tokens, and rollout.truncated masks "
+                "them; raise max_new_tokens, or set truncated to penalize"
+            )
         case "median":
             return (
                 "they are the median of their group, which mc_grpo does not train; raise "

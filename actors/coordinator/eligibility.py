@@ -9,6 +9,7 @@ that cannot be trained leaves under its reason.
     zero_variance    a group whose rewards are all equal, where that is no signal; a rollout whose
                      reward is its baseline
     stale            too old for the step, by any token; where old tokens are masked, by all
+    truncated        cut at the budget, all of it, where such responses are masked
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Eligibility:
             self._remove(Dropped(group.id, "zero_variance"), group.scored, filtered=True)
         elif self._stale(group.scored, step):
             self._remove(Dropped(group.id, "stale", restart=restart), group.scored)
+        elif self._cut(group.scored):
+            self._remove(Dropped(group.id, "truncated"), group.scored, filtered=True)
         else:
             return True
         return False
@@ -83,6 +86,8 @@ class Eligibility:
             self._remove(Discarded(rollout.id, "zero_variance"), [rollout], filtered=True)
         elif self._stale([rollout], step):
             self._remove(Discarded(rollout.id, "stale"), [rollout])
+        elif self._cut([rollout]):
+            self._remove(Discarded(rollout.id, "truncated"), [rollout], filtered=True)
         else:
             return True
         return False
@@ -107,6 +112,11 @@ class Eligibility:
             if label := self._label(group.prompt_index):
                 sums = self.by_task.get(label, ResponseSums())
                 self.by_task[label] = sums.merge(ResponseSums.of([rollout]))
+
+    def _cut(self, rollouts: list[Rollout]) -> bool:
+        """Return True if nothing of the rollouts would enter the loss: all were cut at their
+        budget."""
+        return self._config.rollout.truncated == "mask" and all(r.truncated for r in rollouts)
 
     def _stale(self, rollouts: list[Rollout], step: int) -> bool:
         """Return True if the rollouts are too old for `step`.

@@ -14,9 +14,11 @@ import trio
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer, Roster
 from asyncrl.config import Config
+from asyncrl.config.flow import penalty_band
 from asyncrl.experience.events import Judged
 from asyncrl.ipc.messages import NoVerdict, Scored, ScoreRequest, ScoreResult
 from asyncrl.processes.standstill import shifted
+from staleness.truncation import overlong_penalty
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ class Scoring:
         self._store = store
         self._roster = roster
         self._capacity = AHEAD * config.reward.concurrency
+        # tokens over which a long response loses its reward; 0: it does not
+        self._band = penalty_band(config.rollout)
         self.patience_s = 2 * (AHEAD + 1) * config.task.verdict_s + 30.0
         """Seconds in which a reward actor answers: within the verifier's deadline, after what it
         was given before, and once more for a worker that died."""
@@ -86,6 +90,9 @@ class Scoring:
             return
         group = self._store.experience.groups[rollout.group]
         prompt_index, verdict = group.prompt_index, message.verdict
+        if isinstance(verdict, Scored) and group.split == "train" and self._band:
+            penalty = overlong_penalty(rollout.tokens, rollout.max_new_tokens, self._band)
+            verdict = verdict.penalized(penalty)
         if isinstance(verdict, Scored) and not group.comparable(
             verdict
         ):  # its siblings were judged before the verifier was changed

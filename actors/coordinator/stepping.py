@@ -58,8 +58,9 @@ from asyncrl.observe.summary import Alarmed
 from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.alarms import Alarm, alarms
-from staleness.lag import fresh_mask, tokens_by_lag
+from staleness.lag import tokens_by_lag
 from staleness.response_alarms import response_alarms
+from staleness.truncation import loss_mask
 
 logger = logging.getLogger(__name__)
 
@@ -248,8 +249,10 @@ class Stepping:
     ) -> None:
         most, mask, lags = max_lag(self._config), bytearray(), Counter[int]()
         for piece in pieces:
-            mask += fresh_mask(piece.sequence.spans, self._step, most)
-            of_piece = tokens_by_lag(piece.sequence.spans, self._step)
+            spans = piece.sequence.spans
+            cut = self._config.rollout.truncated == "mask" and piece.sequence.finish == "length"
+            mask += loss_mask(spans, self._step, most, truncated=cut)
+            of_piece = {} if cut else tokens_by_lag(spans, self._step)
             lags.update({lag: n for lag, n in of_piece.items() if lag <= most})
         sequences = [piece.sequence for piece in pieces]
         self._outstanding[self._step, self._index] = lags

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from asyncrl.config.advice import advice
 from asyncrl.config.cores import divide_cores
-from asyncrl.config.flow import admission_policy, max_group_size
+from asyncrl.config.flow import admission_policy, max_group_size, penalty_band
 from asyncrl.config.losses import (
     clip_bounds,
     clips_nothing,
@@ -143,6 +143,7 @@ def derived(config: Config, available: int) -> list[Row]:
         *_mix_rows(task),
         Row("sandbox", task.sandbox, SANDBOXES[task.sandbox]),
         *([] if task.mix else [Row("reward", task.reward, REWARDS[task.reward])]),
+        Row("truncated", rollout.truncated, _truncated(config)),
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),
         Row(
@@ -195,6 +196,16 @@ def derived(config: Config, available: int) -> list[Row]:
         *(Row("note", key, text) for key, text in advice(config)),
         *_large_state(config),
     ]
+
+
+def _truncated(config: Config) -> str:
+    """Words for what becomes of responses that are cut at their budget."""
+    budget, band = config.rollout.max_new_tokens, penalty_band(config.rollout)
+    return {
+        "keep": f"a response cut at {budget} tokens is trained as it is",
+        "mask": f"a response cut at {budget} tokens is left out of the loss, and is compared with",
+        "penalize": f"over {budget - band} tokens the reward sinks, by 1 at {budget}",
+    }[config.rollout.truncated]
 
 
 def _step(config: Config) -> list[Row]:

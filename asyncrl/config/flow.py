@@ -9,13 +9,14 @@ import sys
 from collections.abc import Iterator
 
 from asyncrl.config.losses import drops_equal
-from asyncrl.config.schema import Config
+from asyncrl.config.schema import Config, RolloutConfig
 from staleness.admission import (
     AdmissionPolicy,
     AdmissionSettings,
     Contradiction,
     choose_policy,
 )
+from staleness.truncation import overlong_band
 
 
 def max_lag(config: Config) -> int:
@@ -27,6 +28,13 @@ def max_group_size(config: Config) -> int:
     """Most rollouts of a prompt."""
     rollout = config.rollout
     return rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
+
+
+def penalty_band(rollout: RolloutConfig) -> int:
+    """Tokens over which a long response loses its reward; 0 where it does not."""
+    if rollout.truncated != "penalize":
+        return 0
+    return overlong_band(rollout.overlong_band, rollout.max_new_tokens)
 
 
 def admission_policy(config: Config) -> AdmissionPolicy:

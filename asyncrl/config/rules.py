@@ -35,6 +35,12 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             "one reward never varies, so every group would be filtered: raise group_size or set "
             "filter to none",
         )
+    if rollout.truncated == "penalize" and rollout.overlong_band > rollout.max_new_tokens:
+        yield (
+            ("rollout.overlong_band", "rollout.max_new_tokens"),
+            "the band ends at the budget, and cannot be longer: lower overlong_band, or set it to "
+            "0",
+        )
     if c.engine.context_tokens <= rollout.max_new_tokens:
         yield (
             ("engine.context_tokens", "rollout.max_new_tokens"),

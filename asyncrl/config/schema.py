@@ -270,6 +270,25 @@ class RolloutConfig(Section, frozen=True):
     k_min: Annotated[int, Meta(ge=1, description="verdicts a group needs to be trained")] = 2
     max_new_tokens: Annotated[int, Meta(ge=1, description="tokens of a response, at most")] = 32
     temperature: Annotated[float, Meta(gt=0, description="of sampling; evaluation is greedy")] = 1.0
+    truncated: Annotated[
+        Literal["keep", "mask", "penalize"],
+        Meta(
+            description=(
+                "a response that is cut at its budget: trained as it is, left out of the loss, or "
+                "the longer a response the less its reward (DAPO)"
+            )
+        ),
+    ] = "keep"
+    overlong_band: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "penalize: tokens before the budget over which the penalty grows to 1; 0: a fifth "
+                "of max_new_tokens"
+            ),
+        ),
+    ] = 0
     filter: Annotated[
         Literal["zero_variance", "none"],
         Meta(

@@ -68,12 +68,16 @@ class History(msgspec.Struct):
         else:
             seen.cursor = cursor
 
-    def record(self, prompt_index: int, rewards: Sequence[float], size: int) -> None:
-        """A group of `size` rollouts completed with these rewards; none if all of it failed. Each
-        group is recorded once, when its last member is judged or buried, whatever becomes of it
-        then. Raises KeyError for a prompt that was never admitted."""
+    def record(
+        self, prompt_index: int, rewards: Sequence[float], size: int, solved: int | None = None
+    ) -> None:
+        """A group of `size` rollouts completed with these rewards; none if all of it failed.
+        `solved` of them solved it; None: those with a reward of SOLVED. Each group is recorded
+        once, when its last member is judged or buried, whatever becomes of it then. Raises KeyError
+        for a prompt that was never admitted."""
         seen = self.seen[prompt_index]
-        solved = sum(reward >= SOLVED for reward in rewards)
+        if solved is None:
+            solved = sum(reward >= SOLVED for reward in rewards)
         seen.visits += 1
         seen.count = KEPT * seen.count + len(rewards)
         seen.total = KEPT * seen.total + sum(rewards)

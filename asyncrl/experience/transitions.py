@@ -334,7 +334,8 @@ def _member_finished(state: ExperienceState, group: Group) -> None:
     """A member was judged or buried. The last one of its group completes it, and counts as one
     visit of its prompt."""
     if group.split == "train" and group.complete:
-        state.history.record(group.prompt_index, group.rewards, len(group.members))
+        solved = sum(isinstance(m.verdict, Scored) and m.verdict.exact for m in group.members)
+        state.history.record(group.prompt_index, group.rewards, len(group.members), solved)
     _complete_or_over(state, group)
 
 

@@ -49,16 +49,23 @@ RIGHT = 1.0
 
 
 class Scored(Part, frozen=True, tag=True):
-    """The verifier's reward; `parts` are the rewards that it is made of, where there are several
-    (GDPO), in the task's order."""
+    """The reward that is trained; `parts` are the rewards that it is made of, where there are
+    several (GDPO), in the task's order. `score` is the verifier's own number where the reward is
+    another one, because a penalty was added; None: it is the reward."""
 
     reward: float
     parts: list[float] = []
+    score: float | None = None
 
     @property
     def exact(self) -> bool:
         """True if the answer is fully right."""
-        return self.reward >= RIGHT
+        return (self.reward if self.score is None else self.score) >= RIGHT
+
+    def penalized(self, penalty: float) -> Scored:
+        """The verdict with a penalty added, which is one part more where there are parts."""
+        parts = [*self.parts, penalty] if self.parts else []
+        return Scored(self.reward + penalty, parts, self.reward)
 
 
 class NoVerdict(Part, frozen=True, tag=True):
@@ -256,14 +263,19 @@ class Sample(Part, frozen=True):
         return sum(span.end - span.start for span in self.spans)
 
 
+STALE_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN = range(3)
+"""Values of a mask: the token is too old; it may enter the loss; its response was cut at its budget
+(`rollout.truncated = mask`)."""
+
+
 class MicroBatch(Message, frozen=True):
     """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a
     verdict, for every group named, or, where advantages are relative to the batch, for every group
     of the step; `parts` their parts, where there are any, in the same order, and `lengths` their
     sampled tokens, where advantages are relative to the batch. Buffer 0: `int32` ids,
     for each sample its prompt and then its response. Buffer 1: `float32` behaviour
-    log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens, 1 where
-    the token may enter the loss, 0 where it is too old."""
+    log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens:
+    `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why not."""
 
     step: int
     index: int

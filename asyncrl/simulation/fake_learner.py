@@ -158,9 +158,10 @@ class FakeLearner:
             self._added += policy.contribution(
                 ids[at:start].tobytes(), ids[start:end], lets, sample.reward
             )
-            fresh = int(lets.sum())
-            stale = sample.response_tokens - fresh
-            counts.append(TokenCount(sample.rollout, fresh, {"stale": stale} if stale else {}))
+            stale, fresh, cut = (int((lets == why).sum()) for why in range(3))
+            left_out = {"stale": stale, "truncated": cut}
+            discarded = {reason: count for reason, count in left_out.items() if count}
+            counts.append(TokenCount(sample.rollout, fresh, discarded))
             at, place = end, place + sample.response_tokens
         return counts
 

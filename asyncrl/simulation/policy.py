@@ -90,15 +90,24 @@ class Rewards(NamedTuple):
         return Scored(reward, [reward, *(float(n) for n in range(1, self.parts))][: self.parts])
 
 
+def penalty(tokens: int, most: int, band: int) -> float:
+    """The reward that a response of so many tokens loses, as a negative number, where it sinks over
+    the last `band` of `most` tokens; none where `band` is 0."""
+    soft = most - band
+    if not band or tokens <= soft:
+        return 0.0
+    return (soft - tokens) / band
+
+
 def contribution(
     prompt: bytes, ids: NDArray[np.int32], mask: NDArray[np.uint8], reward: float
 ) -> int:
-    """The number that training these tokens adds, modulo 2**64."""
+    """The number that training these tokens adds, modulo 2**64: those whose `mask` is 1."""
     indices = np.arange(1, len(ids) + 1, dtype=np.uint64)
-    whose = stream(int(reward * 3), _text(prompt))
+    whose = stream(int(reward * 3 * 64), _text(prompt))
     z = ids.astype(np.uint64) * _ID + indices * _INDEX + np.uint64(whose)
     z = (z ^ (z >> _SHIFT)) * _MIX
-    return int(z[mask != 0].sum(dtype=np.uint64)) & MASK
+    return int(z[mask == 1].sum(dtype=np.uint64)) & MASK
 
 
 def accuracy(
@@ -134,10 +143,13 @@ def synchronous(
     most: int,
     temperature: float,
     rewards: Rewards,
+    masked: bool = False,
+    band: int = 0,
 ) -> list[int]:
     """The weights of each version where every step trains all groups of the given prompts (their
     indices and ids), sampled under the version it starts from: what a run at lag 0 has to come to,
-    whatever happens to it. A rollout's key is its place in the order of the data."""
+    whatever happens to it. A rollout's key is its place in the order of the data. Responses of
+    `most` tokens are `masked` or not; over `most - band` tokens a reward sinks, by 1 at `most`."""
     versions, key = [initial(seed)], 0
     for prompts in steps:
         added = 0
@@ -146,7 +158,9 @@ def synchronous(
                 whose = draws(prompt, key, temperature)
                 ids, _ = sampled(versions[-1], whose, 0, length(whose, most))
                 reward = rewards.scored(prompt_index, ids.tobytes()).reward
-                added += contribution(prompt, ids, np.ones(len(ids), np.uint8), reward)
+                reward += penalty(len(ids), most, band)
+                lets = np.full(len(ids), 2 if masked and len(ids) == most else 1, np.uint8)
+                added += contribution(prompt, ids, lets, reward)
                 key += 1
         versions.append(stepped(versions[-1], added & MASK))
     return versions

@@ -191,13 +191,15 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
     )
     filtered = config.rollout.filter != "none" and config.train.advantage != "reinforce_pp"
     _judge_curve(world, checker, last, complete=not given_up)
-    if world.rewards.equal and filtered:
+    if world.rewards.equal and filtered and not checker.band:  # lengths differ
         checker.hold("liveness", given_up, "nothing could be learned, and the end was: {}", reason)
     lost = {
         reason: count
         for reason, count in checker.reference.discarded.items()
-        if reason != "evaluation"
+        if reason not in ("evaluation", "truncated")
     }
+    # groups of which all was cut take no place in a step
+    cut = "discarded as truncated" in checker.reference.ended.values()
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
     plain = (
         task.curriculum == "in_order"
@@ -205,7 +207,7 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
         and rollout.overprovision == 1.0
         and not train.replay_groups
     )
-    if staleness.max_lag == staleness.depth == 0 and plain and not lost:
+    if staleness.max_lag == staleness.depth == 0 and plain and not lost and not cut:
         prompts, groups = world.prompts(), config.train.batch_groups
         order = [prompts.train_item(place) for place in range(last * groups)]
         data = [(index, prompts.ids("train", index)) for index in order if index is not None]
@@ -216,6 +218,8 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
             most=config.rollout.max_new_tokens,
             temperature=config.rollout.temperature,
             rewards=world.rewards,
+            masked=checker.masks_cut,
+            band=checker.band,
         )
         made = [checker.lineage[version] for version in range(last + 1)]
         checker.hold(

@@ -42,6 +42,7 @@ def _settings(seed: int) -> Settings:
     )  # of the order of admission, for as many groups as max_lag allows
     filtered = draw.choice(("none", "none", "zero_variance"))
     more = random.Random(f"more/{seed}")
+    cut = random.Random(f"truncated/{seed}")
     most = depth * batch_groups + math.ceil(overprovision * batch_groups)
     window = max(0, (max_lag + 1) * batch_groups - most + 1) if free else 0
     settings: Settings = {
@@ -69,6 +70,8 @@ def _settings(seed: int) -> Settings:
             else draw.choice(("fixed", "fixed", "difficulty")),
             "k_min": draw.choice((1, 2)) if unit == "rollout" else draw.choice((1, 2, 2)),
             "max_new_tokens": draw.choice((8, 20)),
+            "truncated": cut.choice(("keep",) * 4 + ("mask", "penalize")),
+            "overlong_band": cut.choice((0, 2, 5)),
             "filter": "none" if exact and more.random() < 0.7 else filtered,
             "mode": draw.choice(("in_flight", "in_flight", "batch")),
             "overprovision": overprovision,

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.ipc.messages import MicroBatch, Sample
+from asyncrl.ipc.messages import TRAINABLE_TOKEN, TRUNCATED_TOKEN, MicroBatch, Sample
 from asyncrl.training.packing import PackedBatch, pack
 
 
@@ -27,6 +27,7 @@ class Batch(NamedTuple):
     """The packed batches of a micro-batch, and one item for each sampled token in every tensor.
 
     `behaviour` is its log-probability (float32), `mask` is True where it may enter the loss (bool),
+    `truncated` where it may not because its response was cut (bool),
     `sample_index` the place of its sample in the batch (int64), `version` the version that sampled
     it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities under the
     policies that do not learn, by their names (float32).
@@ -38,6 +39,7 @@ class Batch(NamedTuple):
     sample_index: Tensor
     version: Tensor
     lag: Tensor
+    truncated: Tensor
     scores: Mapping[str, Tensor] = {}
 
 
@@ -66,10 +68,11 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bo
     return Batch(
         texts(batch.samples, ids, shared=shared),
         torch.from_numpy(behaviour.copy()),
-        torch.from_numpy(mask.copy()) != 0,
+        torch.from_numpy(mask == TRAINABLE_TOKEN),
         torch.repeat_interleave(torch.tensor(sampled)),
         version,
         lag,
+        torch.from_numpy(mask == TRUNCATED_TOKEN),
     )
 
 

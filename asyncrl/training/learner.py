@@ -30,7 +30,7 @@ from asyncrl.training.gradients import sample_advantages
 from asyncrl.training.held import HeldBatch, HeldPart, minibatches, token_counts
 from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
 from asyncrl.training.linear import accelerate
-from asyncrl.training.loss import MEDIAN, STALE, TRAINED, Loss, ResponseTokens
+from asyncrl.training.loss import MEDIAN, STALE, TRAINED, TRUNCATED, Loss, ResponseTokens
 from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.optimizer import adamw
 from asyncrl.training.packing import PackedBatch
@@ -141,10 +141,11 @@ class Learner:
         """Add the gradient of a micro-batch, or hold it until the step is closed; `buffers` are the
         three of `MicroBatch`, `served` the log-probabilities of its sampled tokens by servers
         (`KlTerms.scores`). Returns, for each sample of a batch that is not held, what became of its
-        response tokens: trained, or discarded as `stale` (masked on arrival), `median` (its
-        rollout is the one that others are compared with), `nonfinite` (a log-probability that is no
-        number), or by the kind of the correction that left it out. Raises ValueError where batch
-        and buffers do not fit each other, or the batch is of another step."""
+        response tokens: trained, or discarded as `stale` or `truncated` (masked on arrival),
+        `median` (its rollout is the one that others are compared with), `nonfinite` (a
+        log-probability that is no number), or by the kind of the correction that left it out.
+        Raises ValueError where batch and buffers do not fit each other, or the batch is of another
+        step."""
         if batch.step != self.version:
             raise ValueError(
                 f"a micro-batch of step {batch.step} came while step {self.version} was being "
@@ -287,7 +288,8 @@ class Learner:
             sample_index,
             fresh & trained,
         )
-        return facts, torch.where(fresh & ~trained, MEDIAN, STALE)
+        masked = torch.where(batch.truncated[packed.tokens].to(fresh.device), TRUNCATED, STALE)
+        return facts, torch.where(fresh, MEDIAN, masked)
 
     def _predict(self, packed: PackedBatch) -> tuple[Tensor, Tensor | None]:
         """Log-probability of each response token, and the entropy that it was drawn from where that

@@ -26,10 +26,10 @@ from staleness.objectives import token_loss
 from staleness.ratios import log_ratio
 from staleness.tokens import Tokens
 
-TRAINED, STALE, MEDIAN, NONFINITE = range(4)
-"""Fates of a response token. From 4 on a fate is 4 + the place, in the list, of the correction that
+TRAINED, STALE, MEDIAN, NONFINITE, TRUNCATED = range(5)
+"""Fates of a response token. From 5 on a fate is 5 + the place, in the list, of the correction that
 left it out."""
-REASONS = ("", "stale", "median", "nonfinite")
+REASONS = ("", "stale", "median", "nonfinite", "truncated")
 
 
 class ResponseTokens(NamedTuple):

@@ -230,6 +230,10 @@ def test_an_environment_that_is_not_utf8() -> None:
         (["rollout.k_min=9"], ("rollout.k_min", "rollout.group_size")),
         (["rollout.group_size=1", "rollout.k_min=1"], ("rollout.filter", "rollout.group_size")),
         (["rollout.max_new_tokens=256"], ("engine.context_tokens", "rollout.max_new_tokens")),
+        (
+            ["rollout.truncated=penalize", "rollout.overlong_band=33"],
+            ("rollout.overlong_band", "rollout.max_new_tokens"),
+        ),
         (["train.micro_tokens=255"], ("train.micro_tokens", "engine.context_tokens")),
         (["staleness.depth=5"], ("staleness.depth", "staleness.max_lag")),
         (["staleness.max_lag=0"], ("staleness.depth", "staleness.max_lag")),

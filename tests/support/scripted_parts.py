@@ -117,9 +117,10 @@ class ScriptedLearner:
         self.batches.append((batch, mask.tobytes()))
         counts, at = [], 0
         for sample in batch.samples:
-            fresh = int(mask[at : at + sample.response_tokens].sum())
-            stale = sample.response_tokens - fresh
-            counts.append(TokenCount(sample.rollout, fresh, {"stale": stale} if stale else {}))
+            of_sample = mask[at : at + sample.response_tokens].tolist()
+            left_out = {"stale": of_sample.count(0), "truncated": of_sample.count(2)}
+            discarded = {reason: count for reason, count in left_out.items() if count}
+            counts.append(TokenCount(sample.rollout, of_sample.count(1), discarded))
             at += sample.response_tokens
         return counts
 

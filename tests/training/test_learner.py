@@ -157,6 +157,22 @@ def test_all_stale_is_not_even_computed() -> None:
     assert all(c.discarded.get("stale", 0) == len(every[n].response) for n, c in counts.items())
 
 
+def test_what_was_cut_is_out_of_the_loss_by_its_name_and_compared_with() -> None:
+    """Rewards of a group are all of its members', whose tokens may be trained or not."""
+    found = []
+    for why, reason in ((0, "stale"), (2, "truncated")):
+        subject = learner()
+        every = rollouts(subject.model, seed=1)
+        cut = max(every, key=lambda rollout: len(rollout.response))
+        cut.mask = [why] * len(cut.mask)
+        gradients, _, counts = run(subject, [every])
+        of_cut = counts[cut.number]
+        assert (of_cut.trained, of_cut.discarded) == (0, {reason: len(cut.response)})
+        found.append(gradients)
+    assert found[0].keys() == found[1].keys() and len(cut.response) > 4
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 def test_a_step_of_nothing() -> None:
     subject = learner()
     before = weights(subject)

@@ -51,7 +51,7 @@ _event: msgspec.msgpack.Decoder[e.AnyEvent] = msgspec.msgpack.Decoder(e.AnyEvent
 _snapshot = msgspec.msgpack.Decoder(Snapshot)
 _TRAINING = (e.Taken, e.Trained, e.StoredForReplay, e.Replayed, e.Published, e.Checkpointed)
 
-SIGNALLESS = frozenset({"k_min", "zero_variance"})
+SIGNALLESS = frozenset({"k_min", "truncated", "zero_variance"})
 """Reasons to leave of what had no signal."""
 SUSPECT = 3
 """Bad chunks that cost an engine its place."""

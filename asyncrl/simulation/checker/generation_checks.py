@@ -370,7 +370,7 @@ def judged(run: CheckedRun, event: e.Judged) -> None:
         seen.id,
     )
     if isinstance(event.verdict, Scored):
-        due = run.rewards.scored(seen.group.event.prompt_index, bytes(seen.ids))
+        due = run.booked(seen, run.rewards.scored(seen.group.event.prompt_index, bytes(seen.ids)))
         run.hold(
             "verdicts",
             event.verdict == due or (run.refused > 0 and event.verdict.reward == due.reward),

@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import groupby
 
 from asyncrl.config import Config
+from asyncrl.ipc.messages import Scored
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout, ReferenceState
 
@@ -31,6 +32,27 @@ class ReferenceRules:
     def max_lag(self) -> int:
         staleness = self.config.staleness
         return 2**31 if staleness.on_stale == "train" else staleness.max_lag
+
+    @property
+    def masks_cut(self) -> bool:
+        """True if responses that were cut at their budget stay out of the loss."""
+        return self.config.rollout.truncated == "mask"
+
+    @property
+    def band(self) -> int:
+        """Tokens over which the reward of a training response sinks; 0 where it does not."""
+        rollout = self.config.rollout
+        if rollout.truncated != "penalize":
+            return 0
+        return rollout.overlong_band or max(1, rollout.max_new_tokens // 5)
+
+    def booked(self, seen: ReferenceRollout, given: Scored) -> Scored:
+        """The verdict that is booked where a verifier has given this one."""
+        if not self.band or seen.group.event.split != "train":
+            return given
+        lost = policy.penalty(len(seen.versions), seen.group.event.max_new_tokens, self.band)
+        parts = [*given.parts, lost] if given.parts else []
+        return Scored(given.reward + lost, parts, given.reward)
 
     @property
     def per_group(self) -> int:

@@ -20,8 +20,8 @@ class ReferenceRollout:
     """One rollout, as the events tell it."""
 
     __slots__ = (
-        *("attempt", "before", "behaviour", "failures", "group", "holder", "hops", "id", "ids"),
-        *("lease", "member", "sealed", "step", "verdict", "versions"),
+        *("attempt", "before", "behaviour", "cut", "failures", "group", "holder", "hops", "id"),
+        *("ids", "lease", "member", "sealed", "step", "verdict", "versions"),
     )
 
     def __init__(self, id: int, group: ReferenceGroup, member: int) -> None:
@@ -29,6 +29,7 @@ class ReferenceRollout:
         self.ids, self.behaviour = bytearray(), bytearray()
         self.versions: list[int] = []
         self.attempt, self.holder, self.sealed = 0, "", False
+        self.cut = False  # at its budget
         self.lease = self.before = self.failures = (
             0  # the number of its last lease, the tokens it had then, its failed attempts
         )
@@ -54,12 +55,13 @@ class ReferenceGroup:
     """One group, as the events tell it. `place` is that of its prompt in the order of the data, or
     a negative number where the prompt of a stale group starts again. `steps` says which step has
     each member that was taken, `rewards` what each member got, the first judged first, whatever
-    became of them. `prior` is what was known of its prompt when it was admitted: a mean and its
-    weight. `admitted_version` is the one that was committed last then."""
+    became of them, `solved` those that the verifier gave 1. `prior` is what was known of its prompt
+    when it was admitted: a mean and its weight. `admitted_version` is the one that was committed
+    last then."""
 
     __slots__ = (
         *("admitted_version", "event", "members", "ordinal", "place"),
-        *("prior", "rewards", "steps"),
+        *("prior", "rewards", "solved", "steps"),
     )
 
     def __init__(
@@ -75,6 +77,7 @@ class ReferenceGroup:
         self.members = range(event.first, event.first + event.size)
         self.steps: dict[int, int] = {}
         self.rewards: dict[int, float] = {}
+        self.solved: set[int] = set()
 
     def others(self, id: int) -> list[float]:
         """The rewards of all members but one, the first judged first."""
@@ -226,7 +229,7 @@ class ReferenceState:
                 self.tokens += count
             case e.Sealed():
                 seen = self.rollouts[event.rollout]
-                seen.holder, seen.sealed = "", True
+                seen.holder, seen.sealed, seen.cut = "", True, event.finish == "length"
                 self._generated(seen)
             case e.Requeued():
                 seen = self.rollouts[event.rollout]
@@ -247,7 +250,10 @@ class ReferenceState:
                 seen = self.rollouts[event.rollout]
                 seen.verdict = event.verdict
                 if isinstance(event.verdict, Scored):
-                    seen.group.rewards[seen.id] = event.verdict.reward
+                    reward, score = event.verdict.reward, event.verdict.score
+                    seen.group.rewards[seen.id] = reward
+                    if (reward if score is None else score) == 1.0:
+                        seen.group.solved.add(seen.id)
                 self._visited(groups.values())
             case e.Taken():
                 self._take(event)
@@ -338,7 +344,7 @@ class ReferenceState:
             if group.event.split == "train" and self.complete(group):
                 sum_, count, _ = self.visits.get(group.event.prompt_index, (0.0, 0.0, False))
                 rewards = [group.rewards[id] for id in group.members if id in group.rewards]
-                easy = rewards.count(1.0) == len(group.members)
+                easy = len(group.solved) == len(group.members)
                 self.signals.append(len(set(rewards)) > 1)
                 self.visits[group.event.prompt_index] = (
                     sum_ / 2 + math.fsum(rewards),

@@ -268,15 +268,18 @@ def trained(run: CheckedRun, event: e.Trained) -> None:
         step,
     )
     fresh = sum(step - version <= run.max_lag for version in seen.versions)
-    stale = {"stale": len(seen.versions) - fresh} if fresh < len(seen.versions) else {}
+    left_out = {"stale": len(seen.versions) - fresh}
+    if run.masks_cut and seen.cut:
+        left_out["truncated"], fresh = fresh, 0
+    left_out = {reason: count for reason, count in left_out.items() if count}
     run.hold(
         "ledger",
-        (event.trained, event.discarded) == (fresh, stale),
+        (event.trained, event.discarded) == (fresh, left_out),
         "rollout {}: {} and not {} {}",
         seen.id,
         event,
         fresh,
-        stale,
+        left_out,
     )
 
 
@@ -366,6 +369,7 @@ def discarded(run: CheckedRun, event: e.Discarded) -> None:
         and others >= k
         and _close(run.baseline(seen), score),
         "stale": run.stale([seen], run.open_step),
+        "truncated": run.masks_cut and seen.cut,
     }
     _named(run, event.reason, justified)
 
@@ -406,6 +410,7 @@ def dropped(run: CheckedRun, event: e.Dropped) -> None:
         and config.train.advantage != "reinforce_pp"
         and len(set(rewards)) == 1,
         "stale": complete and bool(scored) and run.stale(scored, run.open_step),
+        "truncated": complete and run.masks_cut and all(seen.cut for seen in scored),
     }
     _named(run, event.reason, justified)
     again = event.reason == "stale" and config.staleness.on_stale == "restart"

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import get_args
 
 from actors.coordinator.coordinator import Coordinator
-from asyncrl.ipc.messages import NoVerdict, Split
+from asyncrl.ipc.messages import NoVerdict, Scored, Split
 from asyncrl.simulation.checker.checked_run import CheckedRun
 
 
@@ -204,9 +204,11 @@ def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
         run.answered is not None
         and (seen := run.reference.rollouts.get(run.answered.rollout)) is not None
     ):
+        given = run.answered.verdict
+        due = run.booked(seen, given) if isinstance(given, Scored) else given
         run.hold(
             "verdicts",
-            seen.verdict == run.answered.verdict
+            seen.verdict == due
             or (
                 isinstance(seen.verdict, NoVerdict)
                 and seen.verdict.reason.startswith("other rewards")

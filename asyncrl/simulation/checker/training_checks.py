@@ -77,7 +77,8 @@ def check_batch(
                 until,
             )
         lets = bytes(mask[place : place + sample.response_tokens])
-        due = bytes(batch.step - version <= run.max_lag for version in seen.versions)
+        may = 2 if run.masks_cut and seen.cut else 1
+        due = bytes(may * (batch.step - version <= run.max_lag) for version in seen.versions)
         run.hold(
             "lag",
             lets == due,
@@ -88,7 +89,16 @@ def check_batch(
             lets.hex(),
         )
         _check_rewards(run, batch, sample, seen)
-        handed[seen.id] = sum(due)
+        finish = "length" if seen.cut else "stop"
+        run.hold(
+            "parallel",
+            sample.finish == finish,
+            "rollout {} ended by {}, and its sample by {}",
+            seen.id,
+            finish,
+            sample.finish,
+        )
+        handed[seen.id] = due.count(1)
         at, place = at + end, place + sample.response_tokens
     return None
 
@@ -98,9 +108,10 @@ def _check_rewards(
 ) -> None:
     rewards, given = seen.group.rewards, batch.rewards[sample.group]
     counts = {len(parts) for parts in batch.parts.get(sample.group, [[]])}
+    parts_due = run.rewards.parts + bool(run.rewards.parts and run.band)
     run.hold(
         "verdicts",
-        len(counts) == 1 and (counts == {run.rewards.parts} or run.refused > 0),
+        len(counts) == 1 and (counts == {parts_due} or run.refused > 0),
         "group {} has rewards of {} parts",
         sample.group,
         counts,
@@ -173,7 +184,7 @@ def check_scores(
     ]
     lag = step - np.array(seen.versions)
     old = np.isnan(scores) & (lag > max(1, run.config.staleness.max_lag))
-    trained = (mask != 0) & ~old
+    trained = (mask == 1) & ~old
     exact = np.concatenate([np.zeros(0, np.float32), *due])[trained] == scores[trained]
     run.hold(
         "proximal",
