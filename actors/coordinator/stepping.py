@@ -340,9 +340,8 @@ class Stepping:
 
     def on_stepped(self, message: Stepped, accuracy: Mapping[int, float]) -> None:
         """A new version exists: the work that its step consumed is trained. `accuracy` is what
-        evaluations of this life have found, by version. Raises ImpossibleEvent
-        for a version that was not asked for, or if the trainer does not account for the tokens that
-        it was given."""
+        evaluations of this life have found, by version. Raises ImpossibleEvent for a version that
+        was not asked for, or if the trainer does not account for the tokens that it was given."""
         if not self.closing or message.version != self._step:
             raise ImpossibleEvent(
                 f"version {message.version} was not asked for: version {self.version} is the "

@@ -49,7 +49,14 @@ class ResponseSums(NamedTuple):
 
     def merge(self, other: ResponseSums) -> Self:
         """The sums of both."""
-        return type(self)(*(one + more for one, more in zip(self, other, strict=True)))
+        return type(self)(
+            self.responses + other.responses,
+            self.reward + other.reward,
+            self.exact + other.exact,
+            self.truncated + other.truncated,
+            self.tokens + other.tokens,
+            self.surprise + other.surprise,
+        )
 
     def metrics(self) -> dict[str, float]:
         """The number of `responses`, and means by name: `reward`, `exact` and `truncated` (shares),
