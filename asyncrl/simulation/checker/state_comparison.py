@@ -204,8 +204,8 @@ def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
         run.answered is not None
         and (seen := run.reference.rollouts.get(run.answered.rollout)) is not None
     ):
-        given = run.answered.verdict
-        due = run.booked(seen, given) if isinstance(given, Scored) else given
+        verdict = run.answered.verdict
+        due = run.booked(seen, verdict) if isinstance(verdict, Scored) else verdict
         run.hold(
             "verdicts",
             seen.verdict == due
