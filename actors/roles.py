@@ -222,11 +222,14 @@ async def rollout(place: ActorContext) -> None:
     from asyncrl.engines.spec import EngineContext, engine_kind
     from asyncrl.tasks.text import Tokenizer
     from asyncrl.training.models import empty_model, parameters_for_publication
+    from asyncrl.training.output_layer import float32_output
     from weightsync.buckets import Plan
     from weightsync.collective import Receiver
 
     config, waits = place.config, Waits()
     model, tokenizer = empty_model(place.initial, _dtype(config)), Tokenizer(place.initial)
+    if config.model.output_dtype == "float32":
+        float32_output(model)
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
     context = EngineContext(config, place.run, place.initial, place.index, model, tokenizer, waits)
     async with (
@@ -290,6 +293,7 @@ async def trainer(place: ActorContext) -> None:
     from asyncrl.training.kl_terms import open_kl_terms
     from asyncrl.training.learner import Learner
     from asyncrl.training.models import load_model, parameters_for_publication
+    from asyncrl.training.output_layer import float32_output
     from asyncrl.training.supervised import open_supervised
     from weightsync.buckets import Plan
     from weightsync.collective import Sender
@@ -298,6 +302,8 @@ async def trainer(place: ActorContext) -> None:
     torch.manual_seed(config.run.seed)
     checkpoint = latest(place.run) if place.resume else None
     model = load_model(checkpoint or place.initial, _dtype(config))
+    if config.model.output_dtype == "float32":
+        float32_output(model)
     torch.nn.Module.to(model, config.train.device)
     learner = Learner(
         model,

@@ -67,6 +67,7 @@ def _idle(config: Config) -> Iterator[Advice]:
         "train.clip_hi": "clip_hi" not in bounds and f"{train.objective} has no such bound",
         "rollout.group_size_max": rollout.sizing != "difficulty"
         and "rollout.sizing is not difficulty",
+        "model.output_dtype": config.model.dtype == "float32" and "the weights are float32",
         "rollout.accept_floor": rollout.filter == "none" and "rollout.filter is none",
         "engine.sglang.launch": not servers and "engine.kind is not sglang",
         "engine.sglang.urls": not servers and "engine.kind is not sglang",

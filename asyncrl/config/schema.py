@@ -141,6 +141,15 @@ class ModelConfig(Section, frozen=True):
         ),
     ] = 0.3
     dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
+    output_dtype: Annotated[
+        Literal["weights", "float32"],
+        Meta(
+            description=(
+                "type that the output layer computes in, of trainer and embedded engines: that of "
+                "the weights, or float32"
+            )
+        ),
+    ] = "weights"
 
 
 class SglangConfig(Section, frozen=True):

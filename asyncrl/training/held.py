@@ -68,7 +68,7 @@ def minibatches(every: Sequence[HeldBatch], count: int) -> list[list[HeldPart]]:
         whose = torch.tensor([place[sample.group] for sample in held.samples])
         for packed in held.batch.packed:
             of_token = whose[held.batch.sample_index[packed.tokens]]
-            for number in of_token.unique().tolist():
+            for number in torch.unique(of_token).tolist():
                 wanted = of_token == number
                 part = packed if wanted.all() else part_of(packed, wanted)
                 parts[number].append(HeldPart(held, part))

@@ -31,6 +31,7 @@ from asyncrl.ipc.messages import MicroBatch
 from asyncrl.training.batch import Batch
 from asyncrl.training.frozen_policy import FrozenPolicy
 from asyncrl.training.models import load_model
+from asyncrl.training.output_layer import float32_output
 from staleness.ratios import log_ratio
 from staleness.reference_kl import Estimator, kl_estimate
 
@@ -165,6 +166,8 @@ def open_kl_terms(config: Config, initial: Path, dtype: torch.dtype) -> KlTerms:
 
     def opened(path: str | Path) -> FrozenPolicy:
         model = load_model(path, dtype)
+        if config.model.output_dtype == "float32":
+            float32_output(model)
         nn.Module.to(model, config.train.device)
         return FrozenPolicy(model)
 

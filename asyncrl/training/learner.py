@@ -261,11 +261,8 @@ class Learner:
             else:
                 with torch.no_grad():
                     current, entropy = self._predict(packed)
-            current, entropy = (
-                None if of_tokens is None else of_tokens.to(facts.lag.device)
-                for of_tokens in (current, entropy)
-            )
-            assert current is not None
+            current = current.to(facts.lag.device)
+            entropy = None if entropy is None else entropy.to(facts.lag.device)
             added = self.kl_terms.added(held.batch, packed.tokens, current)
             prox = held.proximal(packed, current)
             every.append(self._loss.tokens(facts, current, prox, added, entropy))

@@ -125,12 +125,14 @@ class Loss:
         folded = apply_corrections(self._corrections, _joined(parts), weighted=self._weighted)
         sizes = [len(part.mask) for part in parts]
         pieces = zip(
-            *(of_all.split(sizes) for of_all in (folded.weight, folded.kept, folded.rejected_by)),
+            torch.split(folded.weight, sizes),
+            torch.split(folded.kept, sizes),
+            torch.split(folded.rejected_by, sizes),
             strict=True,
         )
         return [
-            Folded(*piece, {} if place else folded.diagnostics)
-            for place, piece in enumerate(pieces)
+            Folded(weight, kept, rejected_by, {} if place else folded.diagnostics)
+            for place, (weight, kept, rejected_by) in enumerate(pieces)
         ]
 
     def of(
@@ -176,9 +178,8 @@ def _joined(parts: Sequence[Tokens]) -> Tokens:
     for part in parts:
         numbered.append(part._replace(sample_index=part.sample_index + before))
         before += int(part.sample_index.max()) + 1 if part.sample_index.numel() else 0
+    entropy = [part.entropy for part in numbered if part.entropy is not None]
     return Tokens(
-        *(
-            None if of_all[0] is None else torch.cat(of_all)
-            for of_all in zip(*numbered, strict=True)
-        )
+        *(torch.cat(of_all) for of_all in zip(*(part[:-1] for part in numbered), strict=True)),
+        entropy=torch.cat(entropy) if entropy else None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,10 +15,12 @@ def adamw(weights: Sequence[nn.Parameter], train: TrainConfig) -> torch.optim.Ad
     """AdamW of these weights, with the settings' rate, memories and decay. What has one dimension,
     as the scales of norms and biases do, is not pulled towards zero: for a scale that is no small
     weight, but a layer that says nothing."""
-    matrices = [weight for weight in weights if weight.dim() >= 2]
-    others = [weight for weight in weights if weight.dim() < 2]
+    groups: list[dict[str, Any]] = [
+        {"params": [weight for weight in weights if weight.dim() >= 2]},
+        {"params": [weight for weight in weights if weight.dim() < 2], "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(
-        [{"params": matrices}, {"params": others, "weight_decay": 0.0}],
+        groups,
         lr=train.lr,
         betas=(train.beta1, train.beta2),
         weight_decay=train.weight_decay,

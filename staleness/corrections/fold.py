@@ -50,7 +50,8 @@ def apply_corrections(
     ratio is the weight already, a correction that rejects has weight 1 for what it keeps, and one
     that only weighs by a ratio is a ValueError; age still weighs.
     """
-    tokens = Tokens(*(None if tensor is None else tensor.detach() for tensor in tokens))
+    entropy = None if tokens.entropy is None else tokens.entropy.detach()
+    tokens = Tokens(*(tensor.detach() for tensor in tokens[:-1]), entropy=entropy)
     kept, weight = tokens.mask, tokens.mask.float()
     rejected_by = tokens.sample_index.new_full(tokens.sample_index.shape, -1)
     diagnostics: dict[str, Tensor] = {}

@@ -1,0 +1,34 @@
+"""An output layer that computes in float32, whatever type the model has. Invariant: the same layer
+with the same parameters under the same names.
+
+In bfloat16 a logit near 20 is a multiple of 1/8, and engine and trainer round differently there:
+MiniMax-M1 (arXiv 2506.13585, section 3.2) found most of their mismatch in this one layer. Its
+weights stay as they are, tied or not.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+class Float32Linear(nn.Linear):
+    """`nn.Linear` whose product is of float32 numbers."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As `nn.Linear`: [..., in] of any float type to float32 [..., out]."""
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(input.float(), self.weight.float(), bias)
+
+
+def float32_output(model: PreTrainedModel) -> None:
+    """Have the output layer of a model compute in float32. It changes its class in place. Raises
+    ValueError for a model whose output layer is of another kind."""
+    layer = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(layer, nn.Linear):
+        raise ValueError(
+            f"the output layer is a {type(layer).__name__} and no linear layer, so it cannot be "
+            "given float32: set model.output_dtype to weights"
+        )
+    layer.__class__ = Float32Linear
