@@ -14,7 +14,6 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -72,7 +71,11 @@ async def open_curve(
     file = CurveFile(path)
     try:
         curve = Curve(read(path), file.append)
-        yield curve, partial(trio.to_thread.run_sync, file.write)
+
+        async def before_commit(forced: bool) -> None:
+            await trio.to_thread.run_sync(file.write, forced)
+
+        yield curve, before_commit
     finally:
         try:
             file.close()

@@ -151,15 +151,15 @@ class GymTask:
 
 def parameters(name: str) -> dict[str, Any]:
     """The own parameters of the data set `name`, with their defaults."""
-    fields = dataclasses.fields(DATASETS[name][1])
-    return {
-        field.name: field.default
-        if field.default is not dataclasses.MISSING
-        else field.default_factory()
-        for field in fields
-        if field.name not in ("seed", "size")
-        and (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
-    }
+    found = {}
+    for field in dataclasses.fields(DATASETS[name][1]):
+        if field.name in ("seed", "size"):
+            continue
+        if field.default is not dataclasses.MISSING:
+            found[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            found[field.name] = field.default_factory()
+    return found
 
 
 def held_out(question: str) -> bool:

@@ -3,8 +3,9 @@
 A warm-up is to come to an accuracy by its last step. Until then it shows two numbers: the share of
 right answers, which on many tasks stays at zero for most of the time and then rises fast, and the
 nats of an answer, which fall long before. An answer of `n` nats is right about as often as
-`exp(-n)`. Where neither number, going on as in the last half of the time, comes anywhere near by
-the last step, the warm-up is stuck.
+`exp(-n)`. The curve of nats is straight over the logarithm of the steps, or bends down as the model
+finds the rule. Where neither number, going on as in the last half of the time, comes anywhere near
+by the last step, the warm-up is stuck.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ LEAST = 30
 NEAR = 8.0
 """Times the share of right answers that nats promise may be off: greedy decoding is right more
 often than a sample."""
+BEGUN = 0.125
+"""Part of the accuracy asked for that is no chance any more."""
 LONG_S = 300.0
 """Seconds to come after which a warm-up without right answers is slow."""
 
@@ -68,19 +71,21 @@ def outlook(lessons: Sequence[Lesson], *, steps: int, enough: float) -> Outlook 
     recent = lessons[len(lessons) // 2 :]
     left = steps - last.step
     pace_s = (last.seconds - recent[0].seconds) / (last.step - recent[0].step)
-    rise = _slope(recent, lambda lesson: lesson.accuracy)
-    accuracy = _mean(recent[len(recent) // 2 :], lambda lesson: lesson.accuracy)
-    if rise > 0 and (needed := max(0.0, enough - last.accuracy) / rise) <= left:
+    rise = _slope(recent, lambda lesson: lesson.step, lambda lesson: lesson.accuracy)
+    end = recent[len(recent) // 2 :]
+    accuracy = _mean(end, lambda lesson: lesson.accuracy)
+    begun = accuracy > enough * BEGUN and rise > 0
+    if begun and (needed := max(0.0, enough - last.accuracy) / rise) <= left:
         return Outlook("coming", round(needed * pace_s, 3))
     left_s = round(left * pace_s, 3)
     if last.seconds < AFTER_S:
         return None
-    fall = -_slope(recent, lambda lesson: lesson.nats)
-    nats = _mean(recent[len(recent) // 2 :], lambda lesson: lesson.nats) - max(0.0, fall) * left
+    fall = -_slope(recent, lambda lesson: math.log(lesson.step), lambda lesson: lesson.nats)
+    nats = _mean(end, lambda lesson: lesson.nats) - max(0.0, fall) * math.log(steps / last.step)
     promised = math.exp(-max(0.0, nats)) * NEAR
-    if max(promised, accuracy + max(0.0, rise) * left) < enough:
+    if promised < enough and not begun:
         return Outlook("stuck", left_s)
-    return Outlook("slow" if left_s > LONG_S and accuracy < enough / 4 else "coming", left_s)
+    return Outlook("coming" if begun or left_s <= LONG_S else "slow", left_s)
 
 
 def progress(lessons: Sequence[Lesson], *, steps: int, enough: float) -> Progress:
@@ -109,9 +114,11 @@ def _mean(lessons: Sequence[Lesson], of: Callable[[Lesson], float]) -> float:
     return sum(map(of, lessons)) / len(lessons)
 
 
-def _slope(lessons: Sequence[Lesson], of: Callable[[Lesson], float]) -> float:
-    """The rise of `of` a step, by least squares."""
-    step, value = _mean(lessons, lambda lesson: lesson.step), _mean(lessons, of)
-    over = sum((lesson.step - step) ** 2 for lesson in lessons)
-    rise = sum((lesson.step - step) * (of(lesson) - value) for lesson in lessons)
-    return rise / over if over else 0.0
+def _slope(
+    lessons: Sequence[Lesson], over: Callable[[Lesson], float], of: Callable[[Lesson], float]
+) -> float:
+    """The rise of `of` for each unit of `over`, by least squares."""
+    place, value = _mean(lessons, over), _mean(lessons, of)
+    square = sum((over(lesson) - place) ** 2 for lesson in lessons)
+    rise = sum((over(lesson) - place) * (of(lesson) - value) for lesson in lessons)
+    return rise / square

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +97,37 @@ def test_progress_has_an_estimate_and_says_what_to_do_where_it_is_stuck() -> Non
 
 def test_the_end_is_a_sentence_where_the_accuracy_was_missed() -> None:
     assert ended(0.3, 0.3) == "" and "0.05 right answers of 0.3" in ended(0.05, 0.3)
+
+
+MEASURED = json.loads((Path(__file__).parent / "warmup_curves.json").read_text())
+"""Warm-ups as they went: nats and accuracy of each step, until 0.3 or for 45 s of one core.
+`rotate_matrix` is the main job's, the others have their own parameters."""
+
+
+def measured(task: str, pace_s: float) -> list[Lesson]:
+    rows = zip(MEASURED[task]["nats"], MEASURED[task]["accuracy"], strict=True)
+    return [Lesson(step, step * pace_s, *row) for step, row in enumerate(rows, 1)]
+
+
+@pytest.mark.parametrize("task", ["spell_backward", "rotate_matrix"])
+@pytest.mark.parametrize("pace_s", [0.1, 0.4, 1.5])
+def test_a_measured_warm_up_that_comes_to_its_accuracy_is_never_stuck(
+    task: str, pace_s: float
+) -> None:
+    lessons = measured(task, pace_s)
+    for steps in range(1, len(lessons) + 1):
+        found = outlook(lessons[:steps], steps=STEPS, enough=ENOUGH)
+        assert found is None or found.verdict != "stuck", steps
+    assert found is not None and found.verdict == "coming"
+
+
+@pytest.mark.parametrize("pace_s", [0.25, 0.4, 0.6])
+def test_a_measured_warm_up_that_comes_to_nothing_says_so_within_a_minute(pace_s: float) -> None:
+    lessons = measured("chain_sum", pace_s)
+    verdicts = [
+        found.verdict
+        for steps in range(1, len(lessons) + 1)
+        if (found := outlook(lessons[:steps], steps=STEPS, enough=ENOUGH)) is not None
+        and lessons[steps - 1].seconds >= 48
+    ]
+    assert verdicts and set(verdicts) == {"stuck"}
