@@ -54,6 +54,7 @@ from asyncrl.ipc.messages import (
     Stepped,
     TokenCount,
 )
+from asyncrl.observe.response_sums import ResponseSums
 from asyncrl.observe.summary import Alarmed
 from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
@@ -115,6 +116,8 @@ class Stepping:
         self._replayed = 0  # tokens trained again in the last step
         self.account = StepAccount(0, Counter(), Counter())  # of the last step
         self.metrics: dict[str, float] = {}  # of the last step
+        self._responses = ResponseSums()  # of what was looked at for the step closed last
+        self._by_task: dict[str, float] = {}  # its rewards, by task
         self._rewards: dict[int, float] = {}  # means, by the version that the step made
         self.alarms: tuple[Alarm, ...] = ()  # of the last step
         self.alarmed: dict[str, Alarmed] = {}  # of all steps
@@ -313,6 +316,11 @@ class Stepping:
         self._commands.queue(CloseStep(self._step))
         self._step += 1
         self._index = 0
+        # what is looked at from now on is of the next step
+        self._responses, self._by_task = (
+            self._batching.responses(),
+            self._batching.rewards_by_task(),
+        )
         self._batching.close()
 
     # ------------------------------------------------------------------------------------- answers
@@ -364,8 +372,8 @@ class Stepping:
         self.lags.update(lags_of_step)
         self.account = StepAccount(trained, discarded, lags_of_step)
         self.version = message.version
-        responses = self._batching.responses().metrics()
-        self.metrics = message.metrics | responses | self._batching.rewards_by_task()
+        responses = self._responses.metrics()
+        self.metrics = message.metrics | responses | self._by_task
         if responses:
             self._rewards[self.version] = responses["reward"]
         staleness = self._config.staleness
