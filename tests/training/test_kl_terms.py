@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from training_world import (
 from transformers import PreTrainedModel
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.ipc.messages import Span
 from asyncrl.training.checkpoint_index import CheckpointError
 from asyncrl.training.checkpoint_io import restore, save
 from asyncrl.training.frozen_policy import FrozenPolicy
@@ -155,6 +157,37 @@ def test_a_teacher_is_one_term_more() -> None:
     assert {"reference_kl", "teacher_kl"} <= metrics.keys()
     alone_found, _ = gradients(learner(term("loss", "k2", policy)), every)
     assert any(not torch.allclose(found[n], alone_found[n], atol=1e-4) for n in found)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [KlTerm("teacher", 1.0, "advantage", "k1", None), KlTerm("reference", 1.0, "loss", "k2", None)],
+)
+def test_what_is_sampled_comes_nearer_to_the_other_policy(made: KlTerm) -> None:
+    """Responses of one token, sampled from the policy itself, and no rewards: the divergence over
+    the whole vocabulary falls."""
+    policy = other()
+    made = made._replace(policy=FrozenPolicy(copy.deepcopy(policy)))
+    plain = msgspec.structs.replace(TRAIN, advantage="none", objective="reinforce", lr=3e-3)
+    it, rng = learner(made, train=plain), np.random.default_rng(0)
+    prompt = torch.tensor([[1, 2, 3]])
+
+    def logs(model: PreTrainedModel) -> torch.Tensor:
+        with torch.no_grad():
+            return (model(input_ids=prompt).logits[0, -1] / T).log_softmax(-1)
+
+    before = divergence(logs(it.model), logs(policy)).item()
+    for step in range(12):
+        chances = logs(it.model)
+        exact = chances.double().exp().numpy()
+        every = []
+        for number, token in enumerate(rng.choice(VOCABULARY, 64, p=exact / exact.sum())):
+            rollout = Rollout(number, number // 4, 0.0, prompt[0].tolist(), [int(token)])
+            rollout.behaviour, rollout.spans = [float(chances[token])], [Span(step, 0, 1)]
+            every.append(rollout)
+        it.accumulate(*micro_batch(every, every, step))
+        it.step()
+    assert divergence(logs(it.model), logs(policy)).item() < 0.5 * before
 
 
 # ------------------------------------------------------------------------- what the estimators mean
