@@ -36,6 +36,7 @@ MODULES = (
     "asyncrl.training.checkpoint_io",
     "asyncrl.training.learner",
     "asyncrl.training.models",
+    "asyncrl.training.trial",
     "weightsync.collective",
 )
 """Modules that the roles import when they start."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import trio
 
 from actors.reporting import Reporter, report_s
 from asyncrl.config import Config
+from asyncrl.config.errors import BAD_INPUT
 from asyncrl.config.mix import named
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.endpoints import connect, serve
@@ -290,33 +292,21 @@ async def trainer(place: ActorContext) -> None:
     from actors.trainer_actor import trainer_actor
     from asyncrl.training.checkpoint_index import latest
     from asyncrl.training.checkpoint_io import restore
-    from asyncrl.training.kl_terms import open_kl_terms
-    from asyncrl.training.learner import Learner
-    from asyncrl.training.models import load_model, parameters_for_publication
-    from asyncrl.training.output_layer import float32_output
-    from asyncrl.training.supervised import open_supervised
+    from asyncrl.training.models import ModelError, parameters_for_publication
     from weightsync.buckets import Plan
     from weightsync.collective import Sender
 
     config, waits = place.config, Waits()
     torch.manual_seed(config.run.seed)
     checkpoint = latest(place.run) if place.resume else None
-    model = load_model(checkpoint or place.initial, _dtype(config))
-    if config.model.output_dtype == "float32":
-        float32_output(model)
-    torch.nn.Module.to(model, config.train.device)
-    learner = Learner(
-        model,
-        config.train,
-        config.staleness,
-        config.rollout.temperature,
-        budget=config.rollout.max_new_tokens,
-        kl_terms=open_kl_terms(config, place.initial, _dtype(config)),
-        supervised=open_supervised(config, place.initial),
-    )
+    try:
+        learner = _learner(config, checkpoint or place.initial, place.initial)
+    except ModelError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from error
     if checkpoint is not None:
         restore(checkpoint, learner)
-    plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
+    plan = Plan.of(parameters_for_publication(learner.model), config.publication.bucket_bytes)
     async with (
         ScoringServers.open(config, waits) as servers,
         Sender.open(config.publication.host, place.run / WEIGHT_STORE) as sender,
@@ -326,6 +316,34 @@ async def trainer(place: ActorContext) -> None:
         await trainer_actor(
             link, _Threaded(learner, servers, place), transfer, waits, Reporter(waits)
         )
+
+
+def _learner(config: Config, path: Path, initial: Path) -> Learner:
+    """The learner of the model at `path`, in passes that were tried; `initial` is the model that
+    the run started from. Raises ModelError for a model that cannot be trained."""
+    import torch
+
+    from asyncrl.training.kl_terms import open_kl_terms
+    from asyncrl.training.learner import Learner
+    from asyncrl.training.models import load_model
+    from asyncrl.training.output_layer import float32_output
+    from asyncrl.training.supervised import open_supervised
+    from asyncrl.training.trial import try_passes
+
+    model = load_model(path, _dtype(config))
+    if config.model.output_dtype == "float32":
+        float32_output(model)
+    torch.nn.Module.to(model, config.train.device)
+    logger.info("tried on a few texts: %s", try_passes(model, config.engine.context_tokens))
+    return Learner(
+        model,
+        config.train,
+        config.staleness,
+        config.rollout.temperature,
+        budget=config.rollout.max_new_tokens,
+        kl_terms=open_kl_terms(config, initial, _dtype(config)),
+        supervised=open_supervised(config, initial),
+    )
 
 
 @dataclass(frozen=True)

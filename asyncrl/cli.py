@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from asyncrl.config import Config
 
-BAD_INPUT = 2
 INTERRUPTED = 130
 
 DESCRIPTION = "Train language models with reinforcement learning while generation never stops."
@@ -50,7 +49,7 @@ examples:
 """
 SETTINGS = """\
 settings: --set wins over an ASYNCRL_* variable, that over run.toml, that over the default.
-exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing was started.
+exit status: 0 the run ended well, 1 it failed, 2 the input is wrong and nothing was trained.
 """
 
 
@@ -59,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without `≤` shows `?`
     args = _parser().parse_args(argv)
-    from asyncrl.config import ConfigError
+    from asyncrl.config.errors import BAD_INPUT, ConfigError
     from asyncrl.observe.output import complain
 
     try:

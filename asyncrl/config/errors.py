@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from asyncrl.escape import escaped
 
+BAD_INPUT = 2
+"""Exit status of a command whose input is wrong, and of an actor that was the first to see it."""
+
 
 class ConfigError(Exception):
     """The run cannot start as configured. Its text is one sentence on one printable line: where,

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from asyncrl.config import Config
 from asyncrl.config.cores import divide_cores
+from asyncrl.config.errors import BAD_INPUT
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.ipc.address import UnixAddress
@@ -69,7 +70,7 @@ SMALL = ENVIRONMENT | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 def launch(config: Config, *, resume: Path | None, console: Console) -> int:
     """Run to the end. Returns the exit status: 0 if the run ended well, 130 if the user interrupted
-    it, 1 if it failed."""
+    it, 1 if it failed, 2 if the trainer refused its model."""
     return trio.run(
         partial(_Launch(config, resume is not None, console).run), strict_exception_groups=True
     )
@@ -285,6 +286,9 @@ class _Launch:
                 complain(escaped(f"there is no summary: {error}"))
         if path.exists():
             show_summary(summary.read(path), self._run, self._console)
+        if failure is not None and failure.code == BAD_INPUT:
+            complain(escaped(last_words(failure.traceback)))
+            return BAD_INPUT
         if failure is not None:
             complain(escaped_lines(str(failure)))
             return FAILED

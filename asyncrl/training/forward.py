@@ -5,14 +5,15 @@ A model computes each token by itself but for attention, and transformers' model
 a function that can be chosen. This one puts the samples together, row by row, and has torch compute
 their attention. So a prompt that several samples share is computed once, and autograd adds up the
 gradients that each of them gives it. A model that looks at other tokens in another way gets the
-rows as they are, each with its prompt.
+rows as they are, each with its prompt, or one after the other. `asyncrl.training.trial` finds out
+which of these a model computes rightly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +27,35 @@ NAME, PLAIN = "asyncrl_packed", "sdpa"
 """Our attention function among those of transformers, and the one that it stands for."""
 
 
+Passes = Literal["packed", "padded", "alone"]
+"""The ways to give a model samples: each token once, with our attention; row by row, padded on the
+right; or each row in a pass of its own, without padding."""
+
+_FOUND = "asyncrl_passes"
+"""Attribute of a model that has been tried: its `Passes`."""
+
+
+def passes(model: PreTrainedModel) -> Passes:
+    """Passes of a model: those that were found to be right for it (`give`), or, of a model that
+    nobody has tried, those that it says it can do."""
+    found: Passes | None = getattr(model, _FOUND, None)
+    return found or ("packed" if may_share(model) else "padded")
+
+
+def give(model: PreTrainedModel, found: Passes) -> None:
+    """Have the model given samples in this way from now on."""
+    setattr(model, _FOUND, found)
+
+
 def shares(model: PreTrainedModel) -> bool:
-    """True if a model may be given each token once: all its layers have full attention, computed by
-    torch's own function through the interface that ours is registered with, and nothing else of it
-    looks at other tokens."""
+    """True if a model is given each token once."""
+    return passes(model) == "packed"
+
+
+def may_share(model: PreTrainedModel) -> bool:
+    """True if a model says that it can be given each token once: all its layers have full
+    attention, computed by torch's own function through the interface that ours is registered with,
+    and nothing else of it looks at other tokens."""
     config: Any = model.config
     return (
         bool(model._supports_attention_backend)
@@ -82,15 +108,23 @@ def response_logits(model: PreTrainedModel, packed: PackedBatch, temperature: fl
         return found[0, : len(logit_positions)].float() / temperature
     at = packed.unpack_index.to(device)[logit_positions]
     pieces, places, before = [], [], 0
-    for table in packed.padded_rows:
-        here = torch.nonzero((at >= before) & (at < before + table.numel()))[:, 0]
+    alone = passes(model) == "alone"
+    for rows in (
+        rows
+        for table in packed.padded_rows
+        for rows in torch.split(table, 1 if alone else len(table))
+    ):
+        here = torch.nonzero((at >= before) & (at < before + rows.numel()))[:, 0]
         if len(here):
-            with _output_at(model, at[here] - before):
+            wanted = at[here] - before
+            # alone: without the padding, and without what predicts nothing
+            given = rows[:, : int(wanted.max()) + 1] if alone else rows
+            with _output_at(model, wanted):
                 pieces.append(
-                    model(input_ids=ids[table.to(device)], use_cache=False).logits[0, : len(here)]
+                    model(input_ids=ids[given.to(device)], use_cache=False).logits[0, : len(here)]
                 )
             places.append(here)
-        before += table.numel()
+        before += rows.numel()
     return torch.cat(pieces)[torch.argsort(torch.cat(places))].float() / temperature
 
 

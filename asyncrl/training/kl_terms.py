@@ -32,6 +32,7 @@ from asyncrl.training.batch import Batch
 from asyncrl.training.frozen_policy import FrozenPolicy
 from asyncrl.training.models import load_model
 from asyncrl.training.output_layer import float32_output
+from asyncrl.training.trial import try_passes
 from staleness.ratios import log_ratio
 from staleness.reference_kl import Estimator, kl_estimate
 
@@ -169,6 +170,7 @@ def open_kl_terms(config: Config, initial: Path, dtype: torch.dtype) -> KlTerms:
         if config.model.output_dtype == "float32":
             float32_output(model)
         nn.Module.to(model, config.train.device)
+        try_passes(model, config.engine.context_tokens)
         return FrozenPolicy(model)
 
     reference, teacher, terms = config.reference, config.teacher, list[KlTerm]()

@@ -24,6 +24,7 @@ from train_support import (
     processes,
     started,
     steps_done,
+    tiny_model,
     train,
     wait_for,
 )
@@ -124,6 +125,28 @@ def test_a_run_with_a_killed_rollout_actor_a_killed_fork_server_an_intruder_and_
     from asyncrl.training.models import load_model
 
     load_model(run / "model")
+
+
+def test_a_model_that_looks_ahead_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """transformers makes a language model of BERT's configuration without a word."""
+    from transformers import AutoModelForCausalLM, BertConfig
+
+    path = tiny_model(tmp_path / "model")
+    config = BertConfig(
+        vocab_size=json.loads((path / "config.json").read_text())["vocab_size"],
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.3,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    done = train(command(path, tmp_path / "run"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    said = done.stderr.strip().splitlines()[-1]
+    assert "the model (BertLMHeadModel) cannot be trained here" in said
+    assert "changes with what stands after or beside it" in said and "docs/models.md" in said
+    assert "Traceback" not in done.stderr
 
 
 def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(

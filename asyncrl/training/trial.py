@@ -1,0 +1,168 @@
+"""Trial of a model: does it leave others' tokens alone? Invariant: a model that is trained has
+given tokens, in the passes that it is trained with, the log-probabilities that it gives them after
+their own past and nothing else.
+
+transformers' flags say much about attention, and not all of it: some models that have them take no
+attention of ours, some look at what is padded, and some look ahead. So a few texts are given to the
+model: first each token's past by itself, then all of them as training gives them (`Passes`), the
+cheapest way first. The first that agrees is taken. A model for which none does cannot be trained.
+
+Texts are short, unless the model looks back over a window that ends within the run's own context:
+then they are longer than that, as what happens beyond a window is not seen within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from asyncrl.escape import escaped
+from asyncrl.training.forward import Passes, give, log_probabilities, may_share
+from asyncrl.training.models import ModelError
+from asyncrl.training.packing import pack
+
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
+"""Largest mean distance in nats, over a text's tokens, that rounding may make."""
+COARSE = 0.25
+"""The same of the types with fewer digits: their logits alone are off by up to 0.1."""
+WINDOWS = (
+    "sliding_window",
+    "index_topk",
+    "attention_chunk_size",
+    "attention_window_size",
+    "local_attention",
+    "window_size",
+)
+"""Names that configurations have for how far a layer looks back, or at how many tokens."""
+PROMPT, RESPONSES = 5, (9, 3, 6)
+"""Tokens of the trial's prompts, and of its responses. The first two have the same prompt."""
+SCORED = 9
+"""Tokens at the end of a response that are looked at."""
+
+
+class Trial(NamedTuple):
+    """Result of a trial: `passes` agree, within `distance` (nats, the largest mean of a text's
+    tokens); `refused` says of each cheaper way why it does not."""
+
+    passes: Passes
+    distance: float
+    refused: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "; ".join((*self.refused, f"{self.passes} passes agree to {self.distance:.1g} nats"))
+
+
+class _Texts(NamedTuple):
+    """`ids` of all texts, joined, and the tokens of each one's prompt and response."""
+
+    ids: NDArray[np.int32]
+    prompts: list[int]
+    responses: list[int]
+
+    @classmethod
+    def of(cls, vocabulary: int, longest: int) -> _Texts:
+        """Texts of ids below `vocabulary`, the first of them of `longest` tokens at least."""
+        random = np.random.default_rng(0)
+        one, other = (random.integers(0, vocabulary, PROMPT) for _ in range(2))
+        responses = [max(RESPONSES[0], longest - PROMPT), *RESPONSES[1:]]
+        ids = [
+            np.concatenate([prompt, random.integers(0, vocabulary, tokens)])
+            for prompt, tokens in zip((one, one, other), responses, strict=True)
+        ]
+        return cls(np.concatenate(ids).astype(np.int32), [PROMPT] * 3, responses)
+
+    def scored(self) -> Iterator[tuple[int, int, int]]:
+        """Of each token that is looked at: its text, its place among all ids, and its index among
+        all response tokens."""
+        start = tokens = 0
+        for text, (prompt, response) in enumerate(zip(self.prompts, self.responses, strict=True)):
+            for index in range(max(0, response - SCORED), response):
+                yield text, start + prompt + index, tokens + index
+            start += prompt + response
+            tokens += response
+
+    def start(self, text: int) -> int:
+        """Place of the first id of a text."""
+        return sum(self.prompts[:text]) + sum(self.responses[:text])
+
+
+def try_passes(model: PreTrainedModel, tokens: int) -> Trial:
+    """Try a model, and have it given samples from now on in the cheapest passes that are right for
+    it. No text of the run has more than `tokens` tokens. Raises ModelError where none are right."""
+    texts = _Texts.of(_vocabulary(model), _beyond_windows(model, tokens))
+    scored = list(texts.scored())
+    with torch.no_grad():
+        try:
+            expected = torch.tensor([_after_its_past(model, texts, *token) for token in scored])
+        except Exception as error:  # a model may raise what it likes of ids that it does not take
+            raise ModelError(_sentence(model, f"it fails at a text ({_said(error)})")) from error
+        if not bool(expected.isfinite().all()):
+            raise ModelError(_sentence(model, "its log-probabilities of a text are no numbers"))
+        of_text = torch.tensor([text for text, _, _ in scored])
+        at = torch.tensor([index for _, _, index in scored])
+        refused: list[str] = []
+        ways: tuple[Passes, ...] = ("packed", "padded", "alone")
+        for way in ways if may_share(model) else ways[1:]:
+            give(model, way)
+            try:
+                off = (_all_at_once(model, texts)[at].cpu() - expected).abs()
+            except Exception as error:  # noqa: BLE001 (as above; the next way may do)
+                refused.append(f"{way} passes fail ({_said(error)})")
+                continue
+            distance = max(float(off[of_text == text].mean()) for text in range(len(texts.prompts)))
+            if distance <= TOLERANCE.get(model.dtype, COARSE):
+                return Trial(way, distance, tuple(refused))
+            refused.append(f"{way} passes are {distance:.1g} nats off")
+    raise ModelError(
+        _sentence(model, "a token's log-probability changes with what stands after or beside it")
+        + f" ({'; '.join(refused)})"
+    )
+
+
+def _all_at_once(model: PreTrainedModel, texts: _Texts) -> Tensor:
+    """Log-probability of each response token as training computes it, float32 [tokens]."""
+    found = torch.full((sum(texts.responses),), torch.nan)
+    for packed in pack(texts.ids, texts.prompts, texts.responses, shared=may_share(model)):
+        found[packed.tokens] = log_probabilities(model, packed, 1.0).cpu()
+    return found
+
+
+def _after_its_past(
+    model: PreTrainedModel, texts: _Texts, text: int, place: int, index: int
+) -> float:
+    """Log-probability of the id at `place`, from a pass that has nothing but the ids before it."""
+    past = torch.from_numpy(texts.ids[texts.start(text) : place].astype(np.int64))
+    logits: Tensor = model(input_ids=past[None].to(model.device), use_cache=False).logits[0, -1]
+    return float(logits.float().log_softmax(-1)[int(texts.ids[place])])
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    """Ids that the model knows."""
+    embeddings: Any = model.get_input_embeddings()
+    return int(embeddings.weight.shape[0])
+
+
+def _beyond_windows(model: PreTrainedModel, tokens: int) -> int:
+    """Tokens of a text that is longer than each window which ends within `tokens`; 0 where none
+    does."""
+    text: Any = model.config.get_text_config()
+    windows = [getattr(text, name, None) for name in WINDOWS]
+    within = [window for window in windows if isinstance(window, int) and 0 < window < tokens]
+    return min(tokens, max(within) + PROMPT + SCORED) if within else 0
+
+
+def _said(error: Exception) -> str:
+    return escaped(" ".join(f"{type(error).__name__}: {error}".split()), 120)
+
+
+def _sentence(model: PreTrainedModel, why: str) -> str:
+    return (
+        f"the model ({type(model).__name__}) cannot be trained here: {why}; choose a causal "
+        "language model of another architecture (docs/models.md lists those that were tried)"
+    )
