@@ -125,8 +125,8 @@ def log_probabilities(model: PreTrainedModel, sequence: TrainingSequence) -> tor
 def reference(
     model: PreTrainedModel, every: Sequence[Labelled], train: TrainConfig
 ) -> tuple[Gradient, float, dict[int, tuple[int, int]]]:
-    """Gradient of the mean loss over the trained tokens, that mean, and (trained, stale) of each
-    sequence."""
+    """Gradient of the mean loss over the trained tokens (GSPO: over the sequences), that mean, and
+    (trained, stale) of each sequence."""
     exact = copy.deepcopy(model).double().eval()
     losses, counts = [], {}
     for number, (sequence, group, reward) in enumerate(every):
@@ -147,12 +147,17 @@ def reference(
                 behaviour = float(np.frombuffer(sequence.behaviour, np.float32)[at])
                 logs.append(scores[at - 1, ids[0, at]] - behaviour)
         counts[number] = len(logs), stale
+        of_sequence = []
         for log in logs:
             if train.objective == "gspo":  # the mean is of this sequence's trained tokens alone
                 log = sum(float(one.detach()) for one in logs) / len(logs) + (log - log.detach())
             r = torch.exp(log)
             bounded = r.clamp(1 - train.clip_lo, 1 + train.clip_hi)
-            losses.append(-torch.minimum(r * advantage, bounded * advantage))
+            of_sequence.append(-torch.minimum(r * advantage, bounded * advantage))
+        if of_sequence and train.objective == "gspo":  # a mean by rollout
+            losses.append(torch.stack(of_sequence).mean())
+        else:
+            losses += of_sequence
     if not losses:
         return {}, 0.0, counts
     loss = torch.stack(losses).mean()
