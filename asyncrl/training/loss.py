@@ -178,8 +178,6 @@ def _joined(parts: Sequence[Tokens]) -> Tokens:
     for part in parts:
         numbered.append(part._replace(sample_index=part.sample_index + before))
         before += int(part.sample_index.max()) + 1 if part.sample_index.numel() else 0
-    entropy = [part.entropy for part in numbered if part.entropy is not None]
-    return Tokens(
-        *(torch.cat(of_all) for of_all in zip(*(part[:-1] for part in numbered), strict=True)),
-        entropy=torch.cat(entropy) if entropy else None,
+    return Tokens._make(
+        None if of_all[0] is None else torch.cat(of_all) for of_all in zip(*numbered, strict=True)
     )

@@ -50,8 +50,7 @@ def apply_corrections(
     ratio is the weight already, a correction that rejects has weight 1 for what it keeps, and one
     that only weighs by a ratio is a ValueError; age still weighs.
     """
-    entropy = None if tokens.entropy is None else tokens.entropy.detach()
-    tokens = Tokens(*(tensor.detach() for tensor in tokens[:-1]), entropy=entropy)
+    tokens = Tokens._make(None if tensor is None else tensor.detach() for tensor in tokens)
     kept, weight = tokens.mask, tokens.mask.float()
     rejected_by = tokens.sample_index.new_full(tokens.sample_index.shape, -1)
     diagnostics: dict[str, Tensor] = {}

@@ -232,6 +232,26 @@ def test_other_reasoning_gym_tasks(name: str, model: Path, tmp_path: Path) -> No
     assert check(run).steps == 2
 
 
+@pytest.mark.explore
+def test_several_updates_of_a_step_are_accounted_for(model: Path, tmp_path: Path) -> None:
+    """With a mask of the whole step, the proximal policy at the start of it, and replay."""
+    run = tmp_path / "run"
+    done = train(
+        command(
+            model,
+            run,
+            train__steps=4,
+            train__minibatches=2,
+            train__passes=2,
+            train__replay_groups=1,
+            staleness__proximal="boundary",
+            staleness__correction="m2po",
+        )
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert check(run).steps == 4
+
+
 def test_pain_25_a_file_of_prompts_is_trained_without_a_gpu(model: Path, tmp_path: Path) -> None:
     run, file = tmp_path / "run", tmp_path / "prompts.jsonl"
     lines = [
