@@ -38,8 +38,9 @@ from asyncrl.ipc.messages import Finish, NoVerdict, Scored, Split, Verdict
 from asyncrl.sandbox.forks import Forks, PlainForks
 from asyncrl.sandbox.limits import Limits
 from asyncrl.sandbox.zygote import Zygote
-from asyncrl.tasks import NoReward, Several, Task, open_task
+from asyncrl.tasks import MaskedReward, NoReward, Several, Task, open_task
 from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.error_spans import token_spans
 from asyncrl.tasks.text import Tokenizer
 
 LENGTH = struct.Struct("<I")
@@ -103,7 +104,11 @@ def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdi
     try:
         ids = np.frombuffer(answer.ids, "<i4").tolist()
         text = Answer(tokenizer.decode(ids), finish=answer.finish, tokens=len(ids))
-        verdict = read(task.verify(answer.split, answer.prompt_index, text))
+        value = task.verify(answer.split, answer.prompt_index, text)
+        verdict = read(value)
+        if isinstance(verdict, Scored) and isinstance(value, MaskedReward):
+            errors = token_spans(value.errors, text, ids, tokenizer.decode)
+            verdict = Scored(verdict.reward, verdict.parts, errors=errors)
     except NoReward as error:
         verdict = NoVerdict(str(error))
     except KeyboardInterrupt:

@@ -100,6 +100,10 @@ class Scoring:
                 f"other rewards: {len(verdict.parts)} of them, where others of the group have "
                 f"{len(group.parts[0])}"
             )
+        if isinstance(verdict, Scored) and not verdict.fits(
+            self._store.experience.rollouts[message.rollout].tokens
+        ):
+            verdict = NoVerdict("error spans: they are not in the response")
         if isinstance(verdict, NoVerdict):
             reason = verdict.reason.split(":", 1)[0]
             if reason not in self.no_verdicts:

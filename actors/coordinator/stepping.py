@@ -59,9 +59,8 @@ from asyncrl.observe.summary import Alarmed
 from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.alarms import Alarm, alarms
-from staleness.lag import tokens_by_lag
 from staleness.response_alarms import response_alarms
-from staleness.truncation import loss_mask
+from staleness.truncation import loss_mask, trainable_by_lag
 
 logger = logging.getLogger(__name__)
 
@@ -254,9 +253,10 @@ class Stepping:
         for piece in pieces:
             spans = piece.sequence.spans
             cut = self._config.rollout.truncated == "mask" and piece.sequence.finish == "length"
-            mask += loss_mask(spans, self._step, most, truncated=cut)
-            of_piece = {} if cut else tokens_by_lag(spans, self._step)
-            lags.update({lag: n for lag, n in of_piece.items() if lag <= most})
+            errors = piece.sequence.errors
+            of_piece = loss_mask(spans, self._step, most, truncated=cut, errors=errors)
+            lags.update(trainable_by_lag(spans, self._step, of_piece))
+            mask += of_piece
         sequences = [piece.sequence for piece in pieces]
         self._outstanding[self._step, self._index] = lags
         message = MicroBatch(

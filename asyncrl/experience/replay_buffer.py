@@ -17,8 +17,8 @@ from asyncrl.ipc.messages import Finish, Scored, Span
 
 
 class ReplayMember(msgspec.Struct, array_like=True):
-    """A rollout as it was trained: its arrays, spans and finish as in `Rollout`, its reward, and
-    the parts of that."""
+    """A rollout as it was trained: its arrays, spans and finish as in `Rollout`, its reward, the
+    parts of that, and the errors that its verifier found."""
 
     rollout: int
     ids: bytearray
@@ -27,6 +27,7 @@ class ReplayMember(msgspec.Struct, array_like=True):
     reward: float
     parts: list[float]
     finish: Finish = ""
+    errors: list[tuple[int, int]] = []
 
 
 class ReplayGroup(msgspec.Struct, array_like=True):
@@ -51,7 +52,12 @@ class ReplayGroup(msgspec.Struct, array_like=True):
     def sequence(self, member: ReplayMember) -> TrainingSequence:
         """The prompt and a member's response, to be trained again."""
         return TrainingSequence.single_turn(
-            self.prompt, member.ids, member.behaviour, member.spans, member.finish
+            self.prompt,
+            member.ids,
+            member.behaviour,
+            member.spans,
+            member.finish,
+            member.errors,
         )
 
     @property
@@ -94,7 +100,14 @@ class ReplayBuffer(msgspec.Struct):
             )
         members = [
             ReplayMember(
-                m.id, m.ids, m.behaviour, m.spans, m.verdict.reward, m.verdict.parts, m.finish
+                m.id,
+                m.ids,
+                m.behaviour,
+                m.spans,
+                m.verdict.reward,
+                m.verdict.parts,
+                m.finish,
+                m.verdict.errors,
             )
             for m in group.members
             if isinstance(m.verdict, Scored) and m.step is not None

@@ -276,8 +276,9 @@ class Group(msgspec.Struct):
 
     def sequence(self, member: Rollout) -> TrainingSequence:
         """The prompt and what there is of a member's response, to be trained."""
+        errors = member.verdict.errors if isinstance(member.verdict, Scored) else ()
         return TrainingSequence.single_turn(
-            self.prompt, member.ids, member.behaviour, member.spans, member.finish
+            self.prompt, member.ids, member.behaviour, member.spans, member.finish, errors
         )
 
     def comparable(self, verdict: Scored) -> bool:

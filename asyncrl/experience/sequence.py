@@ -27,7 +27,8 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     `ids` (`int32`), `mask` (`uint8`) and `behaviour` (`float32`) are little-endian. `mask` is 1
     where a token was sampled and is to be trained; `behaviour` is its log-probability there, and 0
     elsewhere. `spans` say which version sampled the marked tokens: their positions count from the
-    first token of the sequence, ascend, and do not overlap. `finish` says how the last sampled
+    first token of the sequence, ascend, and do not overlap. `errors` are those that a verifier
+    found wrong, [start, end) counted from the first marked one. `finish` says how the last sampled
     response of it ended; empty where it has not, or that is not known.
 
     Example: a prompt of two tokens, three sampled ones, one given by a tool, and two sampled ones,
@@ -47,6 +48,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     behaviour: bytes
     spans: tuple[Span, ...]
     finish: Finish = ""
+    errors: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def single_turn(
@@ -56,6 +58,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
         behaviour: bytes | bytearray,
         spans: Iterable[Span],
         finish: Finish = "",
+        errors: Iterable[tuple[int, int]] = (),
     ) -> Self:
         """A prompt and one stretch of sampled tokens, which `spans` tile from 0 on. The arrays are
         copied.
@@ -73,6 +76,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
             behaviour=bytes(len(prompt)) + behaviour,
             spans=tuple(Span(s.version, given + s.start, given + s.end) for s in spans),
             finish=finish,
+            errors=tuple(errors),
         )
 
     @property

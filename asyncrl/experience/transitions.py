@@ -128,6 +128,11 @@ def _judged(state: ExperienceState, event: e.Judged) -> None:
                 f"rollout {rollout.id} was scored {numbers}: what is not a finite reward is "
                 "no verdict"
             )
+        if not event.verdict.fits(rollout.tokens):
+            raise ImpossibleEvent(
+                f"rollout {rollout.id} of {rollout.tokens} tokens has errors at "
+                f"{event.verdict.errors}"
+            )
         if not group.comparable(event.verdict):
             raise ImpossibleEvent(
                 f"rollout {rollout.id} was scored by {len(event.verdict.parts)} rewards, and "

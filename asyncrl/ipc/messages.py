@@ -51,11 +51,21 @@ RIGHT = 1.0
 class Scored(Part, frozen=True, tag=True):
     """The reward that is trained; `parts` are the rewards that it is made of, where there are
     several (GDPO), in the task's order. `score` is the verifier's own number where the reward is
-    another one, because a penalty was added; None: it is the reward."""
+    another one, because a penalty was added; None: it is the reward. `errors` are the response
+    tokens [start, end) that the verifier found wrong: they stay out of the loss."""
 
     reward: float
     parts: list[float] = []
     score: float | None = None
+    errors: list[tuple[int, int]] = []
+
+    def fits(self, tokens: int) -> bool:
+        """True if its errors lie in a response of so many tokens, ascend, and do not overlap."""
+        bounds = [bound for error in self.errors for bound in error]
+        within = not bounds or (bounds[0] >= 0 and bounds[-1] <= tokens)
+        return (
+            within and bounds == sorted(bounds) and all(start < end for start, end in self.errors)
+        )
 
     @property
     def exact(self) -> bool:
@@ -65,7 +75,7 @@ class Scored(Part, frozen=True, tag=True):
     def penalized(self, penalty: float) -> Scored:
         """The verdict with a penalty added, which is one part more where there are parts."""
         parts = [*self.parts, penalty] if self.parts else []
-        return Scored(self.reward + penalty, parts, self.reward)
+        return Scored(self.reward + penalty, parts, self.reward, self.errors)
 
 
 class NoVerdict(Part, frozen=True, tag=True):
@@ -263,9 +273,9 @@ class Sample(Part, frozen=True):
         return sum(span.end - span.start for span in self.spans)
 
 
-STALE_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN = range(3)
+STALE_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN, ERROR_TOKEN = range(4)
 """Values of a mask: the token is too old; it may enter the loss; its response was cut at its budget
-(`rollout.truncated = mask`)."""
+(`rollout.truncated = mask`); its verifier found it wrong (`Scored.errors`)."""
 
 
 class MicroBatch(Message, frozen=True):

@@ -158,8 +158,8 @@ class FakeLearner:
             self._added += policy.contribution(
                 ids[at:start].tobytes(), ids[start:end], lets, sample.reward
             )
-            stale, fresh, cut = (int((lets == why).sum()) for why in range(3))
-            left_out = {"stale": stale, "truncated": cut}
+            stale, fresh, cut, wrong = (int((lets == why).sum()) for why in range(4))
+            left_out = {"stale": stale, "truncated": cut, "error": wrong}
             discarded = {reason: count for reason, count in left_out.items() if count}
             counts.append(TokenCount(sample.rollout, fresh, discarded))
             at, place = end, place + sample.response_tokens

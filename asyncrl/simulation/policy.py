@@ -76,18 +76,29 @@ def scores(weights: int, ids: NDArray[np.int32], start: int) -> NDArray[np.float
 
 class Rewards(NamedTuple):
     """The rewards of a world's verifiers: `equal` ones give every answer the same, and `parts` is
-    the number of rewards that each is made of, 0 for one that has none."""
+    the number of rewards that each is made of, 0 for one that has none. With `errors` verifiers
+    find some tokens of most answers wrong."""
 
     equal: bool = False
     parts: int = 0
+    errors: bool = False
 
     def scored(self, prompt_index: int, ids: bytes) -> Scored:
         """The verdict on an answer: 0, 1/3, 2/3 or 1."""
+        wrong = self.wrong(ids)
         if self.equal:
-            return Scored(0.0, [0.0] * self.parts)
+            return Scored(0.0, [0.0] * self.parts, errors=wrong)
         drawn = stream(int.from_bytes(ids[-8:], "little"), prompt_index)
         reward = float(drawn % 4) / 3.0
-        return Scored(reward, [reward, *(float(n) for n in range(1, self.parts))][: self.parts])
+        parts = [reward, *(float(n) for n in range(1, self.parts))][: self.parts]
+        return Scored(reward, parts, errors=wrong)
+
+    def wrong(self, ids: bytes) -> list[tuple[int, int]]:
+        """The tokens [start, end) of an answer that are wrong: of a few kinds, all among them."""
+        tokens = len(ids) // 4
+        kind = int.from_bytes(ids[:4], "little") % 4 if self.errors else 0
+        found = [[], [(0, tokens)], [(tokens // 2, tokens)], [(0, 1), (2, 3)]][kind]
+        return [(start, end) for start, end in found if start < end <= tokens]
 
 
 def penalty(tokens: int, most: int, band: int) -> float:
@@ -160,6 +171,8 @@ def synchronous(
                 reward = rewards.scored(prompt_index, ids.tobytes()).reward
                 reward += penalty(len(ids), most, band)
                 lets = np.full(len(ids), 2 if masked and len(ids) == most else 1, np.uint8)
+                for start, end in rewards.wrong(ids.tobytes()):
+                    lets[start:end] = 3
                 added += contribution(prompt, ids, lets, reward)
                 key += 1
         versions.append(stepped(versions[-1], added & MASK))

@@ -344,6 +344,8 @@ def drawn(seed: int) -> Shape:
     draft = _Draft(_settings(seed), speeds(seed))
     if seed % 2:
         THEMES[seed // 2 % len(THEMES)](draft, random.Random(f"theme/{seed}"))
+    if random.Random(f"errors/{seed}").random() < 0.25:
+        draft.rewards = draft.rewards._replace(errors=True)
     config = msgspec.convert(draft.settings, Config)
     return Shape(config, draft.speeds, draft.rewards, draft.kinds)
 

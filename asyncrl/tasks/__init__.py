@@ -10,14 +10,14 @@ which the launcher gives to every actor.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol, Self
 
 from asyncrl.config.mix import members
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import Split
 
-__all__ = ["NoReward", "Several", "Task", "TaskError", "open_task"]
+__all__ = ["MaskedReward", "NoReward", "Several", "Task", "TaskError", "open_task"]
 
 
 class TaskError(Exception):
@@ -46,6 +46,23 @@ class Several(float):
         except (OverflowError, ValueError):  # too large, and infinities of either sign
             self = super().__new__(cls, math.nan)
         self.parts = dict(parts)
+        return self
+
+
+class MaskedReward(float):
+    """A reward, and the `errors` of the answer: characters [start, end) of its text that stay out
+    of the loss, in any order.
+
+    >>> reward = MaskedReward(1.0, [(0, 12)])
+    >>> float(reward), reward.errors
+    (1.0, [(0, 12)])
+    """
+
+    errors: list[tuple[int, int]]
+
+    def __new__(cls, reward: float, errors: Iterable[tuple[int, int]]) -> Self:
+        self = super().__new__(cls, reward)
+        self.errors = list(errors)
         return self
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import Split
-from asyncrl.tasks import TaskError
+from asyncrl.tasks import MaskedReward, TaskError
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.gym import RIGHT, render
 from asyncrl.tasks.partial_credit import settled_reward
@@ -117,6 +117,8 @@ class JsonlTask:
         entry = self.entry(split, prompt_index)
         verifier = self._verifiers.find(entry.get("verifier", ""))
         reward: float = rewarded(verifier, verifier(Answer.of(answer), entry))
+        if self._exact and isinstance(reward, MaskedReward):
+            return MaskedReward(_exactly(reward), reward.errors)
         return _exactly(reward) if self._exact else reward
 
     def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.ipc.messages import TRAINABLE_TOKEN, TRUNCATED_TOKEN, MicroBatch, Sample
+from asyncrl.ipc.messages import ERROR_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN, MicroBatch, Sample
 from asyncrl.training.packing import PackedBatch, pack
 
 
@@ -27,7 +27,8 @@ class Batch(NamedTuple):
     """The packed batches of a micro-batch, and one item for each sampled token in every tensor.
 
     `behaviour` is its log-probability (float32), `mask` is True where it may enter the loss (bool),
-    `truncated` where it may not because its response was cut (bool),
+    `truncated` where it may not because its response was cut, `errors` where its verifier found it
+    wrong (bool),
     `sample_index` the place of its sample in the batch (int64), `version` the version that sampled
     it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities under the
     policies that do not learn, by their names (float32).
@@ -40,6 +41,7 @@ class Batch(NamedTuple):
     version: Tensor
     lag: Tensor
     truncated: Tensor
+    errors: Tensor
     scores: Mapping[str, Tensor] = {}
 
 
@@ -73,6 +75,7 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bo
         version,
         lag,
         torch.from_numpy(mask == TRUNCATED_TOKEN),
+        torch.from_numpy(mask == ERROR_TOKEN),
     )
 
 

@@ -30,7 +30,7 @@ from asyncrl.training.gradients import sample_advantages
 from asyncrl.training.held import HeldBatch, HeldPart, minibatches, token_counts
 from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
 from asyncrl.training.linear import accelerate
-from asyncrl.training.loss import MEDIAN, STALE, TRAINED, TRUNCATED, Loss, ResponseTokens
+from asyncrl.training.loss import ERROR, MEDIAN, STALE, TRAINED, TRUNCATED, Loss, ResponseTokens
 from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.optimizer import adamw
 from asyncrl.training.packing import PackedBatch
@@ -141,8 +141,8 @@ class Learner:
         """Add the gradient of a micro-batch, or hold it until the step is closed; `buffers` are the
         three of `MicroBatch`, `served` the log-probabilities of its sampled tokens by servers
         (`KlTerms.scores`). Returns, for each sample of a batch that is not held, what became of its
-        response tokens: trained, or discarded as `stale` or `truncated` (masked on arrival),
-        `median` (its rollout is the one that others are compared with), `nonfinite` (a
+        response tokens: trained, or discarded as `stale`, `truncated` or `error` (masked on
+        arrival), `median` (its rollout is the one that others are compared with), `nonfinite` (a
         log-probability that is no number), or by the kind of the correction that left it out.
         Raises ValueError where batch and buffers do not fit each other, or the batch is of another
         step."""
@@ -286,6 +286,7 @@ class Learner:
             fresh & trained,
         )
         masked = torch.where(batch.truncated[packed.tokens].to(fresh.device), TRUNCATED, STALE)
+        masked = torch.where(batch.errors[packed.tokens].to(fresh.device), ERROR, masked)
         return facts, torch.where(fresh, MEDIAN, masked)
 
     def _predict(self, packed: PackedBatch) -> tuple[Tensor, Tensor | None]:

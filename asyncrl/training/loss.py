@@ -26,10 +26,10 @@ from staleness.objectives import token_loss
 from staleness.ratios import log_ratio
 from staleness.tokens import Tokens
 
-TRAINED, STALE, MEDIAN, NONFINITE, TRUNCATED = range(5)
-"""Fates of a response token. From 5 on a fate is 5 + the place, in the list, of the correction that
+TRAINED, STALE, MEDIAN, NONFINITE, TRUNCATED, ERROR = range(6)
+"""Fates of a response token. From 6 on a fate is 6 + the place, in the list, of the correction that
 left it out."""
-REASONS = ("", "stale", "median", "nonfinite", "truncated")
+REASONS = ("", "stale", "median", "nonfinite", "truncated", "error")
 
 
 class ResponseTokens(NamedTuple):

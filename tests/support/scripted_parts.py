@@ -119,6 +119,7 @@ class ScriptedLearner:
         for sample in batch.samples:
             of_sample = mask[at : at + sample.response_tokens].tolist()
             left_out = {"stale": of_sample.count(0), "truncated": of_sample.count(2)}
+            left_out["error"] = of_sample.count(3)
             discarded = {reason: count for reason, count in left_out.items() if count}
             counts.append(TokenCount(sample.rollout, of_sample.count(1), discarded))
             at += sample.response_tokens

@@ -189,7 +189,7 @@ class ScriptedWorld(World):
                 for version, trainable in zip(
                     tokens[sample.rollout], mask[at : at + sample.response_tokens], strict=True
                 ):
-                    if trainable:
+                    if trainable == 1:
                         lags[batch.step - version] += 1
                 at += sample.response_tokens
         return lags

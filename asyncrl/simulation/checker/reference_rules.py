@@ -52,7 +52,7 @@ class ReferenceRules:
             return given
         lost = policy.penalty(len(seen.versions), seen.group.event.max_new_tokens, self.band)
         parts = [*given.parts, lost] if given.parts else []
-        return Scored(given.reward + lost, parts, given.reward)
+        return Scored(given.reward + lost, parts, given.reward, given.errors)
 
     @property
     def per_group(self) -> int:

@@ -41,6 +41,11 @@ class ReferenceRollout:
     def oldest(self) -> int:
         return min(self.versions, default=0)
 
+    def wrong(self) -> set[int]:
+        """The places of the tokens that its verifier found wrong."""
+        errors = self.verdict.errors if isinstance(self.verdict, Scored) else []
+        return {place for start, end in errors for place in range(start, end)}
+
     def spans(self) -> list[tuple[int, int, int]]:
         found: list[tuple[int, int, int]] = []
         for index, version in enumerate(self.versions):

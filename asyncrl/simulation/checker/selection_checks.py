@@ -271,6 +271,9 @@ def trained(run: CheckedRun, event: e.Trained) -> None:
     left_out = {"stale": len(seen.versions) - fresh}
     if run.masks_cut and seen.cut:
         left_out["truncated"], fresh = fresh, 0
+    else:
+        wrong = sum(step - seen.versions[place] <= run.max_lag for place in seen.wrong())
+        left_out["error"], fresh = wrong, fresh - wrong
     left_out = {reason: count for reason, count in left_out.items() if count}
     run.hold(
         "ledger",

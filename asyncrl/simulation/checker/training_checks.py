@@ -78,7 +78,11 @@ def check_batch(
             )
         lets = bytes(mask[place : place + sample.response_tokens])
         may = 2 if run.masks_cut and seen.cut else 1
-        due = bytes(may * (batch.step - version <= run.max_lag) for version in seen.versions)
+        wrong = seen.wrong() if may == 1 else set()
+        due = bytes(
+            (3 if place in wrong else may) * (batch.step - version <= run.max_lag)
+            for place, version in enumerate(seen.versions)
+        )
         run.hold(
             "lag",
             lets == due,
