@@ -37,7 +37,7 @@ CAUSES = (
     _BadEnd(r"stopped early|grace period", r"restart_everything", lambda c: 1.0),
     _BadEnd(r"everything was killed", r"kill_everything|checkpoint_damaged", lambda c: 1.0),
     _BadEnd(r"coordinator-0 was killed", r"kill_coordinator", lambda c: 1.0),
-    _BadEnd(r"JournalError: the simulated disk is", r"disk_.*", lambda c: 1.0),
+    _BadEnd(r"JournalError: .*the simulated disk is", r"disk_.*", lambda c: 1.0),
     _BadEnd(r"the last checkpoint was not written", r"checkpoint_fails", lambda c: AFTERMATH_S),
     _BadEnd(
         r"stands still|coordinator-0 ended with exit code 0",
