@@ -5,8 +5,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-# One file of tests a process at a time (tests/conftest.py).
-PYTEST := $(BIN)/pytest -n auto --maxprocesses=8
+# One file of tests a process at a time (tests/conftest.py), and one process more than there are
+# cores, at most eight: those that start real runs and servers wait half of their time.
+WORKERS := $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
+PYTEST := $(BIN)/pytest -n $(WORKERS)
 
 # The locked wheels and nothing else: each by its hash, none built, no dependency that is not listed.
 PINNED := install --disable-pip-version-check --no-deps --only-binary :all: --require-hashes

@@ -15,6 +15,8 @@ from staleness.alarms import FEW, Alarm
 
 WINDOW = 8
 """Steps whose mean reward stands for a moment."""
+RECENT = 4 * WINDOW
+"""Steps after which an evaluation of what one began with is known."""
 LEAST = 3
 """Steps of the least window that says anything."""
 
@@ -38,6 +40,28 @@ def response_alarms(
         *_never_ends(metrics, most_truncated),
         *_reward_against_accuracy(rewards, accuracy, prompts),
     )
+
+
+def rewards_to_keep(
+    rewards: Mapping[int, float], accuracy: Mapping[int, float]
+) -> dict[int, float]:
+    """The rewards that an alarm may still look at: those after the best and the last evaluation,
+    and the RECENT last ones. A run has any number of steps.
+
+    >>> kept = rewards_to_keep(dict.fromkeys(range(1, 101), 0.5), {0: 0.3, 20: 0.9, 60: 0.8})
+    >>> sorted(kept) == [*range(21, 29), *range(61, 101)]
+    True
+    """
+    newest = max(rewards, default=0)
+    ends = {newest - RECENT: RECENT}
+    if accuracy:
+        best = max(accuracy, key=lambda version: (accuracy[version], version))
+        ends |= {best: WINDOW, max(accuracy): WINDOW}
+    return {
+        version: reward
+        for version, reward in rewards.items()
+        if any(0 < version - start <= length for start, length in ends.items())
+    }
 
 
 def _never_ends(metrics: Mapping[str, float], limit: float) -> list[Alarm]:

@@ -59,7 +59,7 @@ from asyncrl.observe.summary import Alarmed
 from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.alarms import Alarm, alarms
-from staleness.response_alarms import response_alarms
+from staleness.response_alarms import response_alarms, rewards_to_keep
 from staleness.truncation import loss_mask, trainable_by_lag
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,8 @@ class Stepping:
         self.metrics: dict[str, float] = {}  # of the last step
         self._responses = ResponseSums()  # of what was looked at for the step closed last
         self._by_task: dict[str, float] = {}  # its rewards, by task
-        self._rewards: dict[int, float] = {}  # means, by the version that the step made
+        # means, by the version that the step made; those that an alarm may look at
+        self._rewards: dict[int, float] = {}
         self.alarms: tuple[Alarm, ...] = ()  # of the last step
         self.alarmed: dict[str, Alarmed] = {}  # of all steps
         # seconds on trio's clock: when the trainer answered last, and when it made a step last
@@ -376,6 +377,7 @@ class Stepping:
         self.metrics = message.metrics | responses | self._by_task
         if responses:
             self._rewards[self.version] = responses["reward"]
+            self._rewards = rewards_to_keep(self._rewards, accuracy)
         staleness = self._config.staleness
         left_out = {
             reason: count

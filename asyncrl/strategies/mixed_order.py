@@ -23,7 +23,12 @@ BLOCKS = 8
 
 
 class TaskPart(NamedTuple):
-    """One task of a mix: its label, its prompts in each split, and its share in each stage."""
+    """One task of a mix: its label, its prompts in each split, and its share in each stage.
+
+    >>> sums = TaskPart("sums", {"train": 90, "evaluation": 10}, (0.25, 0.5))
+    >>> sums.sizes["train"], sums.shares[1]
+    (90, 0.5)
+    """
 
     label: str
     sizes: Mapping[Split, int]

@@ -21,7 +21,11 @@ FILE = "catalog.json"
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
     """A warm-up of the bundled model: the share of right answers that it came to, 0 to 1, after so
     many steps, in so many seconds of one core. It `ended` by its accuracy or its last step, or else
-    by the time that the measurement gave it."""
+    by the time that the measurement gave it.
+
+    >>> Learned(accuracy=0.31, steps=140, seconds=11.8, ended=True).accuracy
+    0.31
+    """
 
     accuracy: float
     steps: int
@@ -32,7 +36,14 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One data set: a question of it, its answer (None: it knows none), and the most tokens of
     prompts and of answers, in the bundled model's bytes. `learned` is None where nobody measured
-    it."""
+    it.
+
+    >>> entry = CatalogEntry(
+    ...     name="gcd", question="gcd(4, 6)?", answer="2", prompt_tokens=10, answer_tokens=1
+    ... )
+    >>> entry.answer, entry.learned
+    ('2', None)
+    """
 
     name: str
     question: str

@@ -19,7 +19,12 @@ from asyncrl.tasks import Task, TaskError
 
 
 class MixedTask:
-    """The tasks of `task.mix`, by label."""
+    """The tasks of `task.mix`, by label. Their prompts are numbered one task after the other.
+
+    >>> MixedTask({})
+    Traceback (most recent call last):
+    asyncrl.tasks.TaskError: no task of task.mix has a training prompt
+    """
 
     def __init__(self, tasks: Mapping[str, Task]) -> None:
         """Raises TaskError where none has a training prompt."""

@@ -31,7 +31,11 @@ class Example(msgspec.Struct):
 
 
 class ExampleIds(NamedTuple):
-    """The ids of a prompt, and of its response and the end of that."""
+    """The ids of a prompt, and of its response and the end of that.
+
+    >>> len(ExampleIds(prompt=[5, 6], response=[7, 8, 2]).response)
+    3
+    """
 
     prompt: list[int]
     response: list[int]

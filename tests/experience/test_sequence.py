@@ -133,5 +133,5 @@ def test_a_finished_session_is_written_as_it_was_before_its_leaves_were_sequence
     assert msgspec.json.encode(session).decode() == (
         '{"session":"a","end":"rewarded","reward":1.0,"prompt_index":6,"calls":1,"sampled":2,'
         '"unused":0,"meetings":{"opened":1},"leaves":[{"ids":"' + ids + '","mask":"' + mask + '",'
-        '"behaviour":"' + behaviour + '","spans":[[5,2,4]],"finish":"stop"}]}'
+        '"behaviour":"' + behaviour + '","spans":[[5,2,4]],"finish":"stop","errors":[]}]}'
     )

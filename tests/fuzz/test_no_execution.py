@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from asyncrl.config import ConfigError
-from asyncrl.launch.preflight import _model
+from asyncrl.launch.model_directories import check_directory
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.models import ModelError, empty_model, load_model
@@ -240,7 +240,7 @@ def test_a_directory_of_pickles_is_refused_and_not_opened(directory: Path, tmp_p
     with pytest.raises(ModelError, match="pickles"):
         load_model(directory)
     with pytest.raises(ConfigError, match="pickles"):
-        _model(directory)
+        check_directory("model.path", directory)
     assert not executed.exists()
 
 
@@ -395,7 +395,7 @@ def test_a_tokenizer_that_is_none_is_a_sentence(directory: Path, text: bytes) ->
     assert "\n" not in str(caught.value)
     if text in (b"", b"[", b"\xff\xfe", b"[" * 100_000):
         with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-            _model(directory)
+            check_directory("model.path", directory)
 
 
 def test_directories_in_place_of_files_are_a_sentence(directory: Path) -> None:
@@ -405,4 +405,4 @@ def test_directories_in_place_of_files_are_a_sentence(directory: Path) -> None:
     with pytest.raises(ModelError):
         load_model(directory)
     with pytest.raises(ConfigError):
-        _model(directory)
+        check_directory("model.path", directory)

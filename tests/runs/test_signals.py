@@ -31,6 +31,7 @@ def test_sigterm_drains_and_ends_with_0(talked_to: AgentsRun) -> None:
     assert processes(talked_to.run) == {}
 
 
+@pytest.mark.explore
 def test_a_second_signal_ends_it_at_once(model: Path, tmp_path: Path) -> None:
     """The trainer is stopped, so that the drain would take as long as it may."""
     run = tmp_path / "run"

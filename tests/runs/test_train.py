@@ -127,6 +127,7 @@ def test_a_run_with_a_killed_rollout_actor_a_killed_fork_server_an_intruder_and_
     load_model(run / "model")
 
 
+@pytest.mark.explore
 def test_a_model_that_looks_ahead_is_refused_in_a_sentence(tmp_path: Path) -> None:
     """transformers makes a language model of BERT's configuration without a word."""
     from transformers import AutoModelForCausalLM, BertConfig

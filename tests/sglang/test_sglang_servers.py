@@ -300,6 +300,7 @@ def real(sglang_model: Path) -> Callable[..., Launch]:
     return lambda: launch(str(PYTHON), model=str(sglang_model))
 
 
+@pytest.mark.explore
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(START_S + 120)
