@@ -271,6 +271,7 @@ def test_the_page_has_a_formula_for_each_recipe_and_names_each_in_its_table() ->
     assert all(tomllib.loads(text) for text in recipes().values())
 
 
+@pytest.mark.explore
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_settings_give_the_papers_gradient(name: str, tmp_path: Path) -> None:
     config = configured(recipes()[name], tmp_path)
