@@ -14,8 +14,8 @@ PYTEST := $(BIN)/pytest -n $(WORKERS)
 PINNED := install --disable-pip-version-check --no-deps --only-binary :all: --require-hashes
 LOCAL := install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 
-# $(call locked,ENVIRONMENT,LOCKS): torch for processors where the package index offers that build, else as PyPI has it; then what the locks
-# list, which has the last word (SGLang's on triton).
+# $(call locked,ENVIRONMENT,LOCKS): torch for processors where the package index offers that build,
+# else as PyPI has it; then what the locks list, which has the last word (SGLang's on triton).
 define locked
 	$(1)/bin/python -m pip $(PINNED) --quiet -r requirements/torch-cpu.lock 2>/dev/null || $(1)/bin/python -m pip $(PINNED) -r requirements/torch.lock
 	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
