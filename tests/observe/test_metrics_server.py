@@ -57,7 +57,7 @@ def test_silent_clients_take_no_threads_and_few_descriptors() -> None:
             stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(120)
         ]
         assert scrape(port).startswith(b"HTTP/1.1 200")
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads  # an earlier test's may end
         theirs = descriptors() - before - len(ours)
         assert theirs <= LIMITS.strangers + 2, "the others were closed"
         assert metrics.registry.get_sample_value(
