@@ -235,6 +235,8 @@ class _Nursery:
 def sandboxed(config: TaskConfig, task: Task, control: int) -> Forks:
     """Close the sandbox of the task around this process, and say how it forks. Raises OSError where
     the machine does not have it, and ValueError where an answer would be executed without."""
+    if task.languages and config.sandbox == "strict":
+        raise ValueError("this task starts programs, which nothing in task.sandbox = 'strict' may")
     if config.sandbox == "process":
         if task.executes:
             raise ValueError("this task executes answers, and needs task.sandbox = 'strict'")

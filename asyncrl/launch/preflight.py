@@ -24,7 +24,7 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
-from asyncrl.config.mix import members, named
+from asyncrl.config.mix import each, members, named
 from asyncrl.config.schema import TaskConfig
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
@@ -36,9 +36,11 @@ from asyncrl.launch.model_directories import check_directory, check_examples, ch
 from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.observe import curve
 from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
+from asyncrl.programs.bubblewrap import Bubblewrap
+from asyncrl.programs.languages import trial
 from asyncrl.sandbox.support import support
 from asyncrl.strategies.curriculum import CURRICULA
-from asyncrl.tasks import TaskError, open_task
+from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
 
@@ -101,7 +103,8 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         absolute["engine.sglang"]["launch"] = (str(Path(launch[0]).absolute()), *launch[1:])
     sandbox = config.task.sandbox
     if sandbox == "auto":
-        sandbox = "process" if support().missing else "strict"
+        runs = any(task.verifier == "run" for task in each(config.task))
+        sandbox = "process" if runs or support().missing else "strict"
     sglang = msgspec.structs.replace(config.engine.sglang, **absolute["engine.sglang"])
     return msgspec.structs.replace(
         config,
@@ -165,7 +168,10 @@ def check(config: Config, resume: Path | None, available: int) -> None:
         task = open_task(config.task, config.run.seed)
     except TaskError as error:
         raise ConfigError(str(error)) from None
-    _sandbox(config.task, task.executes)
+    if task.languages:
+        _programs(config.task, task)
+    else:
+        _sandbox(config.task, task.executes)
     check_policies(config, task)
     check_examples(config, task)
 
@@ -221,6 +227,32 @@ def _sandbox(task: TaskConfig, executes: bool) -> None:
             f"the verifier of task {named(task)!r} executes what the model answers, and needs "
             f"task.sandbox = 'strict', {cure}."
         )
+
+
+def _programs(config: TaskConfig, task: Task) -> None:
+    """Look if the programs that answers are can be run, by running one of each language."""
+    if task.executes:
+        raise ConfigError(
+            f"the verifiers of task {named(config)!r} both execute answers, which needs the "
+            "sandbox strict, and run them as programs, which strict does not let them: make two "
+            "runs of it."
+        )
+    if config.sandbox == "strict":
+        raise ConfigError(
+            "task.sandbox is 'strict', in which no program can be started, and a verifier is "
+            "`run`: set it to process. Programs have a sandbox of their own, whatever it is."
+        )
+    sandbox = Bubblewrap()
+    if missing := sandbox.missing():
+        raise ConfigError(
+            f"a verifier is `run`, and this machine does not have the sandbox of programs "
+            f"({missing}); allow user namespaces, or choose another verifier."
+        )
+    for language in sorted(task.languages):
+        if problem := trial(language, sandbox):
+            raise ConfigError(
+                f"a verifier is `run`, and {problem}; mend it, or leave its lines out."
+            )
 
 
 def _cores(config: Config, available: int) -> None:

@@ -56,9 +56,14 @@ class View(msgspec.Struct, frozen=True):
 def python_view(files: dict[str, str]) -> View:
     """The view that this Python needs, and `files` by their place."""
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
-    python += [sysconfig.get_path(name) for name in _PYTHON]
+    return system_view([*python, *(sysconfig.get_path(name) for name in _PYTHON)], files)
+
+
+def system_view(paths: Iterable[str], files: dict[str, str]) -> View:
+    """The view of the system's programs and libraries, of `paths`, those of them that are there,
+    and of `files` by their place."""
     links = {path: str(Path(path).readlink()) for path in _SYSTEM if Path(path).is_symlink()}
-    wanted = {*python, *(path for path in _SYSTEM if path not in links)}
+    wanted = {*paths, *(path for path in _SYSTEM if path not in links)}
     there = sorted(path for path in wanted if Path(path).exists() and path != "/")
     folders = {path: to for path, to in links.items() if Path(path).is_dir()}
     return View(tuple(outermost(there)), folders, files)

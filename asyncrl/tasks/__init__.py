@@ -84,6 +84,13 @@ class Task(Protocol):
         ...
 
     @property
+    def languages(self) -> frozenset[str]:
+        """Languages in which answers are programs, each of which the verifier starts in a sandbox
+        of its own (`asyncrl.programs`). The verifier executes none of them itself, and cannot start
+        them in the sandbox `strict`. Empty where it starts none."""
+        ...
+
+    @property
     def writes(self) -> bool:
         """True if the verifier may write files. They are its own, and gone after the verdict."""
         ...

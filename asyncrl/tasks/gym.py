@@ -87,6 +87,10 @@ class GymTask:
         return self._screen is not None
 
     @property
+    def languages(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
     def writes(self) -> bool:
         return False  # its scorers compute, and no more
 

@@ -1,9 +1,10 @@
 """Prompts from a JSONL file. Invariant: every line was parsed and checked before the first prompt
 is given out.
 
-A line is an object with `prompt`, `answer` (text, or a number), optionally `verifier`, and any
-other key that its verifier reads. Only eight bytes a line stay in memory: where it starts. Held-out
-prompts never train: lines of the training split with a held-out prompt are left out.
+A line is an object with `prompt`, `answer` (text, or a number; with the verifier `run` it may be
+left out), optionally `verifier`, and any other key that its verifier reads. Only eight bytes a line
+stay in memory: where it starts. Held-out prompts never train: lines of the training split with a
+held-out prompt are left out.
 """
 
 from __future__ import annotations
@@ -21,24 +22,26 @@ import msgspec
 
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import Split
+from asyncrl.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import MaskedReward, TaskError
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.gym import RIGHT, render
 from asyncrl.tasks.partial_credit import settled_reward
-from asyncrl.tasks.verifiers import VerifierTable, as_number, number, rewarded
+from asyncrl.tasks.program_cases import CasesVerifier
+from asyncrl.tasks.verifiers import VerifierTable, rewarded
 
 LINE_BYTES = 16 * 2**20
 
 
 class Line(msgspec.Struct):
-    """Keys that a line must have, and `verifier`. Other keys are kept for its verifier.
+    """Keys of a line that do not belong to its verifier, and `answer`, which nearly all need.
 
     >>> msgspec.json.decode('{"prompt": "2 + 2 =", "answer": 4, "hard": true}', type=Line).answer
     4
     """
 
     prompt: str
-    answer: str | int | float
+    answer: str | int | float | msgspec.UnsetType = msgspec.UNSET
     verifier: str = ""
 
 
@@ -59,8 +62,9 @@ class JsonlTask:
         if not config.path:
             raise TaskError("task.name = 'jsonl' needs task.path, the file of prompts")
         self._config = config
-        self._verifiers = VerifierTable(config.verifier)
         self._exact = settled_reward(config) == "exact"
+        run = CasesVerifier(Bubblewrap(), config.verdict_s, all_or_nothing=self._exact)
+        self._verifiers = VerifierTable(config.verifier, run)
         train = _File(config.path, self._verifiers)
         if config.eval_path and config.eval_size:
             held_out, rows = _File(config.eval_path, self._verifiers), range(train.lines)
@@ -98,6 +102,10 @@ class JsonlTask:
         return self._verifiers.executes
 
     @property
+    def languages(self) -> frozenset[str]:
+        return frozenset(self._verifiers.languages)
+
+    @property
     def writes(self) -> bool:
         return True  # its verifiers are the user's
 
@@ -111,7 +119,8 @@ class JsonlTask:
         return render(self._config, str(self.entry(split, prompt_index)["prompt"]))
 
     def answer(self, split: Split, prompt_index: int) -> str | None:
-        return str(self.entry(split, prompt_index)["answer"])
+        answer = self.entry(split, prompt_index).get("answer")
+        return None if answer is None else str(answer)
 
     def verify(self, split: Split, prompt_index: int, answer: str) -> float:
         entry = self.entry(split, prompt_index)
@@ -193,8 +202,9 @@ class _File:
                 )
             if text.strip():
                 try:
-                    line = msgspec.convert(decoder.decode(text), Line)
-                    verifier = verifiers.find(line.verifier)
+                    entry = decoder.decode(text)
+                    line = msgspec.convert(entry, Line)
+                    verifiers.check(verifiers.find(line.verifier), entry)
                 except (
                     msgspec.DecodeError,
                     UnicodeDecodeError,
@@ -202,10 +212,5 @@ class _File:
                     LookupError,
                 ) as error:
                     raise TaskError(f"{self._path}, line {count}: {error}") from error
-                if verifier is number and as_number(str(line.answer)) is None:
-                    raise TaskError(
-                        f"{self._path}, line {count}: its verifier is `number` and its answer "
-                        f"{line.answer!r} is none"
-                    )
                 yield start, line
             start += len(text)

@@ -42,6 +42,10 @@ class MixedTask:
         return any(task.executes for task in self._listed)
 
     @property
+    def languages(self) -> frozenset[str]:
+        return frozenset(language for task in self._listed for language in task.languages)
+
+    @property
     def writes(self) -> bool:
         return any(task.writes for task in self._listed)
 

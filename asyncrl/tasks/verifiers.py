@@ -13,6 +13,9 @@ cannot run what it likes: another module, and whatever else lies in this one.
 A function that executes answers, as code, says so by an attribute: `judge.executes = True`. Then
 each answer is judged in a fresh process of the sandbox `strict`.
 
+`run` executes nothing: it starts answers as programs, each in a sandbox of its own
+(`program_cases.py`).
+
 A function that gives several rewards has their names in an attribute, and returns a mapping of all
 of them:
 
@@ -36,8 +39,10 @@ from typing import Any
 
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import Registry
+from asyncrl.programs.bubblewrap import Bubblewrap
 from asyncrl.tasks import NoReward, Several, TaskError
 from asyncrl.tasks.answer import Answer
+from asyncrl.tasks.program_cases import CasesVerifier
 
 Verifier = Callable[[Answer, Mapping[str, Any]], Any]
 """`(answer, the line as a dict) -> reward`, or a mapping of rewards by name; may raise anything,
@@ -61,7 +66,9 @@ SHOWN = 100
 """Longest part of somebody else's names that a sentence has, in characters."""
 
 VERIFIERS: Registry[Verifier] = Registry(
-    "verifier", {"exact": exact, "number": number}, lambda found: ""
+    "verifier",
+    {"exact": exact, "number": number, "run": CasesVerifier(Bubblewrap())},
+    lambda found: "",
 )
 """Verifiers that `task.verifier` may name."""
 
@@ -146,9 +153,12 @@ class VerifierTable:
 function of 'os' if you trust it, as its code would be run
     """
 
-    def __init__(self, default: str) -> None:
-        """Raises TaskError."""
+    def __init__(self, default: str, run: CasesVerifier | None = None) -> None:
+        """`run` is the verifier of that name, made from a task's settings. Raises TaskError."""
         self._default = default
+        self._own = {"run": run} if run else {}
+        self.languages: set[str] = set()
+        """Languages of the lines that were checked whose answers are run as programs."""
         self._module = default.partition(":")[0] if ":" in default else ""
         try:
             self._found = {default: _checked(default, self._of_settings(default))}
@@ -167,6 +177,15 @@ function of 'os' if you trust it, as its code would be run
         does."""
         return next((name for name, verifier in self._found.items() if names(verifier)), "")
 
+    def check(self, verifier: Verifier, line: Mapping[str, Any]) -> None:
+        """Look if a line has what its verifier reads of it. Raises LookupError."""
+        if isinstance(verifier, CasesVerifier):
+            self.languages.add(verifier.language(line))
+        elif "answer" not in line:
+            raise LookupError("Object missing required field `answer`")
+        elif verifier is number and as_number(str(line["answer"])) is None:
+            raise LookupError(f"its verifier is `number` and its answer {line['answer']!r} is none")
+
     def find(self, name: str) -> Verifier:
         """The verifier that a line may name so; that of `task.verifier` where it is empty. Raises
         LookupError that says what is wrong with the name."""
@@ -178,7 +197,7 @@ function of 'os' if you trust it, as its code would be run
     def _of_settings(self, name: str) -> Verifier:
         module, colon, _ = _parts(name)
         try:
-            verifier = VERIFIERS.find(name)
+            verifier = self._own.get(name) or VERIFIERS.find(name)
         except ConfigError as error:
             raise LookupError(str(error).removesuffix(".")) from error
         if colon and getattr(verifier, "__module__", "") != module:
@@ -188,7 +207,7 @@ function of 'os' if you trust it, as its code would be run
     def _of_data(self, name: str) -> Verifier:
         module, colon, function = _parts(name)
         if not colon:
-            return VERIFIERS.find(name)
+            return self._own.get(name) or VERIFIERS.find(name)
         if module != self._module:
             raise LookupError(
                 f"{name!r} names a module that run.toml does not: set task.verifier to a "

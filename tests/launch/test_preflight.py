@@ -329,3 +329,25 @@ def test_a_task_that_executes_answers_is_refused_without_the_sandbox(
         assert "task.sandbox" in said and (not missing or sandbox == "process" or missing in said)
     else:
         preflight.check(checked, None, 2)
+
+
+def test_programs_need_a_sandbox_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verifier `run` cannot start programs in `strict`, and is refused without bwrap."""
+    line = {"prompt": "p", "language": "python", "cases": [{"input": "", "output": "1"}]}
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps(line | {"prompt": str(n)}) + "\n" for n in range(3)))
+    sets = ["task.name=jsonl", f"task.path={path}", "task.eval_size=1", "model.path="]
+    runs = config(*sets, "task.verifier=run")
+    assert runs.task.sandbox == "process"
+    monkeypatch.setattr(preflight, "trial", lambda language, sandbox: "")
+    monkeypatch.setattr(preflight.Bubblewrap, "missing", lambda self: "")
+    preflight.check(runs, None, 2)
+    assert "in which no program can be started" in refusal(
+        config(*sets, "task.verifier=run", "task.sandbox=strict")
+    )
+    monkeypatch.setattr(preflight, "trial", lambda language, sandbox: f"{language} is broken")
+    assert "a verifier is `run`, and python is broken" in refusal(runs)
+    monkeypatch.setattr(preflight.Bubblewrap, "missing", lambda self: "no user namespaces")
+    assert "the sandbox of programs (no user namespaces)" in refusal(runs)

