@@ -28,8 +28,8 @@ import trio
 from actors.coordinator.event_store import EventLog, EventStore
 from actors.coordinator.resume import resumed
 from asyncrl.experience import events as e
+from asyncrl.experience.call import TOKEN_BYTES
 from asyncrl.experience.experience import Experience
-from asyncrl.experience.rollout import TOKEN_BYTES
 from asyncrl.ipc.messages import Scored
 from asyncrl.journal import Journal, SqliteHistory
 

@@ -10,8 +10,8 @@ import logging
 
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.trainer_commands import TrainerCommands
+from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import Checkpointed
-from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.ipc.messages import Save, Saved
 
 logger = logging.getLogger(__name__)

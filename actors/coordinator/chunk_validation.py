@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from asyncrl.experience.rollout import ImpossibleEvent, Rollout
+from asyncrl.experience.call import Call, ImpossibleEvent
 from asyncrl.ipc.errors import LinkError
 from asyncrl.ipc.messages import ChunkHead
 
@@ -97,13 +97,13 @@ def defects(
     return found
 
 
-def refusal(head: ChunkHead, rollout: Rollout) -> Defect:
-    """The defect for which a chunk cannot follow its rollout, which is leased for this attempt."""
+def refusal(head: ChunkHead, call: Call) -> Defect:
+    """The defect for which a chunk cannot follow its call, which is leased for this attempt."""
     if head.version < 0:
         return "negative_version"
-    if head.start != rollout.tokens:
+    if head.start != call.tokens:
         return "wrong_start"
-    return "over_budget" if head.count > rollout.remaining else "wrong_version"
+    return "over_budget" if head.count > call.remaining else "wrong_version"
 
 
 class Suspects:

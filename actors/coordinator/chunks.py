@@ -7,7 +7,7 @@ chunk has a defect and is nobody's (chunk_validation.py).
     of a rollout that is not with the sender    its tokens are late
     else                                        its tokens extend the rollout
       that ends with `interrupted`              the rollout is taken back (reclaiming.py)
-      that ends with `stop` or `length`         the rollout is sealed
+      that ends with `stop` or `length`         the rollout is sealed, an agent's call answered
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from actors.coordinator.chunk_validation import Defect, Suspects, defects, fits,
 from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
-from actors.coordinator.reclaiming import Reclaiming
-from asyncrl.experience.events import Extended, LateTokens, Sealed
-from asyncrl.experience.rollout import ImpossibleEvent, Rollout
+from actors.coordinator.reclaiming import Reclaiming, completed
+from asyncrl.experience.call import Call, ImpossibleEvent
+from asyncrl.experience.events import Extended, LateTokens
 from asyncrl.ipc.messages import ChunkHead, Chunks
 from asyncrl.processes.standstill import shifted
 
@@ -84,19 +84,19 @@ class ChunkIntake:
         at = 0
         for place, head in enumerate(message.heads):
             end = at + 4 * head.count
-            rollout = self._store.experience.rollouts.get(head.rollout)
+            call = self._store.experience.calls.get(head.rollout)
             if place in bad:
                 self._bury(sender, head, bad[place])
-            elif rollout is None or not _is_with(rollout, sender, head):
+            elif call is None or not _is_with(call, sender, head):
                 if head.count:
                     self._store.record(LateTokens(head.count))
             elif head.count and not self._extend(
-                rollout, head, bytes(ids[at:end]), bytes(behaviour[at:end])
+                call, head, bytes(ids[at:end]), bytes(behaviour[at:end])
             ):
-                bad[place] = refusal(head, rollout)
+                bad[place] = refusal(head, call)
                 self._bury(sender, head, bad[place])
             elif head.finish:
-                self._finish(rollout, head, queued)
+                self._finish(call, head, queued)
             at = end
         if bad:
             self._suspect(sender, list(bad.values()))
@@ -106,9 +106,9 @@ class ChunkIntake:
         self.last_activity = shifted(self.last_activity, stood, now)
         self.streamed = {name: shifted(at, stood, now) for name, at in self.streamed.items()}
 
-    def _extend(self, rollout: Rollout, head: ChunkHead, ids: bytes, behaviour: bytes) -> bool:
-        """Append a chunk to its rollout. Returns False, with nothing done, if it cannot follow."""
-        pinned = self._leases.of(rollout.id).version
+    def _extend(self, call: Call, head: ChunkHead, ids: bytes, behaviour: bytes) -> bool:
+        """Append a chunk to its call. Returns False, with nothing done, if it cannot follow."""
+        pinned = self._leases.of(call.id).version
         if pinned is not None and head.version != pinned:
             return False
         try:
@@ -119,31 +119,31 @@ class ChunkIntake:
             return False
         return True
 
-    def _finish(self, rollout: Rollout, head: ChunkHead, queued: Collection[int]) -> None:
-        """The engine has ended a rollout: it is complete, or was interrupted."""
+    def _finish(self, call: Call, head: ChunkHead, queued: Collection[int]) -> None:
+        """The engine has ended a call: it is complete, or was interrupted."""
         if head.finish == "interrupted":
-            self._reclaiming.interrupted(rollout, queued)
+            self._reclaiming.interrupted(call, queued)
             return
-        self._leases.times.took(trio.current_time() - self._leases.of(rollout.id).since)
-        self._reclaiming.release(rollout)
-        self._store.record(Sealed(head.rollout, head.attempt, head.finish))
+        self._leases.times.took(trio.current_time() - self._leases.of(call.id).since)
+        self._reclaiming.release(call)
+        self._store.record(completed(call, head.finish))
 
     def _bury(self, sender: str, head: ChunkHead, defect: Defect) -> None:
-        """Bury the rollout of a bad chunk, if it is with the sender, who is told to stop it."""
-        rollout = self._store.experience.rollouts.get(head.rollout)
-        if rollout is not None and _is_with(rollout, sender, head):
+        """Bury the call of a bad chunk, if it is with the sender, who is told to stop it."""
+        call = self._store.experience.calls.get(head.rollout)
+        if call is not None and _is_with(call, sender, head):
             logger.warning(
                 "rollout %d is given up because %s sent a bad chunk of it: %s",
-                rollout.id,
+                call.id,
                 sender,
                 defect,
             )
-            self._reclaiming.give_up(rollout, defect)
+            self._reclaiming.give_up(call, defect)
 
     def _suspect(self, sender: str, found: list[Defect]) -> None:
         self.suspects.add(sender, found, engine=self._engines.get(sender) is not None)
 
 
-def _is_with(rollout: Rollout, sender: str, head: ChunkHead) -> bool:
-    """True if the rollout is with the sender, for the attempt that the chunk names."""
-    return rollout.holder == sender and rollout.attempt == head.attempt
+def _is_with(call: Call, sender: str, head: ChunkHead) -> bool:
+    """True if the call is with the sender, for the attempt that the chunk names."""
+    return call.holder == sender and call.attempt == head.attempt

@@ -16,7 +16,7 @@ from actors.coordinator.components import Components
 from actors.coordinator.lifecycle import Phase
 from actors.reporting import report_s
 from asyncrl.config.flow import admission_policy
-from asyncrl.experience.rollout import RolloutStatus
+from asyncrl.experience.call import RolloutStatus
 from asyncrl.ipc.messages import Report, Role, StatusUpdate
 from asyncrl.observe.diagnosis import listed
 from asyncrl.observe.run_status import NAMED, ActorStatus, AwaitedRollout, GroupCounts, RunStatus

@@ -15,7 +15,7 @@ from actors.coordinator.components import Components
 from actors.coordinator.engine_pool import EngineHandle
 from actors.coordinator.peers import LastSeen, Peer
 from actors.coordinator.stepping import Stepping
-from asyncrl.experience.rollout import ImpossibleEvent
+from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.ipc.errors import LinkError
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (

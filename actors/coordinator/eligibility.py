@@ -20,8 +20,9 @@ from actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import drops_equal
+from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.events import AnyEvent, Discarded, Dropped
-from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
+from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.ipc.messages import Scored
 from asyncrl.observe.response_sums import ResponseSums
 from staleness.baseline import Prior, shrunk

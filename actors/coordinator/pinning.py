@@ -17,7 +17,7 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
 from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config import Config
-from asyncrl.experience.rollout import Rollout, RolloutStatus
+from asyncrl.experience.call import Call, RolloutStatus
 from asyncrl.ipc.messages import Unpin
 
 
@@ -40,19 +40,19 @@ class Pinning:
         self.own = config.staleness.finish_on == "own"
         """True if a training rollout ends under the version that it began with."""
 
-    def version_of(self, rollout: Rollout) -> int | None:
+    def version_of(self, call: Call) -> int | None:
         """The version that a training rollout is pinned to: None if it may mix versions, else the
         one it began with, or the committed one if it has no token yet."""
         if not self.own:
             return None
-        return rollout.spans[0].version if rollout.spans else self._store.experience.version
+        return call.spans[0].version if call.spans else self._store.experience.version
 
-    def bury_if_gone(self, rollout: Rollout) -> None:
+    def bury_if_gone(self, call: Call) -> None:
         """Bury a rollout for whose version there is no room now, if no engine will have that
         version again. An engine that comes is given the committed version or a later one."""
-        version = self.version_of(rollout)
+        version = self.version_of(call)
         if not self._engines.serves("train", version) and version != self._store.experience.version:
-            self._reclaiming.give_up(rollout, "version_gone")
+            self._reclaiming.give_up(call, "version_gone")
 
     def release(self, evaluated: int | None) -> None:
         """Have engines forget the versions that neither the evaluation of version `evaluated` nor
@@ -72,28 +72,24 @@ class Pinning:
         if self.own:
             needed |= self._engines.current
             oldest = (self._store.experience.version or 0) - self._max_lag
-            for rollout in self._unfinished():
-                leased = bool(rollout.holder)
-                version = (
-                    self._leases.of(rollout.id).version if leased else self.version_of(rollout)
-                )
+            for call in self._unfinished():
+                leased = bool(call.holder)
+                version = self._leases.of(call.id).version if leased else self.version_of(call)
                 if version is None or version >= oldest:
                     needed.add(version)
-                elif rollout.tokens:
-                    self._reclaiming.give_up(rollout, "version_gone")
+                elif call.tokens:
+                    self._reclaiming.give_up(call, "version_gone")
                 else:
-                    self._reclaiming.stop(rollout)
-                    self._reclaiming.take_back(rollout, "version_gone")
+                    self._reclaiming.stop(call)
+                    self._reclaiming.take_back(call, "version_gone")
         for version in sorted(self._engines.kept - needed):
             for engine in self._engines.unpin(version):
                 engine.peer.send(Unpin(version))
 
-    def _unfinished(self) -> list[Rollout]:
+    def _unfinished(self) -> list[Call]:
         """The training rollouts that need more tokens."""
         experience = self._store.experience
         held = [
-            experience.rollouts[id]
-            for engine in self._engines
-            for id in sorted(engine.held["train"])
+            experience.calls[id] for engine in self._engines for id in sorted(engine.held["train"])
         ]
         return held + experience.to_lease("train", experience.statuses()[RolloutStatus.WAITING])

@@ -19,8 +19,10 @@ from actors.coordinator.leases import LeaseTable
 from actors.coordinator.pinning import Pinning
 from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config import Config
+from asyncrl.experience.call import Call, RolloutStatus
+from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.events import Leased
-from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
+from asyncrl.experience.rollout import Group
 from asyncrl.ipc.messages import Lease, Leases, Split
 
 
@@ -51,47 +53,47 @@ class Placement:
         rollouts that have one attempt left, an engine gets one at a time. So a rollout that crashes
         every engine takes none of these with it: whichever fails beside it has failed less often.
         """
-        given: dict[EngineHandle, list[tuple[Rollout, int | None]]] = {}
-        for rollout, pinned, engine in self._placed(split, version):
-            self._engines.hold(engine, rollout.id, split)
-            given.setdefault(engine, []).append((rollout, pinned))
-        for engine, rollouts in given.items():
-            self._hand_over(engine, rollouts, split)
+        given: dict[EngineHandle, list[tuple[Call, int | None]]] = {}
+        for call, pinned, engine in self._placed(split, version):
+            self._engines.hold(engine, call.id, split)
+            given.setdefault(engine, []).append((call, pinned))
+        for engine, calls in given.items():
+            self._hand_over(engine, calls, split)
 
     def _placed(
         self, split: Split, version: int | None
-    ) -> Iterator[tuple[Rollout, int | None, EngineHandle]]:
+    ) -> Iterator[tuple[Call, int | None, EngineHandle]]:
         """The rollouts that find a place: each with the version that its lease names, and its
         engine. The caller has the engine hold the rollout before it asks for the next."""
         group, engine = -1, None
-        for rollout in self._waiting(split, version):
-            if self._reclaiming.bury_if_resumed_too_often(rollout):
+        for call in self._waiting(split, version):
+            if self._reclaiming.bury_if_resumed_too_often(call):
                 continue
-            pinned = self._pinning.version_of(rollout) if split == "train" else version
+            pinned = self._pinning.version_of(call) if split == "train" else version
             if self._pinning.own and split == "train" and not self._engines.room(split, pinned):
-                self._pinning.bury_if_gone(rollout)
+                self._pinning.bury_if_gone(call)
                 continue
-            if self._on_last_attempt(rollout):
+            if self._on_last_attempt(call):
                 if (alone := self._engine_for_one(split, pinned)) is not None:
-                    self._reclaiming.late_engine(rollout)
+                    self._reclaiming.late_engine(call)
                     group, engine = -1, None  # the next one is placed anew
-                    yield rollout, pinned, alone
+                    yield call, pinned, alone
                 continue
-            late_engine = self._reclaiming.late_engine(rollout)
+            late_engine = self._reclaiming.late_engine(call)
             if (
                 engine is None
-                or rollout.group != group
+                or call.group != group
                 or late_engine
                 or not engine.room(split)
                 or (split, pinned) not in engine.services
             ):
                 group, engine = (
-                    rollout.group,
+                    call.group,
                     self._engines.roomiest(split, pinned, but=late_engine),
                 )
-            yield rollout, pinned, engine
+            yield call, pinned, engine
 
-    def _waiting(self, split: Split, version: int | None) -> list[Rollout]:
+    def _waiting(self, split: Split, version: int | None) -> list[Call]:
         """The rollouts to find a place for: as many as there is room for. If each may need another
         version, all that wait."""
         experience = self._store.experience
@@ -102,48 +104,58 @@ class Placement:
             room = self._engines.room(split, version)
         return experience.to_lease(split, room)
 
-    def _on_last_attempt(self, rollout: Rollout) -> bool:
+    def _on_last_attempt(self, call: Call) -> bool:
         """True if it has failed before, and one more failure is the end."""
-        return 0 < rollout.failures == self._rollout.attempts - 1
+        return 0 < call.failures == self._rollout.attempts - 1
 
     def _engine_for_one(self, split: Split, version: int | None) -> EngineHandle | None:
         """An engine with room that holds no rollout on its last attempt; None if there is none."""
-        rollouts = self._store.experience.rollouts
+        calls = self._store.experience.calls
         for engine in self._engines:
             free = (split, version) in engine.services and engine.room(split) > 0
             if free and not any(
-                self._on_last_attempt(rollouts[id]) for held in engine.held.values() for id in held
+                self._on_last_attempt(calls[id]) for held in engine.held.values() for id in held
             ):
                 return engine
         return None
 
     def _hand_over(
-        self, engine: EngineHandle, rollouts: list[tuple[Rollout, int | None]], split: Split
+        self, engine: EngineHandle, calls: list[tuple[Call, int | None]], split: Split
     ) -> None:
         """Write the leases down and send them, in one frame. Each rollout comes with the version
         that it is pinned to."""
         leases, ids = [], bytearray()
-        for rollout, pinned in rollouts:
-            group = self._store.experience.groups[rollout.group]
-            prompt, attempt = group.prompt, rollout.attempt + 1
+        for call, pinned in calls:
+            context, key, temperature = self._asked(call)
+            attempt = call.attempt + 1
             leases.append(
                 Lease(
-                    rollout=rollout.id,
+                    rollout=call.id,
                     attempt=attempt,
-                    key=group.key + rollout.id - group.members[0].id,
+                    key=key,
                     split=split,
-                    prompt_tokens=len(prompt) // 4,
-                    prefix_tokens=rollout.tokens,
-                    max_new_tokens=rollout.remaining,
-                    temperature=self._temperature(group),
+                    prompt_tokens=len(context) // 4,
+                    prefix_tokens=call.tokens,
+                    max_new_tokens=call.remaining,
+                    temperature=temperature,
                     version=pinned,
                 )
             )
-            ids += prompt
-            ids += rollout.ids
-            self._store.record(Leased(rollout.id, engine.name, attempt))
-            self._leases.give(rollout.id, attempt, rollout.tokens, trio.current_time(), pinned)
+            ids += context
+            ids += call.ids
+            self._store.record(Leased(call.id, engine.name, attempt))
+            self._leases.give(call.id, attempt, call.tokens, trio.current_time(), pinned)
         engine.peer.send(Leases(leases), bytes(ids))
+
+    def _asked(self, call: Call) -> tuple[bytes, int, float]:
+        """Context of a call (`int32` ids), the key of its draws, and its temperature."""
+        experience = self._store.experience
+        if isinstance(call, AgentCall):
+            episode = experience.rollouts[call.rollout].episode
+            assert episode is not None, "a sealed episode has no calls"
+            return episode.context(call), call.key, call.temperature
+        group = experience.groups[call.group]
+        return group.prompt, group.key + call.id - group.members[0].id, self._temperature(group)
 
     def _temperature(self, group: Group) -> float:
         """The temperature at which a group is sampled; 0: greedily."""

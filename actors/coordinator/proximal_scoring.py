@@ -14,8 +14,9 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.sequences import of_rollout
 from actors.coordinator.trainer_commands import TrainerCommands
 from asyncrl.config import Config
+from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.micro_batches import micro_batches
-from asyncrl.experience.rollout import Rollout, RolloutStatus
+from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.sequence import joined_ids
 from asyncrl.ipc.messages import ScoreProximal
 
@@ -46,8 +47,9 @@ class ProximalScoring:
         )
         for batch in batches or [[]]:
             pieces = [
-                of_rollout(experience.groups[rollout.group], rollout, self._config)
+                piece
                 for rollout in batch
+                for piece in of_rollout(experience.groups[rollout.group], rollout, self._config)
             ]
             samples = [piece.sample for piece in pieces]
             ids = joined_ids(piece.sequence for piece in pieces)
@@ -82,7 +84,7 @@ class ProximalScoring:
         return not over and self._store.experience.groups[rollout.group].split == "train"
 
     def _tokens(self, rollout: Rollout) -> int:
-        return self._store.experience.groups[rollout.group].prompt_tokens + rollout.tokens
+        return self._store.experience.groups[rollout.group].sequence_tokens(rollout)
 
 
 def _scorable(rollout: Rollout, step: int) -> int:

@@ -23,9 +23,10 @@ from actors.coordinator.engine_pool import EngineHandle, EnginePool
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
 from asyncrl.config import Config
-from asyncrl.experience.events import Buried, Requeued, Sealed
-from asyncrl.experience.rollout import Rollout, RolloutStatus
-from asyncrl.ipc.messages import Interrupt, Split
+from asyncrl.experience.call import Call, RolloutStatus
+from asyncrl.experience.episode import AgentCall
+from asyncrl.experience.events import Answered, Buried, Requeued, Sealed
+from asyncrl.ipc.messages import Finish, Interrupt, Split
 
 logger = logging.getLogger(__name__)
 
@@ -65,26 +66,26 @@ class Reclaiming:
         engines that streamed nothing since they were given one of these rollouts: they are to be
         replaced.
         """
-        expired: dict[str, list[Rollout]] = {}
+        expired: dict[str, list[Call]] = {}
         for id in self._leases.over(now):
-            rollout = self._store.experience.rollouts[id]
-            expired.setdefault(rollout.holder, []).append(rollout)
+            call = self._store.experience.calls[id]
+            expired.setdefault(call.holder, []).append(call)
         silent = []
-        for name, rollouts in expired.items():
+        for name, calls in expired.items():
             engine = self._engines.get(name)
             assert engine is not None, "the rollouts of an engine were taken back when it was lost"
-            last_lease = max(self._leases.of(rollout.id).since for rollout in rollouts)
+            last_lease = max(self._leases.of(call.id).since for call in calls)
             if streamed.get(name, -math.inf) <= last_lease:
                 silent.append(name)
             queued = self._queued(engine)
-            for rollout in rollouts:
-                lease = self._leases.of(rollout.id)
-                if rollout.tokens > lease.tokens:
+            for call in calls:
+                lease = self._leases.of(call.id)
+                if call.tokens > lease.tokens:
                     self._leases.times.took(now - lease.since)
-                self.fail(rollout, "lease_expired", queued)
-                if rollout.status is RolloutStatus.WAITING:
-                    self._late_engines[rollout.id] = name
-            engine.peer.send(Interrupt([rollout.id for rollout in rollouts]))
+                self.fail(call, "lease_expired", queued)
+                if call.status is RolloutStatus.WAITING:
+                    self._late_engines[call.id] = name
+            engine.peer.send(Interrupt([call.id for call in calls]))
         return silent
 
     def lose(self, engine: EngineHandle) -> None:
@@ -93,7 +94,7 @@ class Reclaiming:
         queued = self._queued(engine)
         for held in engine.held.values():
             for id in sorted(held):
-                self.fail(self._store.experience.rollouts[id], "actor_lost", queued)
+                self.fail(self._store.experience.calls[id], "actor_lost", queued)
 
     def queued(self, name: str) -> set[int]:
         """The rollouts that the named engine has not begun; none if there is no such engine."""
@@ -108,87 +109,94 @@ class Reclaiming:
 
     # --------------------------------------------------------------------------------- one rollout
 
-    def interrupted(self, rollout: Rollout, queued: Collection[int]) -> None:
+    def interrupted(self, call: Call, queued: Collection[int]) -> None:
         """An engine gave a rollout back. If it was not asked to, that is a failed attempt, but for
         the rollouts that were `queued` there."""
-        if rollout.id in self._parking[self._split(rollout)]:
-            self.take_back(rollout, "interrupted")
+        if call.id in self._parking[self._split(call)]:
+            self.take_back(call, "interrupted")
         else:
-            self.fail(rollout, "interrupted", queued)
+            self.fail(call, "interrupted", queued)
 
-    def fail(self, rollout: Rollout, reason: str, queued: Collection[int]) -> None:
+    def fail(self, call: Call, reason: str, queued: Collection[int]) -> None:
         """End a lease that went wrong. It is no failed attempt if it brought a token: then the
         response is longer now, and so it comes to an end. Nor is it one if the rollout was only
         `queued` at its engine."""
-        if rollout.tokens > self._leases.of(rollout.id).tokens or rollout.id in queued:
-            self.take_back(rollout, reason)
+        if call.tokens > self._leases.of(call.id).tokens or call.id in queued:
+            self.take_back(call, reason)
             return
-        if rollout.failures + 1 >= self._attempts:
-            self.release(rollout)
-            group = self._store.experience.groups[rollout.group]
+        if call.failures + 1 >= self._attempts:
+            self.release(call)
+            group = self._store.experience.groups[call.group]
             logger.warning(
                 "rollout %d (%s prompt %d, %d tokens) is given up after %d attempts that brought "
                 "no token; the last one ended by %s",
-                rollout.id,
+                call.id,
                 group.split,
                 group.prompt_index,
-                rollout.tokens,
+                call.tokens,
                 self._attempts,
                 reason,
             )
-            self._store.record(Buried(rollout.id, reason))
+            self._store.record(Buried(call.id, reason))
         else:
-            self.take_back(rollout, reason, failed=True)
+            self.take_back(call, reason, failed=True)
 
-    def take_back(self, rollout: Rollout, reason: str, *, failed: bool = False) -> None:
+    def take_back(self, call: Call, reason: str, *, failed: bool = False) -> None:
         """End a lease: the rollout waits for another one, or is complete, or has been resumed too
         often."""
-        self.release(rollout)
-        self._store.record(taken_back(rollout, reason, failed=failed))
-        if rollout.status is RolloutStatus.WAITING:
-            self.bury_if_resumed_too_often(rollout)
+        self.release(call)
+        self._store.record(taken_back(call, reason, failed=failed))
+        if call.status is RolloutStatus.WAITING:
+            self.bury_if_resumed_too_often(call)
 
-    def bury_if_resumed_too_often(self, rollout: Rollout) -> bool:
+    def bury_if_resumed_too_often(self, call: Call) -> bool:
         """Bury a waiting training rollout that was taken back more than `max_resumes` times.
         Returns True if it did. Each lease of a waiting rollout was taken back, so the number of its
         leases is counted."""
-        too_often = self._split(rollout) == "train" and 0 < self._max_resumes < rollout.attempt
+        too_often = self._split(call) == "train" and 0 < self._max_resumes < call.attempt
         if too_often:
-            self.give_up(rollout, "max_resumes")
+            self.give_up(call, "max_resumes")
         return too_often
 
-    def give_up(self, rollout: Rollout, reason: str) -> None:
+    def give_up(self, call: Call, reason: str) -> None:
         """Bury a rollout under `reason`. An engine that has it is told to stop it."""
-        self.stop(rollout)
-        if rollout.holder:
-            self.release(rollout)
-        self._late_engines.pop(rollout.id, None)
-        self._store.record(Buried(rollout.id, reason))
+        self.stop(call)
+        if call.holder:
+            self.release(call)
+        self._late_engines.pop(call.id, None)
+        self._store.record(Buried(call.id, reason))
 
-    def late_engine(self, rollout: Rollout) -> str:
+    def late_engine(self, call: Call) -> str:
         """Take the name of the engine where the last lease of a waiting rollout ran out; empty if
         there is none, or it was taken before."""
-        return self._late_engines.pop(rollout.id, "")
+        return self._late_engines.pop(call.id, "")
 
-    def stop(self, rollout: Rollout) -> None:
+    def stop(self, call: Call) -> None:
         """Tell the engine that has a rollout to stop it."""
-        if (engine := self._engines.get(rollout.holder)) is not None:
-            engine.peer.send(Interrupt([rollout.id]))
+        if (engine := self._engines.get(call.holder)) is not None:
+            engine.peer.send(Interrupt([call.id]))
 
-    def release(self, rollout: Rollout) -> None:
+    def release(self, call: Call) -> None:
         """The rollout is with no engine any more."""
-        split = self._split(rollout)
-        self._engines.release(rollout.holder, rollout.id, split)
-        self._leases.back(rollout.id)
-        self._parking[split].discard(rollout.id)
+        split = self._split(call)
+        self._engines.release(call.holder, call.id, split)
+        self._leases.back(call.id)
+        self._parking[split].discard(call.id)
 
-    def _split(self, rollout: Rollout) -> Split:
-        return self._store.experience.groups[rollout.group].split
+    def _split(self, call: Call) -> Split:
+        return self._store.experience.groups[call.group].split
 
 
-def taken_back(rollout: Rollout, reason: str, *, failed: bool = False) -> Requeued | Sealed:
-    """The event by which a leased rollout is taken back: it waits for another lease, or is complete
+def taken_back(call: Call, reason: str, *, failed: bool = False) -> Requeued | Sealed | Answered:
+    """The event by which a leased call is taken back: it waits for another lease, or is complete
     because its budget of tokens is used up."""
-    if rollout.remaining:
-        return Requeued(rollout.id, rollout.attempt, reason, failed)
-    return Sealed(rollout.id, rollout.attempt, "length")
+    if call.remaining:
+        return Requeued(call.id, call.attempt, reason, failed)
+    return completed(call, "length")
+
+
+def completed(call: Call, finish: Finish) -> Sealed | Answered:
+    """The event by which a leased call is complete. A rollout of one turn is over with it."""
+    if isinstance(call, AgentCall):
+        return Answered(call.id, call.attempt, finish)
+    return Sealed(call.id, call.attempt, finish)

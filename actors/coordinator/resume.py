@@ -15,10 +15,10 @@ from typing import Protocol
 
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.reclaiming import taken_back
-from asyncrl.experience.events import Dropped
+from asyncrl.experience.call import RolloutStatus
+from asyncrl.experience.events import Dropped, Left
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.journal import Journal, JournalReader
 from asyncrl.training.checkpoint_index import CheckpointError
 
@@ -77,8 +77,11 @@ def begin_again(store: EventStore, journal: Journal, version: int) -> None:
     journal.abandon(version)
     journal.keep(version, store.experience)
     experience = store.experience
+    for call in list(experience.calls.values()):
+        if call.status is RolloutStatus.LEASED:
+            store.record(taken_back(call, "resumed"))
     for rollout in list(experience.rollouts.values()):
-        if rollout.status is RolloutStatus.LEASED:
-            store.record(taken_back(rollout, "resumed"))
+        if rollout.episode is not None and rollout.status is RolloutStatus.BEGUN:
+            store.record(Left(rollout.id, rollout.episode.attempt, "resumed"))
     for group in [group.id for group in experience.groups.values() if group.split == "evaluation"]:
         store.record(Dropped(group, "evaluation"))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from actors.coordinator.eligibility import baseline
 from asyncrl.config import Config
+from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.replay_buffer import ReplayGroup
-from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
+from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import Sample, Scored
+from asyncrl.ipc.messages import Sample, Scored, TokenCount
 
 
 class SequenceToTrain(NamedTuple):
@@ -25,25 +28,50 @@ class SequenceToTrain(NamedTuple):
         return self.sample.prompt_tokens + self.sample.response_tokens
 
 
-def of_rollout(group: Group, rollout: Rollout, config: Config) -> SequenceToTrain:
-    """The sequence of a member of `group`. Its reward is NaN before it has one. It has a baseline
-    if a step has taken it alone (`train.unit = rollout`)."""
+def by_rollout(counts: Iterable[TokenCount]) -> list[TokenCount]:
+    """One count for each rollout: that of all of its sequences, in the order in which each came
+    first.
+
+    >>> by_rollout([TokenCount(7, 3, {"stale": 1}), TokenCount(7, 2, {"stale": 2})])
+    [TokenCount(rollout=7, trained=5, discarded={'stale': 3})]
+    """
+    found: dict[int, TokenCount] = {}
+    for count in counts:
+        known = found.get(count.rollout, TokenCount(count.rollout, 0, {}))
+        discarded = Counter(known.discarded) + Counter(count.discarded)
+        found[count.rollout] = TokenCount(
+            count.rollout, known.trained + count.trained, dict(discarded)
+        )
+    return list(found.values())
+
+
+def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceToTrain]:
+    """The sequences of a member of `group`: one, or of an episode one for each strand. Its reward
+    is NaN before it has one. It has a baseline if a step has taken it alone
+    (`train.unit = rollout`)."""
     alone = config.train.unit == "rollout" and rollout.status is RolloutStatus.TAKEN
-    scored = isinstance(rollout.verdict, Scored)
-    sequence = group.sequence(rollout)
-    sample = sequence.sample(
-        rollout.id,
-        group.id,
-        rollout.verdict.reward if isinstance(rollout.verdict, Scored) else math.nan,
-        baseline=baseline(group, rollout, config) if alone else None,
-        member=group.scored.index(rollout) if scored else None,
-    )
-    return SequenceToTrain(sample, sequence)
+    reward = rollout.verdict.reward if isinstance(rollout.verdict, Scored) else None
+    return [
+        SequenceToTrain(
+            sequence.sample(
+                rollout.id,
+                group.id,
+                math.nan if reward is None else reward,
+                baseline=baseline(group, rollout, config) if alone else None,
+                member=None if reward is None else group.scored.index(rollout),
+            ),
+            sequence,
+        )
+        for sequence in group.sequences(rollout)
+    ]
 
 
-def of_replayed(kept: ReplayGroup, place: int) -> SequenceToTrain:
-    """The sequence of member `place` of a group that was trained before."""
+def of_replayed(kept: ReplayGroup, place: int) -> list[SequenceToTrain]:
+    """The sequences of member `place` of a group that was trained before."""
     member = kept.members[place]
-    sequence = kept.sequence(member)
-    sample = sequence.sample(member.rollout, kept.group, member.reward, member=place)
-    return SequenceToTrain(sample, sequence)
+    return [
+        SequenceToTrain(
+            sequence.sample(member.rollout, kept.group, member.reward, member=place), sequence
+        )
+        for sequence in kept.sequences(member)
+    ]

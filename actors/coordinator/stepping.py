@@ -34,14 +34,15 @@ from actors.coordinator.checkpointing import Checkpointing
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
 from actors.coordinator.proximal_scoring import ProximalScoring
-from actors.coordinator.sequences import SequenceToTrain, of_replayed, of_rollout
+from actors.coordinator.sequences import SequenceToTrain, by_rollout, of_replayed, of_rollout
 from actors.coordinator.trainer_commands import OUTSTANDING, TrainerCommands
 from asyncrl.config import Config
 from asyncrl.config.flow import max_lag
 from asyncrl.config.losses import advantage_of, designed
+from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import Replayed, StoredForReplay, Taken, Trained
 from asyncrl.experience.micro_batches import micro_batches
-from asyncrl.experience.rollout import ImpossibleEvent, Rollout
+from asyncrl.experience.rollout import Rollout
 from asyncrl.experience.sequence import joined_behaviour, joined_ids
 from asyncrl.ipc.messages import (
     CloseStep,
@@ -237,7 +238,11 @@ class Stepping:
             rewards = {number: group.rewards for number, group in named.items()}
             parts = {number: group.parts for number, group in named.items() if any(group.parts)}
             self._send(
-                [of_rollout(groups[rollout.group], rollout, self._config) for rollout in batch],
+                [
+                    sequence
+                    for rollout in batch
+                    for sequence in of_rollout(groups[rollout.group], rollout, self._config)
+                ],
                 rewards,
                 parts,
                 {number: group.lengths for number, group in named.items()} if whole else {},
@@ -291,11 +296,12 @@ class Stepping:
         parts = {kept.group: [member.parts for member in kept.members] for kept in chosen}
         whole = advantage_of(self._config.train).whole_step
         lengths = {kept.group: list(kept.lengths) for kept in chosen} if whole else {}
-        for batch in micro_batches(
+        for members in micro_batches(
             groups,
-            lambda piece: piece.tokens,
+            lambda member: sum(piece.tokens for piece in member),
             self._config.train.micro_tokens,
         ):
+            batch = [piece for member in members for piece in member]
             named = rewards if whole else {piece.sample.group for piece in batch}
             self._replays.add((self._step, self._index))
             self._again |= {piece.sample.rollout for piece in batch}
@@ -307,7 +313,7 @@ class Stepping:
             )
 
     def _tokens(self, rollout: Rollout) -> int:
-        return self._store.experience.groups[rollout.group].prompt_tokens + rollout.tokens
+        return self._store.experience.groups[rollout.group].sequence_tokens(rollout)
 
     def _close(self, served: int | None) -> None:
         if self._config.train.replay_groups:
@@ -365,7 +371,7 @@ class Stepping:
         if self._config.train.replay_groups:
             self._store_for_replay(message.version - 1)
         for counts, lags in self._consumed.pop(message.version - 1, []):
-            for count in counts:
+            for count in by_rollout(counts):
                 self._store.record(Trained(count.rollout, count.trained, count.discarded))
                 trained += count.trained
                 discarded.update(count.discarded)

@@ -10,7 +10,7 @@ from collections import deque
 from typing import TypeVar
 
 from actors.coordinator.peers import Peer
-from asyncrl.experience.rollout import ImpossibleEvent
+from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.ipc.messages import CloseStep, MicroBatch, Save, ScoreProximal
 
 OUTSTANDING = 2

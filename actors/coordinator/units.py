@@ -19,7 +19,8 @@ from actors.coordinator.eligibility import Eligibility
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.window import Window
 from asyncrl.config import Config
-from asyncrl.experience.rollout import Group, Rollout, RolloutStatus
+from asyncrl.experience.call import RolloutStatus
+from asyncrl.experience.rollout import Group, Rollout
 
 
 class Units(Protocol):

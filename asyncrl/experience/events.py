@@ -25,7 +25,8 @@ class Admitted(Event, frozen=True):
     prompt starts again here: such a group does not move the cursor over the prompts. `key` seeds
     the draws of its first rollout, and one more those of each later one. `cursor` is the place in
     the stream of prompts from which the next training prompt is looked for. The answers to a
-    held-out prompt are `sampled`, or greedy.
+    held-out prompt are `sampled`, or greedy. With `played` its rollouts are episodes of an agent,
+    each of at most `max_new_tokens` sampled tokens in all.
 
     Example: `Admitted(3, 24, 8, "train", 17, ids, 512)`: the prompt at 17 became group 3, with
     rollouts 24 to 31 of at most 512 tokens each.
@@ -43,11 +44,12 @@ class Admitted(Event, frozen=True):
     key: int = 0
     cursor: int = 0
     sampled: bool = False
+    played: bool = False
 
 
 class Leased(Event, frozen=True):
-    """A rollout is leased to the actor `holder`, which generates it, for the `attempt`-th time
-    (from 1)."""
+    """A rollout, or a call of an agent's, is leased to the actor `holder`, which generates it, for
+    the `attempt`-th time (from 1)."""
 
     rollout: int
     holder: str
@@ -67,17 +69,98 @@ class Extended(Event, frozen=True):
 
 
 class Sealed(Event, frozen=True):
-    """The response is complete, by a stop id or by its token budget, and waits for a verdict."""
+    """The response is complete, by a stop id or by its token budget, and waits for a verdict. Of an
+    episode: its agent has ended, or was cut off (`length`); what the `attempt`-th agent used is
+    kept, and the calls that it did not make are discarded as `orphaned`."""
 
     rollout: int
     attempt: int
     finish: Finish
 
 
+class Begun(Event, frozen=True):
+    """An agent at the actor `holder` begins to play a rollout, for the `attempt`-th time (from
+    1)."""
+
+    rollout: int
+    holder: str
+    attempt: int
+
+
+class Called(Event, frozen=True):
+    """The agent of this attempt asked the model: call `call`, numbered among the rollouts, of at
+    most `max_new_tokens` tokens.
+
+    Its context is the first `tokens` tokens of what call `after[0]` was given and sampled, for
+    `after = (call, tokens)`, and then the `int32` ids `given`; with None, these alone. `key` seeds
+    its draws. It is made of the rollout's key, the context and how it is sampled, so the next
+    attempt knows the call again by it.
+
+    Example: call 9 was given 10 tokens and sampled 4. `Called(3, 1, 10, (9, 14), ids, …)` goes on
+    where it ended, with the `ids` of a tool's result.
+    """
+
+    rollout: int
+    attempt: int
+    call: int
+    after: tuple[int, int] | None
+    given: bytes
+    key: int
+    max_new_tokens: int
+    temperature: float
+
+
+class Answered(Event, frozen=True):
+    """A leased call is complete, by a stop id or by its token budget."""
+
+    call: int
+    attempt: int
+    finish: Finish
+
+
+class Reused(Event, frozen=True):
+    """The agent of this attempt made a call that an earlier attempt had made: what is there of it
+    is its answer, and it goes on from there if it is not complete."""
+
+    rollout: int
+    attempt: int
+    call: int
+
+
+class Noted(Event, frozen=True):
+    """The agent of this attempt has a result (of a tool, say) under a name: later attempts are
+    given it, and do not compute it again."""
+
+    rollout: int
+    attempt: int
+    name: str
+    value: bytes
+
+
+class Rewarded(Event, frozen=True):
+    """The agent of this attempt gave a reward: for the turn of one of its calls, or, with None, for
+    the whole episode; that one is its verdict."""
+
+    rollout: int
+    attempt: int
+    call: int | None
+    reward: float
+
+
+class Left(Event, frozen=True):
+    """The agent of this attempt is gone, and has not ended its episode. Its calls were taken back
+    before. The rollout waits for the next attempt; with `failed` it counts as a failure of it."""
+
+    rollout: int
+    attempt: int
+    reason: str
+    failed: bool = False
+
+
 class Requeued(Event, frozen=True):
-    """An unfinished rollout was taken back with its tokens. It is resumed under another lease,
-    before any new rollout is leased. `reason` names why; with `failed` it counts as a failure of
-    the rollout."""
+    """An unfinished rollout, or call, was taken back with its tokens. It is resumed under another
+    lease, before any new one is leased. `reason` names why; with `failed` it counts as a failure of
+    it."""
 
     rollout: int
     attempt: int
@@ -87,7 +170,7 @@ class Requeued(Event, frozen=True):
 
 class Buried(Event, frozen=True):
     """A rollout failed for good. Its tokens are discarded under `reason`, and its group can
-    complete without it."""
+    complete without it. Of a call: its tokens are discarded, and its agent hears of it."""
 
     rollout: int
     reason: str
@@ -175,6 +258,13 @@ AnyEvent = (
     | Leased
     | Extended
     | Sealed
+    | Begun
+    | Called
+    | Answered
+    | Reused
+    | Noted
+    | Rewarded
+    | Left
     | Requeued
     | Buried
     | LateTokens

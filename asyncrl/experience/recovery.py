@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from asyncrl.experience import events as e
+from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.experience import Experience
-from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.experience.state import ExperienceState, in_training
 
 

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.experience.rollout import Group, ImpossibleEvent, RolloutStatus
+from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
+from asyncrl.experience.episode import Strand, Turn, sequences
+from asyncrl.experience.rollout import Group
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Finish, Scored, Span
 
 
 class ReplayMember(msgspec.Struct, array_like=True):
-    """A rollout as it was trained: its arrays, spans and finish as in `Rollout`, its reward, the
-    parts of that, and the errors that its verifier found."""
+    """A rollout as it was trained: its arrays, spans, finish, turns and strands as in `Rollout`,
+    its reward, the parts of that, and the errors that its verifier found."""
 
     rollout: int
     ids: bytearray
@@ -28,6 +30,8 @@ class ReplayMember(msgspec.Struct, array_like=True):
     parts: list[float]
     finish: Finish = ""
     errors: list[tuple[int, int]] = []
+    turns: list[Turn] = []
+    strands: list[Strand] = []
 
 
 class ReplayGroup(msgspec.Struct, array_like=True):
@@ -49,16 +53,22 @@ class ReplayGroup(msgspec.Struct, array_like=True):
         """The sampled tokens of each of the `members`."""
         return tuple(len(member.ids) >> 2 for member in self.members)
 
-    def sequence(self, member: ReplayMember) -> TrainingSequence:
-        """The prompt and a member's response, to be trained again."""
-        return TrainingSequence.single_turn(
-            self.prompt,
-            member.ids,
-            member.behaviour,
-            member.spans,
-            member.finish,
-            member.errors,
-        )
+    def sequences(self, member: ReplayMember) -> list[TrainingSequence]:
+        """Sequences of a member, to be trained again, as `Group.sequences` gave them."""
+        if member.strands:
+            return sequences(
+                member.ids, member.behaviour, member.spans, member.turns, member.strands
+            )
+        return [
+            TrainingSequence.single_turn(
+                self.prompt,
+                member.ids,
+                member.behaviour,
+                member.spans,
+                member.finish,
+                member.errors,
+            )
+        ]
 
     @property
     def oldest(self) -> int:
@@ -108,6 +118,8 @@ class ReplayBuffer(msgspec.Struct):
                 m.verdict.parts,
                 m.finish,
                 m.verdict.errors,
+                m.turns,
+                m.strands,
             )
             for m in group.members
             if isinstance(m.verdict, Scored) and m.step is not None

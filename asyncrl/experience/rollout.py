@@ -1,43 +1,18 @@
-"""Rollouts and groups. Invariant 4 (parallel arrays): `len(ids) == len(behaviour)` and spans tile
-`[0, tokens)` after every `extend`.
-
-Prompts come in through `Group.of` alone, and tokens through `Rollout.extend` alone; each checks
-everything before it changes anything.
+"""Rollouts and groups. Invariant: prompts come in through `Group.of` alone, which checks everything
+before it makes a group.
 """
 
 from __future__ import annotations
 
-import enum
 from typing import Self
 
 import msgspec
 
+from asyncrl.experience.call import Call, ImpossibleEvent, RolloutStatus
+from asyncrl.experience.episode import Episode, Strand, Turn, gathered, path_tokens, sequences
 from asyncrl.experience.events import Admitted
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import Finish, NoVerdict, Scored, Span, Split, Verdict
-
-TOKEN_BYTES = 8
-"""Bytes of a response token: an `int32` id and a `float32` behaviour log-probability."""
-
-
-class ImpossibleEvent(Exception):
-    """An event cannot have happened; the state is what it was before."""
-
-
-class RolloutStatus(enum.Enum):
-    """Stages in the life of a rollout: waiting → leased (→ waiting …) → sealed → judged → taken →
-    trained or discarded. It may be buried before it is sealed, and discarded with its group at any
-    stage. It is judged again where a crash undid its step."""
-
-    WAITING = "waiting"
-    LEASED = "leased"
-    SEALED = "sealed"
-    JUDGED = "judged"
-    TAKEN = "taken"
-    TRAINED = "trained"
-    DISCARDED = "discarded"
-    BURIED = "buried"
-
+from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
 
 FINISHED = frozenset(
     {
@@ -54,32 +29,31 @@ ENDED = frozenset({RolloutStatus.TRAINED, RolloutStatus.DISCARDED, RolloutStatus
 """The ends of a rollout's life. An ended rollout holds no tokens."""
 
 
-class Rollout(msgspec.Struct):
-    """One response as far as it is known.
+class Rollout(Call):
+    """One member of a group. A rollout of one turn is a call, its response to the prompt.
 
-    `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian.
-    Copy them where they are kept, because a buffer taken of them keeps the rollout from growing.
-    `attempt` counts leases, `failures` those that failed; `holder` is the actor that has its lease,
-    empty while nobody does. `sealed` is its place in the order of sealing, from 1; 0 before.
-    `judged` is the same for verdicts. `step` is the one that has taken it, or that has to take it
-    again after a crash; None before.
+    `sealed` is its place in the order of sealing, from 1; 0 before. `judged` is the same for
+    verdicts. `step` is the one that has taken it, or that has to take it again after a crash; None
+    before.
+
+    An agent's rollout is an `episode` until it is sealed, and the tokens are its calls'. Then they
+    are the rollout's own, one turn after another, and `turns` and `strands` say where they belong;
+    `agent_reward` is the reward that its agent gave it, None where it gave none.
     """
 
-    id: int
-    group: int
-    max_new_tokens: int
-    status: RolloutStatus = RolloutStatus.WAITING
-    attempt: int = 0
-    failures: int = 0
-    holder: str = ""
-    ids: bytearray = msgspec.field(default_factory=bytearray)
-    behaviour: bytearray = msgspec.field(default_factory=bytearray)
-    spans: list[Span] = msgspec.field(default_factory=list)
-    finish: Finish = ""
     sealed: int = 0
     judged: int = 0
     verdict: Verdict | None = None
     step: int | None = None
+    episode: Episode | None = None
+    turns: list[Turn] = msgspec.field(default_factory=list)
+    strands: list[Strand] = msgspec.field(default_factory=list)
+    agent_reward: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens held."""
+        return (len(self.ids) >> 2) + (self.episode.tokens if self.episode is not None else 0)
 
     @property
     def oldest(self) -> int:
@@ -87,75 +61,22 @@ class Rollout(msgspec.Struct):
         return min((span.version for span in self.spans), default=0)
 
     @property
-    def tokens(self) -> int:
-        """Response tokens held."""
-        return len(self.ids) >> 2
-
-    @property
-    def remaining(self) -> int:
-        """Response tokens that may still be sampled."""
-        return self.max_new_tokens - (len(self.ids) >> 2)
-
-    @property
     def truncated(self) -> bool:
         """True if its response was cut at its budget."""
         return self.finish == "length"
 
-    @property
-    def resumable(self) -> bool:
-        """True if it was taken back with its tokens, and waits for another lease."""
-        return self.status is RolloutStatus.WAITING and self.attempt > 0
-
-    def extend(self, version: int, start: int, ids: bytes, behaviour: bytes) -> int:
-        """Append tokens sampled under `version`, of which the first is response token `start`.
-        Returns their number.
-
-        Raises ImpossibleEvent where the arrays differ in length or hold no whole tokens, `start` is
-        not the next token, the budget is exceeded, or the version is negative.
-
-        Example: a rollout with the span (3, 0, 4) that gets two tokens of version 3 has the span
-        (3, 0, 6); with one more of version 4 it has (3, 0, 6) and (4, 6, 7).
-        """
-        size = len(ids)
-        if size != len(behaviour):
-            raise ImpossibleEvent(
-                f"rollout {self.id} got {size} bytes of ids and {len(behaviour)} of "
-                "log-probabilities: they must be parallel"
-            )
-        if not size or size & 3:
-            raise ImpossibleEvent(
-                f"rollout {self.id} got {size} bytes of ids, which is not a positive number of "
-                "int32"
-            )
-        held = len(self.ids) >> 2
-        if start != held:
-            raise ImpossibleEvent(
-                f"rollout {self.id} holds {held} tokens, and was extended from token {start}"
-            )
-        end = held + (size >> 2)
-        if end > self.max_new_tokens:
-            raise ImpossibleEvent(
-                f"rollout {self.id} may have {self.max_new_tokens} tokens, and was extended to "
-                f"{end}"
-            )
-        if version < 0:
-            raise ImpossibleEvent(
-                f"rollout {self.id} got tokens of version {version}, which does not exist"
-            )
-        self.ids += ids
-        self.behaviour += behaviour
-        spans = self.spans
-        if spans and spans[-1].version == version:
-            spans[-1] = Span(version, spans[-1].start, end)
-        else:
-            spans.append(Span(version, held, end))
-        return end - held
+    def gather(self) -> None:
+        """End the episode: what its agent used is the rollout's own, and the rest is forgotten."""
+        assert self.episode is not None
+        self.ids, self.behaviour, self.spans, self.turns, self.strands = gathered(self.episode)
+        self.attempt, self.agent_reward = self.episode.attempt, self.episode.rewards.get(None)
+        self.episode = None
 
     def release(self) -> int:
-        """Forget the tokens, and return their number. The arrays are replaced, so buffers taken of
-        them stay valid."""
+        """Forget the tokens, and return their number."""
         tokens = self.tokens
-        self.ids, self.behaviour, self.spans = bytearray(), bytearray(), []
+        super().release()
+        self.turns, self.strands, self.episode = [], [], None
         return tokens
 
 
@@ -199,7 +120,13 @@ class Group(msgspec.Struct):
                 "positive number of int32"
             )
         members = tuple(
-            Rollout(event.first + i, event.group, event.max_new_tokens) for i in range(event.size)
+            Rollout(
+                event.first + i,
+                event.group,
+                event.max_new_tokens,
+                episode=Episode() if event.played else None,
+            )
+            for i in range(event.size)
         )
         return cls(
             event.group,
@@ -274,12 +201,26 @@ class Group(msgspec.Struct):
         """The sampled tokens of each member with a reward, in the order of `scored`."""
         return [member.tokens for member in self.scored]
 
-    def sequence(self, member: Rollout) -> TrainingSequence:
-        """The prompt and what there is of a member's response, to be trained."""
+    def sequences(self, member: Rollout) -> list[TrainingSequence]:
+        """All that is trained of a member: the prompt and what there is of its response; of a
+        sealed episode a sequence for each strand."""
+        if member.strands:
+            return sequences(
+                member.ids, member.behaviour, member.spans, member.turns, member.strands
+            )
         errors = member.verdict.errors if isinstance(member.verdict, Scored) else ()
-        return TrainingSequence.single_turn(
-            self.prompt, member.ids, member.behaviour, member.spans, member.finish, errors
-        )
+        return [
+            TrainingSequence.single_turn(
+                self.prompt, member.ids, member.behaviour, member.spans, member.finish, errors
+            )
+        ]
+
+    def sequence_tokens(self, member: Rollout) -> int:
+        """The tokens of its `sequences` together, given ones included; what strands share counts
+        for each."""
+        if member.strands:
+            return path_tokens(member.turns, member.strands)
+        return self.prompt_tokens + member.tokens
 
     def comparable(self, verdict: Scored) -> bool:
         """True if a verdict has as many parts as each of those that there are."""

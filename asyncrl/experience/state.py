@@ -19,10 +19,12 @@ from typing import Self
 
 from asyncrl.experience import events as e
 from asyncrl.experience.audit import Audit
+from asyncrl.experience.call import Call, ImpossibleEvent, RolloutStatus
+from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.history import History
 from asyncrl.experience.ledger import Ledger
 from asyncrl.experience.replay_buffer import ReplayBuffer
-from asyncrl.experience.rollout import ENDED, Group, ImpossibleEvent, Rollout, RolloutStatus
+from asyncrl.experience.rollout import ENDED, Group, Rollout
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.experience.steps import Steps
 from asyncrl.experience.work_index import WorkIndex
@@ -34,10 +36,12 @@ class ExperienceState:
     (`transitions.py`), and a recovery (`recovery.py`).
 
     `rollouts` are the rollouts that have not ended, by number, and `groups` the live groups; among
-    the members of a group may be ended ones. `version` is the one last published, None before the
-    first; `step` the last one that took something, None before. `next_group` and `next_rollout` are
-    the numbers of the next `Admitted`. `checkpoint` is the last one. `restarts` maps each stale
-    group whose prompt is to be admitted again, before any new one, to its `prompt_index`.
+    the members of a group may be ended ones. Of what is not sealed, `calls` has what engines are
+    leased: rollouts of one turn, and agents' calls, which are numbered together. `version` is the
+    one last published, None before the first; `step` the last one that took something, None before.
+    `next_group` and `next_rollout` are the numbers of the next `Admitted`, the latter also of the
+    next `Called`. `checkpoint` is the last one. `restarts` maps each stale group whose prompt is to
+    be admitted again, before any new one, to its `prompt_index`.
 
     Of each split `prompts` counts the prompts admitted (a restarted one once: the cursor into the
     data), and `ordinals` the groups admitted. `sealings` and `judgements` count the rollouts ever
@@ -57,6 +61,7 @@ class ExperienceState:
         self.groups_live = 0
         self.restarts: dict[int, int] = {}
         self.rollouts: dict[int, Rollout] = {}
+        self.calls: dict[int, Call] = {}
         self.groups: dict[int, Group] = {}
         self.prompts: dict[Split, int] = {"train": 0, "evaluation": 0}
         self.ordinals: dict[Split, int] = {"train": 0, "evaluation": 0}
@@ -128,10 +133,26 @@ class ExperienceState:
             )
         return rollout
 
-    def to_lease(self, split: Split, n: int) -> list[Rollout]:
-        """At most `n` rollouts that wait for a lease: resumable ones first, then new ones, each the
-        oldest first. Where 0 and 2 are new and 1 was requeued: 1, 0, 2."""
-        return [self.rollouts[rollout] for rollout in self.work_index.to_lease(split, n)]
+    def find_call(self, number: int, status: RolloutStatus) -> Call:
+        """The live call of this number, which has this status; of one turn, the rollout. Raises
+        ImpossibleEvent where there is none."""
+        if (call := self.calls.get(number)) is not None and call.status is status:
+            return call
+        if isinstance(call, AgentCall):
+            raise ImpossibleEvent(f"call {number} is {call.status.value}, not {status.value}")
+        found = self.find(number, status)
+        raise ImpossibleEvent(f"rollout {found.id} is an agent's: only its calls are leased")
+
+    def to_lease(self, split: Split, n: int) -> list[Call]:
+        """At most `n` calls that wait for a lease, those of one turn being rollouts: resumable ones
+        first, then new ones, each the oldest first. Where 0 and 2 are new and 1 was requeued: 1, 0,
+        2."""
+        return [self.calls[call] for call in self.work_index.to_lease(split, n)]
+
+    def to_begin(self, split: Split, n: int) -> list[Rollout]:
+        """At most `n` episodes that wait for an agent: those that were played before first, then
+        new ones, each the oldest first."""
+        return [self.rollouts[rollout] for rollout in self.work_index.to_begin(split, n)]
 
     def to_judge(self, after: int = 0) -> list[Rollout]:
         """Sealed rollouts without a verdict, the first sealed first; with `after`, only those whose
@@ -215,6 +236,12 @@ class ExperienceState:
         self.rollouts = {
             m.id: m for group in written.groups for m in group.members if m.status not in ENDED
         }
+        for rollout in self.rollouts.values():
+            if rollout.episode is not None:
+                live = [call for call in rollout.episode.calls if call.status not in ENDED]
+                self.calls.update({call.id: call for call in live})
+            elif not rollout.sealed:
+                self.calls[rollout.id] = rollout
         self.groups_live = sum(group.split == "train" for group in written.groups)
         for group in written.groups:
             self.work_index.offer(group)
@@ -222,6 +249,9 @@ class ExperienceState:
                 self.begun.add(group.id)
         for rollout in self.rollouts.values():
             self.work_index.enter(self.groups[rollout.group], rollout)
+        for call in self.calls.values():
+            if isinstance(call, AgentCall):
+                self.work_index.enter(self.groups[call.group], call)
         return self
 
 

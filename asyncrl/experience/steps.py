@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from asyncrl.experience.rollout import ImpossibleEvent
+from asyncrl.experience.call import ImpossibleEvent
 
 Takings = dict[int, list[list[int]]]
 """The takings of each step, in the order of taking."""

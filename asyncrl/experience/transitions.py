@@ -12,7 +12,17 @@ from typing import Any
 
 from asyncrl.experience import events as e
 from asyncrl.experience.audit import Facts
-from asyncrl.experience.rollout import ENDED, Group, ImpossibleEvent, Rollout, RolloutStatus
+from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
+from asyncrl.experience.episode import AgentCall
+from asyncrl.experience.episode_transitions import (
+    EPISODE_TRANSITIONS,
+    bury_call,
+    forget_calls,
+    leased_call,
+    refuse_unfinished,
+    seal_episode,
+)
+from asyncrl.experience.rollout import ENDED, Group, Rollout
 from asyncrl.experience.state import ExperienceState
 from asyncrl.ipc.messages import Scored
 
@@ -37,6 +47,8 @@ def _admitted(state: ExperienceState, event: e.Admitted) -> None:
     state.groups[group.id] = group
     for member in group.members:
         state.rollouts[member.id] = member
+        if member.episode is None:
+            state.calls[member.id] = member
         state.work_index.enter(group, member)
     if event.restarts is None:
         state.prompts[event.split] += 1
@@ -52,61 +64,65 @@ def _admitted(state: ExperienceState, event: e.Admitted) -> None:
 
 
 def _leased(state: ExperienceState, event: e.Leased) -> None:
-    rollout = state.find(event.rollout, RolloutStatus.WAITING)
-    if event.attempt != rollout.attempt + 1:
+    call = state.find_call(event.rollout, RolloutStatus.WAITING)
+    if event.attempt != call.attempt + 1:
         raise ImpossibleEvent(
-            f"rollout {rollout.id} was leased {rollout.attempt} times, so its next attempt "
+            f"rollout {call.id} was leased {call.attempt} times, so its next attempt "
             f"is not {event.attempt}"
         )
     if not event.holder:
-        raise ImpossibleEvent(f"rollout {rollout.id} was leased to nobody")
-    state.work_index.move(state.groups[rollout.group], rollout, RolloutStatus.LEASED)
-    rollout.attempt, rollout.holder = event.attempt, event.holder
+        raise ImpossibleEvent(f"rollout {call.id} was leased to nobody")
+    state.work_index.move(state.groups[call.group], call, RolloutStatus.LEASED)
+    call.attempt, call.holder = event.attempt, event.holder
 
 
 def _extended(state: ExperienceState, event: e.Extended) -> None:
-    rollout = _leased_rollout(state, event.rollout, event.attempt)
-    pinned = state.groups[rollout.group].version
+    call = leased_call(state, event.rollout, event.attempt)
+    pinned = state.groups[call.group].version
     if pinned is not None and event.version != pinned:
         raise ImpossibleEvent(
-            f"rollout {rollout.id} is pinned to version {pinned}, and got tokens of version "
+            f"rollout {call.id} is pinned to version {pinned}, and got tokens of version "
             f"{event.version}"
         )
-    state.ledger.tokens.enter(
-        rollout.extend(event.version, event.start, event.ids, event.behaviour)
-    )
+    state.ledger.tokens.enter(call.extend(event.version, event.start, event.ids, event.behaviour))
 
 
 def _sealed(state: ExperienceState, event: e.Sealed) -> None:
-    rollout = _leased_rollout(state, event.rollout, event.attempt)
-    if event.finish not in ("stop", "length"):
-        raise ImpossibleEvent(
-            f"rollout {rollout.id} was sealed as {event.finish!r}: a response is complete by "
-            "'stop' or by 'length'"
-        )
+    refuse_unfinished(event.rollout, event.finish)
+    rollout = state.rollouts.get(event.rollout)
+    if rollout is not None and rollout.episode is not None:
+        rollout = seal_episode(state, event)
+    else:
+        rollout = _leased_rollout(state, event)
     state.sealings += 1
     rollout.holder, rollout.finish, rollout.sealed = "", event.finish, state.sealings
     group = state.groups[rollout.group]
     state.work_index.move(group, rollout, RolloutStatus.SEALED)
+    state.calls.pop(rollout.id, None)  # an episode was none
     if group.split == "train":
         state.audit.generated(_facts(group, rollout))
 
 
 def _requeued(state: ExperienceState, event: e.Requeued) -> None:
-    rollout = _leased_rollout(state, event.rollout, event.attempt)
-    if not rollout.remaining:
+    call = leased_call(state, event.rollout, event.attempt)
+    if not call.remaining:
         raise ImpossibleEvent(
-            f"rollout {rollout.id} has its {rollout.max_new_tokens} tokens: it is to be "
+            f"rollout {call.id} has its {call.max_new_tokens} tokens: it is to be "
             "sealed as 'length', not requeued"
         )
-    state.work_index.move(state.groups[rollout.group], rollout, RolloutStatus.WAITING)
-    rollout.holder = ""
-    rollout.failures += event.failed
+    state.work_index.move(state.groups[call.group], call, RolloutStatus.WAITING)
+    call.holder = ""
+    call.failures += event.failed
 
 
 def _buried(state: ExperienceState, event: e.Buried) -> None:
-    rollout = state.find(event.rollout, RolloutStatus.WAITING, RolloutStatus.LEASED)
     _named(event.reason)
+    if isinstance(call := state.calls.get(event.rollout), AgentCall):
+        bury_call(state, call, event.reason)
+        return
+    rollout = state.find(
+        event.rollout, RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.BEGUN
+    )
     _discard(state, rollout, event.reason, RolloutStatus.BURIED)
     _member_finished(state, state.groups[rollout.group])
 
@@ -306,17 +322,12 @@ def apply(state: ExperienceState, event: e.AnyEvent) -> None:
 # ------------------------------------------------------------------------------- what they share
 
 
-def _leased_rollout(state: ExperienceState, number: int, attempt: int) -> Rollout:
-    """The rollout, which is leased for the `attempt`-th time."""
-    rollout = state.rollouts.get(number)
-    if rollout is None or rollout.status is not RolloutStatus.LEASED:
-        return state.find(number, RolloutStatus.LEASED)
-    if attempt != rollout.attempt:
-        raise ImpossibleEvent(
-            f"rollout {number} is leased for the {rollout.attempt}th time, and this is of "
-            f"attempt {attempt}"
-        )
-    return rollout
+def _leased_rollout(state: ExperienceState, event: e.Sealed) -> Rollout:
+    """The rollout of one turn whose lease ends so."""
+    call = leased_call(state, event.rollout, event.attempt)
+    if not isinstance(call, Rollout):
+        raise ImpossibleEvent(f"call {call.id} is no rollout: it is answered, and not sealed")
+    return call
 
 
 def _discard(
@@ -327,12 +338,15 @@ def _discard(
 ) -> None:
     """A live rollout ends untrained: its tokens are discarded under `reason`."""
     group = state.groups[rollout.group]
+    if rollout.episode is not None:
+        forget_calls(state, rollout)
     if group.split == "train" and rollout.tokens and not rollout.sealed:
         state.audit.generated(_facts(group, rollout))
     state.work_index.move(group, rollout, status)
     state.ledger.end(0, {reason: rollout.release()})
     rollout.holder = ""
     del state.rollouts[rollout.id]
+    state.calls.pop(rollout.id, None)
 
 
 def _member_finished(state: ExperienceState, group: Group) -> None:
@@ -372,15 +386,19 @@ def _forget(state: ExperienceState, group: Group) -> None:
 
 def _facts(group: Group, rollout: Rollout) -> Facts:
     """The audit's facts of a rollout whose generation is over."""
+    spans, attempts = rollout.spans, rollout.attempt
+    if (episode := rollout.episode) is not None:
+        spans = [span for call in episode.calls for span in call.spans]
+        attempts = episode.attempt
     first, last = (
-        (rollout.spans[0].version, rollout.spans[-1].version)
-        if rollout.spans
+        (spans[0].version, spans[-1].version)
+        if spans
         else (group.admitted_version, group.admitted_version)
     )
     return Facts(
         length=rollout.tokens,
         age=max(0, last - group.admitted_version),
-        attempts=rollout.attempt,
+        attempts=attempts,
         version=first,
     )
 
@@ -396,6 +414,7 @@ _TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {
     e.Leased: _leased,
     e.Extended: _extended,
     e.Sealed: _sealed,
+    **EPISODE_TRANSITIONS,
     e.Requeued: _requeued,
     e.Buried: _buried,
     e.LateTokens: _late_tokens,

@@ -1,8 +1,8 @@
 """Sorted lists of the work that is due. Invariant: they follow from the live groups alone, so they
 can be made anew from these and are never written down.
 
-Rollouts and groups are held by their numbers, in the order in which the state gives them out. A
-rollout gets another status through `move` and in no other way. So the lists, and the size of the
+Rollouts, calls and groups are held by their numbers, in the order in which the state gives them
+out. They get another status through `move` and in no other way. So the lists, and the size of the
 queue, are right after every event.
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, Group, Rollout, RolloutStatus
+from asyncrl.experience.call import TOKEN_BYTES, Call, RolloutStatus
+from asyncrl.experience.rollout import ENDED, Group, Rollout
 from asyncrl.ipc.messages import Split
 
 
@@ -23,19 +24,23 @@ def _by_split() -> dict[Split, list[Any]]:
 
 
 class WorkIndex(msgspec.Struct):
-    """Rollouts that wait for a lease, a verdict or a step, and complete groups.
+    """Calls that wait for a lease, rollouts that wait for an agent, a verdict or a step, and
+    complete groups.
 
     `queue_items` and `queue_bytes` measure the experience queue: training rollouts that are sealed
-    or judged, and not taken. `statuses` counts live rollouts of each status; a status that none has
-    any more may be there with zero. `open` counts those of each split that no step has taken.
+    or judged, and not taken. `statuses` counts live rollouts and agents' calls of each status; a
+    status that none has any more may be there with zero. `open` counts the rollouts of each split
+    that no step has taken.
     """
 
     statuses: Counter[RolloutStatus] = msgspec.field(default_factory=Counter)
     queue_items: int = 0
     queue_bytes: int = 0
     open: Counter[Split] = msgspec.field(default_factory=Counter)
-    # (never leased, rollout)
+    # (never leased, call)
     _waiting: dict[Split, list[tuple[bool, int]]] = msgspec.field(default_factory=_by_split)
+    # (never begun, rollout)
+    _unbegun: dict[Split, list[tuple[bool, int]]] = msgspec.field(default_factory=_by_split)
     # (number of its sealing, rollout)
     _unjudged: list[tuple[int, int]] = msgspec.field(default_factory=list)
     # (oldest version, rollout)
@@ -44,9 +49,14 @@ class WorkIndex(msgspec.Struct):
     _complete: dict[Split, list[tuple[int, int]]] = msgspec.field(default_factory=_by_split)
 
     def to_lease(self, split: Split, n: int) -> list[int]:
-        """At most `n` waiting rollouts: resumable ones first, then new ones, each the oldest
+        """At most `n` waiting calls: resumable ones first, then new ones, each the oldest
         first."""
-        return [rollout for _, rollout in self._waiting[split][:n]]
+        return [call for _, call in self._waiting[split][:n]]
+
+    def to_begin(self, split: Split, n: int) -> list[int]:
+        """At most `n` episodes without an agent: those that had one first, then new ones, each the
+        oldest first."""
+        return [rollout for _, rollout in self._unbegun[split][:n]]
 
     def to_judge(self, after: int) -> list[int]:
         """Rollouts sealed and not judged whose `sealed` number is larger than `after`, the first
@@ -65,40 +75,50 @@ class WorkIndex(msgspec.Struct):
         first."""
         return [rollout for _, rollout in self._judged]
 
-    def enter(self, group: Group, rollout: Rollout) -> None:
-        """List a live rollout of this group under the status that it has."""
-        status = rollout.status
+    def enter(self, group: Group, call: Call) -> None:
+        """List a live rollout of this group, or a call of one, under the status that it has."""
+        status = call.status
         self.statuses[status] += 1
-        self.open[group.split] += status is not RolloutStatus.TAKEN
+        if isinstance(call, Rollout):
+            self.open[group.split] += status is not RolloutStatus.TAKEN
         if status is RolloutStatus.WAITING:
-            insort(self._waiting[group.split], (not rollout.attempt, rollout.id))
+            insort(*self._waiting_for(group, call))
+        elif not isinstance(call, Rollout):
+            pass
         elif status is RolloutStatus.SEALED:
-            insort(self._unjudged, (rollout.sealed, rollout.id))
-            self._queue(group, rollout, 1)
+            insort(self._unjudged, (call.sealed, call.id))
+            self._queue(group, call, 1)
         elif status is RolloutStatus.JUDGED:
-            self._queue(group, rollout, 1)
-            if _on_offer(group, rollout):
-                insort(self._judged, (rollout.oldest, rollout.id))
+            self._queue(group, call, 1)
+            if _on_offer(group, call):
+                insort(self._judged, (call.oldest, call.id))
 
-    def move(self, group: Group, rollout: Rollout, status: RolloutStatus) -> None:
-        """Give a rollout another status; there is no other way. Its place in a list is found by its
+    def leave(self, group: Group, call: Call) -> None:
+        """Take a rollout or a call off the list of its status. Its place in a list is found by its
         fields, so these must not change while it is there: `attempt` while it waits, `sealed` and
         its tokens once it is sealed, its verdict and `step` once it is judged."""
-        before = rollout.status
-        self.statuses[before] -= 1
-        self.open[group.split] -= before is not RolloutStatus.TAKEN
-        if before is RolloutStatus.WAITING:
-            _remove(self._waiting[group.split], (not rollout.attempt, rollout.id))
-        elif before is RolloutStatus.SEALED:
-            _remove(self._unjudged, (rollout.sealed, rollout.id))
-            self._queue(group, rollout, -1)
-        elif before is RolloutStatus.JUDGED:
-            self._queue(group, rollout, -1)
-            if _on_offer(group, rollout):
-                _remove(self._judged, (rollout.oldest, rollout.id))
-        rollout.status = status
+        status = call.status
+        self.statuses[status] -= 1
+        if isinstance(call, Rollout):
+            self.open[group.split] -= status is not RolloutStatus.TAKEN
+        if status is RolloutStatus.WAITING:
+            _remove(*self._waiting_for(group, call))
+        elif not isinstance(call, Rollout):
+            pass
+        elif status is RolloutStatus.SEALED:
+            _remove(self._unjudged, (call.sealed, call.id))
+            self._queue(group, call, -1)
+        elif status is RolloutStatus.JUDGED:
+            self._queue(group, call, -1)
+            if _on_offer(group, call):
+                _remove(self._judged, (call.oldest, call.id))
+
+    def move(self, group: Group, call: Call, status: RolloutStatus) -> None:
+        """Give a rollout or a call another status; there is no other way."""
+        self.leave(group, call)
+        call.status = status
         if status not in ENDED:
-            self.enter(group, rollout)
+            self.enter(group, call)
 
     def promise(self, rollout: Rollout, step: int) -> None:
         """Reserve a judged rollout for `step`: it is offered to no other."""
@@ -113,6 +133,13 @@ class WorkIndex(msgspec.Struct):
     def withdraw(self, group: Group) -> None:
         """Take a ready group off the list; it must be what it was when it was listed."""
         _remove(self._complete[group.split], (group.oldest, group.id))
+
+    def _waiting_for(self, group: Group, call: Call) -> tuple[list[tuple[bool, int]], Any]:
+        """The list of what waits as this does, and its key there."""
+        episode = call.episode if isinstance(call, Rollout) else None
+        if episode is not None:
+            return self._unbegun[group.split], (not episode.attempt, call.id)
+        return self._waiting[group.split], (not call.attempt, call.id)
 
     def _queue(self, group: Group, rollout: Rollout, sign: int) -> None:
         if group.split == "train":

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncrl.experience.call_tree import Sampled
 from asyncrl.gateway.api_answers import AnswerPart, Token
 from asyncrl.gateway.generator import GeneratedPiece
 from asyncrl.gateway.reading import ReplyReader
 from asyncrl.gateway.tools import ToolCall
 from asyncrl.ipc.messages import Finish, Span
-from asyncrl.sessions.finished import Sampled
 from asyncrl.tasks.text import Tokenizer
 
 

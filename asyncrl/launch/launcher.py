@@ -25,7 +25,7 @@ from asyncrl.config import Config
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.escape import escaped, escaped_lines
-from asyncrl.experience.rollout import ImpossibleEvent
+from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.endpoints import serve
 from asyncrl.ipc.keys import new_key, read_key, write_key

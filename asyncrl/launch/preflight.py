@@ -28,9 +28,9 @@ from asyncrl.config.mix import each, members, named
 from asyncrl.config.schema import TaskConfig
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
+from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.journal import JournalError, SqliteHistory
 from asyncrl.launch.model_directories import check_directory, check_examples, check_policies
 from asyncrl.launch.private import private_files, refuse_foreign

@@ -26,9 +26,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.ledger import Account
-from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.ipc.messages import Report, Role, Scored, Verdict
 from asyncrl.observe.metrics_server import serving
 

@@ -7,36 +7,12 @@ from typing import Literal
 
 import msgspec
 
+from asyncrl.experience.call_tree import Meeting
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import Finish, Span
 
 End = Literal["rewarded", "given_up", "expired", "drained"]
 """The reason why a session takes no more calls: its agent gave a reward, or gave up; it was idle
 for too long; the gateway closed."""
-
-Meeting = Literal["opened", "continued", "retried", "rewritten", "forked"]
-"""The relation of a call's context to what the session holds. `opened`: it shares no token with any
-earlier call. `continued`: it goes on where an earlier call ended. `retried`: it is a context that
-was sampled from before. `rewritten`: it leaves inside a reply, so that the reply came back with
-other tokens than were sampled (edited, cut, or tokenized anew). `forked`: it leaves inside what was
-given (another history, a sub-agent)."""
-
-
-class Sampled(msgspec.Struct, frozen=True):
-    """The tokens that one call sampled and its agent was given. `ids` and `behaviour` have one item
-    for each token, and `spans` tile them from 0 on. `unused` tokens more were sampled after them,
-    and nobody saw them (they followed a stop string)."""
-
-    ids: bytes
-    behaviour: bytes
-    spans: tuple[Span, ...]
-    finish: Finish
-    unused: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Tokens sampled, `unused` ones not counted."""
-        return len(self.ids) >> 2
 
 
 class FinishedSession(msgspec.Struct, frozen=True):

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.sessions.finished import End, FinishedSession, Sampled
+from asyncrl.experience.call_tree import ID, CallTree, Sampled, TreePosition
+from asyncrl.sessions.finished import End, FinishedSession
 from asyncrl.sessions.texts import Texts
-from asyncrl.sessions.tree import ID, Tree, TreePosition
 
 
 class SessionRefused(Exception):
@@ -65,7 +65,7 @@ class _Session:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.tree, self.texts = Tree(), Texts()
+        self.tree, self.texts = CallTree(), Texts()
         self.calls = self.running = self.reserved = self.sampled = self.unused = 0
         self.longest = 0
         """Tokens that its sequences may have when what runs has ended: each call may begin one."""
@@ -75,7 +75,7 @@ class _Session:
         self.ending: tuple[End, float | None, int | None] | None = None
 
 
-class Call(msgspec.Struct, eq=False):
+class RunningCall(msgspec.Struct, eq=False):
     """A call that runs. It holds room for `tokens` until `finish`, and for a sequence of
     `longest`."""
 
@@ -127,7 +127,7 @@ class Recorder:
             return 0, b""
         return found[0], session.tree.ids(found[1])
 
-    def begin(self, name: str, context: bytes, max_new_tokens: int) -> Call:
+    def begin(self, name: str, context: bytes, max_new_tokens: int) -> RunningCall:
         """A call of at most `max_new_tokens` after `context` (`int32` ids, at least one); it opens
         the session where there is none.
 
@@ -171,14 +171,19 @@ class Recorder:
         session.running += 1
         session.reserved += tokens
         session.longest += longest
-        return Call(session, context, tokens, longest)
+        return RunningCall(session, context, tokens, longest)
 
     def finish(
-        self, call: Call, sampled: Sampled, now: float, texts: Sequence[tuple[bytes, int]] = ()
+        self,
+        call: RunningCall,
+        sampled: Sampled,
+        now: float,
+        texts: Sequence[tuple[bytes, int]] = (),
     ) -> None:
         """The call has ended, and this is what it sampled; it may be nothing. `texts` are texts
         that later contexts may start with: pairs of a text (UTF-8) and its number of tokens, from
-        the start of the context on. Raises ValueError as `Tree.add` does, with nothing changed."""
+        the start of the context on. Raises ValueError as `CallTree.add` does, with nothing
+        changed."""
         session = call.session
         before = session.tree.sequence_tokens
         place = session.tree.add(call.context, sampled)

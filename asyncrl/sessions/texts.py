@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 
-from asyncrl.sessions.tree import TreePosition
+from asyncrl.experience.call_tree import TreePosition
 
 
 def _hasher() -> hashlib.blake2b:

@@ -20,9 +20,9 @@ from actors.coordinator.resume import begin_again
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
+from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.ipc.messages import (
     ChunkHead,

@@ -17,8 +17,8 @@ from actors.coordinator.leases import ENOUGH, LeaseTable
 from actors.coordinator.peers import Peer
 from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.experience import events as e
+from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.experience import Experience
-from asyncrl.experience.rollout import RolloutStatus
 from asyncrl.ipc.link import memory_links
 from asyncrl.ipc.messages import Hello, Interrupt, Message, Split
 

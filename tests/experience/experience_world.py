@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from asyncrl.experience import events as e
+from asyncrl.experience.call import Call, ImpossibleEvent, RolloutStatus
+from asyncrl.experience.episode import AgentCall, Episode
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import Group, ImpossibleEvent, Rollout, RolloutStatus
+from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.ipc.messages import NoVerdict, Scored
 from staleness.lag import fresh_mask
@@ -42,6 +44,18 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
     st.builds(e.Leased, small, st.sampled_from(["", "rollout-0"]), small),
     st.builds(e.Extended, small, small, st.integers(-1, 7), small, token_bytes, token_bytes),
     st.builds(e.Sealed, small, small, st.sampled_from(["", "stop", "length", "interrupted"])),
+    st.builds(e.Begun, small, st.sampled_from(["", "agents-0"]), small),
+    st.builds(
+        e.Called,
+        *(small, small, small),
+        st.none() | st.tuples(small, st.integers(-1, 7)),
+        *(token_bytes, small, small, st.sampled_from([0.0, 1.0, -1.0, float("nan")])),
+    ),
+    st.builds(e.Answered, small, small, st.sampled_from(["", "stop", "length", "interrupted"])),
+    st.builds(e.Reused, small, small, small),
+    st.builds(e.Noted, small, small, reasons, token_bytes),
+    st.builds(e.Rewarded, small, small, st.none() | small, st.sampled_from([0.5, float("inf")])),
+    st.builds(e.Left, small, small, reasons, st.booleans()),
     st.builds(e.Requeued, small, small, reasons),
     st.builds(e.Buried, small, reasons),
     st.builds(e.LateTokens, st.integers(-1, 3)),
@@ -70,11 +84,31 @@ class Token:
         self.version, self.id, self.behaviour = version, id_, behaviour
 
 
+class PlayedCall:
+    """A call of an agent's as the events told of it: what it was given, and what it sampled; when
+    it failed for good that is context of others and nothing else."""
+
+    def __init__(self, rollout: int, context: bytes) -> None:
+        self.rollout, self.context = rollout, context
+        self.tokens: list[Token] = []
+        self.failed = False
+
+    @property
+    def path(self) -> bytes:
+        return self.context + b"".join(token.id for token in self.tokens)
+
+
 class Account:
-    """What happened, by the events alone: each rollout's tokens, and how it ended."""
+    """What happened, by the events alone: each rollout's tokens, and how it ended. Of an episode
+    the tokens are those of its calls until it is sealed, and then those of the `turns` that its
+    agent used."""
 
     def __init__(self, events: list[e.AnyEvent]) -> None:
         self.groups: dict[int, list[int]] = {}
+        self.calls: dict[int, PlayedCall] = {}
+        self.used: dict[int, list[int]] = {}
+        self.turns: dict[int, list[PlayedCall]] = {}
+        self.generated = 0
         self.tokens: dict[int, list[Token]] = {}
         self.fates: dict[int, list[str]] = {}
         self.verdicts: dict[int, object] = {}
@@ -92,13 +126,42 @@ class Account:
                 for rollout in self.groups[event.group]:
                     self.tokens[rollout], self.fates[rollout] = [], []
             case e.Extended():
+                call = self.calls.get(event.rollout)
+                tokens = self.tokens[event.rollout] if call is None else call.tokens
                 for i in range(0, len(event.ids), 4):
-                    self.tokens[event.rollout].append(
+                    tokens.append(
                         Token(event.version, event.ids[i : i + 4], event.behaviour[i : i + 4])
                     )
+                    self.generated += 1
+            case e.Begun() | e.Left():
+                self.used[event.rollout] = []
+            case e.Called():
+                before = b"" if event.after is None else self.calls[event.after[0]].path
+                shared = 0 if event.after is None else 4 * event.after[1]
+                context = before[:shared] + event.given
+                self.calls[event.call] = PlayedCall(event.rollout, context)
+                self.used[event.rollout].append(event.call)
+            case e.Reused():
+                self.used[event.rollout].append(event.call)
+            case e.Sealed() if event.rollout in self.used:
+                used = self.used.pop(event.rollout)
+                for number, call in self.calls.items():
+                    if call.rollout == event.rollout and not call.failed and number not in used:
+                        self.discarded_tokens["orphaned"] += len(call.tokens)
+                self.turns[event.rollout] = [self.calls[number] for number in used]
+                self.tokens[event.rollout] = [
+                    token for call in self.turns[event.rollout] for token in call.tokens
+                ]
+            case e.Buried() if event.rollout in self.calls:
+                call = self.calls[event.rollout]
+                self.discarded_tokens[event.reason] += len(call.tokens)
+                call.failed = True
+                if event.rollout in self.used[call.rollout]:
+                    self.used[call.rollout].remove(event.rollout)
             case e.Buried():
                 self._end(event.rollout, event.reason)
             case e.LateTokens():
+                self.generated += event.tokens
                 self.late += event.tokens
                 self.discarded_tokens["late"] += event.tokens
             case e.Judged():
@@ -135,11 +198,13 @@ class Account:
 
     def _end(self, rollout: int, reason: str) -> None:
         self.fates[rollout].append(reason)
-        self.discarded_tokens[reason] += len(self.tokens[rollout])
+        self.discarded_tokens[reason] += self.held(rollout)
 
-    @property
-    def generated(self) -> int:
-        return self.late + sum(map(len, self.tokens.values()))
+    def held(self, rollout: int) -> int:
+        """The tokens of a live rollout, and of the calls of an episode that is not sealed."""
+        calls = (call for call in self.calls.values() if call.rollout == rollout)
+        played = [] if rollout in self.turns else [c for c in calls if not c.failed]
+        return len(self.tokens[rollout]) + sum(len(call.tokens) for call in played)
 
     @property
     def live(self) -> list[int]:
@@ -183,8 +248,11 @@ class World(RuleBasedStateMachine):
     def members(self, status: RolloutStatus) -> list[Rollout]:
         return [r for r in self.experience.rollouts.values() if r.status is status]
 
+    def calls(self, *statuses: RolloutStatus) -> list[Call]:
+        return [call for call in self.experience.calls.values() if call.status in statuses]
+
     def has(self, *statuses: RolloutStatus) -> bool:
-        return any(self.members(status) for status in statuses)
+        return any(self.members(status) or self.calls(status) for status in statuses)
 
     def open_groups(self) -> list[Group]:
         return [group for group in self.experience.groups.values() if not group.begun]
@@ -234,14 +302,120 @@ class World(RuleBasedStateMachine):
             )
         )
 
-    @precondition(lambda self: self.has(RolloutStatus.WAITING))
+    @rule(
+        size=st.integers(1, 3),
+        budget=st.integers(1, 6),
+        split=st.sampled_from(["train", "train", "evaluation"]),
+    )
+    def admit_played(self, size: int, budget: int, split: str) -> None:
+        x = self.experience
+        pin = x.version if split == "evaluation" else None
+        self.apply(
+            e.Admitted(
+                *(x.next_group, x.next_rollout, size, split, x.prompts[split], b"\7\0\0\0"),
+                *(budget, pin),
+                played=True,
+            )
+        )
+
+    def to_begin(self) -> list[Rollout]:
+        x = self.experience
+        return x.to_begin("train", 99) + x.to_begin("evaluation", 99)
+
+    @precondition(lambda self: self.to_begin())
+    @rule(index=st.integers(0, 99), all_of_it=st.booleans())
+    def begin(self, index: int, all_of_it: bool) -> None:
+        waiting = self.to_begin()
+        for rollout in waiting if all_of_it else [pick(waiting, index)]:
+            assert rollout.episode is not None
+            self.apply(e.Begun(rollout.id, "agents-0", rollout.episode.attempt + 1))
+
+    def played(self, index: int) -> tuple[Rollout, Episode]:
+        rollout = pick(self.members(RolloutStatus.BEGUN), index)
+        assert rollout.episode is not None
+        return rollout, rollout.episode
+
+    @precondition(lambda self: self.has(RolloutStatus.BEGUN))
+    @rule(
+        index=st.integers(0, 99),
+        way=st.sampled_from(["new", "on", "on", "on", "again", "branch"]),
+        value=st.integers(0, 3),
+        cut=st.integers(0, 9),
+        budget=st.integers(1, 4),
+    )
+    def call(self, index: int, way: str, value: int, cut: int, budget: int) -> None:
+        """An agent calls: with a context of its own, or going on from a call, from the midst of
+        one, or with a context that there was."""
+        rollout, episode = self.played(index)
+        account, context = Account(self.events), struct.pack("<2i", 7, value)
+        if episode.calls and way != "new":
+            before = account.calls[pick(episode.calls, cut).id]
+            tool = struct.pack("<i", 90 + value)
+            context = {
+                "on": before.path + tool,
+                "again": before.context,
+                "branch": before.path[: 4 * (1 + cut % (len(before.path) // 4))] + tool,
+            }[way]
+        after, given = episode.place(context)
+        x = self.experience
+        self.apply(
+            e.Called(
+                *(rollout.id, episode.attempt, x.next_rollout, after, given, x.next_rollout),
+                *(min(budget, rollout.max_new_tokens), 1.0),
+            )
+        )
+        made = episode.calls[-1]
+        assert episode.context(made) == context == Account(self.events).calls[made.id].context
+
+    @precondition(lambda self: self.has(RolloutStatus.BEGUN))
+    @rule(index=st.integers(0, 99), number=st.integers(0, 99))
+    def reuse(self, index: int, number: int) -> None:
+        rollout, episode = self.played(index)
+        left = [
+            c for c in episode.calls if c.id not in episode.used and c.id in self.experience.calls
+        ]
+        if left:
+            self.apply(e.Reused(rollout.id, episode.attempt, pick(left, number).id))
+
+    @precondition(lambda self: self.has(RolloutStatus.BEGUN))
+    @rule(index=st.integers(0, 99), name=st.sampled_from("ab"))
+    def note(self, index: int, name: str) -> None:
+        rollout, episode = self.played(index)
+        if name not in episode.notes:
+            self.apply(e.Noted(rollout.id, episode.attempt, name, b"4"))
+
+    @precondition(lambda self: self.has(RolloutStatus.BEGUN))
+    @rule(index=st.integers(0, 99), number=st.integers(0, 99))
+    def reward(self, index: int, number: int) -> None:
+        rollout, episode = self.played(index)
+        call = pick([None, *episode.used], number)
+        if call not in episode.rewards:
+            self.apply(e.Rewarded(rollout.id, episode.attempt, call, 0.5))
+
+    @precondition(lambda self: self.has(RolloutStatus.BEGUN))
+    @rule(index=st.integers(0, 99), over=st.booleans(), failed=st.booleans())
+    def end_attempt(self, index: int, over: bool, failed: bool) -> None:
+        """An agent ends its episode, or is gone; what engines have of it is taken back."""
+        rollout, episode = self.played(index)
+        for call in episode.calls:
+            if call.status is RolloutStatus.LEASED:
+                if call.remaining:
+                    self.apply(e.Requeued(call.id, call.attempt, "agent left"))
+                else:
+                    self.apply(e.Answered(call.id, call.attempt, "length"))
+        if over:
+            self.apply(e.Sealed(rollout.id, episode.attempt, "stop"))
+        else:
+            self.apply(e.Left(rollout.id, episode.attempt, "died", failed))
+
+    @precondition(lambda self: self.calls(RolloutStatus.WAITING))
     @rule(index=st.integers(0, 99), all_of_it=st.booleans())
     def lease(self, index: int, all_of_it: bool) -> None:
         waiting = self.experience.to_lease("train", 99) + self.experience.to_lease("evaluation", 99)
         for rollout in waiting if all_of_it else [pick(waiting, index)]:
             self.apply(e.Leased(rollout.id, "rollout-0", rollout.attempt + 1))
 
-    @precondition(lambda self: self.has(RolloutStatus.LEASED))
+    @precondition(lambda self: self.calls(RolloutStatus.LEASED))
     @rule(
         index=st.integers(0, 99),
         count=st.integers(1, 6),
@@ -249,7 +423,7 @@ class World(RuleBasedStateMachine):
         values=st.integers(0, 2**16),
     )
     def extend(self, index: int, count: int, age: int, values: int) -> None:
-        rollout = pick(self.members(RolloutStatus.LEASED), index)
+        rollout = pick(self.calls(RolloutStatus.LEASED), index)
         count = min(count, rollout.remaining)
         if count:
             pinned = self.experience.groups[rollout.group].version
@@ -262,33 +436,29 @@ class World(RuleBasedStateMachine):
                 e.Extended(rollout.id, rollout.attempt, version, rollout.tokens, ids, behaviour)
             )
 
-    @precondition(lambda self: self.has(RolloutStatus.LEASED))
+    @precondition(lambda self: self.calls(RolloutStatus.LEASED))
     @rule(index=st.integers(0, 99), all_of_it=st.booleans())
     def seal(self, index: int, all_of_it: bool) -> None:
-        leased = self.members(RolloutStatus.LEASED)
-        for rollout in leased if all_of_it else [pick(leased, index)]:
-            self.apply(
-                e.Sealed(rollout.id, rollout.attempt, "stop" if rollout.remaining else "length")
-            )
+        leased = self.calls(RolloutStatus.LEASED)
+        for call in leased if all_of_it else [pick(leased, index)]:
+            kind = e.Answered if isinstance(call, AgentCall) else e.Sealed
+            self.apply(kind(call.id, call.attempt, "stop" if call.remaining else "length"))
 
-    @precondition(lambda self: self.has(RolloutStatus.LEASED))
+    @precondition(lambda self: self.calls(RolloutStatus.LEASED))
     @rule(index=st.integers(0, 99), failed=st.booleans())
     def requeue(self, index: int, failed: bool) -> None:
-        rollout = pick(self.members(RolloutStatus.LEASED), index)
+        rollout = pick(self.calls(RolloutStatus.LEASED), index)
         if rollout.remaining:
             self.apply(e.Requeued(rollout.id, rollout.attempt, "lease expired", failed))
 
-    @precondition(lambda self: self.has(RolloutStatus.WAITING, RolloutStatus.LEASED))
+    def unfinished(self) -> list[Call]:
+        calls = self.calls(RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.UNCLAIMED)
+        return calls + self.to_begin() + self.members(RolloutStatus.BEGUN)
+
+    @precondition(lambda self: self.unfinished())
     @rule(index=st.integers(0, 99))
     def bury(self, index: int) -> None:
-        self.apply(
-            e.Buried(
-                pick(
-                    self.members(RolloutStatus.WAITING) + self.members(RolloutStatus.LEASED), index
-                ).id,
-                "died",
-            )
-        )
+        self.apply(e.Buried(pick(self.unfinished(), index).id, "died"))
 
     @rule(tokens=st.integers(1, 5))
     def late(self, tokens: int) -> None:
@@ -424,15 +594,30 @@ class World(RuleBasedStateMachine):
             how = move >> 3
             verdict = NoVerdict("timeout") if how % 3 == 0 else Scored(how % 3 / 2)
             due = [
-                (self.has(RolloutStatus.WAITING), lambda how=how: self.lease(how, True)),
+                (self.calls(RolloutStatus.WAITING), lambda how=how: self.lease(how, True)),
+                (bool(self.to_begin()), lambda how=how: self.begin(how, True)),
                 *[
                     (
-                        self.has(RolloutStatus.LEASED),
+                        self.has(RolloutStatus.BEGUN),
+                        lambda how=how: self.call(
+                            how, pick(["on", "on", "new", "branch"], how), how % 4, how % 10, 4
+                        ),
+                    ),
+                    (self.has(RolloutStatus.BEGUN), lambda how=how: self.reuse(how, how)),
+                ]
+                * 2,
+                (
+                    self.has(RolloutStatus.BEGUN) and how % 3 == 0,
+                    lambda how=how: self.end_attempt(how, how % 2 == 0, False),
+                ),
+                *[
+                    (
+                        self.calls(RolloutStatus.LEASED),
                         lambda how=how: self.extend(how, 1 + how % 6, how % 3, how),
                     )
                 ]
                 * 3,
-                (self.has(RolloutStatus.LEASED), lambda how=how: self.seal(how, how % 4 == 0)),
+                (self.calls(RolloutStatus.LEASED), lambda how=how: self.seal(how, how % 4 == 0)),
                 (
                     self.has(RolloutStatus.SEALED),
                     lambda verdict=verdict: self.judge(verdict, False),
@@ -445,7 +630,9 @@ class World(RuleBasedStateMachine):
                 (True, lambda: self.publish(1)),
                 (
                     len(self.experience.groups) < 3,
-                    lambda how=how: self.admit(1 + how % 3, 6, "train"),
+                    lambda how=how: (self.admit_played if how % 5 < 2 else self.admit)(
+                        1 + how % 3, 6, "train"
+                    ),
                 ),
                 (self.has(RolloutStatus.TAKEN) and not self.half_trained(), self.checkpoint),
                 (how % 4 == 0 and self.cut > 0, self.crash),

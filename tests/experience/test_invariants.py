@@ -6,16 +6,24 @@ from collections import Counter
 from unittest import TestCase
 
 import msgspec
-from experience_world import MAX_LAG, Account, World
+from experience_world import MAX_LAG, Account, PlayedCall, World
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
 from asyncrl.experience import events as e
+from asyncrl.experience.call import TOKEN_BYTES, RolloutStatus
+from asyncrl.experience.call_tree import CallTree, Sampled
+from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.experience import Experience
-from asyncrl.experience.rollout import ENDED, TOKEN_BYTES, RolloutStatus
+from asyncrl.experience.rollout import ENDED, Rollout
+from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.snapshot import Snapshot
+from asyncrl.ipc.messages import Span
 
-OPEN = (RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.SEALED)
+OPEN = (
+    *(RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.BEGUN),
+    RolloutStatus.SEALED,
+)
 PROFILE = settings(
     max_examples=120, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
@@ -34,7 +42,7 @@ class Ledger(World):
         assert ledger.tokens.discarded == {
             reason: n for reason, n in account.discarded_tokens.items() if n
         }
-        assert ledger.tokens.live == sum(len(account.tokens[rollout]) for rollout in account.live)
+        assert ledger.tokens.live == sum(account.held(rollout) for rollout in account.live)
         fates = Counter(fate for fates in account.fates.values() for fate in fates)
         assert ledger.rollouts.total == len(account.fates)
         assert ledger.rollouts.trained == fates.pop("trained", 0)
@@ -79,8 +87,12 @@ class ParallelArrays(World):
     @invariant()
     def parallel(self) -> None:
         account = Account(self.events)
-        for rollout in self.experience.rollouts.values():
-            tokens = account.tokens[rollout.id]
+        for rollout in [*self.experience.rollouts.values(), *self.experience.calls.values()]:
+            if isinstance(rollout, Rollout) and rollout.episode is not None:
+                assert not (rollout.ids or rollout.behaviour or rollout.spans)
+                continue
+            call = account.calls.get(rollout.id)
+            tokens = account.tokens[rollout.id] if call is None else call.tokens
             assert (
                 len(rollout.ids) == len(rollout.behaviour) == 4 * rollout.tokens == 4 * len(tokens)
             )
@@ -97,6 +109,65 @@ class ParallelArrays(World):
                 a.version != b.version
                 for a, b in zip(rollout.spans, rollout.spans[1:], strict=False)
             )
+
+
+class Episodes(World):
+    """A sealed episode is trained as the calls that its agent used: each sampled token once, behind
+    exactly what its call was given, as the recorder of sessions has it."""
+
+    @invariant()
+    def trained_as_played(self) -> None:
+        account = Account(self.events)
+        for group in self.experience.groups.values():
+            for member in group.members:
+                if member.id not in self.experience.rollouts or member.id not in account.turns:
+                    continue
+                turns = [turn for turn in account.turns[member.id] if turn.tokens]
+                assert [turn.tokens for turn in member.turns] == [len(t.tokens) for t in turns]
+                leaves = group.sequences(member) if member.strands else []
+                assert Counter(
+                    (turn.path[: len(turn.context) + 4 * place], t.id, t.behaviour, t.version)
+                    for turn in turns
+                    for place, t in enumerate(turn.tokens)
+                ) == Counter(token for leaf in leaves for token in marked(leaf))
+                assert group.sequence_tokens(member) == (
+                    sum(leaf.tokens for leaf in leaves) or group.prompt_tokens
+                )
+                tree = CallTree()
+                for turn in turns:
+                    tree.add(turn.context, sampled(turn))
+                assert [msgspec.structs.replace(leaf, finish="") for leaf in leaves] == list(
+                    tree.leaves()
+                )
+
+
+def marked(leaf: TrainingSequence) -> list[tuple[bytes, bytes, bytes, int]]:
+    """Each token that the mask marks: all ids before it, its id, log-probability and version."""
+    version = {place: span.version for span in leaf.spans for place in range(span.start, span.end)}
+    assert list(version) == [place for place, mark in enumerate(leaf.mask) if mark]
+    return [
+        (
+            leaf.ids[: 4 * place],
+            leaf.ids[4 * place : 4 * place + 4],
+            leaf.behaviour[4 * place : 4 * place + 4],
+            of,
+        )
+        for place, of in version.items()
+    ]
+
+
+def sampled(turn: PlayedCall) -> Sampled:
+    """A turn as the recorder of sessions is given it."""
+    spans: list[Span] = []
+    for place, token in enumerate(turn.tokens):
+        start = spans.pop().start if spans and spans[-1].version == token.version else place
+        spans.append(Span(token.version, start, place + 1))
+    return Sampled(
+        b"".join(token.id for token in turn.tokens),
+        b"".join(token.behaviour for token in turn.tokens),
+        tuple(spans),
+        "",
+    )
 
 
 class RestartEqualsNoCrash(World):
@@ -123,7 +194,19 @@ class Views(World):
             rollouts = [
                 rollout for rollout in x.rollouts.values() if x.groups[rollout.group].split == split
             ]
-            waiting = [rollout for rollout in rollouts if rollout.status is RolloutStatus.WAITING]
+            calls = [call for call in x.calls.values() if x.groups[call.group].split == split]
+            waiting = [call for call in calls if call.status is RolloutStatus.WAITING]
+            assert all(
+                call.id in x.rollouts[call.rollout].episode.used
+                for call in waiting
+                if isinstance(call, AgentCall)
+            )
+            unbegun = [
+                (not r.episode.attempt, r.id)
+                for r in rollouts
+                if r.episode is not None and r.status is RolloutStatus.WAITING
+            ]
+            assert [r.id for r in x.to_begin(split, 99)] == [id for _, id in sorted(unbegun)]
             resumable = sorted(rollout.id for rollout in waiting if rollout.resumable)
             new = sorted(rollout.id for rollout in waiting if not rollout.resumable)
             assert [rollout.id for rollout in x.to_lease(split, 99)] == resumable + new
@@ -212,12 +295,20 @@ class Views(World):
         assert sorted(r.id for r in x.taken()) == sorted(
             r.id for r in x.rollouts.values() if r.status is RolloutStatus.TAKEN
         )
-        assert x.statuses() == Counter(rollout.status for rollout in x.rollouts.values())
-        assert x.statuses().total() == x.ledger.rollouts.live
+        agents_calls = [call for call in x.calls.values() if isinstance(call, AgentCall)]
+        assert x.statuses() == Counter(r.status for r in [*x.rollouts.values(), *agents_calls])
+        assert x.statuses().total() == x.ledger.rollouts.live + len(agents_calls)
+        leasable = [
+            call
+            for r in x.rollouts.values()
+            for call in ([r] if r.episode is None else r.episode.calls)
+            if call.status is not RolloutStatus.BURIED and not r.sealed
+        ]
+        assert x.calls == {call.id: call for call in leasable}
         failed = Counter(
             event.rollout for event in self.events if isinstance(event, e.Requeued) and event.failed
         )
-        assert all(rollout.failures == failed[rollout.id] for rollout in x.rollouts.values())
+        assert all(call.failures == failed[call.id] for call in x.calls.values())
         restarted = {
             event.group for event in self.events if isinstance(event, e.Dropped) and event.restart
         }
@@ -236,5 +327,6 @@ TestInvariant1Ledger = case(Ledger)
 TestInvariant2Once = case(Once)
 TestInvariant3Lag = case(Lag)
 TestInvariant4ParallelArrays = case(ParallelArrays)
+TestEpisodes = case(Episodes)
 TestInvariant8RestartEqualsNoCrash = case(RestartEqualsNoCrash)
 TestViews = case(Views)

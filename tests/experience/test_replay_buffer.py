@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
 from asyncrl.experience.replay_buffer import ReplayBuffer
-from asyncrl.experience.rollout import Group, ImpossibleEvent, Rollout, RolloutStatus
+from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.ipc.messages import NoVerdict, Scored, Span, Verdict
 
 

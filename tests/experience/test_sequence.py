@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.experience import events as e
+from asyncrl.experience.call_tree import CallTree, Sampled
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
 from asyncrl.ipc.messages import Sample, Scored, Span
-from asyncrl.sessions.finished import FinishedSession, Sampled
-from asyncrl.sessions.tree import Tree
+from asyncrl.sessions.finished import FinishedSession
 
 
 def ints(*values: int) -> bytes:
@@ -63,12 +63,12 @@ def test_a_rollout_and_its_copy_in_the_replay_buffer_are_one_sequence() -> None:
         (Span(0, 2, 4), Span(1, 4, 5)),
         "stop",
     )
-    assert group.sequence(x.rollouts[0]) == expected
+    assert group.sequences(x.rollouts[0]) == [expected]
     x.apply(e.Taken(1, [0]))
     x.apply(e.StoredForReplay(0, 2))
     x.apply(e.Trained(0, 3, {}))
     kept = x.replay_buffer.kept[0]
-    assert kept.sequence(kept.members[0]) == expected
+    assert kept.sequences(kept.members[0]) == [expected]
     assert expected.sample(0, 0, 1.0).finish == "stop"
 
 
@@ -125,7 +125,7 @@ def test_what_travels_tells_what_every_sequence_was(
 
 def test_a_finished_session_is_written_as_it_was_before_its_leaves_were_sequences() -> None:
     """Bytes of RUN/sessions/*.jsonl: others read them."""
-    tree = Tree()
+    tree = CallTree()
     tree.add(ints(1, 2), Sampled(ints(3, 4), floats(-1, -2), (Span(5, 0, 2),), "stop"))
     session = FinishedSession("a", "rewarded", 1.0, 6, 1, 2, 0, {"opened": 1}, tuple(tree.leaves()))
     arrays = (ints(1, 2, 3, 4), bytes([0, 0, 1, 1]), floats(0, 0, -1, -2))

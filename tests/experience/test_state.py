@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from asyncrl.experience import events as e
+from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
 from asyncrl.experience.experience import Experience, fold
 from asyncrl.experience.recovery import recovered
-from asyncrl.experience.rollout import ImpossibleEvent, RolloutStatus
 from asyncrl.experience.snapshot import Snapshot
 from asyncrl.ipc.messages import NoVerdict, Scored, Span, Split
 

@@ -29,6 +29,7 @@ from asyncrl.config import render as render_config
 from asyncrl.config.schema import TaskConfig
 from asyncrl.engines.sglang.http_types import Garbled, Increments, StreamEvents
 from asyncrl.escape import escaped
+from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import (
     Admitted,
     AnyEvent,
@@ -44,7 +45,6 @@ from asyncrl.experience.events import (
     Trained,
 )
 from asyncrl.experience.experience import fold
-from asyncrl.experience.rollout import ImpossibleEvent
 from asyncrl.ipc import messages
 from asyncrl.ipc.errors import EndOfStream, LinkError
 from asyncrl.ipc.keys import prove_to_client, prove_to_server, proving

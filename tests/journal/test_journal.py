@@ -68,6 +68,20 @@ def everything() -> list[e.AnyEvent]:
         e.Trained(5, 0, {}),
         e.Published(1),
         e.Checkpointed(1, "checkpoints/1"),
+        e.Admitted(4, 6, 1, "train", 3, bytes(8), 4, played=True),
+        e.Begun(6, "agents-0", 1),
+        e.Called(6, 1, 7, None, bytes(8), 5, 4, 1.0),
+        e.Leased(7, "rollout-1", 1),
+        e.Extended(7, 1, 1, 0, ids, ids),
+        e.Answered(7, 1, "stop"),
+        e.Noted(6, 1, "tool", b"42"),
+        e.Left(6, 1, "agents-0 died"),
+        e.Begun(6, "agents-0", 2),
+        e.Reused(6, 2, 7),
+        e.Called(6, 2, 8, (7, 5), bytes(4), 6, 2, 1.0),
+        e.Rewarded(6, 2, 7, 0.5),
+        e.Rewarded(6, 2, None, 1.0),
+        e.Sealed(6, 2, "stop"),
     ]
 
 

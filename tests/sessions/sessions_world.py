@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncrl.experience.call_tree import Sampled
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Span
-from asyncrl.sessions.finished import Sampled
 
 
 def ids(tokens: list[int]) -> bytes:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sessions_world import Samples, check, ids, tokens
 
-from asyncrl.sessions.finished import FinishedSession, Sampled
+from asyncrl.experience.call_tree import Sampled
+from asyncrl.sessions.finished import FinishedSession
 from asyncrl.sessions.recorder import (
     Bounds,
-    Call,
     Recorder,
+    RunningCall,
     SessionEnded,
     SessionFull,
     TooManySessions,
@@ -37,7 +38,7 @@ class Sessions(RuleBasedStateMachine):
         self.samples: dict[str, Samples] = {}
         self.unused: dict[str, int] = {}
         self.paths: dict[str, list[list[int]]] = {}
-        self.running: list[tuple[str, Call, list[int]]] = []
+        self.running: list[tuple[str, RunningCall, list[int]]] = []
         self.fetched: list[FinishedSession] = []
 
     @rule(

@@ -17,10 +17,9 @@ from training_world import VOCABULARY, build
 from transformers import PreTrainedModel
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.experience.call_tree import CallTree, Sampled
 from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
 from asyncrl.ipc.messages import MicroBatch, ScoreProximal, Span, TokenCount
-from asyncrl.sessions.finished import Sampled
-from asyncrl.sessions.tree import Tree
 from asyncrl.training.learner import Learner
 from staleness.lag import fresh_mask
 
@@ -257,7 +256,7 @@ def ids(*tokens: int) -> bytes:
 def test_the_leaves_of_a_recorded_session_are_trained() -> None:
     """A conversation of three turns, of which the second was asked twice: two leaves, and no
     sampled token is trained in both."""
-    tree = Tree()
+    tree = CallTree()
     tree.add(ids(1, 2), sampled([3, 4, 5], [-3.0, -2.5, -2.0], 1))
     tree.add(ids(1, 2, 3, 4, 5, 6), sampled([7, 8], [-3.5, -4.0], 1))
     tree.add(ids(1, 2, 3, 4, 5, 6), sampled([9], [-2.0], 2))

@@ -21,7 +21,7 @@ from asyncrl.engines.draws import stream
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script, ScriptedEngine
-from asyncrl.experience.rollout import RolloutStatus
+from asyncrl.experience.call import RolloutStatus
 from asyncrl.simulation import policy
 from asyncrl.simulation.capacity.modelled import LedgerChecker, rare_collections
 from asyncrl.simulation.fake_world import FakeWorld, Speeds

@@ -15,17 +15,41 @@ work is proportional to what is new.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Finish, Span
-from asyncrl.sessions.finished import Meeting, Sampled
+
+Meeting = Literal["opened", "continued", "retried", "rewritten", "forked"]
+"""The relation of a call's context to what the tree holds. `opened`: it shares no token with any
+earlier call. `continued`: it goes on where an earlier call ended. `retried`: it is a context that
+was sampled from before. `rewritten`: it leaves inside a reply, so that the reply came back with
+other tokens than were sampled (edited, cut, or tokenized anew). `forked`: it leaves inside what was
+given (another history, a sub-agent)."""
 
 ID = 4
 """Bytes of a token id; of a log-probability, too."""
 _FIRST = 64 * ID
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """The tokens that one call sampled and its agent was given. `ids` and `behaviour` have one item
+    for each token, and `spans` tile them from 0 on. `unused` tokens more were sampled after them,
+    and nobody saw them (they followed a stop string)."""
+
+    ids: bytes
+    behaviour: bytes
+    spans: tuple[Span, ...]
+    finish: Finish
+    unused: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sampled, `unused` ones not counted."""
+        return len(self.ids) >> 2
 
 
 class _Strand:
@@ -64,7 +88,7 @@ class TreePosition(msgspec.Struct, frozen=True, eq=False):
     tokens: int
 
 
-class Tree:
+class CallTree:
     """All calls of one session. `tokens` is the number that it holds, given ones once for each
     strand that does not share them.
 
@@ -146,16 +170,41 @@ class Tree:
                     ids=self.ids(TreePosition(strand, strand.tokens)),
                     mask=before + strand.mask,
                     behaviour=before * ID + strand.behaviour,
-                    spans=_merged(strand.spans),
+                    spans=tuple(joined(strand.spans)),
                     finish=strand.finish,
                 )
+
+    def strands(
+        self, ends: Sequence[TreePosition], sizes: Sequence[int]
+    ) -> Iterator[tuple[int | None, int, list[bytes | int]]]:
+        """The strands in the order in which they began: the number of the one that each hangs from,
+        the tokens before it on its path, and its pieces: tokens given (`int32` ids), and the
+        numbers of the calls. Call `n` sampled `sizes[n]` tokens, at least one, and `ends[n]` is
+        what `add` returned for it.
+
+        Example: the three calls of the example above give `(None, 0, [[1, 2], 0, [5], 1])` and
+        `(0, 2, [[9], 2])`.
+        """
+        numbers = {id(strand): number for number, strand in enumerate(self._strands)}
+        calls: list[list[tuple[int, int]]] = [[] for _ in self._strands]
+        for number, end in enumerate(ends):
+            calls[numbers[id(end.strand)]].append((end.tokens, number))
+        for strand, sampled in zip(self._strands, calls, strict=True):
+            pieces, at = list[bytes | int](), 0
+            for last, number in sorted(sampled):
+                if given := bytes(strand.ids[at * ID : (last - sizes[number]) * ID]):
+                    pieces.append(given)
+                pieces.append(number)
+                at = last
+            parent = None if strand.parent is None else numbers[id(strand.parent)]
+            yield parent, strand.base, pieces
 
     def _walk(self, start: TreePosition, content: bytes) -> tuple[TreePosition, int]:
         """Follow `content` from a place as far as the trie goes: where that is, and how many tokens
         of `content` lie before."""
         strand, at, done = start.strand, start.tokens * ID, 0
         while True:
-            same = _common(strand.ids, at, content, done)
+            same = common(strand.ids, at, content, done)
             at, done = at + same, done + same
             if done == len(content):
                 break
@@ -187,7 +236,7 @@ class Tree:
         return "rewritten" if strand.mask[at] else "forked"
 
 
-def _common(one: bytearray, a: int, other: bytes, b: int) -> int:
+def common(one: bytes | bytearray, a: int, other: bytes, b: int) -> int:
     """The number of bytes, in whole tokens, that `one` from `a` on and `other` from `b` on have in
     common. Compares little more than these."""
     limit = min(len(one) - a, len(other) - b)
@@ -208,14 +257,14 @@ def _common(one: bytearray, a: int, other: bytes, b: int) -> int:
     return done
 
 
-def _merged(spans: list[Span]) -> tuple[Span, ...]:
+def joined(spans: Sequence[Span]) -> list[Span]:
     """Adjacent spans of one version as one."""
     found: list[Span] = []
     for span in spans:
         if found and found[-1].end == span.start and found[-1].version == span.version:
             span = Span(span.version, found.pop().start, span.end)
         found.append(span)
-    return tuple(found)
+    return found
 
 
 def _refuse(context: bytes, sampled: Sampled) -> None:

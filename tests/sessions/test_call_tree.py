@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 from sessions_world import Samples, check, ids, tokens
 
+from asyncrl.experience.call_tree import CallTree, Sampled, common
 from asyncrl.ipc.messages import Span
-from asyncrl.sessions.finished import Sampled
-from asyncrl.sessions.tree import Tree, _common
 
 TOKENS = st.lists(
     st.integers(0, 2), max_size=6
@@ -28,7 +27,7 @@ class Calls(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree, self.samples = Tree(), Samples()
+        self.tree, self.samples = CallTree(), Samples()
         self.contexts: list[list[int]] = []
         self.whole: list[list[int]] = []
 
@@ -109,24 +108,24 @@ def test_the_order_of_calls_loses_nothing(
     calls: list[tuple[list[int], list[int]]], data: st.DataObject
 ) -> None:
     for order in (calls, data.draw(st.permutations(calls))):
-        tree, samples = Tree(), Samples()
+        tree, samples = CallTree(), Samples()
         for context, sampled in order:
             tree.add(ids(context), samples(context, sampled, 0))
         check(list(tree.leaves()), samples.made)
 
 
 @given(data=st.data(), a=st.integers(0, 3), b=st.integers(0, 3), same=st.integers(0, 900))
-def test_what_two_have_in_common(data: st.DataObject, a: int, b: int, same: int) -> None:
+def test_what_two_have_incommon(data: st.DataObject, a: int, b: int, same: int) -> None:
     some = st.lists(st.integers(0, 1), max_size=5)
     tail, other = data.draw(some), data.draw(some)
-    found = _common(
+    found = common(
         bytearray(ids([7] * a + [5] * same + tail)), 4 * a, ids([8] * b + [5] * same + other), 4 * b
     )
     assert found == 4 * (same + _shared(tail, other))
 
 
 def names(*calls: tuple[list[int], list[int]]) -> dict[str, int]:
-    tree, samples = Tree(), Samples()
+    tree, samples = CallTree(), Samples()
     for context, sampled in calls:
         tree.add(ids(context), samples(context, sampled, 0))
     check(list(tree.leaves()), samples.made)
@@ -134,7 +133,7 @@ def names(*calls: tuple[list[int], list[int]]) -> dict[str, int]:
 
 
 def test_a_conversation_is_one_leaf() -> None:
-    tree, samples = Tree(), Samples()
+    tree, samples = CallTree(), Samples()
     tree.add(ids([1, 2]), samples([1, 2], [3, 4], 0))
     tree.add(ids([1, 2, 3, 4, 5]), samples([1, 2, 3, 4, 5], [6, 7], 0, change=1))
     (leaf,) = tree.leaves()
@@ -157,7 +156,7 @@ def test_how_a_call_met_the_others_is_named() -> None:
 
 
 def test_a_reply_that_came_back_otherwise_stays_a_leaf_of_its_own() -> None:
-    tree, samples = Tree(), Samples()
+    tree, samples = CallTree(), Samples()
     tree.add(ids([1, 2]), samples([1, 2], [3, 4, 5], 0))
     tree.add(ids([1, 2, 3, 8, 9]), samples([1, 2, 3, 8, 9], [6], 1))
     first, second = tree.leaves()
@@ -169,7 +168,7 @@ def test_a_reply_that_came_back_otherwise_stays_a_leaf_of_its_own() -> None:
 def test_what_is_sampled_again_hides_nothing() -> None:
     """The second reply goes on beyond the first; the third call begins where the first ended, and
     samples what the second had there."""
-    tree, samples = Tree(), Samples()
+    tree, samples = CallTree(), Samples()
     for context, sampled in (([1], [2]), ([1], [2, 3, 4]), ([1, 2], [3, 9])):
         tree.add(ids(context), samples(context, sampled, 0))
     assert tree.known(ids([1, 2, 3, 4])) == tree.known(ids([1, 2, 3, 9])) == 4
@@ -196,7 +195,7 @@ def test_what_is_sampled_again_hides_nothing() -> None:
 def test_a_call_that_cannot_be_changes_nothing(
     context: bytes, sampled: Sampled, message: str
 ) -> None:
-    tree = Tree()
+    tree = CallTree()
     with pytest.raises(ValueError, match=message):
         tree.add(context, sampled)
     assert not tree.tokens and not tree.meetings and not list(tree.leaves())
@@ -217,7 +216,7 @@ def test_a_long_conversation_costs_what_is_new(without_gc: None) -> None:
     for what is not."""
     seconds = []
     for calls in (200, 2000):
-        tree, samples, context = Tree(), Samples(), [1]
+        tree, samples, context = CallTree(), Samples(), [1]
         made = [samples(context, [2] * 16, 0) for _ in range(calls)]
         data = ids([1])
         begun = time.thread_time()

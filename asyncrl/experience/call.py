@@ -1,0 +1,135 @@
+"""Calls: what is leased to engines. Invariant 4 (parallel arrays): `len(ids) == len(behaviour)` and
+spans tile `[0, tokens)` after every `extend`.
+
+A call samples one response to one context. A rollout of one turn is its own only call, and an
+agent's rollout has a call for each time that the agent asked the model (`episode.py`). Rollouts and
+calls are numbered together, so a lease names a number and nothing else.
+
+Tokens come in through `Call.extend` alone, which checks everything before it changes anything.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from asyncrl.ipc.messages import Finish, Span
+
+TOKEN_BYTES = 8
+"""Bytes of a response token: an `int32` id and a `float32` behaviour log-probability."""
+
+
+class ImpossibleEvent(Exception):
+    """An event cannot have happened; the state is what it was before."""
+
+
+class RolloutStatus(enum.Enum):
+    """Stages in the life of a rollout: waiting → leased (→ waiting …) → sealed → judged → taken →
+    trained or discarded. It may be buried before it is sealed, and discarded with its group at any
+    stage. It is judged again where a crash undid its step.
+
+    A rollout that an agent plays is `begun` instead of leased, and the agent's calls go waiting →
+    leased (→ waiting …) → answered. A call of an attempt that is over is `unclaimed` until the next
+    one makes it, too."""
+
+    WAITING = "waiting"
+    LEASED = "leased"
+    BEGUN = "begun"
+    UNCLAIMED = "unclaimed"
+    ANSWERED = "answered"
+    SEALED = "sealed"
+    JUDGED = "judged"
+    TAKEN = "taken"
+    TRAINED = "trained"
+    DISCARDED = "discarded"
+    BURIED = "buried"
+
+
+class Call(msgspec.Struct):
+    """One response as far as it is known.
+
+    `ids` (`int32`) and `behaviour` (`float32`, log-probabilities) are parallel and little-endian.
+    Copy them where they are kept, because a buffer taken of them keeps the call from growing.
+    `attempt` counts leases, `failures` those that failed; `holder` is the actor that has its lease,
+    empty while nobody does. `finish` is the reason why it is complete; empty before.
+    """
+
+    id: int
+    group: int
+    max_new_tokens: int
+    status: RolloutStatus = RolloutStatus.WAITING
+    attempt: int = 0
+    failures: int = 0
+    holder: str = ""
+    ids: bytearray = msgspec.field(default_factory=bytearray)
+    behaviour: bytearray = msgspec.field(default_factory=bytearray)
+    spans: list[Span] = msgspec.field(default_factory=list)
+    finish: Finish = ""
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens held."""
+        return len(self.ids) >> 2
+
+    @property
+    def remaining(self) -> int:
+        """Response tokens that may still be sampled."""
+        return self.max_new_tokens - (len(self.ids) >> 2)
+
+    @property
+    def resumable(self) -> bool:
+        """True if it was taken back with its tokens, and waits for another lease."""
+        return self.status is RolloutStatus.WAITING and self.attempt > 0
+
+    def extend(self, version: int, start: int, ids: bytes, behaviour: bytes) -> int:
+        """Append tokens sampled under `version`, of which the first is response token `start`.
+        Returns their number.
+
+        Raises ImpossibleEvent where the arrays differ in length or hold no whole tokens, `start` is
+        not the next token, the budget is exceeded, or the version is negative.
+
+        Example: a rollout with the span (3, 0, 4) that gets two tokens of version 3 has the span
+        (3, 0, 6); with one more of version 4 it has (3, 0, 6) and (4, 6, 7).
+        """
+        size = len(ids)
+        if size != len(behaviour):
+            raise ImpossibleEvent(
+                f"rollout {self.id} got {size} bytes of ids and {len(behaviour)} of "
+                "log-probabilities: they must be parallel"
+            )
+        if not size or size & 3:
+            raise ImpossibleEvent(
+                f"rollout {self.id} got {size} bytes of ids, which is not a positive number of "
+                "int32"
+            )
+        held = len(self.ids) >> 2
+        if start != held:
+            raise ImpossibleEvent(
+                f"rollout {self.id} holds {held} tokens, and was extended from token {start}"
+            )
+        end = held + (size >> 2)
+        if end > self.max_new_tokens:
+            raise ImpossibleEvent(
+                f"rollout {self.id} may have {self.max_new_tokens} tokens, and was extended to "
+                f"{end}"
+            )
+        if version < 0:
+            raise ImpossibleEvent(
+                f"rollout {self.id} got tokens of version {version}, which does not exist"
+            )
+        self.ids += ids
+        self.behaviour += behaviour
+        spans = self.spans
+        if spans and spans[-1].version == version:
+            spans[-1] = Span(version, spans[-1].start, end)
+        else:
+            spans.append(Span(version, held, end))
+        return end - held
+
+    def release(self) -> int:
+        """Forget the tokens, and return their number. The arrays are replaced, so buffers taken of
+        them stay valid."""
+        tokens = self.tokens
+        self.ids, self.behaviour, self.spans = bytearray(), bytearray(), []
+        return tokens

@@ -1,0 +1,211 @@
+"""An agent's episode, while it is played. Invariant: a call's context never changes, and the agent
+of an attempt has only the calls that it made itself.
+
+An episode is a rollout, and its calls are what is leased. An agent that dies is played again from
+the top: the calls that it makes again are known by their keys, and are answered with what there is
+(`Reused`). What no attempt makes again is `orphaned` when the episode is sealed. Then nothing is
+left of it but its turns, in the order in which they were made, and the strands in which they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import msgspec
+
+from asyncrl.experience.call import Call, ImpossibleEvent
+from asyncrl.experience.call_tree import CallTree, Sampled, common, joined
+from asyncrl.experience.sequence import ID_BYTES, TrainingSequence
+from asyncrl.ipc.messages import Finish, Span
+
+AfterCall = tuple[int, int]
+"""A call, and a number of tokens of what it was given and sampled, from the start."""
+
+
+class AgentCall(Call, kw_only=True):
+    """A call of the agent that plays `rollout`. The fields are those of `Called`."""
+
+    rollout: int
+    after: AfterCall | None
+    given: bytes
+    key: int
+    temperature: float
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """A call of an episode that is over: how many tokens it sampled, how it ended (empty where its
+    agent did not wait for that), and the reward that its agent gave it."""
+
+    tokens: int
+    finish: Finish
+    reward: float | None = None
+
+
+class Strand(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one path from where it hangs, behind the first `tokens` tokens of strand `parent`
+    (None: from the root), to a leaf. Its `pieces` are tokens that were given (`int32` ids) and
+    turns, by their numbers.
+
+    Example: turn 0 and turn 1 of one conversation, and turn 2, which shares the first five tokens.
+
+        Strand(None, 0, [prompt, 0, tool_result, 1]), Strand(0, 5, [other, 2])
+    """
+
+    parent: int | None
+    tokens: int
+    pieces: list[bytes | int]
+
+
+class Episode(msgspec.Struct):
+    """An episode that is not sealed. `attempt` counts its agents, `failures` those that failed, and
+    `holder` is the actor that has the present one, empty while there is none. `calls` are all there
+    are, in the order in which they were made first, and `used` the numbers of those that this
+    attempt has made, in its order. `rewards` are this attempt's, by call; that of the whole is
+    under None. `notes` are results that any attempt has noted."""
+
+    attempt: int = 0
+    failures: int = 0
+    holder: str = ""
+    calls: list[AgentCall] = msgspec.field(default_factory=list)
+    used: list[int] = msgspec.field(default_factory=list)
+    notes: dict[str, bytes] = msgspec.field(default_factory=dict)
+    rewards: dict[int | None, float] = msgspec.field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens of all calls."""
+        return sum(call.tokens for call in self.calls)
+
+    def find(self, number: int) -> AgentCall:
+        """The call of this number. Raises ImpossibleEvent where there is none."""
+        for call in self.calls:
+            if call.id == number:
+                return call
+        raise ImpossibleEvent(f"call {number} is none of this episode")
+
+    def context(self, call: AgentCall) -> bytes:
+        """All that a call was given: `int32` ids."""
+        pieces, after = [call.given], call.after
+        while after is not None:
+            parent, tokens = self.find(after[0]), after[1]
+            before = 0 if parent.after is None else parent.after[1]
+            if tokens > before:
+                own = parent.given + parent.ids
+                pieces.append(own[: (tokens - before) * ID_BYTES])
+                after = parent.after
+            else:
+                assert parent.after is not None, "nothing lies before the first token"
+                after = parent.after[0], tokens
+        return b"".join(reversed(pieces))
+
+    def place(self, context: bytes) -> tuple[AfterCall | None, bytes]:
+        """Place of a call with this context: the `after` and the `given` of its `Called`. Of calls
+        that share as much with it the first counts.
+
+        Example: call 9 was given [1, 2] and sampled [3]. The context [1, 2, 3, 4] is after (9, 3),
+        with [4] given.
+        """
+        paths: dict[int, bytes] = {}
+        best, after = 0, None
+        for call in self.calls:
+            before = b"" if call.after is None else paths[call.after[0]]
+            kept = 0 if call.after is None else call.after[1] * ID_BYTES
+            paths[call.id] = path = before[:kept] + call.given + call.ids
+            if (shared := common(path, 0, context, 0)) > best:
+                best, after = shared, (call.id, shared // ID_BYTES)
+        return after, context[best:]
+
+
+def gathered(
+    episode: Episode,
+) -> tuple[bytearray, bytearray, list[Span], list[Turn], list[Strand]]:
+    """Result of an episode. Of the calls that its agent used: the sampled tokens, one turn
+    after another (ids, behaviour, spans), the turns, and the strands. Each turn is in one strand;
+    calls that sampled nothing are left out.
+
+    Example: call 9 was given [1, 2] and sampled [3, 4]; call 10 went on with [5] and sampled [6].
+
+        ids [3, 4, 6], turns of 2 and 1 tokens, strands [Strand(None, 0, [[1, 2], 0, [5], 1])]
+    """
+    ids, behaviour, spans, turns = bytearray(), bytearray(), list[Span](), list[Turn]()
+    tree, places = CallTree(), []
+    for call in [episode.find(number) for number in episode.used]:
+        if not call.tokens:
+            continue
+        places.append(
+            tree.add(
+                episode.context(call),
+                Sampled(bytes(call.ids), bytes(call.behaviour), tuple(call.spans), call.finish),
+            )
+        )
+        at = len(ids) // ID_BYTES
+        ids += call.ids
+        behaviour += call.behaviour
+        spans += [Span(span.version, at + span.start, at + span.end) for span in call.spans]
+        turns.append(Turn(call.tokens, call.finish, episode.rewards.get(call.id)))
+    lie = tree.strands(places, [turn.tokens for turn in turns]) if turns else ()
+    strands = [Strand(*strand) for strand in lie]
+    return ids, behaviour, joined(spans), turns, strands
+
+
+def path_tokens(turns: Sequence[Turn], strands: Sequence[Strand]) -> int:
+    """The tokens of all strands, each from the root to its leaf.
+
+    Example: of a strand [2 given, a turn of 3] and one behind its first 4 tokens, [1 given, a turn
+    of 2], these are 5 + 7.
+    """
+    return sum(
+        strand.tokens
+        + sum(
+            len(piece) // ID_BYTES if isinstance(piece, bytes) else turns[piece].tokens
+            for piece in strand.pieces
+        )
+        for strand in strands
+    )
+
+
+def sequences(
+    ids: bytes | bytearray,
+    behaviour: bytes | bytearray,
+    spans: Sequence[Span],
+    turns: Sequence[Turn],
+    strands: Sequence[Strand],
+) -> list[TrainingSequence]:
+    """One sequence for each strand, from the root to its leaf. The mask of one alone marks a
+    sampled token: that of its own strand. The arguments are what `gathered` gives.
+
+    Example: of the strands above, with `prompt` and `other` of two tokens each, `tool_result` of
+    one, and turns of two, one and three tokens, the masks are 001101 and 0000000111.
+    """
+    starts = [0, *accumulate(turn.tokens for turn in turns)]
+    found: list[TrainingSequence] = []
+    for strand in strands:
+        parent = b"" if strand.parent is None else found[strand.parent].ids
+        path = bytearray(parent[: strand.tokens * ID_BYTES])
+        mask, logprobs = bytearray(strand.tokens), bytearray(strand.tokens * ID_BYTES)
+        placed: list[Span] = []
+        finish: Finish = ""
+        for piece in strand.pieces:
+            if isinstance(piece, bytes):
+                path += piece
+                mask += bytes(len(piece) // ID_BYTES)
+                logprobs += bytes(len(piece))
+                continue
+            start, end = starts[piece], starts[piece + 1]
+            moved = len(mask) - start
+            placed += [
+                Span(span.version, max(span.start, start) + moved, min(span.end, end) + moved)
+                for span in spans
+                if span.start < end and start < span.end
+            ]
+            path += ids[start * ID_BYTES : end * ID_BYTES]
+            logprobs += behaviour[start * ID_BYTES : end * ID_BYTES]
+            mask += b"\x01" * (end - start)
+            finish = turns[piece].finish
+        found.append(
+            TrainingSequence(
+                bytes(path), bytes(mask), bytes(logprobs), tuple(joined(placed)), finish
+            )
+        )
+    return found
