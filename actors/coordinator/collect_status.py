@@ -81,13 +81,13 @@ def collect_status(parts: Components) -> RunStatus:
 
 def _awaited(parts: Components, now: float) -> list[AwaitedRollout]:
     """The oldest leases, at most NAMED of them."""
-    rollouts = parts.store.experience.rollouts
+    calls = parts.store.experience.calls
     return [
         AwaitedRollout(
             rollout=id,
-            holder=rollouts[id].holder,
+            holder=calls[id].holder,
             attempt=lease.attempt,
-            tokens=rollouts[id].tokens,
+            tokens=calls[id].tokens,
             seconds=now - lease.since,
             deadline_s=lease.deadline - lease.since,
         )

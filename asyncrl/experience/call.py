@@ -127,6 +127,18 @@ class Call(msgspec.Struct):
             spans.append(Span(version, held, end))
         return end - held
 
+    def cut(self, tokens: int) -> int:
+        """Forget all but the first `tokens` response tokens, and return the number of the
+        others. The arrays are replaced, so buffers taken of them stay valid."""
+        forgotten = len(self.ids) // 4 - tokens
+        self.ids, self.behaviour = self.ids[: 4 * tokens], self.behaviour[: 4 * tokens]
+        self.spans = [
+            Span(span.version, span.start, min(span.end, tokens))
+            for span in self.spans
+            if span.start < tokens
+        ]
+        return forgotten
+
     def release(self) -> int:
         """Forget the tokens, and return their number. The arrays are replaced, so buffers taken of
         them stay valid."""

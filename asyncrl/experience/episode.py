@@ -10,7 +10,8 @@ left of it but its turns, in the order in which they were made, and the strands 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from hashlib import sha256
+from itertools import accumulate, count
 
 import msgspec
 
@@ -84,6 +85,18 @@ class Episode(msgspec.Struct):
                 return call
         raise ImpossibleEvent(f"call {number} is none of this episode")
 
+    def next_key(self, rollout_key: int, asked: bytes) -> int:
+        """The key of a call that is `asked` for so (its context and how it is sampled): the same in
+        each attempt that asks so as often. Equal calls of one attempt have different keys, and so
+        different draws."""
+        keys = {call.key for call in self.calls if call.id in self.used}
+        for occurrence in count():
+            text = b"%d/%d/" % (rollout_key, occurrence) + asked
+            key = int.from_bytes(sha256(text).digest()[:8], "little") >> 1
+            if key not in keys:
+                return key
+        raise AssertionError("there is always another key")
+
     def context(self, call: AgentCall) -> bytes:
         """All that a call was given: `int32` ids."""
         pieces, after = [call.given], call.after
@@ -98,6 +111,12 @@ class Episode(msgspec.Struct):
                 assert parent.after is not None, "nothing lies before the first token"
                 after = parent.after[0], tokens
         return b"".join(reversed(pieces))
+
+    def needed(self, call: AgentCall) -> int:
+        """The number of sampled tokens of a call that the contexts of others go on from."""
+        given = len(self.context(call)) // ID_BYTES
+        ends = (c.after[1] for c in self.calls if c.after is not None and c.after[0] == call.id)
+        return max(0, max(ends, default=0) - given)
 
     def place(self, context: bytes) -> tuple[AfterCall | None, bytes]:
         """Place of a call with this context: the `after` and the `given` of its `Called`. Of calls

@@ -95,6 +95,24 @@ def _reused(state: ExperienceState, event: e.Reused) -> None:
         state.work_index.move(state.groups[rollout.group], call, RolloutStatus.WAITING)
 
 
+def _cut(state: ExperienceState, event: e.Cut) -> None:
+    rollout, episode = _played(state, event)
+    call = episode.find(event.call)
+    if call.id not in episode.used or not (call.status is RolloutStatus.WAITING or call.finish):
+        raise ImpossibleEvent(
+            f"call {call.id} is {call.status.value}, or not of this attempt: it cannot be cut"
+        )
+    if not episode.needed(call) <= event.tokens <= call.tokens:
+        raise ImpossibleEvent(
+            f"call {call.id} has {call.tokens} tokens, of which other contexts need "
+            f"{episode.needed(call)}: it cannot be cut to {event.tokens}"
+        )
+    if call.status is RolloutStatus.WAITING:
+        state.work_index.move(state.groups[rollout.group], call, RolloutStatus.ANSWERED)
+    call.finish = ""
+    state.ledger.tokens.discard(call.cut(event.tokens), "unused")
+
+
 def _noted(state: ExperienceState, event: e.Noted) -> None:
     rollout, episode = _played(state, event)
     if not event.name or event.name in episode.notes:
@@ -136,6 +154,7 @@ EPISODE_TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {
     e.Begun: _begun,
     e.Called: _called,
     e.Answered: _answered,
+    e.Cut: _cut,
     e.Reused: _reused,
     e.Noted: _noted,
     e.Rewarded: _rewarded,
@@ -206,7 +225,7 @@ def forget_calls(state: ExperienceState, rollout: Rollout) -> None:
 
 def _played(
     state: ExperienceState,
-    event: e.Called | e.Reused | e.Noted | e.Rewarded | e.Left | e.Sealed,
+    event: e.Called | e.Cut | e.Reused | e.Noted | e.Rewarded | e.Left | e.Sealed,
 ) -> tuple[Rollout, Episode]:
     """The rollout, which an agent plays for the attempt that the event names, and its episode."""
     rollout = state.find(event.rollout, RolloutStatus.BEGUN)

@@ -118,6 +118,17 @@ class Answered(Event, frozen=True):
     finish: Finish
 
 
+class Cut(Event, frozen=True):
+    """The agent of a call has what it needs: the first `tokens` sampled tokens. The call was taken
+    back before, and is answered with these; what was sampled behind them is discarded as
+    `unused`."""
+
+    rollout: int
+    attempt: int
+    call: int
+    tokens: int
+
+
 class Reused(Event, frozen=True):
     """The agent of this attempt made a call that an earlier attempt had made: what is there of it
     is its answer, and it goes on from there if it is not complete."""
@@ -261,6 +272,7 @@ AnyEvent = (
     | Begun
     | Called
     | Answered
+    | Cut
     | Reused
     | Noted
     | Rewarded

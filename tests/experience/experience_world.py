@@ -52,6 +52,7 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
         *(token_bytes, small, small, st.sampled_from([0.0, 1.0, -1.0, float("nan")])),
     ),
     st.builds(e.Answered, small, small, st.sampled_from(["", "stop", "length", "interrupted"])),
+    st.builds(e.Cut, small, small, small, st.integers(-1, 4)),
     st.builds(e.Reused, small, small, small),
     st.builds(e.Noted, small, small, reasons, token_bytes),
     st.builds(e.Rewarded, small, small, st.none() | small, st.sampled_from([0.5, float("inf")])),
@@ -141,6 +142,10 @@ class Account:
                 context = before[:shared] + event.given
                 self.calls[event.call] = PlayedCall(event.rollout, context)
                 self.used[event.rollout].append(event.call)
+            case e.Cut():
+                call = self.calls[event.call]
+                self.discarded_tokens["unused"] += len(call.tokens) - event.tokens
+                del call.tokens[event.tokens :]
             case e.Reused():
                 self.used[event.rollout].append(event.call)
             case e.Sealed() if event.rollout in self.used:
@@ -378,6 +383,20 @@ class World(RuleBasedStateMachine):
             self.apply(e.Reused(rollout.id, episode.attempt, pick(left, number).id))
 
     @precondition(lambda self: self.has(RolloutStatus.BEGUN))
+    @rule(index=st.integers(0, 99), number=st.integers(0, 99), tokens=st.integers(0, 6))
+    def cut_call(self, index: int, number: int, tokens: int) -> None:
+        rollout, episode = self.played(index)
+        used = [
+            call
+            for call in episode.calls
+            if call.id in episode.used and (call.status is RolloutStatus.WAITING or call.finish)
+        ]
+        if used:
+            call = pick(used, number)
+            kept = min(call.tokens, max(tokens, episode.needed(call)))
+            self.apply(e.Cut(rollout.id, episode.attempt, call.id, kept))
+
+    @precondition(lambda self: self.has(RolloutStatus.BEGUN))
     @rule(index=st.integers(0, 99), name=st.sampled_from("ab"))
     def note(self, index: int, name: str) -> None:
         rollout, episode = self.played(index)
@@ -604,6 +623,10 @@ class World(RuleBasedStateMachine):
                         ),
                     ),
                     (self.has(RolloutStatus.BEGUN), lambda how=how: self.reuse(how, how)),
+                    (
+                        self.has(RolloutStatus.BEGUN),
+                        lambda how=how: self.cut_call(how, how, how % 4),
+                    ),
                 ]
                 * 2,
                 (
