@@ -19,7 +19,7 @@ from asyncrl.config.losses import (
     ratios_weigh,
     updates,
 )
-from asyncrl.config.mix import members, shares, trained_size
+from asyncrl.config.mix import each, members, shares, trained_size
 from asyncrl.config.other_policies import policy_rows
 from asyncrl.config.schema import Config, TaskConfig
 from staleness.admission import AdmissionPolicy
@@ -55,6 +55,14 @@ class Row(NamedTuple):
     name: str
     value: str
     meaning: str
+
+
+PROGRAMS = Row(
+    "programs",
+    "bwrap",
+    "answers of the verifier run, each in a fresh sandbox: no network, the system read-only",
+)
+"""Said where answers are programs."""
 
 
 def queue_bytes(config: Config) -> int:
@@ -142,6 +150,7 @@ def derived(config: Config, available: int) -> list[Row]:
         *([] if task.mix else [Row("task", task.path or task.name, params or "its own defaults")]),
         *_mix_rows(task),
         Row("sandbox", task.sandbox, SANDBOXES[task.sandbox]),
+        *([PROGRAMS] if any(one.verifier == "run" for one in each(task)) else []),
         *([] if task.mix else [Row("reward", task.reward, REWARDS[task.reward])]),
         Row("truncated", rollout.truncated, _truncated(config)),
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from pathlib import Path
 
 import msgspec
 
@@ -38,7 +39,7 @@ from asyncrl.programs.program import (
     hard_limits,
     limited,
 )
-from asyncrl.programs.runner import Started, end_of, readable, run
+from asyncrl.programs.runner import Started, readable, run
 from asyncrl.sandbox import seccomp
 from asyncrl.sandbox.view import DEVICES, View, system_view
 from asyncrl.sandbox.zygote import NOBODY
@@ -76,8 +77,8 @@ def arguments(
     words += ["--perms", "0700", "--size", str(program.limits.scratch_bytes), "--tmpfs", WORK]
     for name, descriptor in given.files.items():
         words += ["--perms", "0700", "--file", str(descriptor), f"{WORK}/{name}"]
-    if program.gateway:
-        words += ["--bind", program.gateway, GATEWAY]
+    if program.gateway:  # to connect is no writing; to change its mode is
+        words += ["--ro-bind", program.gateway, GATEWAY]
     words += ["--remount-ro", "/", "--chdir", WORK]
     for name, value in environment_of(program, WORK).items():
         words += ["--setenv", name, value]
@@ -113,14 +114,13 @@ class Bubblewrap:
                 )
             ours.callback(_surely_end, process)
             inner = _child(status, deadline)
-            if inner is None:  # it says why, and ends
+            first = None if inner is None else _opened(inner, process.pid)
+            if inner is None or first is None:  # `bwrap` says why, and ends
                 yield _Bubble(process, process.kill, status)
                 return
-            # it waits at `block`, so its number is nobody else's
-            ended = ours.enter_context(end_of(inner))
-            with contextlib.suppress(BrokenPipeError):
-                os.write(block, b"!")
-            yield _Bubble(process, partial(signal.pidfd_send_signal, ended, signal.SIGKILL), status)
+            ours.callback(os.close, first)
+            _begin(inner, block)
+            yield _Bubble(process, partial(signal.pidfd_send_signal, first, signal.SIGKILL), status)
 
 
 class _Bubble:
@@ -195,6 +195,33 @@ def _child(status: int, deadline: float) -> int | None:
         said += piece
     number: int = msgspec.json.decode(said.partition(b"}")[0] + b"}")["child-pid"]
     return number
+
+
+def _opened(inner: int, parent: int) -> int | None:
+    """A descriptor of the sandbox's first process, which waits to begin; None where it ended, so
+    that its number may be anybody's."""
+    try:
+        first = os.pidfd_open(inner)
+    except ProcessLookupError:
+        return None
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        stat = Path(f"/proc/{inner}/stat").read_text(errors="replace")
+        if int(stat.rpartition(")")[2].split()[1]) == parent:
+            return first
+    os.close(first)
+    return None
+
+
+def _begin(inner: int, block: int) -> None:
+    """Let the first process of a sandbox go on, which is killed before anybody's trainer where
+    memory runs out. One that ended by itself says why. Raises ProgramError."""
+    try:
+        Path(f"/proc/{inner}/oom_score_adj").write_text("1000")
+        os.write(block, b"!")
+    except (FileNotFoundError, ProcessLookupError, BrokenPipeError):
+        pass
+    except OSError as error:
+        raise ProgramError(f"a sandbox cannot be told to go first: {error.strerror}") from None
 
 
 def _in_memory(kept: ExitStack, data: bytes) -> int:

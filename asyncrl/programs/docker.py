@@ -47,7 +47,7 @@ def arguments(program: Program, image: str, name: str, files: str) -> list[str]:
     words += ["--tmpfs", f"{WORK}:rw,exec,nosuid,nodev,mode=1777,size={limits.scratch_bytes}"]
     words += ["--mount", f"type=bind,src={files},dst={FILES},readonly", "--workdir", WORK]
     if program.gateway:
-        words += ["--mount", f"type=bind,src={program.gateway},dst={GATEWAY}"]
+        words += ["--mount", f"type=bind,src={program.gateway},dst={GATEWAY},readonly"]
     for key, value in environment_of(program, WORK).items():
         words += ["--env", f"{key}={value}"]
     words += ["--entrypoint", "/bin/sh", image, "-c", _COPY, "sh"]

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config import Config, ConfigError, load, read, write
+from asyncrl.config.derived import PROGRAMS, derived
 from asyncrl.launch import preflight
 from asyncrl.processes.machine import EPHEMERAL, LOWEST_PORT, available_cores, free_port
 from asyncrl.sandbox.support import Support
@@ -341,6 +342,7 @@ def test_programs_need_a_sandbox_of_their_own(
     sets = ["task.name=jsonl", f"task.path={path}", "task.eval_size=1", "model.path="]
     runs = config(*sets, "task.verifier=run")
     assert runs.task.sandbox == "process"
+    assert PROGRAMS in derived(runs, 2) and PROGRAMS not in derived(config(), 2)
     monkeypatch.setattr(preflight, "trial", lambda language, sandbox: "")
     monkeypatch.setattr(preflight.Bubblewrap, "missing", lambda self: "")
     preflight.check(runs, None, 2)

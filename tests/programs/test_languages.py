@@ -147,7 +147,7 @@ def test_a_container_is_shut_in() -> None:
         "--pids-limit 5",
         "--memory 7 --memory-swap 7",
         "size=3",
-        "type=bind,src=/run/g,dst=/gateway.sock",
+        "type=bind,src=/run/g,dst=/gateway.sock,readonly",
         "--env X=1",
         "type=bind,src=/files,dst=/program,readonly",
     ):

@@ -27,6 +27,7 @@ from asyncrl.programs.unconfined import Unconfined
 from asyncrl.programs.waiting import run_in_asyncio, run_in_trio
 from asyncrl.sandbox.limits import Limits
 from asyncrl.sandbox.view import View
+from asyncrl.sandbox.zygote import NOBODY
 
 pytestmark = pytest.mark.processes
 LONG = 300.0
@@ -113,9 +114,18 @@ def test_without_the_wheel_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_programs
-def test_a_sandbox_that_cannot_be_made_is_no_result() -> None:
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_sandbox_that_cannot_be_made_is_no_result(attempt: int) -> None:
+    """Also where its first process ends before anybody has looked."""
     with pytest.raises(ProgramError, match=r"did not begin the program: .*/not/there"):
         run(shell("true", gateway="/not/there"), Bubblewrap())
+
+
+@needs_programs
+def test_a_program_that_has_not_begun_at_its_deadline_is_no_result() -> None:
+    """Nothing is known of it: the machine was slow, and not the program."""
+    with pytest.raises(ProgramError, match="did not begin the program"):
+        run(shell("true", seconds=0.0), Bubblewrap())
 
 
 @needs_programs
@@ -245,6 +255,33 @@ print(tried(socket.AF_UNIX, {GATEWAY!r}))
         "FileNotFoundError",
         "HELLO",
     ]
+
+
+@needs_programs
+def test_the_gateways_socket_is_not_the_programs_to_change() -> None:
+    """It belongs to the user that the program is."""
+    with gateway() as path:
+        if os.geteuid() == 0:
+            os.chown(path, NOBODY, NOBODY)
+        before = os.stat(path)  # noqa: PTH116
+        found = inside(
+            f"""
+import os
+for do in (lambda: os.chmod({GATEWAY!r}, 0), lambda: os.utime({GATEWAY!r}, (0, 0)),
+           lambda: os.unlink({GATEWAY!r})):
+    try: print(do())
+    except OSError as error: print(error.strerror)
+""",
+            gateway=path,
+        )
+        after = os.stat(path)  # noqa: PTH116
+    assert found.splitlines() == ["Read-only file system"] * 3
+    assert (before.st_mode, before.st_mtime) == (after.st_mode, after.st_mtime)
+
+
+@needs_programs
+def test_where_memory_runs_out_a_program_is_killed_first() -> None:
+    assert inside("print(open('/proc/self/oom_score_adj').read())", proc=True) == "1000"
 
 
 @needs_programs
@@ -430,7 +467,7 @@ def test_the_command_says_all_that_is_unshared() -> None:
     for part in (
         "--ro-bind /usr /usr",
         "--symlink usr/bin /bin",
-        f"--bind /run/g {GATEWAY}",
+        f"--ro-bind /run/g {GATEWAY}",
         "--setenv X 1",
         "--seccomp 7",
         "--file 8 /tmp/f",
