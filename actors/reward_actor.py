@@ -130,7 +130,7 @@ class VerifierPool:
         try:
             with self._waits.on(
                 "verdict",
-                owner=f"{answer.split} item {answer.prompt_index}",
+                owner=f"{answer.split} prompt {answer.prompt_index}",
                 deadline_s=self._deadline_s,
             ):
                 given = await _ask(worker.stream, answer)

@@ -271,7 +271,7 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
         rows.append(
             (
                 "slowest verdict",
-                f"{_duration(slowest.seconds)}, item "
+                f"{_duration(slowest.seconds)}, prompt "
                 f"{slowest.prompt_index}{slowest.reason and f': {slowest.reason}'}",
             )
         )

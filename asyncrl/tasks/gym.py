@@ -125,7 +125,7 @@ class GymTask:
     def _entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
         if not 0 <= prompt_index < self._sizes[split]:
             raise IndexError(
-                f"item {prompt_index} is outside the {split} split of {self._sizes[split]}"
+                f"prompt {prompt_index} is outside the {split} split of {self._sizes[split]}"
             )
         index = prompt_index if split == "train" else self._sizes["train"] + prompt_index
         for _ in range(TRIES):

@@ -134,7 +134,7 @@ class JsonlTask:
         """The line, as an object."""
         if not 0 <= prompt_index < self.size(split):
             raise IndexError(
-                f"item {prompt_index} is outside the {split} split of {self.size(split)}"
+                f"prompt {prompt_index} is outside the {split} split of {self.size(split)}"
             )
         file, starts = self._lines[split]
         return file.read(starts[prompt_index])

@@ -74,7 +74,7 @@ class MixedTask:
         """The task of a prompt, and its index there."""
         offsets = self._offsets[split]
         if not 0 <= prompt_index < offsets[-1]:
-            raise IndexError(f"item {prompt_index} is outside the {split} split of {offsets[-1]}")
+            raise IndexError(f"prompt {prompt_index} is outside the {split} split of {offsets[-1]}")
         task = bisect_right(offsets, prompt_index) - 1
         return self._listed[task], prompt_index - offsets[task]
 

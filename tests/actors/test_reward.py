@@ -473,7 +473,7 @@ async def test_the_actor_reports_what_it_waits_for(opened: Open, waits: Waits) -
             report = await next_of(link, Report)
             assert isinstance(report, Report)
             table = report.waits
-        assert [wait.owner for wait in table] == ["train item 3"]
+        assert [wait.owner for wait in table] == ["train prompt 3"]
         await link.send(Drain())
         assert await next_of(link, Drained) == Drained()
 

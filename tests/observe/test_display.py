@@ -189,7 +189,7 @@ def test_the_summary_shows_where_everything_went() -> None:
         "5.0 ms for each",
         "rollout 2",
         "rollout-1 was killed by SIGKILL",
-        "item 3: deadline [x]",
+        "prompt 3: deadline [x]",
         "long" * 30,
     ]
     for fact in facts:

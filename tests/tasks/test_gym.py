@@ -106,7 +106,7 @@ def test_a_marked_answer_is_what_is_judged() -> None:
 def test_an_item_outside_the_split_is_an_error() -> None:
     task = open_task(TaskConfig(train_size=3, eval_size=2), 0)
     for split, prompt_index in [("train", 3), ("train", -1), ("evaluation", 2)]:
-        with pytest.raises(IndexError, match=f"item {prompt_index} is outside the {split} split"):
+        with pytest.raises(IndexError, match=f"prompt {prompt_index} is outside the {split} split"):
             task.prompt(split, prompt_index)  # type: ignore[arg-type]
 
 
