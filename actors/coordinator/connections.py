@@ -85,7 +85,10 @@ class Connections:
             raise LinkError(
                 "malformed", f"a peer began with {type(hello).__name__} instead of Hello"
             )
-        await self.converse(Peer(hello, link))
+        peer = Peer(hello, link)
+        if peer.name not in self._parts.lifecycle.expected:
+            raise LinkError("malformed", f"{peer.name} is none of this run's actors")
+        await self.converse(peer)
 
     async def converse(self, peer: Peer) -> None:
         """Exchange messages with one peer until its link ends."""
@@ -151,9 +154,7 @@ class Connections:
         """True if the peer may speak as the trainer of this run: the one that was ready first."""
         stepping = self._parts.stepping
         if stepping is None:
-            return peer.name in self._parts.lifecycle.expected and isinstance(
-                message, TrainerReady | Report | Drained
-            )
+            return isinstance(message, TrainerReady | Report | Drained)
         return stepping.trainer is peer and not isinstance(message, TrainerReady)
 
     def _dispatch(self, peer: Peer, message: Message, buffers: tuple[memoryview, ...]) -> None:
@@ -230,8 +231,7 @@ class Connections:
         logger.info("%s is gone", peer.name)
         now = trio.current_time()
         parts.roster.last_seen[peer.name] = LastSeen(peer.incarnation, peer.pid, now)
-        expected = peer.role == "trainer" and peer.name in parts.lifecycle.expected
-        if expected and not parts.lifecycle.ending:
+        if peer.role == "trainer" and not parts.lifecycle.ending:
             parts.end(False, "the trainer was lost")
         self._take_back(peer)
         parts.changes.set()

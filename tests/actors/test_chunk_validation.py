@@ -180,7 +180,8 @@ async def test_a_group_of_which_all_is_garbage_leaves_by_name(
 async def test_who_has_no_engine_is_cut_off_for_the_first_bad_chunk(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = ScriptedWorld(configured())
+    world = ScriptedWorld(configured(rollout={"actors": 2}))
+    world.absent = {"rollout-1"}
 
     async def stranger() -> None:
         await world.until(lambda: world.learner.version >= 1)
@@ -191,7 +192,7 @@ async def test_who_has_no_engine_is_cut_off_for_the_first_bad_chunk(
             ),
             ([ChunkHead(0, 1, 0, 0, -1, ""), ChunkHead(1, 1, 0, 0, 2, "")], (bytes(4), bytes(4))),
         ):
-            link = await world.connect(Hello("rollout", 7, 0, 1))
+            link = await world.connect(Hello("rollout", 1, 0, 1))
             await link.send(Chunks(heads), *arrays)
             with pytest.raises(Exception, match=r"closed|broke|ended"):
                 while True:

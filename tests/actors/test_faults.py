@@ -24,21 +24,21 @@ from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.experience.snapshot import Snapshot
+from asyncrl.ipc.errors import LinkError
+from asyncrl.ipc.link import memory_links
 from asyncrl.ipc.messages import (
     ChunkHead,
     Chunks,
-    Consumed,
     Drain,
+    EngineReady,
     Hello,
-    Message,
     MicroBatch,
     NoVerdict,
     Replace,
-    Saved,
+    Role,
     Scored,
     Stepped,
     TokenCount,
-    TrainerReady,
 )
 from asyncrl.journal import Journal
 from asyncrl.journal.disk import DiskFull, Write
@@ -198,7 +198,8 @@ async def test_a_run_that_starves_saves_once(autojump_clock: trio.testing.MockCl
 async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_the_run(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    world = ScriptedWorld(configured())
+    world = ScriptedWorld(configured(rollout={"actors": 2}))
+    world.absent = {"rollout-1"}
 
     async def strangers() -> None:
         await world.until(lambda: world.learner.version >= 1)
@@ -209,7 +210,7 @@ async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_th
             (Stepped(9, 0.0, {}), ()),
             (Drain(), ()),
         ):
-            link = await world.connect(Hello("rollout", 7, 0, 1))
+            link = await world.connect(Hello("rollout", 1, 0, 1))
             await link.send(message, *buffers)
             with pytest.raises(Exception, match=r"closed|broke|ended"):
                 while True:
@@ -443,25 +444,34 @@ async def test_no_second_checkpoint_is_written_before_the_journal_knows_the_firs
 
 
 @pytest.mark.parametrize(
-    "said",
-    [Consumed(99, 0, [], 0.0), Stepped(99, 0.0, {}), Saved(2**63, "x"), TrainerReady(0, "tcp:h:1")],
+    ("role", "index"),
+    [
+        *(("rollout", -1), ("rollout", 2), ("rollout", 99), ("reward", 1), ("trainer", 1)),
+        *(("launcher", 0), ("coordinator", 0)),
+    ],
 )
-async def test_a_second_trainer_costs_its_own_connection(
-    said: Message, autojump_clock: trio.testing.MockClock
+async def test_who_is_none_of_the_runs_actors_is_refused(
+    role: Role, index: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    world = ScriptedWorld(configured())
+    """Before anything of it is known: not as an engine, nor as the launcher, who may end a run."""
+    world = ScriptedWorld(configured(rollout={"actors": 2}, reward={"actors": 1}))
+    refused: list[str] = []
 
     async def stranger() -> None:
         await world.until(lambda: world.learner.version >= 1)
-        link = await world.connect(Hello("trainer", 7, 0, 1))
-        await link.send(said)
-        with pytest.raises(Exception, match=r"closed|broke|ended"):
-            while True:
-                await link.receive()
+        ours, theirs = memory_links()
+        await ours.send(Hello(role, index, 0, 1))
+        await ours.send(Drain() if role == "launcher" else EngineReady(4))
+        with pytest.raises(LinkError) as error:
+            await world.coordinator.attend(theirs)
+        refused.append(str(error.value))
+        known = world.coordinator.parts.roster, world.coordinator.parts.engines
+        assert all(names.get(f"{role}-{index}") is None for names in known if role != "launcher")
 
     outcome = await world.run(stranger)
     world.check()
     assert outcome.ok and world.learner.version == 4
+    assert refused == [f"{role}-{index} is none of this run's actors"]
 
 
 async def test_a_trainer_that_counts_wrong_ends_the_run_by_name(
