@@ -56,7 +56,7 @@ def advice(config: Config) -> Iterator[Advice]:
 
 def _idle(config: Config) -> Iterator[Advice]:
     """Settings of what is not chosen."""
-    task, rollout, train = config.task, config.rollout, config.train
+    rollout, train = config.rollout, config.train
     servers = "engine.sglang" in capabilities(config.engine.kind).tables
     bounds = objective_of(train).settings
     unused = {
@@ -71,8 +71,6 @@ def _idle(config: Config) -> Iterator[Advice]:
         "rollout.accept_floor": rollout.filter == "none" and "rollout.filter is none",
         "engine.sglang.launch": not servers and "engine.kind is not sglang",
         "engine.sglang.urls": not servers and "engine.kind is not sglang",
-        "task.verifier": all(one.name != "jsonl" for one in each(task))
-        and "only lines of jsonl name verifiers",
     }
     for key, why in unused.items():
         if why and lookup(config, key) != lookup(Config(), key):

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from asyncrl.config.engines import capabilities
 from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.losses import drops_equal, loss_contradictions
-from asyncrl.config.mix import held_out_size, members, mix_contradictions
+from asyncrl.config.mix import each, held_out_size, members, mix_contradictions
 from asyncrl.config.other_policies import policy_contradictions
 from asyncrl.config.schema import Config, TaskConfig
 
@@ -166,6 +166,20 @@ def _task(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         for keys, remedy in _one_task(config, member):
             said = " and ".join(key.removeprefix("task.") for key in keys)
             yield ("task.mix",), f"{said} of the task {label!r}: {remedy}"
+    yield from _unused_verifiers(config.task)
+
+
+def _unused_verifiers(task: TaskConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Verifiers that no line of jsonl would have: answers would be judged by another one."""
+    remedy = (
+        "data sets of reasoning-gym have verifiers of their own: set name to jsonl, or remove "
+        "verifier"
+    )
+    if task.verifier != TaskConfig().verifier and all(one.name != "jsonl" for one in each(task)):
+        yield ("task.name", "task.verifier"), remedy
+    for label, member in members(task).items():
+        if "verifier" in task.mix[label] and member.name != "jsonl":
+            yield ("task.mix",), f"verifier of the task {label!r}: {remedy}"
 
 
 def _one_task(config: Config, task: TaskConfig) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -234,11 +234,6 @@ def test_the_defaults_and_the_main_job_need_no_advice() -> None:
             "engine.sglang.urls",
             "does nothing: engine.kind is not sglang",
         ),
-        (
-            ["task.verifier=number"],
-            "task.verifier",
-            "does nothing: only lines of jsonl name verifiers",
-        ),
         (["train.advantage=gdpo"], "train.advantage", "this task's verifier gives one reward"),
         (
             ["train.advantage=gdpo", "task.name=jsonl", "task.path=x", "task.verifier=number"],

@@ -246,6 +246,8 @@ def test_an_environment_that_is_not_utf8() -> None:
         (["task.name=jsonl", "task.path=x", "task.params.a=1"], ("task.name", "task.params")),
         (["task.path=x"], ("task.name", "task.path")),
         (["task.eval_path=x"], ("task.name", "task.eval_path")),
+        (["task.verifier=number"], ("task.name", "task.verifier")),
+        (["task.verifier=mine:judge"], ("task.name", "task.verifier")),
         (["task.chat=true"], ("task.chat", "model.path")),
         (["task.template=Say it."], ("task.template",)),
         (["evaluation.pass_at=[1]"], ("evaluation.pass_at", "evaluation.samples")),

@@ -99,6 +99,7 @@ def test_one_task_is_what_it_was() -> None:
         (["task.mix.sums.curriculum=unsolved"], "which a task of a mix does not take"),
         (["task.mix.sums.path=x"], "path of the task 'sums'"),
         (["task.mix.held.params={a = 1}"], "of the task 'held': parameters belong to"),
+        (["task.mix.sums.verifier=mine:judge"], "verifier of the task 'sums'"),
         (["task.mix.words.template=Say it."], "of the task 'words': the prompt would not"),
         (["task.mix.words=3"], "the task 'words' is no table"),
     ],
