@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -231,7 +231,8 @@ async def rollout(place: ActorContext) -> None:
     config, waits = place.config, Waits()
     model, tokenizer = empty_model(place.initial, _dtype(config)), Tokenizer(place.initial)
     if config.model.output_dtype == "float32":
-        float32_output(model)
+        with _refused_as_input():
+            float32_output(model)
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
     context = EngineContext(config, place.run, place.initial, place.index, model, tokenizer, waits)
     async with (
@@ -292,18 +293,15 @@ async def trainer(place: ActorContext) -> None:
     from actors.trainer_actor import trainer_actor
     from asyncrl.training.checkpoint_index import latest
     from asyncrl.training.checkpoint_io import restore
-    from asyncrl.training.models import ModelError, parameters_for_publication
+    from asyncrl.training.models import parameters_for_publication
     from weightsync.buckets import Plan
     from weightsync.collective import Sender
 
     config, waits = place.config, Waits()
     torch.manual_seed(config.run.seed)
     checkpoint = latest(place.run) if place.resume else None
-    try:
+    with _refused_as_input():
         learner = _learner(config, checkpoint or place.initial, place.initial)
-    except ModelError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(BAD_INPUT) from error
     if checkpoint is not None:
         restore(checkpoint, learner)
     plan = Plan.of(parameters_for_publication(learner.model), config.publication.bucket_bytes)
@@ -316,6 +314,18 @@ async def trainer(place: ActorContext) -> None:
         await trainer_actor(
             link, _Threaded(learner, servers, place), transfer, waits, Reporter(waits)
         )
+
+
+@contextmanager
+def _refused_as_input() -> Iterator[None]:
+    """Have a model that cannot be used end this process as bad input does, by its sentence."""
+    from asyncrl.training.models import ModelError
+
+    try:
+        yield
+    except ModelError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from error
 
 
 def _learner(config: Config, path: Path, initial: Path) -> Learner:

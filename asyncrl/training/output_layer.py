@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from asyncrl.training.models import ModelError
+
 
 class Float32Linear(nn.Linear):
     """`nn.Linear` whose product is of float32 numbers."""
@@ -24,11 +26,12 @@ class Float32Linear(nn.Linear):
 
 def float32_output(model: PreTrainedModel) -> None:
     """Have the output layer of a model compute in float32. It changes its class in place. Raises
-    ValueError for a model whose output layer is of another kind."""
+    ModelError for a model whose output layer is of another kind."""
     layer = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(layer, nn.Linear):
-        raise ValueError(
-            f"the output layer is a {type(layer).__name__} and no linear layer, so it cannot be "
-            "given float32: set model.output_dtype to weights"
+        raise ModelError(
+            f"the output layer of the model ({type(model).__name__}) is a {type(layer).__name__} "
+            "and no linear layer, so it cannot compute in float32: set model.output_dtype to "
+            "weights"
         )
     layer.__class__ = Float32Linear

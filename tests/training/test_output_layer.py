@@ -11,6 +11,7 @@ from training_world import CONFIGS, build, rollouts
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.training.learner import Learner
+from asyncrl.training.models import ModelError
 from asyncrl.training.output_layer import float32_output
 
 PROMPT = torch.tensor([[1, 2, 3, 4, 5]])
@@ -59,5 +60,5 @@ def test_it_learns_and_its_weights_stay_tied() -> None:
 def test_another_kind_of_layer_is_refused() -> None:
     model = build("qwen3")
     model.set_output_embeddings(torch.nn.Identity())  # type: ignore[no-untyped-call]
-    with pytest.raises(ValueError, match="is a Identity and no linear layer"):
+    with pytest.raises(ModelError, match="is a Identity and no linear layer"):
         float32_output(model)
