@@ -214,7 +214,7 @@ class Connections:
             case ScoredProximal():
                 stepping.on_scored_proximal(message)
             case Stepped():
-                stepping.on_stepped(message, self._parts.evaluation.accuracy)
+                stepping.on_stepped(message, self._parts.curve)
                 self._parts.metrics.stepped(message.seconds, stepping.metrics)
                 self._parts.curve.add(step_point(self._parts, stepping, message.seconds))
                 self._parts.metrics.alarmed(alarm.name for alarm in stepping.alarms)

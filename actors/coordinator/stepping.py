@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import trio
@@ -55,12 +55,13 @@ from asyncrl.ipc.messages import (
     Stepped,
     TokenCount,
 )
+from asyncrl.observe.curve import Curve
 from asyncrl.observe.response_sums import ResponseSums
 from asyncrl.observe.summary import Alarmed
 from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.alarms import Alarm, alarms
-from staleness.response_alarms import response_alarms, rewards_to_keep
+from staleness.response_alarms import response_alarms
 from staleness.truncation import loss_mask, trainable_by_lag
 
 logger = logging.getLogger(__name__)
@@ -118,8 +119,6 @@ class Stepping:
         self.metrics: dict[str, float] = {}  # of the last step
         self._responses = ResponseSums()  # of what was looked at for the step closed last
         self._by_task: dict[str, float] = {}  # its rewards, by task
-        # means, by the version that the step made; those that an alarm may look at
-        self._rewards: dict[int, float] = {}
         self.alarms: tuple[Alarm, ...] = ()  # of the last step
         self.alarmed: dict[str, Alarmed] = {}  # of all steps
         # seconds on trio's clock: when the trainer answered last, and when it made a step last
@@ -353,9 +352,9 @@ class Stepping:
             self._consumed[message.step].append((message.counts, lags))
         self.last_activity = trio.current_time()
 
-    def on_stepped(self, message: Stepped, accuracy: Mapping[int, float]) -> None:
-        """A new version exists: the work that its step consumed is trained. `accuracy` is what
-        evaluations of this life have found, by version. Raises ImpossibleEvent for a version that
+    def on_stepped(self, message: Stepped, curve: Curve) -> None:
+        """A new version exists: the work that its step consumed is trained. `curve` is that of the
+        run before this step. Raises ImpossibleEvent for a version that
         was not asked for, or if the trainer does not account for the tokens that it was given."""
         if not self.closing or message.version != self._step:
             raise ImpossibleEvent(
@@ -381,9 +380,12 @@ class Stepping:
         self.version = message.version
         responses = self._responses.metrics()
         self.metrics = message.metrics | responses | self._by_task
+        rewards, accuracy = (  # a step that is made again knows no later ones
+            {version: value for version, value in known.items() if version <= self.version}
+            for known in (curve.rewards, curve.accuracy)
+        )
         if responses:
-            self._rewards[self.version] = responses["reward"]
-            self._rewards = rewards_to_keep(self._rewards, accuracy)
+            rewards[self.version] = responses["reward"]
         staleness = self._config.staleness
         left_out = {
             reason: count
@@ -396,7 +398,7 @@ class Stepping:
                 *response_alarms(
                     responses,
                     staleness.alarm_truncated,
-                    self._rewards,
+                    rewards,
                     accuracy,
                     self._config.task.eval_size,
                 ),

@@ -19,6 +19,7 @@ import msgspec
 
 from asyncrl.observe.evaluation_figures import Figures
 from asyncrl.observe.summary import decoded
+from staleness.response_alarms import rewards_to_keep
 
 LINE_BYTES = 2**20
 """Bytes of a line, at most; a longer one is none of ours."""
@@ -147,7 +148,8 @@ def mend(path: Path, version: int, published: int) -> None:
 
 
 class Curve:
-    """The points of a run so far, of which it holds the last step and every accuracy.
+    """The points of a run so far, of which it holds the last step, every accuracy, and the mean
+    rewards that an alarm may look at.
 
     >>> curve = Curve()
     >>> curve.add(EvaluationPoint(version=0, at=0.0, seconds=2.0, accuracy=0.25))
@@ -164,6 +166,8 @@ class Curve:
         """Share of correct answers, 0 to 1, by version, in the order of evaluation."""
         self.figures: dict[int, Figures] = {}
         """Figures of sampled answers, by version."""
+        self.rewards: dict[int, float] = {}
+        """Mean rewards by the version that the step made (`rewards_to_keep`)."""
         self._keep = keep
         self.before_s = 0.0
         """Seconds that the run had worked in its earlier lives."""
@@ -195,5 +199,8 @@ class Curve:
         match point:
             case StepPoint():
                 self.last = point
+                if point.reward is not None:
+                    rewards = self.rewards | {point.version: point.reward}
+                    self.rewards = rewards_to_keep(rewards, self.accuracy)
             case EvaluationPoint(version=version):
                 self.accuracy[version], self.figures[version] = point.accuracy, point.figures

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from scripted_parts import ScriptedLearner, ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.collect_status import collect_status
+from asyncrl.config import Config
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import NoVerdict, Scored, StatusUpdate
-from asyncrl.observe.summary import Alarmed, Responses
+from asyncrl.observe.curve import Curve, Point, StepPoint, point_of
+from asyncrl.observe.summary import Alarmed, Responses, Summary
 
 APART = 0.5
 """A k3 over `alarm_k3`."""
@@ -200,11 +203,54 @@ async def test_a_reward_that_rises_while_accuracy_falls_is_an_alarm(
         )
     )
 
+    world.verifiers = ScriptedVerifiers(rising_and_falling(world), 0.05)
+    summary = world.coordinator_summary(await world.run())
+    assert "from version 0 to 8" in summary.alarms["reward_without_accuracy"].last
+
+
+async def test_a_resumed_run_knows_rewards_and_accuracy_of_its_earlier_lives(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A run that goes on from any version has the alarm as soon as the one that was not stopped,
+    and as long."""
+    config = configured(
+        task={"eval_size": 32},
+        train={"steps": 18, "eval_every": 8},
+        staleness={"max_lag": 0, "depth": 0},
+    )
+    _, points = await made(config, 0, ())
+    expected = alarmed(points)
+    assert set(range(10, 19)) <= expected, "or this shows nothing"
+    for start in (3, 10, 17):
+        known = [point for point in points if point.version <= start]
+        again, more = await made(config, start, known)
+        assert alarmed(more) == {version for version in expected if version > start}
+        assert again.alarms["reward_without_accuracy"].steps == len(alarmed(more))
+
+
+async def made(config: Config, start: int, known: Sequence[Point]) -> tuple[Summary, list[Point]]:
+    """The summary and the new points of a run from version `start` on, whose curve is `known`."""
+    world, lines = ScriptedWorld(config), list[bytes]()
+    world.learner.version = start
+    world.curve = lambda: Curve(known, lines.append)  # type: ignore[method-assign]
+    world.verifiers = ScriptedVerifiers(rising_and_falling(world), 0.05)
+    summary = world.coordinator_summary(await world.run())
+    return summary, [point for line in lines if (point := point_of(line)) is not None]
+
+
+def rising_and_falling(world: ScriptedWorld) -> Callable[[str, int, bytes], Scored]:
+    """Verdicts that give training answers more from step to step, and held-out ones nothing from
+    version 4 on."""
+
     def verdict(split: str, prompt_index: int, ids: bytes) -> Scored:
         stepping = world.coordinator.parts.stepping
         version = stepping.version if stepping else 0
         return Scored(float(version < 4) if split == "evaluation" else version / 16)
 
-    world.verifiers = ScriptedVerifiers(verdict, 0.05)
-    summary = world.coordinator_summary(await world.run())
-    assert "from version 0 to 8" in summary.alarms["reward_without_accuracy"].last
+    return verdict
+
+
+def alarmed(points: Sequence[Point]) -> set[int]:
+    """The versions whose steps had the alarm."""
+    steps = [point for point in points if isinstance(point, StepPoint)]
+    return {point.version for point in steps if "reward_without_accuracy" in point.alarms}
