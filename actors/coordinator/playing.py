@@ -1,0 +1,370 @@
+"""Has agents play the rollouts that are episodes.
+
+Invariant: an episode is with one agents actor, for one attempt, or waits for one. Each call of its
+agent is a call in the heart before anything is sampled for it, and is answered with what the heart
+has: with what an earlier attempt had sampled first.
+
+    begin    a waiting episode goes to the agents actor that has the most room
+    ask      the call is known by its key (reused), or is new (called); placement.py leases it
+    reply    tokens go to the agent as they come, and the end of the answer after them
+    over     what engines still have of it is taken back; the rollout is sealed, or waits for
+             another attempt, or is buried after `attempts` that failed
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.peers import Peer, Roster
+from actors.coordinator.reclaiming import Reclaiming
+from asyncrl.experience.call import RolloutStatus
+from asyncrl.experience.episode import AgentCall, Episode
+from asyncrl.experience.events import (
+    Begun,
+    Buried,
+    Called,
+    Cut,
+    Left,
+    Noted,
+    Reused,
+    Rewarded,
+    Sealed,
+)
+from asyncrl.experience.rollout import Group, Rollout
+from asyncrl.ipc.errors import LinkError
+from asyncrl.ipc.messages import (
+    Ask,
+    Enough,
+    Finish,
+    GiveReward,
+    Note,
+    Play,
+    Played,
+    Reply,
+    Span,
+    Split,
+    StopPlaying,
+)
+
+logger = logging.getLogger(__name__)
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class PlayingLimits(msgspec.Struct, frozen=True):
+    """`concurrency` episodes at an agents actor at a time; `max_calls` of one attempt; `attempts`
+    of one episode that fail; `context_tokens` of a call, given and sampled."""
+
+    concurrency: int
+    max_calls: int
+    attempts: int
+    context_tokens: int
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """One agent's attempt. `calls` are the heart's numbers of its calls, in its own order, None of
+    those that were refused; `sent` are the tokens that it was given, by its number of each call
+    whose answer has not ended. `diverged`: it has made a call that earlier attempts had not, while
+    there were some that it had not made again."""
+
+    peer: Peer
+    rollout: int
+    attempt: int
+    calls: list[int | None] = field(default_factory=list)
+    sent: dict[int, int] = field(default_factory=dict)
+    diverged: bool = False
+
+    def answering(self, number: int, call: int) -> None:
+        """Its call `number` is this one, which is to be answered from the first token on."""
+        self.calls[number], self.sent[number] = call, 0
+
+
+class Playing:
+    """The episodes that are with agents."""
+
+    def __init__(
+        self,
+        store: EventStore,
+        roster: Roster,
+        reclaiming: Reclaiming,
+        limits: PlayingLimits,
+        temperatures: dict[Split, float],
+    ) -> None:
+        self._store, self._roster, self._reclaiming = store, roster, reclaiming
+        self._limits, self._temperatures = limits, temperatures
+        self._attempts: dict[int, _Attempt] = {}
+        self.diverged = 0
+        """Attempts that made another call than the one before had made."""
+
+    # ------------------------------------------------------------------------------------- the loop
+
+    def pump(self, split: Split) -> None:
+        """Do all that is due: end attempts whose rollout is over, reply, begin episodes of
+        `split`."""
+        self._end_stale()
+        for attempt in self._attempts.values():
+            self._reply(attempt)
+        self._begin(split)
+
+    def _end_stale(self) -> None:
+        """Tell agents whose rollout is buried or dropped."""
+        for rollout, attempt in list(self._attempts.items()):
+            if not self._plays(attempt):
+                attempt.peer.send(StopPlaying(rollout, attempt.attempt))
+                del self._attempts[rollout]
+
+    def _begin(self, split: Split) -> None:
+        """Give waiting episodes to the agents actors that have room."""
+        room = dict.fromkeys(self._roster.of("agents"), self._limits.concurrency)
+        for attempt in self._attempts.values():
+            if attempt.peer in room:
+                room[attempt.peer] -= 1
+        experience = self._store.experience
+        for rollout in experience.to_begin(split, sum(room.values())):
+            peer = max(room, key=lambda p: room[p] if p.has_room() else 0)
+            if not peer.has_room() or not room[peer]:
+                return
+            assert rollout.episode is not None
+            number = rollout.episode.attempt + 1
+            self._store.record(Begun(rollout.id, peer.name, number))
+            self._attempts[rollout.id] = _Attempt(peer, rollout.id, number)
+            room[peer] -= 1
+            group = experience.groups[rollout.group]
+            peer.send(
+                Play(
+                    rollout=rollout.id,
+                    attempt=number,
+                    split=split,
+                    prompt_index=group.prompt_index,
+                    seed=rollout_key(group, rollout),
+                    max_new_tokens=rollout.max_new_tokens,
+                    temperature=self._temperatures[split],
+                    notes=rollout.episode.notes,
+                )
+            )
+
+    def _reply(self, attempt: _Attempt) -> None:
+        """Send what came of its answers since, and how those ended that have."""
+        for number, sent in list(attempt.sent.items()):
+            call = self._call(attempt, number)
+            for span in call.spans:
+                if span.end > sent:
+                    self._say(attempt, number, call, max(span.start, sent), span)
+            attempt.sent[number] = call.tokens
+            if call.status is RolloutStatus.ANSWERED:
+                end = Span(call.spans[-1].version if call.spans else 0, call.tokens, call.tokens)
+                self._say(attempt, number, call, call.tokens, end, call.finish or "stop")
+                del attempt.sent[number]
+            elif call.status is RolloutStatus.BURIED:
+                self._refuse(attempt, number, "the engines could not answer this call")
+                del attempt.sent[number]
+
+    def _say(
+        self,
+        attempt: _Attempt,
+        number: int,
+        call: AgentCall,
+        start: int,
+        span: Span,
+        finish: Finish = "",
+    ) -> None:
+        """Send the tokens of a span from `start` on."""
+        attempt.peer.send(
+            Reply(attempt.rollout, attempt.attempt, number, span.version, finish),
+            bytes(call.ids[4 * start : 4 * span.end]),
+            bytes(call.behaviour[4 * start : 4 * span.end]),
+        )
+
+    def _refuse(self, attempt: _Attempt, number: int, why: str) -> None:
+        attempt.peer.send(Reply(attempt.rollout, attempt.attempt, number, 0, "", why), b"", b"")
+
+    # ------------------------------------------------------------------------------------- messages
+
+    def on_ask(self, sender: Peer, message: Ask, ids: bytes | memoryview) -> None:
+        """The agent asks the model. Raises LinkError for an ask that no gateway can make."""
+        if (attempt := self._of(sender, message)) is None:
+            return
+        context = bytes(ids)
+        new = message.number == len(attempt.calls) and message.max_new_tokens > 0
+        if not new or not context or len(context) % 4:
+            raise LinkError(
+                "malformed",
+                f"{sender.name} asks for call {message.number} of rollout {message.rollout}, with "
+                f"{len(context)} bytes of context and a budget of {message.max_new_tokens}",
+            )
+        rollout = self._store.experience.rollouts[message.rollout]
+        group = self._store.experience.groups[rollout.group]
+        episode, temperature = _episode_of(rollout), self._temperatures[group.split]
+        settings = _encode([message.max_new_tokens, temperature, message.stops])
+        key = episode.next_key(rollout_key(group, rollout), settings + context)
+        earlier = [
+            call
+            for call in episode.calls
+            if call.id not in episode.used and call.status is not RolloutStatus.BURIED
+        ]
+        attempt.calls.append(None)
+        if (known := next((call for call in earlier if call.key == key), None)) is not None:
+            self._store.record(Reused(rollout.id, attempt.attempt, known.id))
+            attempt.answering(message.number, known.id)
+            return
+        budget = self._budget(rollout, message.max_new_tokens, len(context) // 4)
+        if len(attempt.calls) > self._limits.max_calls or budget < 1:
+            why = (
+                f"the episode has made {self._limits.max_calls} calls, which is as many as it may "
+                "(agent.max_calls)"
+                if budget > 0
+                else "the episode has no token left to sample: of its budget "
+                "(rollout.max_new_tokens), or of the context (engine.context_tokens)"
+            )
+            self._refuse(attempt, message.number, why)
+            return
+        if earlier and not attempt.diverged:
+            attempt.diverged = True
+            self.diverged += 1
+        after, given = episode.place(context)
+        call = self._store.experience.next_rollout
+        self._store.record(
+            Called(
+                rollout=rollout.id,
+                attempt=attempt.attempt,
+                call=call,
+                after=after,
+                given=given,
+                key=key,
+                max_new_tokens=budget,
+                temperature=temperature,
+            )
+        )
+        attempt.answering(message.number, call)
+
+    def on_enough(self, sender: Peer, message: Enough) -> None:
+        """The agent needs no more of an answer. One that has ended, or of a call that there is not,
+        stays as it is."""
+        attempt = self._of(sender, message)
+        if attempt is None or message.number not in attempt.sent:
+            return
+        call = self._call(attempt, message.number)
+        episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
+        self._take_back(call)
+        if call.status is RolloutStatus.BURIED:
+            return
+        del attempt.sent[message.number]
+        tokens = min(call.tokens, max(message.tokens, episode.needed(call)))
+        if call.tokens > tokens or not call.finish:
+            self._store.record(Cut(attempt.rollout, attempt.attempt, call.id, tokens))
+
+    def on_note(self, sender: Peer, message: Note) -> None:
+        """The agent has a result that later attempts are given. The first of a name counts."""
+        if (attempt := self._of(sender, message)) is None:
+            return
+        if message.name not in _episode_of(self._store.experience.rollouts[attempt.rollout]).notes:
+            self._store.record(Noted(attempt.rollout, attempt.attempt, message.name, message.value))
+
+    def on_reward(self, sender: Peer, message: GiveReward) -> None:
+        """The agent gives a reward. Raises LinkError for one that no gateway passes on: not
+        finite, given before, or of a call that was not made."""
+        if (attempt := self._of(sender, message)) is None:
+            return
+        episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
+        numbers, call = range(len(attempt.calls)), None
+        if message.number is not None:
+            call = attempt.calls[message.number] if message.number in numbers else None
+        of_no_call = message.number is not None and call is None
+        if of_no_call or call in episode.rewards or not math.isfinite(message.reward):
+            raise LinkError(
+                "malformed",
+                f"{sender.name} gives rollout {message.rollout} the reward {message.reward} for "
+                f"call {message.number}: not finite, given before, or of no call",
+            )
+        self._store.record(Rewarded(attempt.rollout, attempt.attempt, call, message.reward))
+
+    def on_played(self, sender: Peer, message: Played) -> None:
+        """An attempt is over."""
+        if (attempt := self._of(sender, message)) is None:
+            return
+        if message.failed:
+            self._leave(attempt, message.failed, failed=True)
+        else:
+            self._take_back_all(attempt)
+            self._store.record(Sealed(attempt.rollout, attempt.attempt, message.finish or "stop"))
+            del self._attempts[attempt.rollout]
+
+    def lose(self, peer: Peer) -> None:
+        """An agents actor is gone: its episodes wait for another attempt."""
+        for attempt in [a for a in self._attempts.values() if a.peer is peer]:
+            self._leave(attempt, "actor_lost", failed=False)
+
+    def held(self, name: str) -> int:
+        """Count the episodes that an agents actor has."""
+        return sum(attempt.peer.name == name for attempt in self._attempts.values())
+
+    # --------------------------------------------------------------------------------- one attempt
+
+    def _leave(self, attempt: _Attempt, reason: str, *, failed: bool) -> None:
+        """End an attempt before its episode is over. After `attempts` that failed the rollout is
+        buried."""
+        self._take_back_all(attempt)
+        del self._attempts[attempt.rollout]
+        rollout = self._store.experience.rollouts[attempt.rollout]
+        if failed and _episode_of(rollout).failures + 1 >= self._limits.attempts:
+            logger.warning(
+                "rollout %d is given up after %d attempts of its agent; the last one ended by %s",
+                rollout.id,
+                self._limits.attempts,
+                reason,
+            )
+            self._store.record(Buried(rollout.id, reason))
+        else:
+            self._store.record(Left(rollout.id, attempt.attempt, reason, failed))
+
+    def _take_back_all(self, attempt: _Attempt) -> None:
+        """Have no engine sample for an attempt any more."""
+        for call in list(_episode_of(self._store.experience.rollouts[attempt.rollout]).calls):
+            self._take_back(call)
+
+    def _take_back(self, call: AgentCall) -> None:
+        """Have no engine sample for a call any more. Its tokens stay."""
+        if call.status is RolloutStatus.LEASED:
+            self._reclaiming.stop(call)
+            self._reclaiming.take_back(call, "agent")
+
+    def _budget(self, rollout: Rollout, asked: int, context: int) -> int:
+        """The tokens that a call may sample: what is left of the episode's, and of the context."""
+        episode = _episode_of(rollout)
+        spent = sum(call.tokens for call in episode.calls if call.id in episode.used)
+        return min(asked, rollout.max_new_tokens - spent, self._limits.context_tokens - context)
+
+    def _call(self, attempt: _Attempt, number: int) -> AgentCall:
+        call = attempt.calls[number]
+        assert call is not None, "an answer is sent of calls that were made"
+        return _episode_of(self._store.experience.rollouts[attempt.rollout]).find(call)
+
+    def _of(
+        self, sender: Peer, message: Ask | Enough | Note | GiveReward | Played
+    ) -> _Attempt | None:
+        """The attempt that a message is of; None if it is over, or another's."""
+        attempt = self._attempts.get(message.rollout)
+        if attempt is None or attempt.peer is not sender or attempt.attempt != message.attempt:
+            return None
+        return attempt if self._plays(attempt) else None
+
+    def _plays(self, attempt: _Attempt) -> bool:
+        """True if the rollout of an attempt is neither buried nor dropped."""
+        rollout = self._store.experience.rollouts.get(attempt.rollout)
+        return rollout is not None and rollout.status is RolloutStatus.BEGUN
+
+
+def rollout_key(group: Group, rollout: Rollout) -> int:
+    """The key that the draws of a rollout follow from."""
+    return group.key + rollout.id - group.members[0].id
+
+
+def _episode_of(rollout: Rollout) -> Episode:
+    assert rollout.episode is not None, "an agent plays it"
+    return rollout.episode

@@ -1,0 +1,410 @@
+"""Agents play episodes: who has which, what is answered, and what a killed agent costs: nothing."""
+
+from __future__ import annotations
+
+import random
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted_parts import MemoryLog
+from scripted_world import configured
+
+from actors.coordinator.engine_pool import EngineHandle, EnginePool
+from actors.coordinator.event_store import EventStore
+from actors.coordinator.leases import LeaseTable
+from actors.coordinator.peers import Peer, Roster
+from actors.coordinator.playing import Playing, PlayingLimits
+from actors.coordinator.reclaiming import Reclaiming, completed
+from asyncrl.experience import events as e
+from asyncrl.experience.call import RolloutStatus
+from asyncrl.experience.episode import AgentCall
+from asyncrl.experience.experience import Experience, fold
+from asyncrl.experience.rollout import Rollout
+from asyncrl.experience.sequence import TrainingSequence
+from asyncrl.ipc.errors import LinkError
+from asyncrl.ipc.link import memory_links
+from asyncrl.ipc.messages import (
+    Ask,
+    Enough,
+    GiveReward,
+    Hello,
+    Message,
+    Note,
+    Play,
+    Played,
+    Reply,
+    StopPlaying,
+)
+
+LIMITS = PlayingLimits(concurrency=2, max_calls=4, attempts=2, context_tokens=40)
+BUDGET = 16
+
+
+def ids(*tokens: int) -> bytes:
+    return np.array(tokens, np.int32).tobytes()
+
+
+class Actor(Peer):
+    """An actor that keeps what it is told."""
+
+    def __init__(self, role: str = "agents", index: int = 0, incarnation: int = 0) -> None:
+        super().__init__(Hello(role, index, incarnation, 1), memory_links()[0])
+        self.told: list[tuple[Message, tuple[object, ...]]] = []
+
+    def send(self, message: Message, *buffers: object) -> None:
+        self.told.append((message, buffers))
+
+    def take(self, kind: type[Message]) -> list[Message]:
+        """What it was told of this kind, once."""
+        found = [message for message, _ in self.told if isinstance(message, kind)]
+        self.told = [item for item in self.told if not isinstance(item[0], kind)]
+        return found
+
+
+class Parts:
+    """A coordinator's parts around one engine and agents actors."""
+
+    def __init__(self, limits: PlayingLimits = LIMITS) -> None:
+        self.log = MemoryLog()
+        self.store, self.roster = EventStore(Experience(), self.log), Roster(lambda: None)
+        self.pool, self.leases = EnginePool(), LeaseTable(50.0)
+        self.reclaiming = Reclaiming(self.store, self.pool, self.leases, configured())
+        self.engine = Actor("rollout")
+        self.pool.add(EngineHandle(self.engine, slots=8))
+        self.playing = Playing(
+            self.store, self.roster, self.reclaiming, limits, {"train": 1.0, "evaluation": 0.0}
+        )
+
+    @property
+    def experience(self) -> Experience:
+        return self.store.experience
+
+    def agents(self, index: int = 0) -> Actor:
+        self.roster.add(actor := Actor("agents", index))
+        return actor
+
+    def admit(self, count: int = 1) -> None:
+        x = self.experience
+        self.store.record(
+            e.Admitted(
+                *(x.next_group, x.next_rollout, count, "train", x.prompts["train"], ids(7)),
+                *(BUDGET, None, None, 100),
+                played=True,
+            )
+        )
+
+    def begun(self) -> tuple[Actor, int]:
+        """One episode, with an agent."""
+        actor = self.agents()
+        self.admit()
+        self.playing.pump("train")
+        (play,) = actor.take(Play)
+        assert isinstance(play, Play)
+        return actor, play.rollout
+
+    def ask(self, actor: Actor, rollout: int, number: int, *context: int, budget: int = 4) -> None:
+        episode = self.experience.rollouts[rollout].episode
+        assert episode is not None
+        message = Ask(rollout, episode.attempt, number, budget)
+        self.playing.on_ask(actor, message, ids(*context))
+
+    def lease(self) -> list[AgentCall]:
+        """Lease all that waits."""
+        handle, found = self.pool.get("rollout-0"), []
+        assert handle is not None
+        for call in self.experience.to_lease("train", 99):
+            assert isinstance(call, AgentCall)
+            self.store.record(e.Leased(call.id, handle.name, call.attempt + 1))
+            self.leases.give(call.id, call.attempt, call.tokens, trio.current_time())
+            self.pool.hold(handle, call.id, "train")
+            found.append(call)
+        return found
+
+    def sample(self, call: AgentCall, count: int) -> None:
+        """Sample so many tokens: each follows from the call's key and its place."""
+        places = range(call.tokens, min(call.tokens + count, call.max_new_tokens))
+        tokens = [drawn(call.key, place) for place in places]
+        if tokens:
+            behaviour = np.full(len(tokens), -0.5, np.float32).tobytes()
+            self.store.record(
+                e.Extended(call.id, call.attempt, 0, call.tokens, ids(*tokens), behaviour)
+            )
+
+    def answer(self, call: AgentCall) -> None:
+        self.sample(call, 99)
+        self.reclaiming.release(call)
+        self.store.record(completed(call, "length"))
+
+    def rollout(self, number: int) -> Rollout:
+        return self.experience.rollouts[number]
+
+    def sequences(self, number: int) -> list[TrainingSequence]:
+        rollout = self.rollout(number)
+        return self.experience.groups[rollout.group].sequences(rollout)
+
+
+def drawn(key: int, place: int) -> int:
+    return sha256(b"%d/%d" % (key, place)).digest()[0]
+
+
+def replies(actor: Actor) -> tuple[list[int], str, str]:
+    """The tokens that it was given since, the last ending, and the last refusal."""
+    tokens, finish, refused = [], "", ""
+    for message, buffers in actor.told:
+        if isinstance(message, Reply):
+            tokens += np.frombuffer(bytes(buffers[0]), np.int32).tolist()
+            finish, refused = message.finish or finish, message.refused or refused
+    actor.take(Reply)
+    return tokens, finish, refused
+
+
+async def test_an_episode_of_two_turns_is_answered_as_it_comes_and_sealed_as_played() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2)
+    (call,) = p.lease()
+    p.sample(call, 3)
+    p.playing.pump("train")
+    first = [drawn(call.key, place) for place in range(4)]
+    assert replies(actor) == (first[:3], "", "")
+    p.answer(call)
+    p.playing.pump("train")
+    assert replies(actor) == (first[3:], "length", "")
+    p.ask(actor, number, 1, 1, 2, *first, 9)
+    (second,) = p.lease()
+    assert second.after == (call.id, 6) and second.given == ids(9), "only what is new is kept"
+    p.answer(second)
+    attempt = Played(number, 1, "stop")
+    p.playing.on_reward(actor, GiveReward(number, 1, 0, 0.25))
+    p.playing.on_reward(actor, GiveReward(number, 1, None, 1.0))
+    p.playing.on_played(actor, attempt)
+    (sequence,) = p.sequences(number)
+    assert list(sequence.mask) == [0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1]
+    assert p.rollout(number).agent_reward == 1.0
+    assert [turn.reward for turn in p.rollout(number).turns] == [0.25, None]
+    assert fold(p.log.events) == p.experience
+    p.playing.on_played(actor, attempt)  # it is over: nothing more is heard of it
+    assert p.rollout(number).status is RolloutStatus.SEALED
+
+
+async def test_another_attempt_is_answered_with_what_there_is_and_samples_nothing_again() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2)
+    (call,) = p.lease()
+    p.answer(call)
+    p.ask(actor, number, 1, 3)
+    (second,) = p.lease()
+    p.sample(second, 2)
+    p.playing.on_note(actor, Note(number, 1, "tool", b"42"))
+    p.roster.remove(actor)
+    p.playing.lose(actor)
+    assert second.status is RolloutStatus.UNCLAIMED and not p.lease(), "nobody asks for it"
+    other = p.agents(1)
+    p.playing.pump("train")
+    (play,) = other.take(Play)
+    assert isinstance(play, Play) and (play.attempt, play.notes) == (2, {"tool": b"42"})
+    p.ask(other, number, 0, 1, 2)
+    p.playing.pump("train")
+    assert replies(other) == ([drawn(call.key, n) for n in range(4)], "length", "")
+    p.ask(other, number, 1, 3)
+    p.playing.pump("train")
+    assert replies(other)[0] == [drawn(second.key, n) for n in range(2)]
+    assert p.lease() == [second], "it goes on from its last token"
+    p.answer(second)
+    p.playing.pump("train")
+    assert replies(other) == ([drawn(second.key, n) for n in (2, 3)], "length", "")
+    p.playing.on_played(other, Played(number, 2, "stop"))
+    tokens = p.experience.ledger.tokens
+    assert (tokens.total, tokens.live, tokens.discarded, p.playing.diverged) == (8, 8, {}, 0)
+
+
+async def test_what_the_last_attempt_did_not_ask_is_orphaned_and_the_attempt_counted() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2)
+    (call,) = p.lease()
+    p.answer(call)
+    p.roster.remove(actor)
+    p.playing.lose(actor)
+    other = p.agents(1)
+    p.playing.pump("train")
+    for place, context in enumerate([5, 6]):
+        p.ask(other, number, place, context, budget=2)
+    assert p.playing.diverged == 1
+    for new in p.lease():
+        p.answer(new)
+    p.playing.on_played(other, Played(number, 2, "stop"))
+    assert p.experience.ledger.tokens.discarded == {"orphaned": 4}
+    assert [turn.tokens for turn in p.rollout(number).turns] == [2, 2]
+
+
+async def test_equal_calls_of_an_attempt_have_draws_of_their_own_and_are_known_in_their_order() -> (
+    None
+):
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2)
+    p.ask(actor, number, 1, 1, 2)
+    first, second = p.lease()
+    assert first.key != second.key
+    p.roster.remove(actor)
+    p.playing.lose(actor)
+    other = p.agents(1)
+    p.playing.pump("train")
+    p.ask(other, number, 0, 1, 2)
+    assert p.lease() == [first]
+    p.ask(other, number, 1, 1, 2)
+    assert p.lease() == [second]
+
+
+async def test_an_agent_that_has_enough_is_trained_on_what_it_saw() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2)
+    (call,) = p.lease()
+    p.sample(call, 3)
+    p.playing.on_enough(actor, Enough(number, 1, 0, 2))
+    assert not p.lease() and p.experience.ledger.tokens.discarded == {"unused": 1}
+    p.playing.on_enough(actor, Enough(number, 1, 0, 1))  # it has ended
+    p.playing.on_played(actor, Played(number, 1, "stop"))
+    assert p.rollout(number).tokens == 2
+
+
+async def test_bounds_are_refused_by_name_and_the_agent_goes_on() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    for place in range(LIMITS.max_calls):
+        p.ask(actor, number, place, place, budget=1)
+    p.ask(actor, number, LIMITS.max_calls, 9)
+    assert "agent.max_calls" in replies(actor)[2]
+    actor, number = (p := Parts()).begun()
+    p.ask(actor, number, 0, *range(LIMITS.context_tokens))
+    assert "engine.context_tokens" in replies(actor)[2]
+    p.ask(actor, number, 1, *range(LIMITS.context_tokens - 2))
+    assert p.lease()[0].max_new_tokens == 2, "what the context has room for"
+
+
+@pytest.mark.parametrize(
+    ("number", "budget", "context"), [(1, 4, (1,)), (0, 0, (1,)), (0, 4, ())], ids=str
+)
+async def test_an_ask_that_no_gateway_makes_ends_the_link(
+    number: int, budget: int, context: tuple[int, ...]
+) -> None:
+    p = Parts()
+    actor, rollout = p.begun()
+    with pytest.raises(LinkError, match="agents-0 asks"):
+        p.ask(actor, rollout, number, *context, budget=budget)
+    with pytest.raises(LinkError, match="the reward nan"):
+        p.playing.on_reward(actor, GiveReward(rollout, 1, None, float("nan")))
+    with pytest.raises(LinkError, match="for call 3"):
+        p.playing.on_reward(actor, GiveReward(rollout, 1, 3, 1.0))
+
+
+async def test_an_agent_that_fails_too_often_is_a_tombstone_and_no_reward_of_zero() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2)
+    (call,) = p.lease()
+    p.sample(call, 1)
+    p.playing.on_played(actor, Played(number, 1, "", "raised"))
+    p.playing.pump("train")
+    p.ask(actor, number, 0, 1, 2)
+    p.playing.on_played(actor, Played(number, 2, "", "raised"))
+    assert number not in p.experience.rollouts
+    assert p.experience.ledger.tokens.discarded == {"raised": 1}
+    (group,) = p.experience.groups.values()
+    assert [m.status for m in group.members] == [RolloutStatus.BURIED] and not group.rewards
+
+
+async def test_an_agent_is_told_that_its_rollout_is_over() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    p.store.record(e.Dropped(0, "stale"))
+    p.ask_late = Ask(number, 1, 0, 4)
+    p.playing.on_ask(actor, p.ask_late, ids(1))  # on its way already
+    p.playing.pump("train")
+    assert actor.take(StopPlaying) == [StopPlaying(number, 1)]
+
+
+async def test_actors_are_given_what_they_have_room_for_the_emptiest_first() -> None:
+    p = Parts()
+    actors = [p.agents(0), p.agents(1)]
+    p.admit(5)
+    p.playing.pump("train")
+    assert [len(actor.take(Play)) for actor in actors] == [2, 2]
+    assert [p.playing.held(actor.name) for actor in actors] == [2, 2]
+    assert len(p.experience.to_begin("train", 9)) == 1
+
+
+class Killed:
+    """A deterministic agent, killed at random: its next context is all before, and a tool's word
+    on the answer."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.p, self.draw = Parts(), random.Random(seed or 0)
+        self.kills = 0 if seed is None else 4
+        self.actor, self.number = self.p.begun()
+
+    def killed(self) -> bool:
+        """Kill the agents actor, or an engine's lease, now and then."""
+        if not self.kills or self.draw.random() < 0.5:
+            return False
+        self.kills -= 1
+        self.p.roster.remove(self.actor)
+        self.p.playing.lose(self.actor)
+        self.actor = self.p.agents(9 - self.kills)
+        self.p.playing.pump("train")
+        self.actor.take(Play)
+        return True
+
+    def play(self) -> list[TrainingSequence]:
+        while not self.attempt():
+            pass
+        episode = self.p.rollout(self.number).episode
+        assert episode is not None
+        self.p.playing.on_played(self.actor, Played(self.number, episode.attempt, "stop"))
+        return self.p.sequences(self.number)
+
+    def attempt(self) -> bool:
+        p, context = self.p, [1, 2]
+        for number in range(3):
+            p.ask(self.actor, self.number, number, *context)
+            answer: list[int] = []
+            while True:
+                if self.killed():
+                    return False
+                p.lease()
+                p.playing.pump("train")
+                tokens, finish, _ = replies(self.actor)
+                answer += tokens
+                if finish:
+                    break
+                for call in p.experience.calls.values():
+                    assert isinstance(call, AgentCall)
+                    if call.status is RolloutStatus.LEASED:
+                        p.sample(call, self.draw.randint(0, 3))
+                        if not call.remaining:
+                            p.answer(call)
+                            break
+            context += [*answer, sum(answer) % 97]
+        return True
+
+
+@given(st.integers(1, 10_000))
+@settings(max_examples=40, deadline=None)
+def test_a_killed_agents_episode_is_what_it_would_have_been_and_no_token_is_sampled_twice(
+    seed: int,
+) -> None:
+    async def compare() -> None:
+        whole, killed = Killed(None), Killed(seed)
+        assert killed.play() == whole.play()
+        assert killed.p.experience.ledger.tokens == whole.p.experience.ledger.tokens
+        assert killed.p.playing.diverged == 0
+        assert fold(killed.p.log.events) == killed.p.experience
+
+    trio.run(compare)
