@@ -5,7 +5,7 @@
     runner.py       runs one and waits: the only place that starts, feeds, hears and ends them
     waiting.py      the same for code of trio and of asyncio
     bubblewrap.py, docker.py, unconfined.py     the kinds of sandboxes
-    forwarder.py    what runs inside where a program speaks TCP to the gateway's socket
+    loopback.py     a program that speaks TCP to the gateway's socket, begun by forwarder.py
 
 `asyncrl.sandbox` forks workers of ours that have imported what they need; these are foreign
 programs, which begin with exec.

@@ -28,8 +28,8 @@ class Language(msgspec.Struct, frozen=True, kw_only=True):
 
     `tools`: commands that it needs. `file`: the name of the source in WORK. `build`: the command
     that makes BUILT of it there; empty where it is run as it is. `run`: the command of the program.
-    `paths`: what must be in view besides, as patterns. `proc`: it needs `/proc`. `hello`: a program
-    that prints `hello`.
+    `paths`: what must be in view besides, as patterns. `proc`: it needs `/proc`. `build_bytes` of
+    WORK are what building takes. `hello`: a program that prints `hello`.
     """
 
     tools: tuple[str, ...]
@@ -38,6 +38,7 @@ class Language(msgspec.Struct, frozen=True, kw_only=True):
     run: tuple[str, ...]
     paths: tuple[str, ...] = ()
     proc: bool = False
+    build_bytes: int = 2**26
     hello: str
 
 
@@ -70,6 +71,7 @@ LANGUAGES = {
         build=("env", f"GOCACHE={WORK}/cache", "go", "build", "-o", BUILT, "main.go"),
         run=(f"./{BUILT}",),
         proc=True,
+        build_bytes=2**29,  # of its library too, each time
         hello='package main\nimport "fmt"\nfunc main() { fmt.Println("hello") }',
     ),
     "java": Language(
@@ -92,9 +94,6 @@ LANGUAGES = {
         run=("python3", "-I", "main.py"),
         hello='print("hello")',
     ),
-    "ruby": Language(
-        tools=("ruby",), file="main.rb", run=("ruby", "main.rb"), hello='puts "hello"'
-    ),
     "rust": Language(
         tools=("rustc",),
         file="main.rs",
@@ -112,7 +111,7 @@ def program_of(name: str, source: bytes, template: Program) -> Program:
     built, `source` is what `build_of` came to."""
     language = LANGUAGES[name]
     file = BUILT if language.build else language.file
-    return _with(language, language.run, {file: source}, template)
+    return with_tools(language, language.run, {file: source}, template)
 
 
 def build_of(name: str, source: bytes, template: Program) -> Program | None:
@@ -123,8 +122,9 @@ def build_of(name: str, source: bytes, template: Program) -> Program | None:
         return None
     script = f'"$@" >&2 && exec cat {BUILT}'
     argv = ("sh", "-c", script, "sh", *language.build)
-    building = msgspec.structs.replace(template, stdin=b"", output_bytes=BUILD_BYTES)
-    return _with(language, argv, {language.file: source}, building)
+    limits = msgspec.structs.replace(template.limits, scratch_bytes=language.build_bytes)
+    building = msgspec.structs.replace(template, stdin=b"", output_bytes=BUILD_BYTES, limits=limits)
+    return with_tools(language, argv, {language.file: source}, building)
 
 
 def no_tool(name: str) -> str:
@@ -163,9 +163,11 @@ def _hello(name: str, sandbox: Sandbox) -> Ran:
     return run(program_of(name, source, template), sandbox)
 
 
-def _with(
+def with_tools(
     language: Language, argv: tuple[str, ...], files: dict[str, bytes], template: Program
 ) -> Program:
+    """The program with this command, with these files beside its own, and with what the language
+    needs in view."""
     folders = {str(Path(found).parent) for tool in language.tools if (found := _found(tool))}
     outside = [path for path in sorted(folders) if not path.startswith(_SYSTEM)]
     paths = [one for pattern in language.paths for one in sorted(glob(pattern))]  # noqa: PTH207

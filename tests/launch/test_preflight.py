@@ -349,6 +349,11 @@ def test_programs_need_a_sandbox_of_their_own(
     assert "in which no program can be started" in refusal(
         config(*sets, "task.verifier=run", "task.sandbox=strict")
     )
+    mix = (
+        f'{{a = {{name = "countdown"}}, b = {{name = "jsonl", path = "{path}", verifier = "run"}}}}'
+    )
+    both = config("task.eval_size=1", f"task.mix={mix}", "task.weights={a = 0.5, b = 0.5}")
+    assert both.task.sandbox == "process" and "make two runs of it" in refusal(both)
     monkeypatch.setattr(preflight, "trial", lambda language, sandbox: f"{language} is broken")
     assert "a verifier is `run`, and python is broken" in refusal(runs)
     monkeypatch.setattr(preflight.Bubblewrap, "missing", lambda self: "no user namespaces")

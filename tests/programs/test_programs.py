@@ -19,8 +19,8 @@ import pytest
 import trio
 from program_support import needs_programs, python
 
-from asyncrl.programs import forwarder
 from asyncrl.programs.bubblewrap import Bubblewrap, Descriptors, arguments
+from asyncrl.programs.loopback import by_loopback
 from asyncrl.programs.program import GATEWAY, WORK, Program, ProgramError, Ran, limited
 from asyncrl.programs.runner import Sandbox, Stop, run
 from asyncrl.programs.unconfined import Unconfined
@@ -295,14 +295,8 @@ for n in range(3):
         print(sum(map(len, iter(lambda: s.recv(65536), b""))))
 raise SystemExit(5)
 """
-    plain = python(code)
-    source = Path(forwarder.__file__).read_bytes()
-    argv = (plain.argv[0], "-I", "forwarder.py", "8000", GATEWAY, *plain.argv)
     with gateway() as path:
-        ran = run(
-            python(code, argv=argv, files={**plain.files, "forwarder.py": source}, gateway=path),
-            Bubblewrap(),
-        )
+        ran = run(by_loopback(python(code, gateway=path), 8000), Bubblewrap())
     assert ran.stdout.split() == [b"100000"] * 3 and ran.code == 5, ran
 
 
