@@ -48,6 +48,7 @@ class Blocks:
         self.marks: list[Mark] = []
         self._lines = source.splitlines()
         self._count: Counter[str] = Counter()
+        self._scripted = scripted(self.tree)
         self._suite(self.tree.body, "", MODULE, marked=False)
 
     def _suite(self, body: list[ast.stmt], scope: str, block: str, *, marked: bool) -> None:
@@ -60,7 +61,8 @@ class Blocks:
             match statement:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                     inner = f"{scope}.{name}" if scope else name
-                    self._suite(statement.body, inner, block, marked=True)
+                    # TorchScript compiles no mark: what is compiled counts as imported
+                    self._suite(statement.body, inner, block, marked=name not in self._scripted)
                 case ast.ClassDef(name=name):
                     inner = f"{scope}.{name}" if scope else name
                     self._suite(statement.body, inner, block, marked=False)
@@ -83,6 +85,17 @@ class Blocks:
         number = self._count[scope]
         self._count[scope] += 1
         return Mark(line, indent, f"{scope}#{number}")
+
+
+def scripted(tree: ast.Module) -> set[str]:
+    """The functions that a file gives to `torch.jit.script`."""
+    return {
+        argument.id
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "torch.jit.script"
+        for argument in call.args
+        if isinstance(argument, ast.Name)
+    }
 
 
 def suites(statement: ast.stmt) -> list[list[ast.stmt]]:

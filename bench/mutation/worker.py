@@ -37,7 +37,8 @@ SUBREAPER = 36
 
 
 def preload() -> None:
-    """Import what takes long, and what has no state of a run."""
+    """Import what takes long, and what has no state of a run. (Not reasoning_gym: the product
+    imports it in its own way, and an import that failed would stay.)"""
     for name in (
         "h11",
         "httpx2",
@@ -46,7 +47,6 @@ def preload() -> None:
         "numpy",
         "openai",
         "pytest",
-        "reasoning_gym",
         "starlette.applications",
         "tokenizers",
         "torch",

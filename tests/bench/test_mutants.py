@@ -142,6 +142,12 @@ def test_a_mark_says_which_blocks_were_reached(monkeypatch: pytest.MonkeyPatch) 
         assert seen == reached.split()
 
 
+def test_what_torchscript_compiles_is_not_marked() -> None:
+    source = "import torch\ndef f(x):\n    return x\ndef g(x):\n    return x\n"
+    _, names = marked(source + "h = torch.jit.script(f)\n", 0)
+    assert names == ["g#0"]
+
+
 def test_blocks_keep_their_names_when_another_function_changes() -> None:
     names = [mark.block for mark in Blocks(SOURCE).marks]
     changed = SOURCE.replace("self.held = 0", "self.held = 0\n        self.seen = 0")
