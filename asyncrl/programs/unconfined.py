@@ -21,14 +21,14 @@ from asyncrl.programs.program import (
     hard_limits,
     limited,
 )
-from asyncrl.programs.runner import Started
+from asyncrl.programs.runner import Started, elsewhere
 
 
 class Unconfined:
     """The sandbox `none`."""
 
     def missing(self) -> str:
-        return ""
+        return elsewhere()
 
     @contextmanager
     def start(self, program: Program) -> Iterator[Started]:

