@@ -33,14 +33,23 @@ _FENCE = re.compile(r"^[ \t]*(```+|~~~+)[^\n]*$", re.MULTILINE)
 
 
 class ProgramCase(msgspec.Struct, frozen=True):
-    """An input, and the output that is expected for it."""
+    """An input, and the output that is expected for it.
+
+    >>> ProgramCase("1 2", "3").output
+    '3'
+    """
 
     input: str
     output: str
 
 
 class ProgramLine(msgspec.Struct, frozen=True):
-    """Keys that a line must have whose verifier is `run`."""
+    """Keys that a line must have whose verifier is `run`.
+
+    >>> line = {"prompt": "…", "language": "c", "cases": [{"input": "", "output": "1"}]}
+    >>> msgspec.convert(line, ProgramLine).seconds
+    5.0
+    """
 
     language: str
     cases: Annotated[list[ProgramCase], Meta(min_length=1)]
@@ -50,7 +59,13 @@ class ProgramLine(msgspec.Struct, frozen=True):
 class CasesVerifier:
     """The verifier `run`, whose programs of one answer have `verdict_s` seconds together; there is
     no time left for a case that comes after them, and it is failed. `all_or_nothing`: what follows
-    the first failed case is not run."""
+    the first failed case is not run.
+
+    >>> from asyncrl.programs.unconfined import Unconfined
+    >>> line = {"language": "bash", "cases": [{"input": "1", "output": "2"}]}
+    >>> CasesVerifier(Unconfined())("read n; echo $((n + 1))", line)
+    1.0
+    """
 
     def __init__(
         self, sandbox: Sandbox, verdict_s: float = 10.0, *, all_or_nothing: bool = False
