@@ -113,7 +113,8 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
             "advantage": "subtracted from each token's advantage",
         }[reference.kl_in]
         reset = (
-            f"; it becomes the current policy every {reference.reset_every:,} steps"
+            f"; it becomes the current policy every {reference.reset_every:,} steps, and the "
+            "optimizer begins anew"
             if reference.reset_every
             else ""
         )

@@ -128,11 +128,16 @@ class KlTerms:
                 usable &= finite
         return KlAdded(advantage, loss, usable, logs)
 
-    def stepped(self, version: int, model: PreTrainedModel) -> None:
-        """The model has become `version`: reset what is due."""
-        for term in self._terms:
-            if term.policy is not None and term.reset_every and version % term.reset_every == 0:
-                term.policy.become(dict(model.named_parameters()))
+    def stepped(self, version: int, model: PreTrainedModel) -> bool:
+        """The model has become `version`: reset what is due. Returns True if anything was."""
+        due = [
+            term.policy
+            for term in self._terms
+            if term.policy is not None and term.reset_every and version % term.reset_every == 0
+        ]
+        for policy in due:
+            policy.become(dict(model.named_parameters()))
+        return bool(due)
 
     def tensors(self, version: int) -> dict[str, Tensor]:
         """The weights that have been reset until `version`, for a checkpoint; the others are

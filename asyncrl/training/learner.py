@@ -367,7 +367,8 @@ class Learner:
         ]
         sums, self._whole, self._held = self._whole, Sums(), []
         self.version += 1
-        self.kl_terms.stepped(self.version, self.model)
+        if self.kl_terms.stepped(self.version, self.model):
+            self.optimizer.state.clear()  # its moments are of the loss that was (ProRL)
         if self.average:
             self.average.update()
         learned = {"supervised_loss": fmean(update.supervised for update in made)}

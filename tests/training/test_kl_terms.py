@@ -32,7 +32,7 @@ from asyncrl.training.kl_terms import KlTerm, KlTerms
 from asyncrl.training.learner import Learner
 from asyncrl.training.models import load_model
 from staleness.corrections import IcePop
-from staleness.reference_kl import kl_estimate
+from staleness.reference_kl import Estimator, kl_estimate
 
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-2)
 STALENESS = StalenessConfig(correction=(IcePop(lo=0.2, hi=5.0),))
@@ -306,12 +306,37 @@ def test_it_becomes_the_current_policy_every_so_many_steps() -> None:
     assert same(reference.weights(), second) and not same(second, weights(it.model))
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_a_reset_begins_the_optimizer_anew(estimator: Estimator) -> None:
+    """ProRL (arXiv 2505.24864) reinitializes the optimizer's state with each reset:
+    the steps after it are those of a learner that has just these weights."""
+
+    def reset(model: PreTrainedModel) -> KlTerm:
+        frozen = FrozenPolicy(copy.deepcopy(model))
+        return KlTerm("reference", 0.3, "loss", estimator, frozen, reset_every=2)
+
+    it = learner(reset(build("qwen3")))
+    train(it, 1)
+    assert it.optimizer.state, "of the first step"
+    train(it, 1)
+    model = copy.deepcopy(it.model)
+    anew = Learner(model, TRAIN, STALENESS, T, 2, kl_terms=KlTerms([reset(model)], T))
+    for _ in range(2):
+        train(it, 1)
+        train(anew, 1)
+        assert same(weights(it.model), weights(anew.model))
+    unchanged = learner(term("loss", estimator, build("qwen3")))
+    train(unchanged, 2)
+    assert unchanged.optimizer.state, "where nothing is reset"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("before", [1, 3])
+@pytest.mark.parametrize("before", [1, 2, 3])
 def test_a_resumed_run_has_the_reference_that_it_had(
     before: int, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Before its first reset, and after it: the weights are those of a run that was not stopped."""
+    """Before its first reset, at it, and after it: the weights are those of a run that was not
+    stopped."""
 
     def fresh(model: PreTrainedModel) -> Learner:
         frozen = FrozenPolicy(build("qwen3", dtype))
