@@ -21,7 +21,7 @@ import trio
 
 from actors.reporting import Reporter, report_s
 from asyncrl.config import Config
-from asyncrl.config.errors import BAD_INPUT
+from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.mix import named
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.endpoints import connect, serve
@@ -291,6 +291,7 @@ async def trainer(place: ActorContext) -> None:
 
     from actors.scoring_servers import ScoringServers
     from actors.trainer_actor import trainer_actor
+    from asyncrl.tasks.text import Tokenizer
     from asyncrl.training.checkpoint_index import latest
     from asyncrl.training.checkpoint_io import restore
     from asyncrl.training.models import parameters_for_publication
@@ -305,25 +306,29 @@ async def trainer(place: ActorContext) -> None:
     if checkpoint is not None:
         restore(checkpoint, learner)
     plan = Plan.of(parameters_for_publication(learner.model), config.publication.bucket_bytes)
-    async with (
-        ScoringServers.open(config, waits) as servers,
-        Sender.open(config.publication.host, place.run / WEIGHT_STORE) as sender,
-        await place.link() as link,
-    ):
-        transfer = _Transfer(sender, learner, plan, config.publication.deadline_s)
-        await trainer_actor(
-            link, _Threaded(learner, servers, place), transfer, waits, Reporter(waits)
-        )
+    async with ScoringServers.open(config, waits) as servers:
+        with _refused_as_input():
+            own, patience_s = Tokenizer(place.initial), config.supervision.start_s / 2
+            await servers.refuse_other_vocabularies(own, patience_s)
+        async with (
+            Sender.open(config.publication.host, place.run / WEIGHT_STORE) as sender,
+            await place.link() as link,
+        ):
+            transfer = _Transfer(sender, learner, plan, config.publication.deadline_s)
+            await trainer_actor(
+                link, _Threaded(learner, servers, place), transfer, waits, Reporter(waits)
+            )
 
 
 @contextmanager
 def _refused_as_input() -> Iterator[None]:
-    """Have a model that cannot be used end this process as bad input does, by its sentence."""
+    """Have a model or a server that cannot be used end this process as bad input does, by its
+    sentence."""
     from asyncrl.training.models import ModelError
 
     try:
         yield
-    except ModelError as error:
+    except (ConfigError, ModelError) as error:
         print(error, file=sys.stderr)
         raise SystemExit(BAD_INPUT) from error
 

@@ -18,19 +18,28 @@ import trio
 from numpy.typing import NDArray
 
 from asyncrl.config import Config
+from asyncrl.config.errors import ConfigError
 from asyncrl.config.schema import ReferenceConfig, TeacherConfig
-from asyncrl.engines.sglang.errors import ServerGone
+from asyncrl.engines.sglang.errors import RequestRefused, ServerGone
 from asyncrl.engines.sglang.gather import gather
+from asyncrl.escape import escaped
 from asyncrl.ipc.messages import MicroBatch, Sample
 from asyncrl.ipc.waits import Waits
 
 if TYPE_CHECKING:
     from asyncrl.engines.sglang.client import Client
+    from asyncrl.tasks.text import Tokenizer
 
 AT_A_TIME = 16
 """Sequences that a server is given at a time."""
 AGAIN_S = 1.0
 """Seconds after which a server that failed is asked again."""
+
+IDS, PIECE = 512, 32
+"""About so many ids of a vocabulary are compared, so many at a time."""
+SAID = 40
+"""Characters of a token's text in a sentence."""
+_CURE = "give the server of a model with the same tokenizer"
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +61,17 @@ class ScoringServers:
                 if policy.coefficient and policy.server:
                     clients[name] = await stack.enter_async_context(_opened(policy))
             yield ScoringServers(clients, waits, config.supervision.stall_s)
+
+    async def refuse_other_vocabularies(self, own: Tokenizer, patience_s: float) -> None:
+        """Ask each server for the texts of some ids, all of them where they are few, and compare
+        them with those of the model that learns. Raises ConfigError where one has another text, or
+        none, and WaitExpired where it does not answer within the patience."""
+        for name, client in self._clients.items():
+            with self._waits.on(
+                f"vocabulary of the {name}", owner=client.url, deadline_s=patience_s
+            ):
+                if why := await _different(client, own):
+                    raise ConfigError(f"{name}.server is {client.url!r}, and {why}.")
 
     async def scores(
         self, batch: MicroBatch, buffers: Sequence[memoryview | bytes]
@@ -95,6 +115,42 @@ class ScoringServers:
                 of_token = np.array([np.nan, *scores], np.float32)
                 return np.concatenate([of_token[span.start : span.end] for span in sample.spans])
         return np.zeros(0, np.float32)
+
+
+async def _different(client: Client, own: Tokenizer) -> str:
+    """Words for the first id whose text is not the same there; empty where each is. Low ids are
+    asked for first, so that a smaller vocabulary is found before an id that it does not have."""
+    ids = [*range(0, own.vocabulary, max(1, own.vocabulary // IDS)), own.vocabulary - 1]
+    for piece in (ids[at : at + PIECE] for at in range(0, len(ids), PIECE)):
+        try:
+            there = await _asked(client, np.array(piece, np.int32))
+        except RequestRefused as error:
+            return f"it does not take the ids of the model that learns ({error}); {_CURE}"
+        for id, text in zip(piece, there, strict=True):
+            here = own.decode([id], special=True)
+            if text is None:
+                return (
+                    "it does not say what its ids are, so that its vocabulary cannot be compared; "
+                    "start it with its tokenizer"
+                )
+            # of part of a character nothing can be told, and some tokenizers leave out spaces
+            if "\ufffd" not in here + text and here.replace(" ", "") != text.replace(" ", ""):
+                return (
+                    "its vocabulary is another than that of the model that learns (id "
+                    f"{id} is {escaped(text, SAID)!r} there and {escaped(here, SAID)!r} here), so "
+                    f"that their tokens cannot be compared; {_CURE}"
+                )
+    return ""
+
+
+async def _asked(client: Client, ids: NDArray[np.int32]) -> list[str | None]:
+    """The texts of ids, asked for until they come: who waits for them has the deadline."""
+    while True:
+        try:
+            return await client.texts(ids)
+        except ServerGone as error:
+            logger.warning("a server is asked for its vocabulary again: %s", error)
+            await trio.sleep(AGAIN_S)
 
 
 def _opened(policy: ReferenceConfig | TeacherConfig) -> AbstractAsyncContextManager[Client]:

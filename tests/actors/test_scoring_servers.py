@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import httpx2
 import numpy as np
@@ -14,11 +16,13 @@ import trio.testing
 
 from actors import scoring_servers
 from actors.scoring_servers import ScoringServers
-from asyncrl.config import load
+from asyncrl.config import ConfigError, load
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.errors import Misread, RequestRefused
 from asyncrl.ipc.messages import MicroBatch, Sample, Span
 from asyncrl.ipc.waits import WaitExpired, Waits
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training import bundled
 
 URL = "http://fake:1"
 SAMPLES = [
@@ -33,12 +37,21 @@ BATCH = MicroBatch(0, 0, SAMPLES, {0: [0.0, 0.0, 0.0]})
 class Scorer(httpx2.AsyncBaseTransport):
     """A server that gives id i the log-probability -i, after `refusals` connections that break."""
 
-    def __init__(self, refusals: float = 0, status: int = 200, shift: int = 0) -> None:
-        self.refusals, self.status, self.shift = refusals, status, shift
+    def __init__(
+        self,
+        refusals: float = 0,
+        status: int = 200,
+        shift: int = 0,
+        text: Callable[[int], str | None] = str,
+    ) -> None:
+        self.refusals, self.status, self.shift, self.text = refusals, status, shift, text
         self.at_once = self.most = 0
+        self.largest: list[int] = []  # id of each request
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        ids = json.loads(await request.aread())["input_ids"]
+        asked = json.loads(await request.aread())
+        ids = asked["input_ids"]
+        self.largest.append(max(ids))
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         await trio.sleep(0.1)
@@ -46,7 +59,14 @@ class Scorer(httpx2.AsyncBaseTransport):
         if self.refusals > 0:
             self.refusals -= 1
             raise httpx2.ConnectError("refused")
-        every = [[None if at == 0 else -float(i), i + self.shift, None] for at, i in enumerate(ids)]
+        every = [
+            [
+                None if at == 0 else -float(i),
+                i + self.shift,
+                self.text(i) if asked.get("return_text_in_logprobs") else None,
+            ]
+            for at, i in enumerate(ids)
+        ]
         return httpx2.Response(
             self.status, json={"text": "", "meta_info": {"input_token_logprobs": every}}
         )
@@ -108,3 +128,63 @@ async def test_settings_name_the_servers() -> None:
         }
     async with ScoringServers.open(load(None, [], {}), Waits()) as servers:
         assert await servers.scores(BATCH, ()) == {}
+
+
+FRAME = ["Q: ", " A:"]
+"""What the model that learns has beside bytes."""
+
+
+async def refusal(server: Scorer, folder: Path, patience_s: float = 60.0) -> str:
+    """What a server is refused with where the model that learns has FRAME; empty where it is
+    not."""
+    bundled.write_tokenizer(folder, FRAME)
+    async with Client.open(URL, transport=server) as client:
+        servers = ScoringServers({"teacher": client}, Waits(), patience_s)
+        try:
+            await servers.refuse_other_vocabularies(Tokenizer(folder), patience_s)
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def texts_of(folder: Path, frame: list[str]) -> Callable[[int], str | None]:
+    """The texts that a server of such a tokenizer gives: special tokens by name."""
+    folder.mkdir()
+    bundled.write_tokenizer(folder, frame)
+    tokenizer = Tokenizer(folder)
+    return lambda number: tokenizer.decode([number], special=True)
+
+
+async def test_a_server_of_the_same_vocabulary_is_taken_also_where_it_comes_late(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    same = Scorer(refusals=3, text=texts_of(tmp_path / "its", FRAME))
+    assert await refusal(same, tmp_path) == ""
+    assert max(same.largest) == Tokenizer(tmp_path).vocabulary - 1
+    larger = Scorer(text=texts_of(tmp_path / "larger", [*FRAME, "more"]))
+    assert await refusal(larger, tmp_path) == ""
+    spaced = texts_of(tmp_path / "spaced", FRAME)
+    stripped = Scorer(text=lambda number: (spaced(number) or "").replace(" ", ""))
+    assert await refusal(stripped, tmp_path) == "", "as some tokenizers clean up"
+
+
+async def test_a_server_of_another_vocabulary_is_refused_in_a_sentence(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    text = await refusal(Scorer(text=texts_of(tmp_path / "its", [" A:", "Q: "])), tmp_path)
+    assert text.startswith("teacher.server is 'http://fake:1', and its vocabulary is another")
+    assert "is ' A:' there and 'Q: ' here" in text and text.endswith("the same tokenizer.")
+    smaller = Scorer(text=texts_of(tmp_path / "smaller", []))
+    assert "is '' there and 'Q: ' here" in await refusal(smaller, tmp_path)
+    early = Scorer(text=lambda number: f"t{number}")
+    assert "is another" in await refusal(early, tmp_path)
+    assert max(early.largest) < 64, "before it is asked for what it may not have"
+    assert "start it with its tokenizer" in await refusal(Scorer(text=lambda _: None), tmp_path)
+    assert "does not take the ids" in await refusal(Scorer(status=400), tmp_path)
+
+
+async def test_a_server_that_does_not_come_ends_the_wait_for_its_vocabulary(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    with pytest.raises(WaitExpired, match="for vocabulary of the teacher"):
+        await refusal(Scorer(refusals=math.inf), tmp_path)

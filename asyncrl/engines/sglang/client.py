@@ -22,6 +22,7 @@ from asyncrl.engines.sglang.errors import Misread, RequestRefused, ServerGone
 from asyncrl.engines.sglang.http_connection import HttpConnection
 from asyncrl.engines.sglang.http_types import (
     SAID,
+    Entry,
     Increments,
     Loads,
     ModelInfo,
@@ -206,13 +207,23 @@ class Client:
     async def score(self, ids: NDArray[np.int32], *, extra_key: str = "") -> list[float]:
         """The log-probability of each id given those before it, at temperature 1, from one prefill:
         `len(ids) - 1` numbers."""
+        entries = await self._prefilled(ids, extra_key=extra_key or None)
+        return [math.nan if entry[0] is None else entry[0] for entry in entries[1:]]
+
+    async def texts(self, ids: NDArray[np.int32]) -> list[str | None]:
+        """The text of each id in the server's vocabulary; None from a server without a tokenizer.
+        An id that it does not have may end the server."""
+        entries = await self._prefilled(ids, return_text_in_logprobs=True)
+        return [text if isinstance(text := entry[2], str) else None for entry in entries]
+
+    async def _prefilled(self, ids: NDArray[np.int32], **more: object) -> list[Entry]:
+        """One entry for each id, from one prefill."""
         body = {
             "input_ids": ids.tolist(),
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": 0,
-            "extra_key": extra_key or None,
-        }
+        } | more
         most = largest_event(len(ids))
         entries = (
             await self._connection.post("/generate", body, PromptScores, most)
@@ -222,7 +233,7 @@ class Client:
                 f"{self.url} scored other ids than the {len(ids)} it was given: {len(entries)} "
                 "came back"
             )
-        return [math.nan if entry[0] is None else entry[0] for entry in entries[1:]]
+        return entries
 
     async def abort(self, rid: str) -> None:
         """Ask that this request end; it has ended when its stream has. An abort that comes before

@@ -1,0 +1,89 @@
+"""A model or a scoring server that cannot be used is bad input, whichever actor finds it: one
+sentence, and exit status 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_support import tiny_model
+
+from actors import roles
+from asyncrl.config import load
+from asyncrl.config.errors import BAD_INPUT
+from asyncrl.ipc.messages import Role
+from asyncrl.observe.run_dir import INITIAL
+from asyncrl.training import models
+
+
+@pytest.mark.parametrize("role", ["rollout", "trainer"])
+async def test_an_output_layer_that_cannot_compute_in_float32(
+    role: Role, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_model(tmp_path / INITIAL)
+
+    def headless(opened: Any) -> Any:
+        def open_model(*given: Any) -> Any:
+            model = opened(*given)
+            model.set_output_embeddings(torch.nn.Identity())
+            return model
+
+        return open_model
+
+    for name in ("load_model", "empty_model"):
+        monkeypatch.setattr(models, name, headless(getattr(models, name)))
+    config = load(None, ["model.dtype=bfloat16", "model.output_dtype=float32"], {})
+    place = roles.ActorContext(role, 0, 0, 1, os.getpid(), tmp_path, config, False)
+    with pytest.raises(SystemExit) as ended:
+        await roles.ROLES[role](place)
+    assert ended.value.code == BAD_INPUT
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "is a Identity and no linear layer" in sentence
+    assert "set model.output_dtype to weights" in sentence
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """The address of a server that scores, and has another vocabulary."""
+
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            ids = json.loads(self.rfile.read(int(self.headers["content-length"])))["input_ids"]
+            entries = [[None if at == 0 else -1.0, i, f"t{i}"] for at, i in enumerate(ids)]
+            body = json.dumps({"meta_info": {"input_token_logprobs": entries}}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+async def test_a_teacher_whose_server_has_another_vocabulary(
+    elsewhere: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tiny_model(tmp_path / INITIAL))
+    teacher = ["teacher.coefficient=1", f"teacher.path={model}", f"teacher.server={elsewhere}"]
+    place = roles.ActorContext(
+        "trainer", 0, 0, 1, os.getpid(), tmp_path, load(None, teacher, {}), False
+    )
+    with pytest.raises(SystemExit) as ended:
+        await roles.ROLES["trainer"](place)
+    assert ended.value.code == BAD_INPUT
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert f"teacher.server is {elsewhere!r}" in sentence and "is another" in sentence
