@@ -122,10 +122,14 @@ class FakeLearner:
         proximal: FakeProximal | None = None,
         *,
         start: str = "trainer-0",
+        holds: bool = False,
     ) -> None:
-        """`start` names this start of the trainer."""
+        """`start` names this start of the trainer. Where it `holds`, a micro-batch waits for the
+        end of its step, and what became of its tokens is said then."""
         self.version, self.weights, self.proximal = version, weights, proximal
         self._observer, self._broadcasts, self._start = observer, broadcasts, start
+        self._holds = holds
+        self._held: list[TokenCount] = []
         self._added = 0
         self.counts: list[TokenCount] = []
         self.seconds_per_token, self.send_s = 0.0005, 0.02
@@ -163,7 +167,10 @@ class FakeLearner:
             discarded = {reason: count for reason, count in left_out.items() if count}
             counts.append(TokenCount(sample.rollout, fresh, discarded))
             at, place = end, place + sample.response_tokens
-        return counts
+        if not self._holds:
+            return counts
+        self._held += counts
+        return []
 
     async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
         await trio.sleep(
@@ -178,6 +185,7 @@ class FakeLearner:
             self.proximal.close(self.version, self.weights)
         self.weights = policy.stepped(self.weights, self._added & policy.MASK)
         self.version, self._added = self.version + 1, 0
+        self.counts, self._held = self._held, []
         self._observer.on_step(self.version, self.weights)
         return {"loss": loss_of(self.weights)}
 

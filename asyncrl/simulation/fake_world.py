@@ -17,6 +17,7 @@ from actors.coordinator.prompts import PromptSource
 from actors.coordinator.resume import begin_again, resumed
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
+from asyncrl.config.losses import updates
 from asyncrl.config.mix import members
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
@@ -205,6 +206,7 @@ class FakeWorld(World):
             self._broadcasts,
             proximal,
             start=self.start_of(process),
+            holds=updates(self.config.train) > 1,
         )
         learner.seconds_per_token, learner.step_s = self.speeds.trained_token_s, self._step_s
         learner.save_checkpoint = partial(self._save, process)

@@ -114,6 +114,8 @@ def _settings(seed: int) -> Settings:
             "temperature": sampling.choice((0.6, 1.0)),
             "pass_at": sampling.sample(range(1, samples + 1), sampling.randint(0, samples)),
         }
+    if random.Random(f"passes/{seed}").random() < 0.25:
+        settings["train"]["passes"] = 2  # so micro-batches wait until their step is closed
     mixing = random.Random(f"mix/{seed}")
     if mixing.random() < 0.25:
         share = mixing.choice((0.25, 0.5, 1.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from asyncrl.config.losses import updates
 from asyncrl.simulation.shapes import THEMES, configured, drawn
 
 
@@ -26,6 +27,8 @@ def test_themes_reach_what_plain_seeds_do_not() -> None:
     assert any(shape.rewards.equal for shape in shapes)
     assert any(shape.rewards.parts for shape in shapes)
     assert any(shape.speeds.quiet for shape in shapes)
+    held = [c for c in configs if updates(c.train) > 1]
+    assert len(held) >= 30 and any(c.train.replay_groups for c in held)
     assert any(
         shape.speeds.step_s > c.publication.deadline_s
         for shape, c in zip(shapes, configs, strict=True)
