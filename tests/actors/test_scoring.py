@@ -200,3 +200,19 @@ async def test_the_slowest_verdict_the_last_one_and_the_commonest_complaint_are_
     assert scoring.slowest == (0.7, 11), "of the prompt of rollout 1"
     assert scoring.no_verdicts == {"raised": 2, "deadline": 1}
     assert scoring.complaint() == " (2 answers without a verdict: raised)"
+
+
+async def test_time_in_which_nobody_could_be_heard_puts_off_what_is_owed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store, roster = EventStore(Experience(), MemoryLog()), Roster(lambda: None)
+    scoring, began = (
+        Scoring(store, roster, configured(task={"verdict_s": 5.0})),
+        trio.current_time(),
+    )
+    sealed(store, 1)
+    roster.add(Reward(0))
+    scoring.dispatch()
+    scoring.shift(40.0, began + 40.0)
+    assert scoring.overdue(began + 40.0 + scoring.patience_s) is None
+    assert scoring.overdue(began + 40.0 + scoring.patience_s + 0.1) == "reward-0"

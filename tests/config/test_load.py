@@ -464,3 +464,10 @@ def test_the_annotated_defaults_in_the_docs_are_the_defaults() -> None:
     assert (Path(__file__).parents[2] / "docs/defaults.toml").read_text() == render(Config()), (
         "write render(Config()) to docs/defaults.toml"
     )
+
+
+def test_whole_numbers_of_a_free_table_have_64_bits(toml: Any) -> None:
+    path = toml("[task]\nname = 'spell_backward'\nparams = {a = [-9223372036854775808]}\n")
+    assert load(path, [], {}).task.params == {"a": [-(2**63)]}
+    assert "64 bits" in refusal(toml("[task]\nparams = {a = [9223372036854775808]}"))
+    assert "64 bits" in refusal(toml("[task]\nparams = {a = [-9223372036854775809]}"))

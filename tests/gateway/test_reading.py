@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from asyncrl.gateway.api_answers import AnswerPart, Chat
+from asyncrl.gateway.api_requests import ChatRequest, parse
+from asyncrl.gateway.call_record import CallRecord
+from asyncrl.gateway.generator import GeneratedPiece
 from asyncrl.gateway.reading import Detokenizer, ReplyReader, StopStrings
 from asyncrl.gateway.tools import Delta, Hermes, PlainText, ToolCall
 from asyncrl.tasks.text import Tokenizer
@@ -158,3 +164,22 @@ def test_an_answer_is_read_to_its_stop(
     text = tokenizer.decode(ids)
     cut = min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))
     assert "".join(str(delta) for delta in deltas) == text[:cut]
+
+
+def test_the_first_and_the_last_id_of_the_vocabulary_are_of_it(tokenizer: Tokenizer) -> None:
+    for token, broken in [(0, False), (255, False), (256, True), (-1, True)]:
+        record = CallRecord(ReplyReader(tokenizer, [], PlainText()), tokenizer, 256, scored=False)
+        ids, behaviour = np.array([token], np.int32), np.zeros(1, np.float32)
+        record.take(GeneratedPiece(ids, behaviour, 0))
+        assert bool(record.broken) is broken
+
+
+def test_a_stream_tells_its_usage_where_that_is_asked_for_and_is_choice_0() -> None:
+    for options, usage in [({}, False), ({"include_usage": False}, False)]:
+        body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+        asked = parse(msgspec.json.encode(body | {"stream_options": options}), ChatRequest, 99)
+        assert asked.usage is usage
+    chat = Chat(number="1", model="m", created=0, scored=False)
+    for sent in (chat.part(AnswerPart(["a"])), chat.last("stop", None)):
+        (choice,) = msgspec.json.decode(sent.removeprefix(b"data: "))["choices"]
+        assert choice["index"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -96,3 +97,15 @@ def test_what_is_no_task_is_a_sentence_and_nothing_is_written(
     assert main(["init", what]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1 and not (here / "run.toml").exists()
+
+
+def test_the_context_has_room_for_the_longest_prompt_and_the_longest_answer(here: Path) -> None:
+    """Of different lengths, so that the one cannot stand for the other."""
+    lines = [json.dumps({"prompt": f"{n**40} and {n**41} is", "answer": "1"}) for n in range(9, 19)]
+    (here / "long.jsonl").write_text("\n".join(lines) + "\n")
+    text = first_run("long.jsonl", "run.toml")
+    found = {
+        name: int(value)
+        for name, value in re.findall(r"^(context_tokens|max_new_tokens) = (\d+)", text, re.M)
+    }
+    assert found["context_tokens"] > 3 * found["max_new_tokens"]

@@ -345,3 +345,11 @@ def test_reasons_cannot_make_series_without_end() -> None:
     }
     assert len(refused) == 33 and sum(refused.values()) == 1000 and refused["other"] == 968
     assert [s.value for s in found if s.name == "asyncrl_no_verdicts_total"] == [1000]
+
+
+def test_a_label_has_sixty_characters_of_a_name() -> None:
+    metrics = Metrics()
+    metrics.refused("x" * 61)
+    name = "asyncrl_refused_connections_total"
+    assert metrics.registry.get_sample_value(name, {"reason": "x" * 60}) == 1
+    assert metrics.registry.get_sample_value(name, {"reason": "x" * 61}) is None

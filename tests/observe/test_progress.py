@@ -103,3 +103,8 @@ def test_a_writer_waits_for_nobody(tmp_path: Path) -> None:
     assert len(os.read(reader, 2**20)) <= 2**16
     os.close(reader)
     pipe.send(Progress("nobody reads any more", 0, 0, 0.0))
+
+
+def test_nothing_is_known_of_what_is_not_counted() -> None:
+    assert left_s(0, 5, 0, 1.0) is None and left_s(0, 5, -1, 1.0) is None
+    assert left_s(0, 5, 10, 1.0) == 1.0

@@ -21,6 +21,7 @@ from asyncrl.observe.summary import (
     SlowestVerifier,
     Summary,
     TokenTotals,
+    decoded,
     read,
     write,
 )
@@ -149,3 +150,13 @@ def test_a_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write(msgspec.structs.replace(FULL, restarts=object()), path)
     assert read(path) == FULL
+
+
+@pytest.mark.parametrize(("number", "fits"), [(2**63 - 1, True), (2**63, False), (-(2**63), False)])
+def test_a_number_of_64_bits_can_be_reckoned_with(number: int, fits: bool) -> None:
+    data = msgspec.json.encode({"a": [number]})
+    if fits:
+        assert decoded(data, dict) == {"a": [number]}
+    else:
+        with pytest.raises(msgspec.ValidationError, match="bounds"):
+            decoded(data, dict)

@@ -64,3 +64,14 @@ def test_chance_alone_raises_it_seldom() -> None:
         }
         raised += bool(names({}, rewards, accuracy))
     assert raised <= 4, raised
+
+
+def test_the_steps_just_after_the_best_evaluation_are_compared_and_none_before() -> None:
+    """What is before it, and the steps in the middle, are of no account."""
+    level = {version: 0.5 + 0.001 * (version % 3) for version in range(31, 41)}
+    later = {version: 0.6 + 0.001 * (version % 3) for version in range(51, 61)}
+    between = dict.fromkeys(range(41, 51), 0.0)
+    accuracy = {30: 0.9, 60: 0.2}
+    for before in ({}, {29: -9.0, 30: -9.0}, {29: 9.0, 30: 9.0}):
+        (alarm,) = response_alarms({}, 0.5, before | level | between | later, accuracy, 128)
+        assert "went from 0.501 to 0.601" in alarm.sentence

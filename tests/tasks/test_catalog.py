@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from asyncrl.cli import main
 from asyncrl.config import ConfigError
-from asyncrl.config.schema import TaskConfig
+from asyncrl.config.schema import EngineConfig, RolloutConfig, TaskConfig
 from asyncrl.observe.task_list import example, page, show_tasks
 from asyncrl.tasks import open_task
-from asyncrl.tasks.catalog import CatalogEntry, Learned, catalog, verdict
+from asyncrl.tasks.catalog import CatalogEntry, Learned, catalog, fits, verdict
 from asyncrl.tasks.gym_library import DATASETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
@@ -82,3 +83,11 @@ def test_an_unknown_task_is_a_sentence_with_the_nearest(capsys: pytest.CaptureFi
     assert main(["tasks", "zzz\x1b[2J"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.strip().isprintable() and "asyncrl tasks" in said
+
+
+def test_what_fills_the_context_fits_and_one_token_more_does_not() -> None:
+    room = EngineConfig().context_tokens - RolloutConfig().max_new_tokens
+    one = next(iter(catalog().values()))
+    for tokens, expected in [(room, True), (room + 1, False)]:
+        entry = msgspec.structs.replace(one, prompt_tokens=tokens, answer_tokens=1)
+        assert fits(entry) is expected

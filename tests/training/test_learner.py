@@ -14,6 +14,7 @@ from training_world import CONFIGS, Rollout, build, micro_batch, reference, roll
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import TokenCount
 from asyncrl.training.learner import Learner
+from asyncrl.training.sums import Sums
 from staleness.corrections import IcePop
 
 TRAIN = TrainConfig(grad_clip=1e9, lr_warmup_steps=0, lr=1e-3)
@@ -256,3 +257,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_added() -> None:
     with pytest.raises(ValueError, match="token ids came for samples of"):
         subject.accumulate(batch, (ids[4:], behaviour, mask))
     assert subject.step()["skipped"] == 1
+
+
+def test_shares_of_a_single_token_are_whole() -> None:
+    metrics = Sums(trained=1, arrived=1, proximal_unknown=1).metrics()
+    assert metrics["proximal_unknown_fraction"] == metrics["kept_fraction"] == 1.0
