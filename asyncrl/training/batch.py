@@ -46,9 +46,9 @@ class Batch(NamedTuple):
 
 
 def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bool) -> Batch:
-    """The tensors of a micro-batch with at least one sample, whose equal prompts are `shared` or
-    not (`pack`). Raises ValueError where the buffers or the spans do not fit it, or a token is
-    newer than the policy that the step starts from."""
+    """The tensors of a micro-batch with at least one sample; what samples have in common at their
+    start is `shared` or not (`pack`). Raises ValueError where the buffers or the spans do not fit
+    it, or a token is newer than the policy that the step starts from."""
     if len(buffers) != 3:
         raise ValueError(f"a micro-batch comes with 3 buffers, not {len(buffers)}")
     ids, behaviour, mask = (
@@ -130,7 +130,7 @@ def _without_given(packed: PackedBatch, sampled: Tensor, place: Tensor) -> Packe
     index of each response token of the micro-batch among the sampled ones (int64)."""
     return packed._replace(
         logit_positions=packed.logit_positions[sampled],
-        rows=packed.rows[sampled],
+        sequences=packed.sequences[sampled],
         targets=packed.targets[sampled],
         tokens=place[packed.tokens[sampled]],
     )

@@ -2,26 +2,26 @@
 up to rounding, whatever shares its pass.
 
 A model computes each token by itself but for attention, and transformers' models leave attention to
-a function that can be chosen. This one puts the samples together, row by row, and has torch compute
-their attention. So a prompt that several samples share is computed once, and autograd adds up the
-gradients that each of them gives it. A model that looks at other tokens in another way gets the
-rows as they are, each with its prompt, or one after the other. `asyncrl.training.trial` finds out
-which of these a model computes rightly.
+a function that can be chosen. Ours gives each place of a prefix tree its own path. So what several
+samples share is computed once, and autograd adds up the gradients that each of them gives it. A
+model that looks at other tokens in another way gets whole samples, as rows or one after the other.
+`asyncrl.training.trial` finds out which of these a model computes rightly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from asyncrl.training.packing import PackedBatch, missing_to_size
+from asyncrl.training.trees.block_attention import BlockAttention, ComparedAttention
+from asyncrl.training.trees.table_attention import TableAttention
 
 NAME, PLAIN = "asyncrl_packed", "sdpa"
 """Our attention function among those of transformers, and the one that it stands for."""
@@ -33,6 +33,8 @@ right; or each row in a pass of its own, without padding."""
 
 _FOUND = "asyncrl_passes"
 """Attribute of a model that has been tried: its `Passes`."""
+_BLOCKS = "asyncrl_blocks"
+"""Attribute of a model whose attention is computed by blocks."""
 
 
 def passes(model: PreTrainedModel) -> Passes:
@@ -50,6 +52,42 @@ def give(model: PreTrainedModel, found: Passes) -> None:
 def shares(model: PreTrainedModel) -> bool:
     """True if a model is given each token once."""
     return passes(model) == "packed"
+
+
+class TreeAttention(Protocol):
+    """Attention of all places of a packed batch at once."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **rest: Any
+    ) -> Tensor:
+        """Attention of a layer: `query`, `key`, `value` are [1, heads, places, size]; gives [1,
+        places, heads, size]."""
+        ...
+
+
+def attention_of(model: PreTrainedModel, packed: PackedBatch) -> TreeAttention:
+    """The attention that a packed batch has in this model: by blocks where these were found to
+    agree with the tables (`attend_in_blocks`)."""
+    if getattr(model, _BLOCKS, False):
+        return BlockAttention(packed.ends, model.device)
+    return TableAttention(packed.tables, packed.unpack_index, model.device)
+
+
+def blocks_distance(model: PreTrainedModel, packed: PackedBatch) -> float:
+    """Distance between attention by tables and by blocks in a pass of the model, in float32, with
+    gradients: the largest of all layers, over the size of the numbers."""
+    compared = ComparedAttention(
+        TableAttention(packed.tables, packed.unpack_index, model.device),
+        BlockAttention(packed.ends, model.device),
+        len(packed.tree.ids),
+    )
+    packed_logits(model, packed, compared)
+    return compared.distance
+
+
+def attend_in_blocks(model: PreTrainedModel) -> None:
+    """Have the model's attention computed by blocks from now on."""
+    setattr(model, _BLOCKS, True)
 
 
 def may_share(model: PreTrainedModel) -> bool:
@@ -87,45 +125,55 @@ def entropies(logits: Tensor) -> Tensor:
 
 def response_logits(model: PreTrainedModel, packed: PackedBatch, temperature: float) -> Tensor:
     """Logits that each response token is drawn from, over the temperature: float32 [tokens,
-    vocabulary], with gradient.
+    vocabulary] (float64 where the model is), with gradient.
 
     The output layer runs at the positions that predict response tokens only (and a few more, so
-    that there are few sizes), and what follows is float32 whatever the model's type.
+    that there are few sizes), and what follows is float32 at least, whatever the model's type.
     """
-    device = model.device
-    ids, logit_positions = packed.ids.to(device), packed.logit_positions.to(device)
     if shares(model):
-        padded_rows = tuple(table.to(device) for table in packed.padded_rows)
-        positions = packed.positions.to(device)[None]
-        with _attention(model), _output_at(model, logit_positions):
-            found: Tensor = model(
-                input_ids=ids[None],
-                position_ids=positions,
-                use_cache=False,
-                padded_rows=padded_rows,
-                unpack_index=packed.unpack_index.to(device),
-            ).logits
-        return found[0, : len(logit_positions)].float() / temperature
-    at = packed.unpack_index.to(device)[logit_positions]
-    pieces, places, before = [], [], 0
+        return _exact(packed_logits(model, packed, attention_of(model, packed))) / temperature
+    device = model.device
+    ids = packed.ids.to(device)
+    column = packed.positions[packed.logit_positions]
+    pieces, places = [], []
     alone = passes(model) == "alone"
-    for rows in (
-        rows
-        for table in packed.padded_rows
-        for rows in torch.split(table, 1 if alone else len(table))
-    ):
-        here = torch.nonzero((at >= before) & (at < before + rows.numel()))[:, 0]
-        if len(here):
-            wanted = at[here] - before
-            # alone: without the padding, and without what predicts nothing
-            given = rows[:, : int(wanted.max()) + 1] if alone else rows
-            with _output_at(model, wanted):
-                pieces.append(
-                    model(input_ids=ids[given.to(device)], use_cache=False).logits[0, : len(here)]
-                )
-            places.append(here)
-        before += rows.numel()
-    return torch.cat(pieces)[torch.argsort(torch.cat(places))].float() / temperature
+    for table in packed.tables:
+        row_of = torch.full((len(packed.tree.length),), -1)
+        row_of[table.sequences] = torch.arange(len(table.sequences))
+        row = row_of[packed.sequences]
+        size = 1 if alone else len(table.sequences)
+        for first in range(0, len(table.sequences), size):
+            here = torch.nonzero((row >= first) & (row < first + size))[:, 0]
+            if len(here):
+                # alone: without the padding, and without what predicts nothing
+                width = int(column[here].max()) + 1 if alone else table.keys.shape[1]
+                given = table.keys[first : first + size, :width].to(device)
+                wanted = (row[here] - first) * width + column[here]
+                with _output_at(model, wanted.to(device)):
+                    logits = model(input_ids=ids[given], use_cache=False).logits
+                pieces.append(logits[0, : len(here)])
+                places.append(here)
+    order = torch.argsort(torch.cat(places)).to(device)
+    return _exact(torch.cat(pieces)[order]) / temperature
+
+
+def _exact(logits: Tensor) -> Tensor:
+    """Logits in float32 at least: the types with fewer digits are not for what follows."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def packed_logits(model: PreTrainedModel, packed: PackedBatch, attention: TreeAttention) -> Tensor:
+    """Logits of each response token, [tokens, vocabulary], in one pass with this attention."""
+    device = model.device
+    places = packed.logit_positions.to(device)
+    with _attention(model), _output_at(model, places):
+        found: Tensor = model(
+            input_ids=packed.ids.to(device)[None],
+            position_ids=packed.positions.to(device)[None],
+            use_cache=False,
+            tree=attention,
+        ).logits
+    return found[0, : len(places)]
 
 
 @contextmanager
@@ -164,24 +212,11 @@ def _attend(
     value: Tensor,
     _: None,
     *,
-    padded_rows: tuple[Tensor, ...],
-    unpack_index: Tensor,
+    tree: TreeAttention,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of a packed batch: `query`, `key`, `value` are [1, heads, places, size]; gives [1,
-    places, heads, size]."""
-    flat = [of_all[0].transpose(0, 1).flatten(1) for of_all in (query, key, value)]
-    outputs = []
-    for table in padded_rows:
-        rows = [
-            places.index_select(0, table.flatten())
-            .view(*table.shape, -1, of_all.shape[-1])
-            .transpose(1, 2)
-            for places, of_all in zip(flat, (query, key, value), strict=True)
-        ]
-        output, _ = sdpa_attention_forward(module, rows[0], rows[1], rows[2], None, **rest)
-        outputs.append(output.flatten(0, 1))
-    return torch.cat(outputs).index_select(0, unpack_index).unsqueeze(0), None
+    """Attention of a packed batch, as transformers calls it."""
+    return tree.attend(module, query, key, value, **rest), None
 
 
 AttentionInterface.register(NAME, _attend)

@@ -1,18 +1,15 @@
-"""Rollouts packed for forward passes. Invariant: a token stands after its own past and nothing
+"""Sequences packed for forward passes. Invariant: a token stands after its own past and nothing
 else, whatever shares its pass.
 
-The samples of one forward pass are a `PackedBatch`. All its tokens stand one after another, without
-padding. A prompt that several samples have stands there once, and each response once but for its
-last token, which predicts nothing. That is what a model computes token by token.
-
-Attention alone needs samples whole. For it they are rows of a few tables, and the rows of a table
-are nearly as long as each other, so there is hardly any padding. It is on the right, where causal
-attention never looks: no mask is built.
+The samples of one forward pass are a `PackedBatch`: a prefix tree of them, whose places stand one
+after another, without padding. What samples have in common at their start stands there once, and
+the last token of each not at all, as it predicts nothing. That is what a model computes token by
+token. Attention alone needs whole samples; it has tables of rows (`AttentionTable`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,48 +18,53 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.training.trees.attention_tables import AttentionTable, attention_tables
+from asyncrl.training.trees.prefix_tree import Ints, PrefixTree, prefix_tree, ranges
+
 PACKED_TOKENS = 3072
-"""Largest cost of a packed batch, in tokens, its rows counted with ROW_SHARE: so much stays in the
-caches of a CPU core while it is worked on. Where twice the cost of the longest sample of the
-micro-batch alone is more, it is that: its prompt is worth sharing, and there must be memory for it
-anyway."""
-ROW_SHARE = 0.25
-"""Cost of a token in a row, as a share of its cost in the packed batch: query, key, value and
-attention, of all in a layer."""
-TABLE_TOKENS = 128
-"""Cost of one more table of rows, in tokens of padding, measured on small models."""
+"""Largest cost of a packed batch, in tokens, its rows counted with QUERY_SHARE and KEY_SHARE: so
+much stays in the caches of a CPU core while it is worked on. Where twice the cost of the longest
+sample of the micro-batch alone is more, it is that: there must be memory for it anyway."""
+TREE_TOKENS = 8192
+"""Largest cost of a packed batch where it would be divided deep inside a tree, which has what is
+shared there computed once more: as many tokens as a micro-batch has if nobody says otherwise."""
+REPEATED = 0.03
+"""Share of a packed batch that may be repeated in the next one before the tree is kept whole."""
+QUERY_SHARE, KEY_SHARE = 0.15, 0.1
+"""Costs of a query and of a key (and its value) in a row, as shares of a token's cost in the packed
+batch: of all in a layer."""
 
 
 class PackedBatch(NamedTuple):
     """Some samples of a micro-batch, for one forward pass.
 
-    `ids`, `positions`: int64 [places], the id of each token, and its position in its sample; at the
-    end a few places of no sample, so that there are few sizes (`missing_to_size`). `padded_rows`:
-    tables of int64 [rows, width], in each row the places of one sample, right-padded.
-    `unpack_index`: int64 [places], the index of each place in those tables, flattened and joined (a
-    place of a shared prompt: in the first of its rows). Of each response token, int64 [tokens]:
-    `logit_positions`, the place of the token before; `rows`, the row of its sample among those of
-    all tables; `targets`, its id; `tokens`, its index among the micro-batch's response tokens.
+    `tree`: those samples, without their last tokens. `ids`, `positions`, `ends`: of each of its
+    places, int64 [places], the id, the position in its sample, and the place after the last that
+    has it in its path; at the end a few places of no sample, so that there are few sizes
+    (`missing_to_size`). `tables`: the attention of the tree. `unpack_index`: int64 [places], the
+    index of each place among the queries of those tables, flattened and joined. Of each response
+    token, int64 [tokens]: `logit_positions`, the place of the token before; `sequences`, its sample
+    in the tree; `targets`, its id; `tokens`, its index among the micro-batch's response tokens.
 
     Two samples with the prompt 7 8, and the responses 1 2 and 3. The last token of a response
     stands nowhere, and the places are padded to 8:
 
     >>> ids = np.array([7, 8, 1, 2, 7, 8, 3], dtype=np.int32)
     >>> (packed,) = pack(ids, prompt_tokens=[2, 2], response_tokens=[2, 1], shared=True)
-    >>> packed.ids.tolist(), packed.positions.tolist()
-    ([7, 8, 1, 0, 0, 0, 0, 0], [0, 1, 2, 0, 0, 0, 0, 0])
-    >>> [table.tolist() for table in packed.padded_rows]
-    [[[0, 1, 0], [0, 1, 2]]]
+    >>> packed.ids.tolist(), packed.positions.tolist(), packed.ends.tolist()
+    ([7, 8, 1, 0, 0, 0, 0, 0], [0, 1, 2, 0, 0, 0, 0, 0], [3, 3, 3, 4, 5, 6, 7, 8])
     >>> packed.logit_positions.tolist(), packed.targets.tolist(), packed.tokens.tolist()
     ([1, 1, 2], [3, 1, 2], [2, 0, 1])
     """
 
+    tree: PrefixTree
     ids: Tensor
     positions: Tensor
-    padded_rows: tuple[Tensor, ...]
+    ends: Tensor
+    tables: tuple[AttentionTable, ...]
     unpack_index: Tensor
     logit_positions: Tensor
-    rows: Tensor
+    sequences: Tensor
     targets: Tensor
     tokens: Tensor
 
@@ -77,21 +79,6 @@ def missing_to_size(count: int) -> int:
     return -count % max(8, 1 << count.bit_length() >> 5)
 
 
-class _Samples(NamedTuple):
-    """Of each sample of a micro-batch, int64 [samples]: its first id, the tokens of its prompt and
-    of its response, and its first response token among those of all."""
-
-    start: NDArray[np.int64]
-    prompt: NDArray[np.int64]
-    response: NDArray[np.int64]
-    answer: NDArray[np.int64]
-
-    @property
-    def seen(self) -> NDArray[np.int64]:
-        """The tokens that something is predicted from."""
-        return self.prompt + self.response - 1
-
-
 def pack(
     ids: NDArray[np.int32],
     prompt_tokens: Sequence[int],
@@ -100,8 +87,8 @@ def pack(
     shared: bool,
 ) -> list[PackedBatch]:
     """Lay out samples: `ids` has, for each, its prompt (at least one token) and then its response.
-    Samples with the same prompt share it where that is `shared`. Raises ValueError where lengths
-    and ids disagree or a prompt is empty."""
+    What they have in common at their start is `shared`, or stands once for each. A sample is in one
+    packed batch, whole. Raises ValueError where lengths and ids disagree or a prompt is empty."""
     prompts, responses = (
         np.asarray(prompt_tokens, dtype=np.int64),
         np.asarray(response_tokens, dtype=np.int64),
@@ -114,155 +101,94 @@ def pack(
             "a sample has an empty prompt: its first response token would have nothing to be "
             "predicted from"
         )
-    of = _Samples(
-        np.cumsum(lengths) - lengths, prompts, responses, np.cumsum(responses) - responses
-    )
-    alike: dict[bytes | int, list[int]] = {}
-    for sample in np.argsort(lengths, kind="stable").tolist():
-        start = of.start[sample]
-        if responses[sample]:
-            alike.setdefault(
-                ids[start : start + prompts[sample]].tobytes() if shared else sample, []
-            ).append(sample)
-    return [_packed(ids, of, sharing) for sharing in _divided(alike.values(), of)]
-
-
-def _divided(alike: Iterable[list[int]], of: _Samples) -> list[list[list[int]]]:
-    """Samples of each packed batch, in lists with one prompt each. A list of `alike` is divided
-    only where it costs too much for one packed batch."""
-    row = of.response - 1 + ROW_SHARE * of.seen
-    most = max(PACKED_TOKENS, 2 * float((of.prompt + row).max(initial=0)))
-    divided: list[list[list[int]]] = []
-    room = 0.0
-    for samples in alike:
-        prompt, whole = float(of.prompt[samples[0]]), float(row[samples].sum())
-        if not divided or prompt + whole > room:
-            divided.append([])
-            room = most
-        room -= prompt
-        divided[-1].append([])
-        for sample in samples:
-            if row[sample] > room:
-                divided.append([[]])
-                room = most - prompt
-            divided[-1][-1].append(sample)
-            room -= float(row[sample])
-    return divided
-
-
-def _packed(ids: NDArray[np.int32], of: _Samples, sharing: list[list[int]]) -> PackedBatch:
-    """Pack these samples, those of each inner list with one prompt."""
-    first, counts = (
-        np.array([samples[0] for samples in sharing]),
-        [len(samples) for samples in sharing],
-    )
-    samples = np.concatenate([np.array(samples) for samples in sharing])
-    sizes = np.concatenate([of.prompt[first], of.response[samples] - 1])
-    places = np.cumsum(sizes) - sizes
-    sources = _ranges(
-        np.concatenate([of.start[first], of.start[samples] + of.prompt[samples]]), sizes
-    )
-    positions = _ranges(np.concatenate([np.zeros_like(first), of.prompt[samples]]), sizes)
-    head, body = np.repeat(places[: len(first)], counts), places[len(first) :]
-
-    order = np.argsort(of.seen[samples], kind="stable")
-    padded_rows, logit_positions, rows, tokens = [], [], [], []
-    for begin, end in _cuts(of.seen[samples[order]]):
-        chosen = order[begin:end, None]
-        members = samples[chosen]
-        column = np.arange(of.seen[members[-1, 0]])
-        prompt = of.prompt[members]
-        inside = column < of.seen[members]
-        table = np.where(
-            inside,
-            np.where(column < prompt, head[chosen], body[chosen] - prompt) + column,
-            head[chosen],
+    answering = np.flatnonzero(responses)
+    if not len(answering):
+        return []
+    starts, answers = np.cumsum(lengths) - lengths, np.cumsum(responses) - responses
+    seen = [
+        ids[start:end]
+        for start, end in zip(
+            starts[answering].tolist(), (starts + lengths - 1)[answering].tolist(), strict=True
         )
-        predicts = inside & (column >= prompt - 1)
-        padded_rows.append(table)
-        logit_positions.append(table[predicts])
-        rows.append(begin + np.nonzero(predicts)[0])
-        tokens.append((of.answer[members] + column - (prompt - 1))[predicts])
-    token = np.concatenate(tokens)
-    answers = _ranges(of.start + of.prompt, of.response)
-    of_tokens = (
-        np.concatenate(logit_positions),
-        np.concatenate(rows),
-        ids[answers[token]].astype(np.int64),
-        token,
+    ]
+    tree, of = prefix_tree(seen, shared=shared)
+    by_sequence = np.argsort(of, kind="stable")
+    ordered = answering[by_sequence]
+    counts = responses[ordered]
+    sequences = np.repeat(of[by_sequence], counts)
+    positions = ranges(prompts[ordered] - 1, counts)
+    targets = ids[ranges((starts + prompts)[ordered], counts)].astype(np.int64)
+    tokens = ranges(answers[ordered], counts)
+    packed = []
+    for begin, end in _divided(tree):
+        inside = slice(*np.searchsorted(sequences, [begin, end]))
+        packed.append(
+            _packed(
+                tree.part(np.arange(begin, end)),
+                sequences[inside] - begin,
+                positions[inside],
+                targets[inside],
+                tokens[inside],
+            )
+        )
+    return packed
+
+
+def _divided(tree: PrefixTree) -> list[tuple[int, int]]:
+    """The sequences [begin, end) of each packed batch. What shares nothing begins a new one where
+    all that shares with it fits there and not in this one; otherwise a tree is divided where it
+    costs too much for one, with what is shared there in both."""
+    keys = KEY_SHARE * tree.length
+    alone, cost = (
+        (1 + QUERY_SHARE) * own + keys for own in (tree.length, tree.length - tree.shared)
     )
-    return _padded(ids[sources].astype(np.int64), positions, padded_rows, *of_tokens)
+    most = max(PACKED_TOKENS, 2 * float(alone.max()))
+    roots = np.flatnonzero(tree.shared == 0)
+    whole = dict(zip(roots.tolist(), np.add.reduceat(cost, roots).tolist(), strict=True))
+    begins, used = [0], 0.0
+    for sequence, (shared, adds) in enumerate(
+        zip(tree.shared.tolist(), cost.tolist(), strict=True)
+    ):
+        full = used + adds > (most if shared <= REPEATED * most else max(most, TREE_TOKENS))
+        if sequence and (full or used + whole.get(sequence, -used) > most):
+            begins.append(sequence)
+            used, adds = 0.0, float(alone[sequence])
+        used += adds
+    return list(pairwise([*begins, len(tree.length)]))
 
 
-def _ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`sizes[i]` numbers counted up from `starts[i]`, for each i, joined."""
-    return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
-
-
-def _padded(
-    ids: NDArray[np.int64],
-    positions: NDArray[np.int64],
-    padded_rows: Sequence[NDArray[np.int64]],
-    *of_tokens: NDArray[np.int64],
+def _packed(
+    tree: PrefixTree, sequences: Ints, positions: Ints, targets: Ints, tokens: Ints
 ) -> PackedBatch:
-    """Make the packed batch of these places, padded to a size. `of_tokens`: `logit_positions`,
-    `rows`, `targets` and `tokens`."""
-    missing = missing_to_size(len(ids))
-    unpack_index = np.zeros(len(ids) + missing, dtype=np.int64)
-    joined = np.concatenate([table.ravel() for table in padded_rows])
-    # backwards: of several rows with one place, the first is written last
-    unpack_index[joined[::-1]] = np.arange(len(joined))[::-1]
+    """The packed batch of a tree. Of each response token: its sequence, the position there of the
+    token before, its id, and its index."""
+    missing = missing_to_size(len(tree.ids))
+    tables, home = attention_tables(tree)
+    paths = tree.paths()
+    starts = np.cumsum(tree.length) - tree.length
+    places = np.concatenate(paths)[starts[sequences] + positions]
+    size = len(tree.ids)
     return PackedBatch(
-        torch.from_numpy(np.pad(ids, (0, missing))),
-        torch.from_numpy(np.pad(positions, (0, missing))),
-        tuple(map(torch.from_numpy, padded_rows)),
-        torch.from_numpy(unpack_index),
-        *map(torch.from_numpy, of_tokens),
+        tree,
+        torch.from_numpy(np.pad(tree.ids, (0, missing))),
+        torch.from_numpy(np.pad(tree.positions(), (0, missing))),
+        torch.from_numpy(np.append(tree.ends(), np.arange(size, size + missing) + 1)),
+        tables,
+        torch.from_numpy(np.pad(home, (0, missing))),
+        *map(torch.from_numpy, (places, sequences, targets, tokens)),
     )
-
-
-def _cuts(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Cut samples of ascending length into tables `[first, end)`, so that the sum of all their
-    tokens and of TABLE_TOKENS for each is least (dynamic programming over the end of the last
-    table; samples of one length stay together).
-
-    >>> _cuts(np.array([10, 10, 11, 400]))
-    [(0, 3), (3, 4)]
-    """
-    width, first_of = np.unique(lengths, return_index=True)
-    starts = np.append(first_of, len(lengths))
-    best, before = np.zeros(len(starts)), np.zeros(len(starts), dtype=np.int64)
-    for end in range(1, len(starts)):
-        cost = best[:end] + (starts[end] - starts[:end]) * width[end - 1]
-        before[end] = np.argmin(cost)
-        best[end] = cost[before[end]] + TABLE_TOKENS
-    ends = [len(starts) - 1]
-    while ends[-1]:
-        ends.append(int(before[ends[-1]]))
-    return [(int(starts[first]), int(starts[end])) for end, first in pairwise(ends)][::-1]
 
 
 def part_of(packed: PackedBatch, wanted: Tensor) -> PackedBatch:
     """Pack the wanted response tokens alone (bool [tokens], at least one of them), without samples
     that have none of them."""
     chosen = wanted.numpy()
-    needed, rows = np.unique(packed.rows.numpy()[chosen], return_inverse=True)
-    padded_rows: list[NDArray[np.int64]] = []
-    before = 0
-    for table in packed.padded_rows:
-        here = needed[(needed >= before) & (needed < before + len(table))] - before
-        before += len(table)
-        if len(here):
-            padded_rows.append(table.numpy()[here])
-    kept = np.zeros(len(packed.ids), dtype=bool)
-    kept[np.concatenate([table.ravel() for table in padded_rows])] = True
-    place = np.cumsum(kept) - 1
-    return _padded(
-        packed.ids.numpy()[kept],
-        packed.positions.numpy()[kept],
-        [place[table] for table in padded_rows],
-        place[packed.logit_positions.numpy()[chosen]],
-        rows,
+    needed, sequences = np.unique(packed.sequences.numpy()[chosen], return_inverse=True)
+    places = packed.logit_positions.numpy()[chosen]
+    return _packed(
+        packed.tree.part(needed),
+        sequences,
+        packed.positions.numpy()[places],
         packed.targets.numpy()[chosen],
         packed.tokens.numpy()[chosen],
     )

@@ -23,7 +23,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.escape import escaped
-from asyncrl.training.forward import Passes, give, log_probabilities, may_share
+from asyncrl.training.forward import (
+    Passes,
+    attend_in_blocks,
+    blocks_distance,
+    give,
+    log_probabilities,
+    may_share,
+)
 from asyncrl.training.models import ModelError
 from asyncrl.training.packing import pack
 
@@ -44,18 +51,26 @@ PROMPT, RESPONSES = 5, (9, 3, 6)
 """Tokens of the trial's prompts, and of its responses. The first two have the same prompt."""
 SCORED = 9
 """Tokens at the end of a response that are looked at."""
+BRANCHES, BRANCH_TOKENS = 40, 64
+"""Sequences of the tree that blocks of attention are tried with, and tokens of each: several
+blocks."""
+BLOCKS_TOLERANCE = 1e-3
+"""Largest distance of attention by blocks from that by tables, over the size of the numbers."""
 
 
 class Trial(NamedTuple):
     """Result of a trial: `passes` agree, within `distance` (nats, the largest mean of a text's
-    tokens); `refused` says of each cheaper way why it does not."""
+    tokens); `refused` says of each cheaper way why it does not; `attention` is a sentence about it,
+    empty where there is but one."""
 
     passes: Passes
     distance: float
     refused: tuple[str, ...] = ()
+    attention: str = ""
 
     def __str__(self) -> str:
-        return "; ".join((*self.refused, f"{self.passes} passes agree to {self.distance:.1g} nats"))
+        agree = f"{self.passes} passes agree to {self.distance:.1g} nats"
+        return "; ".join(filter(None, (*self.refused, agree, self.attention)))
 
 
 class _Texts(NamedTuple):
@@ -117,12 +132,33 @@ def try_passes(model: PreTrainedModel, tokens: int) -> Trial:
                 continue
             distance = max(float(off[of_text == text].mean()) for text in range(len(texts.prompts)))
             if distance <= TOLERANCE.get(model.dtype, COARSE):
-                return Trial(way, distance, tuple(refused))
+                cuda = way == "packed" and model.device.type == "cuda"
+                attention = try_blocks(model, tokens) if cuda else ""
+                return Trial(way, distance, tuple(refused), attention)
             refused.append(f"{way} passes are {distance:.1g} nats off")
     raise ModelError(
         _sentence(model, "a token's log-probability changes with what stands after or beside it")
         + f" ({'; '.join(refused)})"
     )
+
+
+def try_blocks(model: PreTrainedModel, tokens: int) -> str:
+    """Have a model's attention computed by blocks from now on if they agree with the tables, on a
+    tree with sequences of at most `tokens` tokens; returns a sentence about it."""
+    random, length = np.random.default_rng(0), min(tokens, BRANCH_TOKENS)
+    rows = random.integers(0, _vocabulary(model), (BRANCHES, length))
+    for row in range(1, BRANCHES):
+        rows[row, : int(random.integers(1, length))] = rows[row - 1, 0]
+    prompts, responses = [1] * BRANCHES, [length - 1] * BRANCHES
+    packed = pack(rows.ravel().astype(np.int32), prompts, responses, shared=True)
+    try:
+        distance = max(blocks_distance(model, batch) for batch in packed)
+    except Exception as error:  # noqa: BLE001 (a compiler may raise what it likes; tables do)
+        return f"attention by tables, as blocks fail ({_said(error)})"
+    if not distance <= BLOCKS_TOLERANCE:
+        return f"attention by tables, as blocks are {distance:.1g} off"
+    attend_in_blocks(model)
+    return f"attention by blocks, which are {distance:.1g} from tables"
 
 
 def _all_at_once(model: PreTrainedModel, texts: _Texts) -> Tensor:

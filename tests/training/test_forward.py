@@ -25,6 +25,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from asyncrl.training import packing
 from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.packing import PackedBatch, pack, part_of
 
@@ -88,7 +89,7 @@ def packed_batches(every: Sequence[Rollout], shared: bool) -> list[PackedBatch]:
 
 
 def scored(model: PreTrainedModel, every: Sequence[Rollout], shared: bool) -> Tensor:
-    found = torch.full((sum(len(r.response) for r in every),), torch.nan)
+    found = torch.full((sum(len(r.response) for r in every),), torch.nan, dtype=model.dtype)
     for batch in packed_batches(every, shared):
         found = found.index_copy(0, batch.tokens, log_probabilities(model, batch, 0.7))
     return found
@@ -125,7 +126,7 @@ def test_a_model_is_given_each_token_once_where_nothing_but_full_attention_looks
     assert seen == (
         [torch.Size([1, len(batch.ids)])]
         if shares(model)
-        else [table.shape for table in batch.padded_rows]
+        else [table.keys.shape for table in batch.tables]
     )
 
 
@@ -213,3 +214,47 @@ def test_nothing_of_it_stays_with_the_model_after_an_error() -> None:
         model.config._attn_implementation == "sdpa"
         and not model.get_output_embeddings()._forward_pre_hooks
     )
+
+
+TREE_MODELS = {"rotary in part": 1e-12, "qwen3": 1e-6}
+"""Largest distance in float64; the second's norms compute in float32."""
+
+
+def random_tree(seed: int) -> list[Rollout]:
+    """Samples that branch anywhere, in two trees: of few ids, some equal, some beginning another,
+    some of a single token."""
+    random = np.random.default_rng(seed)
+    texts = [random.integers(0, SIZES["vocab_size"], 3).tolist() for _ in range(2)]
+    for _ in range(10):
+        stem = texts[int(random.integers(0, len(texts)))]
+        cut = int(random.integers(2, len(stem) + 1))
+        grown = random.integers(0, SIZES["vocab_size"], int(random.integers(0, 8))).tolist()
+        texts.append(stem[:cut] + grown)
+    given = [int(random.integers(1, len(text))) for text in texts]
+    return [
+        Rollout(number, 0, 0.0, text[:tokens], text[tokens:])
+        for number, (text, tokens) in enumerate(zip(texts, given, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("name", TREE_MODELS)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("limit", [20.0, 8192.0])
+def test_a_random_tree_has_the_gradients_of_its_sequences_alone(
+    name: str, seed: int, limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, and divided by a small budget."""
+    monkeypatch.setattr(packing, "PACKED_TOKENS", limit)
+    monkeypatch.setattr(packing, "TREE_TOKENS", limit)
+    model, every = make(name).double(), random_tree(seed)
+    expected = torch.cat([alone(model, r, 0.7) for r in every])
+    batches = packed_batches(every, True)
+    assert (len(batches) > 1) == (limit < 100)
+    found = scored(model, every, True)
+    assert float((found - expected).detach().abs().max()) < TREE_MODELS[name]
+    by_itself, together = gradients(model, expected), gradients(model, found)
+    assert together.keys() == by_itself.keys()
+    size = max(float(gradient.abs().max()) for gradient in by_itself.values())
+    for key, gradient in by_itself.items():
+        assert float((together[key] - gradient).abs().max()) < TREE_MODELS[name] * size
+    assert all(table.shared is None for b in packed_batches(every, False) for table in b.tables)

@@ -1,14 +1,12 @@
-"""Layout: every response token after its own past, a shared prompt once, little padding; a part is
-the same with fewer samples."""
+"""Layout: every response token after its own past, what is shared once, whole samples in batches of
+bounded cost; a part is the same with fewer samples."""
 
 from __future__ import annotations
-
-from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -41,18 +39,17 @@ def packed(sizes: list[tuple[int, int]], shared: bool) -> list[PackedBatch]:
 def pasts(batch: PackedBatch) -> dict[int, list[int]]:
     """What attention sees before each response token, and that token; by its place in the
     micro-batch."""
+    seen = []
+    for table in batch.tables:
+        shared = torch.zeros(len(table.keys)) if table.shared is None else table.shared
+        for keys, queries, before in zip(table.keys, table.queries, shared.tolist(), strict=True):
+            seen += [keys[: int(before) + column + 1] for column in range(len(queries))]
     found = {}
-    table = [row for table in batch.padded_rows for row in table]
-    for predictor, row, target, token in zip(
-        batch.logit_positions,
-        batch.rows.tolist(),
-        batch.targets.tolist(),
-        batch.tokens.tolist(),
-        strict=True,
+    for predictor, target, token in zip(
+        batch.logit_positions.tolist(), batch.targets.tolist(), batch.tokens.tolist(), strict=True
     ):
-        columns = torch.nonzero(table[row] == predictor)[:, 0]
-        # on the right a row is filled up with its first place
-        past = table[row][: int(columns[0]) + 1]
+        past = seen[int(batch.unpack_index[predictor])]
+        assert past[-1] == predictor
         assert batch.positions[past].tolist() == list(range(len(past)))
         found[token] = [*batch.ids[past].tolist(), target]
     return found
@@ -85,52 +82,94 @@ def test_a_place_is_at_home_where_attention_has_it(
     sizes: list[tuple[int, int]], shared: bool
 ) -> None:
     for batch in packed(sizes, shared):
-        joined = torch.cat([table.flatten() for table in batch.padded_rows])
-        used = torch.unique(joined)
+        joined = torch.cat([table.queries.flatten() for table in batch.tables])
+        used = torch.arange(len(batch.tree.ids))
         assert torch.equal(joined[batch.unpack_index[used]], used)
-        assert torch.equal(
-            batch.unpack_index[used],
-            torch.stack([torch.nonzero(joined == place)[0, 0] for place in used]),
-        )
         assert len(used) <= len(batch.ids) < max(8, len(used) * 17 // 16) + 8
+        assert batch.ids[used].tolist() == batch.tree.ids.tolist()
 
 
 def test_a_prompt_stands_once_in_a_packed_batch() -> None:
     sizes = [(3, 5), (2, 4), (3, 7), (3, 1), (2, 0)]
     tokens = 9 + 5 + (4 + 6 + 0) + 3
     (batch,) = packed(sizes, True)
-    assert len(torch.unique(torch.cat([table.flatten() for table in batch.padded_rows]))) == tokens
+    assert len(batch.tree.ids) == tokens
     (apart,) = packed(sizes, False)
-    assert (
-        len(torch.unique(torch.cat([table.flatten() for table in apart.padded_rows])))
-        == tokens + 9 + 9
-    )
+    assert len(apart.tree.ids) == tokens + 9 + 9
 
 
-@given(lengths, st.booleans(), st.integers(8, 200))
+def cost(batch: PackedBatch, tokens: int | None = None) -> float:
+    """The cost of a batch, or of one sample of so many tokens by itself, written anew."""
+    own = len(batch.tree.ids) if tokens is None else tokens
+    keys = sum(batch.tree.length.tolist()) if tokens is None else tokens
+    return own + packing.QUERY_SHARE * own + packing.KEY_SHARE * keys
+
+
+@given(lengths, st.booleans(), st.integers(8, 200), st.integers(0, 300))
 def test_a_packed_batch_costs_no_more_than_it_may(
-    sizes: list[tuple[int, int]], shared: bool, limit: int
+    sizes: list[tuple[int, int]], shared: bool, limit: int, more: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "PACKED_TOKENS", limit)
+        patch.setattr(packing, "TREE_TOKENS", limit + more)
         batches = packed(sizes, shared)
-    seen = [len(PROMPTS[prompt]) + response - 1 for prompt, response in sizes]
+    seen = [len(PROMPTS[prompt]) + response - 1 for prompt, response in sizes if response]
     for batch in batches:
-        joined = torch.cat([table.flatten() for table in batch.padded_rows])
-        real = sum(len(torch.unique(row)) for table in batch.padded_rows for row in table)
-        assert len(torch.unique(joined)) + packing.ROW_SHARE * real <= max(
-            limit, 2 * (1 + packing.ROW_SHARE) * max(seen)
-        )
+        most = max(limit, 2 * cost(batch, max(seen)))
+        several = (batch.tree.shared == 0).sum() > 1
+        assert cost(batch) <= (most if several else max(most, limit + more)) + 1e-6
 
 
 def test_what_shares_a_prompt_stays_together_while_there_is_room() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "PACKED_TOKENS", 50)
         batches = packed([(3, 5), (2, 9), (3, 5), (2, 9), (3, 5)], True)
-    assert [
-        sorted({int(batch.ids[row[0]]) for r in batch.padded_rows for row in r})
-        for batch in batches
-    ] == [[7], [2]]
+    roots = [batch.tree.ids[batch.tree.first[batch.tree.shared == 0]] for batch in batches]
+    assert [of.tolist() for of in roots] == [[2], [7]]
+
+
+def test_a_tree_is_divided_where_little_is_repeated_and_else_kept_whole_up_to_its_bound() -> None:
+    responses = [200] * 20
+
+    def repeated(prompt: int) -> int:
+        """Places over those of the whole tree, of 20 responses to one prompt."""
+        answers = np.arange(1000, 1000 + sum(responses)).reshape(20, -1)
+        ids = np.concatenate([[*range(prompt), *answer] for answer in answers]).astype(np.int32)
+        batches = pack(ids, [prompt] * 20, responses, shared=True)
+        assert max(map(cost, batches)) <= packing.TREE_TOKENS
+        return sum(len(batch.tree.ids) for batch in batches) - prompt - 20 * 199
+
+    assert repeated(50) == 50
+    assert repeated(500) == 0
+
+
+@given(lengths, st.booleans(), st.integers(8, 200))
+def test_a_divided_tree_has_each_sample_whole_and_repeats_no_response(
+    sizes: list[tuple[int, int]], shared: bool, limit: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "PACKED_TOKENS", limit)
+        patch.setattr(packing, "TREE_TOKENS", limit)
+        batches = packed(sizes, shared)
+    (whole,) = packed(sizes, shared) or [None]
+    if whole is not None:
+        assert sum(len(b.tree.length) for b in batches) == len(whole.tree.length)
+        drawn = [int(i) for batch in batches for i in batch.tree.ids if i >= 100]
+        assert sorted(drawn) == sorted(i for i in whole.tree.ids.tolist() if i >= 100)
+
+
+def test_samples_that_are_equal_or_begin_one_another_stand_once() -> None:
+    one = [5, 6, 7, 8, 9]
+    every = [one, one, one[:4], [*one, 1]]
+    ids = np.array([i for text in every for i in text], np.int32)
+    (batch,) = pack(ids, [2] * 4, [len(text) - 2 for text in every], shared=True)
+    assert batch.tree.ids.tolist() == [5, 6, 7, 8, 9] and len(batch.tree.length) == 3
+    assert pasts(batch) == {
+        0: [5, 6, 7], 1: [5, 6, 7, 8], 2: [5, 6, 7, 8, 9],
+        3: [5, 6, 7], 4: [5, 6, 7, 8], 5: [5, 6, 7, 8, 9],
+        6: [5, 6, 7], 7: [5, 6, 7, 8],
+        8: [5, 6, 7], 9: [5, 6, 7, 8], 10: [5, 6, 7, 8, 9], 11: [5, 6, 7, 8, 9, 1],
+    }  # fmt: skip
 
 
 @given(lengths, st.booleans(), st.data())
@@ -147,31 +186,8 @@ def test_a_part_has_the_wanted_tokens_after_the_same_past(
         part, every = part_of(batch, wanted), pasts(batch)
         assert torch.equal(part.tokens, batch.tokens[wanted])
         assert pasts(part) == {token: every[token] for token in part.tokens.tolist()}
-        assert sum(map(len, part.padded_rows)) == len(torch.unique(batch.rows[wanted]))
+        assert len(part.tree.length) == len(torch.unique(batch.sequences[wanted]))
         assert len(part.ids) <= len(batch.ids)
-
-
-@settings(max_examples=50)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 60))
-def test_cuts_are_the_cheapest(sizes: list[int], cost: int) -> None:
-    ordered = np.array(sorted(sizes))
-
-    def price(cuts: list[tuple[int, int]]) -> float:
-        return sum((end - first) * int(ordered[end - 1]) + cost for first, end in cuts)
-
-    count = len(ordered)
-    every = [
-        list(zip((0, *inner), (*inner, count), strict=True))
-        for size in range(count)
-        for inner in combinations(range(1, count), size)
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "TABLE_TOKENS", cost)
-        cuts = packing._cuts(ordered)
-    assert [first for first, _ in cuts] == [0, *(end for _, end in cuts[:-1])] and cuts[-1][
-        1
-    ] == count
-    assert price(cuts) == min(map(price, every))
 
 
 def test_what_cannot_be_laid_out_is_refused() -> None:
