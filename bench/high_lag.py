@@ -3,8 +3,9 @@ exactly that lag.
 
 Nothing here is left to timing. One process generates and trains in turns, with the embedded engine
 and the learner that a run has: what step t trains was sampled with the weights of version max(0, t
-- lag), and says so. Task, model, warm-up, groups and learning rate are run.toml's; a step trains
-  those of its groups whose rewards differ. Losses (METHODS):
+- lag), and says so. Task, reward (exact), model, warm-up, groups and learning rate are run.toml's;
+all lags have as many steps, more than the largest lag; a step trains those of its groups whose
+rewards differ. Losses (METHODS), each as its paper has it where it names one:
 
     default      run.toml's: the ratio of current to behaviour policy, clipped, and IcePop's band
     decoupled    the ratio is clipped around the exact proximal policy (snapshot), and weighed by
@@ -13,6 +14,15 @@ and the learner that a run has: what step t trains was sampled with the weights 
                  cheap proxy from the logits), and a learning rate that shrinks with the effective
                  sample size
     uncorrected  REINFORCE on old tokens as if they were new
+    areal        decoupled, around AReaL's guess at the policy one version before the current one
+    m2po, dppo, icepop    those of docs/recipes.md
+    ppo_ewma     decoupled, around an average of the weights
+
+With more (MORE) of any of them, as `default+ess` or `vcpo+grow`:
+
+    ess          the learning rate shrinks with the effective sample size
+    narrow       half the clip
+    grow         the lag grows from 0, by one every second step, until it is there
 
 Each cell is a line of JSON in `--out` as soon as it is done, and what is there already is not run
 again, so that it can be stopped and resumed; the table is of all the lines there are.
@@ -47,7 +57,7 @@ from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Chunk, Request
 from asyncrl.experience.micro_batches import micro_batches
-from asyncrl.ipc.messages import MicroBatch, Sample, Span, Split
+from asyncrl.ipc.messages import Finish, MicroBatch, Sample, Span, Split
 from asyncrl.tasks import Task, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.learner import Learner
@@ -55,8 +65,8 @@ from asyncrl.training.models import load_model, parameters_for_publication
 from asyncrl.training.warmup import prepare_model
 
 RUN_TOML = Path(__file__).parent.parent / "run.toml"
-SETTINGS = ["train.eval_every=40", "staleness.max_lag=32", "staleness.depth=32"]
-METHODS = {
+SETTINGS = ["train.steps=320"]
+METHODS: dict[str, list[str]] = {
     "default": [],
     "decoupled": [
         "staleness.proximal=snapshot",
@@ -65,12 +75,50 @@ METHODS = {
     "vcpo": [
         "train.objective=reinforce",
         "train.advantage=min_variance_logits",
+        "train.loss_mean=constant",
         "train.ess_base=1.0",
         'staleness.correction=[{kind = "sequence_tis", hi = 8.0}]',
     ],
     "uncorrected": ["train.objective=reinforce", "staleness.correction=[]"],
+    "m2po": [
+        "train.objective=one_forward",
+        "train.loss_divisor=all",
+        'staleness.correction=[{kind = "m2po", hi = 0.04}]',
+    ],
+    "dppo": [
+        "train.objective=one_forward",
+        "train.loss_divisor=all",
+        'staleness.correction=[{kind = "dppo", lo = 0.2, hi = 0.2}]',
+    ],
+    "areal": [
+        "staleness.proximal=loglinear",
+        'staleness.correction=[{kind = "token_tis", hi = 5.0}]',
+    ],
+    "icepop": [
+        "train.loss_mean=rollout",
+        "train.loss_divisor=all",
+        "staleness.proximal=snapshot",
+    ],
+    "ppo_ewma": [
+        "train.ema=0.889",
+        "staleness.proximal=ema",
+        'staleness.correction=[{kind = "token_tis", hi = 2.0}]',
+    ],
 }
-LAGS = [0, 2, 8, 32]
+MORE: dict[str, list[str]] = {
+    "ess": ["train.ess_base=1.0"],
+    "narrow": ["train.clip_lo=0.1", "train.clip_hi=0.14"],
+    "grow": [],
+}
+FIRST = ["default", "decoupled", "vcpo", "uncorrected"]
+"""Those that are run where none are named."""
+LAGS = [0, 2, 8, 32, 128]
+GROW = 2
+"""Steps for each version by which the lag of `grow` grows."""
+EVERY = 20
+"""Steps between two evaluations."""
+AIM, NEAR, FAR = 0.02, 8, 128
+"""Largest cost in accuracy of lag `NEAR`; and the lag at which it is asked who is stable."""
 TAIL = 10
 """Steps whose mean says how it went in the end."""
 
@@ -83,27 +131,45 @@ class Cell(msgspec.Struct, frozen=True):
     seed: int
     sets: list[str] = []
 
+    def lag_of(self, step: int) -> int:
+        """How many versions old the weights are that sample for a step."""
+        grown = step // GROW if "grow" in self.method.split("+") else step
+        return min(self.lag, grown)
+
 
 class Result(msgspec.Struct, frozen=True):
-    """One run: held-out accuracy (greedy) before, after and at its highest, the last steps'
-    means, and seconds of one core."""
+    """One run: held-out accuracy (greedy) of each version that was evaluated, the last steps' means
+    (`ended`: the share of answers that end within their budget), and seconds of one core."""
 
     cell: Cell
-    start: float
-    accuracy: float
-    best: float
+    curve: dict[int, float]
     reward: float
+    ended: float
     kept: float
     ess: float
     k3: float
     seconds: float
 
+    @property
+    def start(self) -> float:
+        return self.curve[0]
+
+    @property
+    def final(self) -> float:
+        return self.curve[max(self.curve)]
+
+    @property
+    def fall(self) -> float:
+        """How far the end is under the best."""
+        return max(self.curve.values()) - self.final
+
 
 class Response(NamedTuple):
-    """Tokens that an engine sampled for one request."""
+    """Tokens that an engine sampled for one request, and why they end."""
 
     ids: np.ndarray
     behaviour: np.ndarray
+    finish: Finish
 
 
 class Generator:
@@ -150,6 +216,7 @@ class Generator:
             Response(
                 np.concatenate([c.ids for c in chunks]),
                 np.concatenate([c.behaviour for c in chunks]),
+                chunks[-1].finish,
             )
             for chunks in parts
         ]
@@ -170,8 +237,16 @@ class Generator:
 
 
 def settings(cell: Cell) -> Config:
-    sets = [*SETTINGS, *METHODS[cell.method], f"run.seed={cell.seed}", *cell.sets]
-    return configuration.load(RUN_TOML, sets, {})
+    name, *more = cell.method.split("+")
+    method = sum((MORE[each] for each in more), METHODS[name])
+    old = max(1, cell.lag)
+    sets = [f"staleness.max_lag={old}", f"staleness.depth={old}", f"run.seed={cell.seed}"]
+    config = configuration.load(RUN_TOML, [*SETTINGS, *method, *sets, *cell.sets], {})
+    if cell.lag >= config.train.steps:
+        raise SystemExit(
+            f"in {config.train.steps} steps nothing has a lag of {cell.lag}: set train.steps"
+        )
+    return config
 
 
 def run(cell: Cell) -> Result:
@@ -199,35 +274,37 @@ async def _run(cell: Cell, config: Config, initial: Path) -> Result:
     )
     generator = Generator(engine, task, prompts, tokenizer, config)
     learner = Learner(
-        load_model(initial), config.train, config.staleness, config.rollout.temperature
+        load_model(initial),
+        config.train,
+        config.staleness,
+        config.rollout.temperature,
+        budget=config.rollout.max_new_tokens,
     )
-    weights = deque([_weights(learner)], maxlen=cell.lag + 1)
-    accuracies, metrics = [], deque[dict[str, float]](maxlen=TAIL)
+    weights = {0: _weights(learner)}
+    curve, metrics = dict[int, float](), deque[dict[str, float]](maxlen=TAIL)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.run, generator.emit)
         await engine.load(0, weights[0])
-        accuracies.append(await generator.accuracy())
+        curve[0] = await generator.accuracy()
         for step in range(config.train.steps):
-            await engine.load(max(0, step - cell.lag), weights[0])
+            version = step - cell.lag_of(step)
+            weights = {each: weights[each] for each in weights if each >= version}
+            await engine.load(version, weights[version])
             metrics.append(await _step(generator, learner, prompts, config))
-            weights.append(_weights(learner))
-            if (
-                learner.version % config.train.eval_every == 0
-                or learner.version == config.train.steps
-            ):
-                await engine.load(learner.version, weights[-1])
-                accuracies.append(await generator.accuracy())
+            weights[learner.version] = _weights(learner)
+            if learner.version % EVERY == 0 or learner.version == config.train.steps:
+                await engine.load(learner.version, weights[learner.version])
+                curve[learner.version] = await generator.accuracy()
         nursery.cancel_scope.cancel()
     means = {
         name: statistics.mean(row[name] for row in metrics)
-        for name in ("reward", "kept_fraction", "ess", "k3")
+        for name in ("reward", "ended", "kept_fraction", "ess", "k3")
     }
     return Result(
         cell,
-        start=accuracies[0],
-        accuracy=accuracies[-1],
-        best=max(accuracies),
+        curve,
         reward=means["reward"],
+        ended=means["ended"],
         kept=means["kept_fraction"],
         ess=means["ess"],
         k3=means["k3"],
@@ -245,7 +322,8 @@ async def _step(
         for place in range(step * groups, (step + 1) * groups)
         if (prompt_index := prompts.train_item(place)) is not None
     ]
-    asked = [generator.prompt("train", prompt_index) for prompt_index in items for _ in range(size)]
+    texts = [generator.prompt("train", prompt_index) for prompt_index in items]
+    asked = [text for text in texts for _ in range(size)]
     responses = await generator.sample(asked, step * groups * size, config.rollout.temperature)
     scores = [
         generator.reward("train", items[n // size], response)
@@ -266,6 +344,7 @@ async def _step(
             tokens,
             scores[n],
             [Span(version, len(asked[n]), len(asked[n]) + tokens)],
+            finish=responses[n].finish,
         )
 
     for index, batch in enumerate(
@@ -280,7 +359,8 @@ async def _step(
         learner.accumulate(
             MicroBatch(step, index, [sample(n) for n in batch], rewards), (ids, behaviour, mask)
         )
-    return {"reward": statistics.mean(scores), **learner.step()}
+    ended = statistics.mean(response.finish == "stop" for response in responses)
+    return {"reward": statistics.mean(scores), "ended": ended, **learner.step()}
 
 
 def _weights(learner: Learner) -> dict[str, torch.Tensor]:
@@ -288,28 +368,44 @@ def _weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def table(results: Sequence[Result]) -> None:
-    """Means over the seeds of each method at each lag; `cost` is how far the final accuracy is
-    under that of the same method at lag 0."""
+    """Medians over the seeds of each method at each lag, and the worst; `cost` is how far the final
+    accuracy is under that of the same method at lag 0, `fall` how far under its own best, at
+    most."""
     found: dict[tuple[str, int], list[Result]] = {}
     for result in results:
         found.setdefault((result.cell.method, result.cell.lag), []).append(result)
-
-    def mean(cell: tuple[str, int], name: str) -> float:
-        return statistics.mean(getattr(row, name) for row in found[cell])
-
-    heads = ("start", "final", "least", "most", "cost", "best", "kept", "ess", "k3", "s")
-    print(f"{'loss':<12}{'lag':>4}{'seeds':>6}" + "".join(f"{head:>8}" for head in heads))
-    for cell in sorted(found, key=lambda cell: (list(METHODS).index(cell[0]), cell[1])):
-        method, lag = cell
-        finals = [row.accuracy for row in found[cell]]
-        values = [mean(cell, "start"), mean(cell, "accuracy"), min(finals), max(finals)]
-        values += [mean((method, 0), "accuracy") - values[1] if (method, 0) in found else math.nan]
-        values += [mean(cell, name) for name in ("best", "kept", "ess")]
+    finals = {cell: statistics.median(row.final for row in rows) for cell, rows in found.items()}
+    heads = ("start", "final", "worst", "most", "cost", "fall", "reward", "ended", "kept", "ess")
+    print(f"{'loss':<18}{'lag':>4}{'seeds':>6}" + "".join(f"{head:>8}" for head in heads), end="")
+    print(f"{'k3':>9}{'s':>6}")
+    for cell in sorted(found, key=_place):
+        (method, lag), rows = cell, found[cell]
+        every = [row.final for row in rows]
+        values = [statistics.median(row.start for row in rows), finals[cell], min(every)]
+        values += [max(every), finals.get((method, 0), math.nan) - finals[cell]]
+        values += [max(row.fall for row in rows)]
+        values += [
+            statistics.median(getattr(row, name) for row in rows)
+            for name in ("reward", "ended", "kept", "ess")
+        ]
+        print(f"{method:<18}{lag:>4}{len(rows):>6}", end="")
+        print("".join(f"{value:>8.3f}" for value in values), end="")
+        print(f"{statistics.median(row.k3 for row in rows):>9.4f}", end="")
+        print(f"{statistics.median(row.seconds for row in rows):>6.0f}")
+    fresh, near, far = (
+        [(finals[cell], cell[0]) for cell in finals if cell[1] == lag] for lag in (0, NEAR, FAR)
+    )
+    if fresh and near:
         print(
-            f"{method:<12}{lag:>4}{len(finals):>6}" + "".join(f"{value:>8.3f}" for value in values),
-            end="",
+            f"\nlag {NEAR} under lag 0, the best of each: {max(fresh)[0] - max(near)[0]:.3f} "
+            f"({max(near)[1]}, {max(fresh)[1]}; aim: at most {AIM})"
         )
-        print(f"{mean(cell, 'k3'):>8.4f}{mean(cell, 'seconds'):>8.0f}")
+    if far:
+        print(f"the best at lag {FAR}: {max(far)[0]:.3f} ({max(far)[1]})")
+
+
+def _place(cell: tuple[str, int]) -> tuple[int, str, int]:
+    return list(METHODS).index(cell[0].split("+")[0]), *cell
 
 
 def listed(text: str) -> list[str]:
@@ -321,9 +417,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("high_lag.jsonl"))
-    parser.add_argument("--methods", type=listed, default=list(METHODS))
+    parser.add_argument("--methods", type=listed, default=FIRST)
     parser.add_argument("--lags", type=listed, default=LAGS)
-    parser.add_argument("--seeds", type=listed, default=[0, 1, 2])
+    parser.add_argument("--seeds", type=listed, default=list(range(8)))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument(
         "--set",
@@ -333,6 +429,10 @@ def main() -> None:
         help="section.key=value, over what the method sets",
     )
     arguments = parser.parse_args()
+    for method in arguments.methods:
+        name, *more = method.split("+")
+        if name not in METHODS or not MORE.keys() >= set(more):
+            parser.error(f"there is no method {method}: {', '.join(METHODS)}, + {', '.join(MORE)}")
     lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
     results = [msgspec.json.decode(line, type=Result) for line in lines]
     asked = [

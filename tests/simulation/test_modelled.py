@@ -91,6 +91,26 @@ async def test_slots_are_refilled_and_budgets_kept(autojump_clock: MockClock) ->
     assert seen.short == [(50.0, 0, 0, 0, 50, "length"), (90.0, 1, 0, 20, 40, "stop")]
 
 
+async def test_a_request_is_read_before_it_begins_and_all_wait(autojump_clock: MockClock) -> None:
+    seen = Seen()
+    engine = LockstepEngine(
+        lambda key: (10, 30)[key],
+        lambda busy: 1.0,
+        slots=1,
+        context_tokens=128,
+        chunk_tokens=100,
+        vocab_size=8,
+        idle=lambda cause, seconds: None,
+        prefill_token_s=0.5,
+    )
+    await engine.load(0, None)
+    engine.submit([request(0), request(1, prefix=20)])
+    with trio.move_on_after(200):
+        await engine.run(seen)
+    # 3 ids are read in 1.5 s, and 23 in 11.5 s: the prefix is what was generated before
+    assert seen.short == [(11.5, 0, 0, 0, 10, "stop"), (33.0, 1, 0, 20, 10, "stop")]
+
+
 async def test_what_is_submitted_late_begins_late(autojump_clock: MockClock) -> None:
     engine, seen = engine_of(lambda key: 10, lambda busy: 1.0), Seen()
     await engine.load(0, None)

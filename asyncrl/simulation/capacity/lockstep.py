@@ -40,7 +40,8 @@ class _LockstepSlot(msgspec.Struct):
 
 class LockstepEngine:
     """An `Engine` (see `protocol`): a response has `length(key)` tokens, and a decode step with `n
-    >= 1` busy slots takes `decode_s(n)` seconds, more than 0.
+    >= 1` busy slots takes `decode_s(n)` seconds, more than 0. Before a request begins, all slots
+    stand still for `prefill_token_s` seconds for each token that it comes with.
 
     It streams every `chunk_tokens` decode steps, and at every finish, swap and interruption. `idle`
     hears of waits named `weights` and `requests`.
@@ -56,8 +57,10 @@ class LockstepEngine:
         chunk_tokens: int,
         vocab_size: int,
         idle: Idle,
+        prefill_token_s: float = 0.0,
     ) -> None:
         self._length, self._decode_s, self._slots = length, decode_s, slots
+        self._prefill_token_s = prefill_token_s
         self._context_tokens, self._chunk_tokens, self._vocab_size, self._idle = (
             context_tokens,
             chunk_tokens,
@@ -72,7 +75,7 @@ class LockstepEngine:
             tuple[int, int]
         ] = []  # a heap of (decode step, slot); those interrupted meanwhile are in it too
         self._steps = 0  # decode steps done
-        self._since = 0.0  # when the last of them was, or whatever began then
+        self._since = 0.0  # when the last of them was, or what came after it and before the next
         self._ready: list[Chunk] = []
         self._news = trio.Event()
         self._ids = np.ones(context_tokens, np.int32)
@@ -139,7 +142,7 @@ class LockstepEngine:
             self._since = now
         while self._refill():
             pace, due = self._decode_s(len(self._decoding)), self._due() - self._steps
-            steps = min(due, math.floor((now - self._since) / pace + _ROUNDING))
+            steps = min(due, max(0, math.floor((now - self._since) / pace + _ROUNDING)))
             self._steps += steps
             self._since += steps * pace
             if steps < due:
@@ -170,6 +173,7 @@ class LockstepEngine:
         """Give free slots to requests that wait. Returns True if any slot is busy then."""
         while self._version is not None and self._waiting and len(self._decoding) < self._slots:
             request = self._waiting.popleft()
+            self._since += self._prefill_token_s * len(request.ids)
             left = min(
                 request.max_new_tokens, max(1, self._length(request.key) - request.prefix_tokens)
             )

@@ -299,15 +299,17 @@ def measure(
     *,
     first: int,
     last: int,
+    prefill_token_s: float = 0.0,
 ) -> Measured:
     """Run the cluster from its start to the publication of version `last`, and measure from that of
     `first` on, the run's steps being more than that. `length` gives a response's tokens by its key,
-    `decode_s` the seconds of a decode step with so many slots busy. Raises RuntimeError where an
+    `decode_s` the seconds of a decode step with so many slots busy, and `prefill_token_s` those in
+    which an engine reads a token that a request comes with. Raises RuntimeError where an
     invariant does not hold, or the run ends before."""
     with replayable(config.run.seed), silence(), rare_collections():
         clock = MockClock(autojump_threshold=0)
         return trio.run(
-            partial(_run, config, length, decode_s, speeds, first, last),
+            partial(_run, config, length, decode_s, speeds, first, last, prefill_token_s),
             clock=clock,
             strict_exception_groups=True,
         )
@@ -320,6 +322,7 @@ async def _run(
     speeds: Speeds,
     first: int,
     last: int,
+    prefill_token_s: float,
 ) -> Measured:
     def trainer_idle_s() -> float:
         return world.processes["trainer-0"].waits.idle().get("command", 0.0)
@@ -329,6 +332,7 @@ async def _run(
             "slots": config.engine.slots,
             "context_tokens": config.engine.context_tokens,
             "chunk_tokens": config.engine.chunk_tokens,
+            "prefill_token_s": prefill_token_s,
         }
         return LockstepEngine(
             length, decode_s, vocab_size=policy.VOCABULARY, idle=process.waits.spent, **sizes
