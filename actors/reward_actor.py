@@ -12,7 +12,7 @@ reward of zero, with one of these reasons:
     unnamed rewards: …, other rewards: …    not the rewards that the verifier has named before
 
 Each answer has a worker process of its own while it is judged, so no other answer is touched. Where
-the task executes answers, that worker has judged no other one before, and judges none after. What a
+its task executes answers, that worker has judged no other one before, and judges none after. What a
 worker says is somebody else's: it is one frame, of one answer, in the form that verdicts have.
 """
 
@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from actors.reporting import Reporter
 from actors.verifier_process import (
     LENGTH,
     Bury,
+    Opened,
     Opening,
     Start,
     TimedVerdict,
@@ -90,19 +91,24 @@ class _Worker(NamedTuple):
 
 class VerifierPool:
     """Judges answers, each in a worker process of its own. A worker is forked when none is idle,
-    and is used again, unless it is `fresh` ones that are wanted.
+    and is used again. Answers to `executed` prompts get one that is not.
 
     It is made by `open_verifiers`. The caller bounds the number of answers at a time, and so the
     number of workers.
     """
 
     def __init__(
-        self, control: trio.SocketStream, waits: Waits, *, deadline_s: float, fresh: bool
+        self,
+        control: trio.SocketStream,
+        waits: Waits,
+        *,
+        deadline_s: float,
+        executed: Sequence[tuple[Split, int, int]],
     ) -> None:
         self._control = control
         self._waits = waits
         self._deadline_s = deadline_s
-        self._fresh = fresh
+        self._executed = executed
         self._idle: list[_Worker] = []
         self._starting = trio.Lock()
         self.slowest: tuple[float, Split, int] = (0.0, "train", -1)
@@ -125,7 +131,12 @@ class VerifierPool:
 
     async def _attempt(self, answer: VerifyRequest) -> TimedVerdict | None:
         """The verdict of one worker; None if the worker died."""
-        worker = self._idle.pop() if self._idle else await self._start()
+        lasting = not any(
+            split == answer.split and start <= answer.prompt_index < end
+            for split, start, end in self._executed
+        )
+        idle = self._idle if lasting else []
+        worker = idle.pop() if idle else await self._start(lasting=lasting)
         given: TimedVerdict | None = None
         try:
             with self._waits.on(
@@ -137,20 +148,20 @@ class VerifierPool:
         except WaitExpired:
             return TimedVerdict(NoVerdict("timeout"), self._deadline_s)
         finally:
-            if given is None or self._fresh:
+            if given is None or not lasting:
                 await self._bury(worker)
             else:
                 self._idle.append(worker)
         return given
 
-    async def _start(self) -> _Worker:
+    async def _start(self, *, lasting: bool) -> _Worker:
         ours, theirs = socket.socketpair()
         # shielded: a worker whose number was not read would be nobody's
         with theirs, trio.CancelScope(shield=True):
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
             async with self._starting:
                 number = await _exchange(
-                    self._control, self._waits, frame(Start()), theirs, deadline_s=START_S
+                    self._control, self._waits, frame(Start(lasting)), theirs, deadline_s=START_S
                 )
         return _Worker(number, stream)
 
@@ -189,10 +200,14 @@ async def open_verifiers(
         )
     control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
     try:
-        executes = await _exchange(
+        size = await _exchange(
             control, waits, frame(Opening(task, seed, tokenizer)), None, deadline_s=OPENING_S
         )
-        yield VerifierPool(control, waits, deadline_s=task.verdict_s, fresh=bool(executes))
+        body = await _exactly(control, size)
+        if body is None:
+            raise VerifierLost(_LOST)
+        executed = decode(body, Opened).executed
+        yield VerifierPool(control, waits, deadline_s=task.verdict_s, executed=executed)
     finally:
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(control)  # it kills its workers, and ends

@@ -14,8 +14,8 @@ reward actor is gone, the control socket ends, and with it every worker and all 
 
 On sockets a frame is `u32 length, msgpack`. The control socket carries `Start` and `Bury`. `Start`
 comes with the worker's end of its socket pair as a descriptor, and is answered by the worker's
-number as a u32. `Bury` has no answer. `Opening` is answered by a u32 too: 1 if the task executes
-answers, and so wants a worker for each, else 0.
+number as a u32. `Bury` has no answer. `Opening` is answered by `Opened`, which says which answers
+are executed, and so want a worker each.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from asyncrl.sandbox.zygote import Zygote
 from asyncrl.tasks import MaskedReward, NoReward, Several, Task, open_task
 from asyncrl.tasks.answer import Answer
 from asyncrl.tasks.error_spans import token_spans
+from asyncrl.tasks.mixed import executed_prompts
 from asyncrl.tasks.text import Tokenizer
 
 LENGTH = struct.Struct("<I")
@@ -62,8 +63,18 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
     tokenizer: str
 
 
+class Opened(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to it. The answers to `executed` prompts (a split, and its prompts from one index
+    up to another) are executed, and so want a worker each."""
+
+    executed: list[tuple[Split, int, int]]
+
+
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Fork a worker on the socket that comes as a descriptor beside this frame."""
+    """Fork a worker on the socket that comes as a descriptor beside this frame. A `lasting` one
+    judges many answers, and executes none."""
+
+    lasting: bool
 
 
 class Bury(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -193,15 +204,15 @@ class _Nursery:
         try:
             while (command := self._next()) is not None:
                 match command:
-                    case socket.socket():
-                        self._start(command)
+                    case (sock, kind):
+                        self._start(sock, kind)
                     case Bury(number):
                         self._forks.end(number)
         finally:
             self._forks.end_all()
 
-    def _next(self) -> socket.socket | Bury | None:
-        """The socket of a worker to start, or a worker to bury."""
+    def _next(self) -> tuple[socket.socket, Start] | Bury | None:
+        """The socket of a worker to start and its kind, or a worker to bury."""
         text, descriptors, _, _ = socket.recv_fds(self._control, LENGTH.size, 1)
         if not text:
             return None
@@ -214,12 +225,12 @@ class _Nursery:
             return command
         sock = socket.socket(fileno=descriptors[0])
         sock.set_inheritable(False)  # what a verifier starts must not hold it open
-        return sock
+        return sock, command
 
-    def _start(self, sock: socket.socket) -> None:
+    def _start(self, sock: socket.socket, kind: Start) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        number = self._forks.fork(sock.fileno())
+        number = self._forks.fork(sock.fileno(), lasting=kind.lasting)
         if number:
             sock.close()
             self._control.sendall(LENGTH.pack(number))
@@ -260,7 +271,7 @@ def main(descriptor: int) -> None:
     tokenizer.decode(tokenizer.encode(task.warm()))  # what is lazy is loaded before the first fork
     gc.freeze()  # the collector would touch, and so copy, the pages that workers share
     forks = sandboxed(opening.task, task, control.fileno())
-    control.sendall(LENGTH.pack(int(task.executes)))
+    control.sendall(frame(Opened(executed_prompts(task))))
     _Nursery(control, forks, task, tokenizer).run()
 
 

@@ -21,10 +21,10 @@ from asyncrl.sandbox import syscalls
 class Forks(Protocol):
     """Makes forks of this process, which has one thread. None outlives it."""
 
-    def fork(self, keep: int) -> int:
+    def fork(self, keep: int, *, lasting: bool = False) -> int:
         """Fork. Returns 0 in the child, which keeps the descriptor `keep`; and a number in the
-        parent, by which to end it. A child that cannot be made what it must be ends. Raises
-        OSError."""
+        parent, by which to end it. A `lasting` one may use any seconds of a core in all. A child
+        that cannot be made what it must be ends. Raises OSError."""
         ...
 
     def end(self, number: int) -> None:
@@ -48,7 +48,7 @@ class PlainForks:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         self._living: set[int] = set()
 
-    def fork(self, keep: int) -> int:
+    def fork(self, keep: int, *, lasting: bool = False) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid:

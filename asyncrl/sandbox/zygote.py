@@ -30,6 +30,8 @@ from collections.abc import Collection
 from errno import EINVAL
 from pathlib import Path
 
+import msgspec
+
 from asyncrl.sandbox import landlock, seccomp, syscalls, view
 from asyncrl.sandbox.limits import Limits
 from asyncrl.sandbox.view import DEVICES, SCRATCH, SHELF, View, python_view
@@ -87,7 +89,7 @@ class Zygote:
         view.enter(seen)
         return cls(limits, quiet, proc, files, seen)
 
-    def fork(self, keep: int) -> int:
+    def fork(self, keep: int, *, lasting: bool = False) -> int:
         self._reap()
         syscalls.unshare(syscalls.CLONE_NEWPID)
         pid = -1
@@ -100,7 +102,8 @@ class Zygote:
             self._living.add(pid)
             return pid
         try:
-            self._confine(keep)
+            limits = self._limits
+            self._confine(keep, msgspec.structs.replace(limits, cpu_s=0) if lasting else limits)
         except BaseException:  # noqa: BLE001 (nothing is judged outside)
             traceback.print_exc()
             os._exit(1)
@@ -124,7 +127,7 @@ class Zygote:
     def _reap(self) -> None:
         self._ending = {pid for pid in self._ending if not os.waitpid(pid, os.WNOHANG)[0]}
 
-    def _confine(self, keep: int) -> None:
+    def _confine(self, keep: int, limits: Limits) -> None:
         """Make this process, a fork of the zygote, a sandbox. Raises OSError."""
         if self._quiet:
             os.setsid()  # a scheduler that is fair to sessions is so to answers
@@ -146,7 +149,7 @@ class Zygote:
         if self._rules is not None:
             landlock.restrict(self._rules)
         _close_others({0, 1, 2, keep, *self._files})
-        self._limits.apply(self._inherited)
+        limits.apply(self._inherited)
         syscalls.drop_capabilities()
         seccomp.install(self._denied)
         if self._quiet:

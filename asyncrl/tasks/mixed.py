@@ -89,6 +89,21 @@ def parts_of(task: TaskConfig, size: Callable[[str, Split], int]) -> list[TaskPa
     ]
 
 
+def executed_prompts(task: Task) -> list[tuple[Split, int, int]]:
+    """Prompts whose answers are executed: a split, and its prompts from one index up to another."""
+    splits: tuple[Split, Split] = ("train", "evaluation")
+    parts = task.tasks.values() if isinstance(task, MixedTask) else [task]
+    found = list[tuple[Split, int, int]]()
+    for split in splits:
+        start = 0
+        for part in parts:
+            end = start + part.size(split)
+            if part.executes and end > start:
+                found.append((split, start, end))
+            start = end
+    return found
+
+
 def size_of(task: Task) -> Callable[[str, Split], int]:
     """Return a function that counts the prompts of a label in a split."""
     tasks = task.tasks if isinstance(task, MixedTask) else {}

@@ -338,3 +338,51 @@ async def test_an_executing_task_is_not_opened_without_the_sandbox(opened: Open)
     with pytest.raises(RuntimeError, match="log"):
         async with opened(sandbox="process"):
             pass
+
+
+@needs_strict
+async def test_of_several_tasks_only_the_answers_that_are_executed_get_fresh_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker counts its verdicts; the same module executes in one task, and not in the other."""
+    name = f"counting_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(COUNTING)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (data := tmp_path / "data.jsonl").write_text('{"prompt": "do", "answer": ""}\n' * 3)
+    write_tokenizer(tmp_path)
+    same = {"name": "jsonl", "path": str(data), "eval_size": 0}
+    mixed = TaskConfig(
+        mix={
+            "counts": same | {"verifier": f"{name}:counts"},
+            "runs": same | {"verifier": f"{name}:runs"},
+            "last": same | {"verifier": f"{name}:counts"},
+        },
+        weights={"counts": 0.5, "runs": 0.25, "last": 0.25},
+        verdict_s=20.0,
+        sandbox="strict",
+    )
+    async with open_verifiers(mixed, 0, str(tmp_path), Waits()) as verifiers:
+        found = [await verdict(verifiers, "", index) for index in (0, 3, 1, 5, 8, 4)]
+        assert found == [Scored(count) for count in (1.0, 1.0, 2.0, 1.0, 3.0, 1.0)]
+        # a lasting worker adds up its answers' seconds of a core, so it has no limit of them
+        limits = [await verdict(verifiers, "limit", index) for index in (0, 3)]
+        assert limits == [Scored(-1.0), Scored(21.0)]
+
+
+COUNTING = """
+import resource
+JUDGED = []
+
+def counts(answer, line):
+    if answer == "limit": return float(resource.getrlimit(resource.RLIMIT_CPU)[0])
+    JUDGED.append(1)
+    return float(len(JUDGED))
+
+def runs(answer, line):
+    return counts(answer, line)
+
+runs.executes = True
+"""
