@@ -8,8 +8,10 @@ may be split, and is divided once.
     constant    the sum over all tokens, divided by the rollouts times the tokens that one may have
                 (Dr. GRPO, arXiv 2503.20783): the divisor knows nothing of the lengths
 
-A rollout without a token that counts is not counted. Only methods of tensors are called here, so
-that importing this needs no torch.
+A rollout without a token that counts is not counted. One of several sequences (an episode of an
+agent) counts as much as one of one: each of its sequences counts by its share of the tokens.
+
+Only methods of tensors are called here, so that importing this needs no torch.
 """
 
 from __future__ import annotations
@@ -35,25 +37,29 @@ class MeanWeights(NamedTuple):
     divisor: float
 
 
-def mean_weights(mean: Mean, counted: Tensor, sample_index: Tensor, budget: int) -> MeanWeights:
-    """Weights of the tokens of some whole rollouts. `counted` (bool [tokens]) are the tokens that
-    count in the divisor, `sample_index` (int64 [tokens]) says whose each is, and `budget` >= 1 how
-    many tokens a rollout may have.
+def mean_weights(
+    mean: Mean, counted: Tensor, sample_index: Tensor, share: Tensor, budget: int
+) -> MeanWeights:
+    """Weights of the tokens of some whole sequences. `counted` (bool [tokens]) are the tokens that
+    count in the divisor, `sample_index` (int64 [tokens]) says of which sequence each is, `share`
+    (float32 [sequences]) how much of a rollout each is, and `budget` >= 1 how many tokens a rollout
+    may have.
 
     Two rollouts, of three tokens and of one:
 
     >>> import torch
     >>> counted, whose = torch.ones(4, dtype=torch.bool), torch.tensor([0, 0, 0, 1])
     >>> for mean in ("token", "rollout", "constant"):
-    ...     found = mean_weights(mean, counted, whose, budget=10)
+    ...     found = mean_weights(mean, counted, whose, torch.ones(2), budget=10)
     ...     print(mean, [round(weight, 2) for weight in found.of_token.tolist()], found.divisor)
     token [1.0, 1.0, 1.0, 1.0] 4.0
     rollout [0.33, 0.33, 0.33, 1.0] 2.0
     constant [1.0, 1.0, 1.0, 1.0] 20.0
     """
     tokens = sum_by_rollout(counted.double(), counted, sample_index).tokens
-    rollouts = float((tokens > 0).sum())
-    each = tokens.clamp(min=1).reciprocal()[sample_index].float()
+    share = share[: len(tokens)].to(tokens)
+    rollouts = float(share[tokens > 0].sum())
+    each = (share / tokens.clamp(min=1))[sample_index].float()
     match mean:
         case "token":
             return MeanWeights(each.new_ones(each.shape), float(tokens.sum()))

@@ -59,10 +59,12 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
                 math.nan if reward is None else reward,
                 baseline=baseline(group, rollout, config) if alone else None,
                 member=None if reward is None else group.scored.index(rollout),
+                strand=strand,
+                share=_share(sequence, rollout.tokens),
             ),
             sequence,
         )
-        for sequence in group.sequences(rollout)
+        for strand, sequence in enumerate(group.sequences(rollout))
     ]
 
 
@@ -71,7 +73,21 @@ def of_replayed(kept: ReplayGroup, place: int) -> list[SequenceToTrain]:
     member = kept.members[place]
     return [
         SequenceToTrain(
-            sequence.sample(member.rollout, kept.group, member.reward, member=place), sequence
+            sequence.sample(
+                member.rollout,
+                kept.group,
+                member.reward,
+                member=place,
+                strand=strand,
+                share=_share(sequence, len(member.ids) // 4),
+            ),
+            sequence,
         )
-        for sequence in kept.sequences(member)
+        for strand, sequence in enumerate(kept.sequences(member))
     ]
+
+
+def _share(sequence: TrainingSequence, tokens: int) -> float:
+    """The part of a rollout's sampled `tokens` that a sequence of it has; 1 where there are
+    none."""
+    return sequence.trained / tokens if tokens else 1.0

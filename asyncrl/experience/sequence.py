@@ -108,8 +108,11 @@ class TrainingSequence(msgspec.Struct, frozen=True):
         *,
         baseline: float | None = None,
         member: int | None = None,
+        strand: int = 0,
+        share: float = 1.0,
     ) -> Sample:
-        """The head of this sequence in a micro-batch, with what its loss needs to know."""
+        """The head of this sequence in a micro-batch, with what its loss needs to know (see
+        `Sample`)."""
         return Sample(
             rollout,
             group,
@@ -120,6 +123,8 @@ class TrainingSequence(msgspec.Struct, frozen=True):
             baseline,
             member,
             self.finish,
+            strand,
+            share,
         )
 
 

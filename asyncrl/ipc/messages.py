@@ -341,7 +341,9 @@ class Sample(Part, frozen=True):
     from its reward, where the coordinator knows it (`unit = rollout`); None: the trainer derives it
     from the group's rewards. `member` is its place among the rewards of its group in the
     micro-batch; None: any of those equal to its own. `finish` says how its response ended; empty
-    where it has not, or that is not known.
+    where it has not, or that is not known. An episode has a sequence for each of its strands, all
+    in one micro-batch: `strand` is the number of this one, and `share` (0 to 1) its part of the
+    rollout's sampled tokens.
 
     Example: 2 prompt tokens, 3 sampled, 1 given, 2 sampled: `prompt_tokens` 2, `response_tokens` 6,
     `spans` (3, 2, 5) and (4, 6, 8), `sampled_tokens` 5.
@@ -356,6 +358,8 @@ class Sample(Part, frozen=True):
     baseline: float | None = None
     member: int | None = None
     finish: Finish = ""
+    strand: int = 0
+    share: float = 1.0
 
     @property
     def sampled_tokens(self) -> int:

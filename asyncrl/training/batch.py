@@ -31,7 +31,8 @@ class Batch(NamedTuple):
     wrong (bool),
     `sample_index` the place of its sample in the batch (int64), `version` the version that sampled
     it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities under the
-    policies that do not learn, by their names (float32).
+    policies that do not learn, by their names (float32). `share` is float32 [samples]
+    (`Sample.share`).
     """
 
     packed: list[PackedBatch]
@@ -42,6 +43,7 @@ class Batch(NamedTuple):
     lag: Tensor
     truncated: Tensor
     errors: Tensor
+    share: Tensor
     scores: Mapping[str, Tensor] = {}
 
 
@@ -76,6 +78,7 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bo
         lag,
         torch.from_numpy(mask == TRUNCATED_TOKEN),
         torch.from_numpy(mask == ERROR_TOKEN),
+        torch.tensor([sample.share for sample in batch.samples], dtype=torch.float32),
     )
 
 

@@ -15,6 +15,7 @@ A term has one of three places.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -197,18 +198,22 @@ def open_kl_terms(config: Config, initial: Path, dtype: torch.dtype) -> KlTerms:
 
 
 def _less(batch: MicroBatch, subtracted: Sequence[float], name: str) -> MicroBatch:
-    """The micro-batch with so much less reward for each of its samples."""
+    """The micro-batch with so much less reward for each of its rollouts, the sum of what is
+    `subtracted` for its samples."""
+    whole = defaultdict[tuple[int, int | None], float](float)
+    for sample, less in zip(batch.samples, subtracted, strict=True):
+        whole[sample.group, sample.member] += less
     rewards: dict[int, list[float]] = {
         group: [math.nan] * len(members) for group, members in batch.rewards.items()
     }
     samples = []
-    for sample, less in zip(batch.samples, subtracted, strict=True):
+    for sample in batch.samples:
         if sample.member is None:
             raise ValueError(
                 f"rollout {sample.rollout} does not say which member of its group it is, and with "
                 f"the divergence from the {name} in its reward it must"
             )
-        reward = sample.reward - less
+        reward = sample.reward - whole[sample.group, sample.member]
         rewards[sample.group][sample.member] = reward
         samples.append(msgspec.structs.replace(sample, reward=reward))
     for group, members in rewards.items():

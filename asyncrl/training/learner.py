@@ -284,6 +284,7 @@ class Learner:
             lag,
             sample_index,
             fresh & trained,
+            batch.share.to(sample_index.device),
         )
         masked = torch.where(batch.truncated[packed.tokens].to(fresh.device), TRUNCATED, STALE)
         masked = torch.where(batch.errors[packed.tokens].to(fresh.device), ERROR, masked)

@@ -35,8 +35,9 @@ REASONS = ("", "stale", "median", "nonfinite", "truncated", "error")
 class ResponseTokens(NamedTuple):
     """Facts of a packed batch's response tokens, each a tensor of shape [tokens]: the
     log-probability `behaviour` (float32), its rollout's `advantage` (float32), its `lag` and
-    `sample_index` (int64), and `arrived` (bool): it may enter the loss. `start` (float32) is its
-    log-probability under the policy that the step starts from; None where that is the current one.
+    `sample_index` (int64), and `arrived` (bool): it may enter the loss. `share` (float32) is of the
+    samples: the part of a rollout that each is. `start` (float32) is a token's log-probability
+    under the policy that the step starts from; None where that is the current one.
     """
 
     behaviour: Tensor
@@ -44,6 +45,7 @@ class ResponseTokens(NamedTuple):
     lag: Tensor
     sample_index: Tensor
     arrived: Tensor
+    share: Tensor
     start: Tensor | None = None
 
 
@@ -143,7 +145,7 @@ class Loss:
         kept = corrected.kept & usable
         minimized = token_loss(self._objective, tokens._replace(mask=kept), self._bounds)
         counted = kept if self._divisor == "kept" else usable
-        weights = mean_weights(self._mean, counted, facts.sample_index, self._budget)
+        weights = mean_weights(self._mean, counted, facts.sample_index, facts.share, self._budget)
         each = corrected.weight * minimized.loss + added.loss.where(counted, 0.0)
         whole = log_ratio(tokens.current, facts.behaviour).value
         if self._kl_tau:

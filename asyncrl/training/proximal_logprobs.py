@@ -24,17 +24,18 @@ from asyncrl.training.forward import log_probabilities, shares
 from asyncrl.training.packing import PackedBatch, part_of
 from asyncrl.training.snapshots import Snapshots
 
-_ROLLOUTS, _LENGTHS, _SCORES, _WEIGHTS = "rollouts", "lengths", "scores", "weights/"
+_ROLLOUTS, _STRANDS, _LENGTHS, _SCORES = "rollouts", "strands", "lengths", "scores"
+_WEIGHTS = "weights/"
 
 
 class ProximalLogprobs:
-    """Scores of rollouts by their number, each float32 from the first response token on, and the
-    weights of `most` versions at most."""
+    """Scores of the sequences of rollouts, by rollout and strand, each float32 from the first
+    response token on, and the weights of `most` versions at most."""
 
     def __init__(self, model: PreTrainedModel, temperature: float, most: int) -> None:
         self.snapshots = Snapshots(model, most)
         self._model, self._temperature = model, temperature
-        self._scores: dict[int, NDArray[np.float32]] = {}
+        self._scores: dict[tuple[int, int], NDArray[np.float32]] = {}
         self._trained: set[int] = (
             set()
         )  # in this step: whether they are to be trained again is not said yet
@@ -43,7 +44,7 @@ class ProximalLogprobs:
     @property
     def rollouts(self) -> list[int]:
         """Those that have scores."""
-        return sorted(self._scores)
+        return sorted({rollout for rollout, _ in self._scores})
 
     def score_proximal(
         self, message: ScoreProximal, buffers: Sequence[memoryview | bytes], version: int
@@ -76,9 +77,7 @@ class ProximalLogprobs:
             self._keep(message.samples, scores)
         live = self._trained.union(message.live)
         self._oldest = version if message.oldest is None else min(version, message.oldest)
-        self._scores = {
-            rollout: scores for rollout, scores in self._scores.items() if rollout in live
-        }
+        self._scores = {of: scores for of, scores in self._scores.items() if of[0] in live}
 
     def remember(self, samples: Sequence[Sample], scores: Tensor) -> None:
         """Keep what training has found out of rollouts that may be trained again: their scores,
@@ -92,7 +91,7 @@ class ProximalLogprobs:
             torch.split(scores, [sample.sampled_tokens for sample in samples]),
             strict=True,
         ):
-            self._scores[sample.rollout] = piece.numpy().copy()
+            self._scores[sample.rollout, sample.strand] = piece.numpy().copy()
 
     def known(self, samples: Sequence[Sample]) -> Tensor:
         """The scores that are kept of the samples' response tokens, float32 [tokens], NaN where
@@ -101,13 +100,13 @@ class ProximalLogprobs:
             np.concatenate(
                 [
                     np.zeros(0, np.float32),
-                    *(self._of(s.rollout, s.sampled_tokens) for s in samples),
+                    *(self._of((s.rollout, s.strand), s.sampled_tokens) for s in samples),
                 ]
             )
         )
 
-    def _of(self, rollout: int, tokens: int) -> NDArray[np.float32]:
-        kept = self._scores.get(rollout, np.zeros(0, np.float32))[:tokens]
+    def _of(self, sequence: tuple[int, int], tokens: int) -> NDArray[np.float32]:
+        kept = self._scores.get(sequence, np.zeros(0, np.float32))[:tokens]
         return np.concatenate([kept, np.full(tokens - len(kept), np.nan, np.float32)])
 
     def completed(
@@ -138,7 +137,8 @@ class ProximalLogprobs:
             return weights
         lengths = [len(scores) for scores in self._scores.values()]
         return weights | {
-            _ROLLOUTS: torch.tensor(list(self._scores)),
+            _ROLLOUTS: torch.tensor([rollout for rollout, _ in self._scores]),
+            _STRANDS: torch.tensor([strand for _, strand in self._scores]),
             _LENGTHS: torch.tensor(lengths),
             _SCORES: torch.from_numpy(np.concatenate(list(self._scores.values()))),
         }
@@ -146,16 +146,17 @@ class ProximalLogprobs:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Have what `tensors` gave. Raises ValueError, and changes nothing, where it is of another
         model or damaged."""
-        scores = dict[int, NDArray[np.float32]]()
+        scores = dict[tuple[int, int], NDArray[np.float32]]()
         if _SCORES in tensors:
             try:
                 rollouts, lengths = tensors[_ROLLOUTS].tolist(), tensors[_LENGTHS].tolist()
+                strands = tensors[_STRANDS].tolist()
                 pieces = torch.split(tensors[_SCORES], lengths)
             except (KeyError, RuntimeError) as error:
                 raise ValueError(f"scores of rollouts do not fit their lengths: {error}") from error
             scores = {
-                rollout: piece.numpy().copy()
-                for rollout, piece in zip(rollouts, pieces, strict=True)
+                (rollout, strand): piece.numpy().copy()
+                for rollout, strand, piece in zip(rollouts, strands, pieces, strict=True)
             }
         prefix = len(_WEIGHTS)
         self.snapshots.restore(

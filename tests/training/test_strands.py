@@ -1,0 +1,103 @@
+"""An episode of several sequences is trained as one rollout: its advantage is its own whatever its
+strands, and in a mean over rollouts it counts once."""
+
+from __future__ import annotations
+
+import copy
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from test_learner import assert_close
+from test_loss_mean import BUDGET, learner
+from training_world import VOCABULARY, Rollout, alone, build
+
+from actors.coordinator.sequences import by_rollout
+from asyncrl.config.schema import StalenessConfig
+from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
+from asyncrl.training.proximal_logprobs import ProximalLogprobs
+
+REWARDS, STRANDS = [1.0, 0.0, 0.0, 1.0], [1, 3, 2, 1]
+
+
+def episodes() -> list[list[Rollout]]:
+    """Each a list of its strands, of uneven lengths, sampled by a policy near the model's own."""
+    rng, model, made = np.random.default_rng(5), build("qwen3"), []
+    for number, (reward, strands) in enumerate(zip(REWARDS, STRANDS, strict=True)):
+        of_one = []
+        for _ in range(strands):
+            ids = rng.integers(0, VOCABULARY, 14).tolist()
+            one = Rollout(number, 0, reward, ids[:4], ids[4 : 4 + int(rng.integers(1, 10))])
+            own = alone(model, one, 1.0).detach().numpy()
+            one.behaviour = (own + rng.normal(0, 0.1, len(own))).astype(np.float32).tolist()
+            of_one.append(one)
+        made.append(of_one)
+    return made
+
+
+def message(made: list[list[Rollout]]) -> tuple[MicroBatch, list[bytes]]:
+    samples, flat = [], [one for of_one in made for one in of_one]
+    for member, of_one in enumerate(made):
+        tokens = sum(len(one.response) for one in of_one)
+        for strand, one in enumerate(of_one):
+            share = len(one.response) / tokens
+            samples.append(
+                msgspec.structs.replace(one.sample, member=member, strand=strand, share=share)
+            )
+    return MicroBatch(0, 0, samples, {0: REWARDS}), [
+        np.array([i for one in flat for i in one.prompt + one.response], np.int32).tobytes(),
+        np.array([b for one in flat for b in one.behaviour], np.float32).tobytes(),
+        np.ones(sum(len(one.response) for one in flat), np.uint8).tobytes(),
+    ]
+
+
+@pytest.mark.parametrize("mean", ["token", "rollout", "constant"])
+def test_an_episode_with_more_strands_weighs_no_more(mean: str) -> None:
+    made, exact = episodes(), copy.deepcopy(build("qwen3")).double().eval()
+    of_episode = []
+    for of_one, reward in zip(made, REWARDS, strict=True):
+        advantage = reward - sum(REWARDS) / len(REWARDS)
+        losses = []
+        for one in of_one:
+            behaviour = torch.tensor(one.behaviour, dtype=torch.float64)
+            ratio = (alone(exact, one, 1.0) - behaviour).exp()
+            bounded = ratio.clamp(0.8, 1.28)
+            losses.append(-torch.minimum(ratio * advantage, bounded * advantage))
+        of_episode.append(torch.cat(losses))
+    match mean:
+        case "token":
+            expected = torch.cat(of_episode).mean()
+        case "rollout":
+            expected = torch.stack([losses.mean() for losses in of_episode]).mean()
+        case _:
+            expected = torch.cat(of_episode).sum() / (BUDGET * len(made))
+    expected.backward()
+    subject = learner(StalenessConfig(correction=()), loss_mean=mean)
+    counts, gradients = subject.accumulate(*message(made)), {}
+    hook = subject.optimizer.register_step_pre_hook(
+        lambda *_: gradients.update(
+            {n: p.grad.clone() for n, p in subject.model.named_parameters() if p.grad is not None}
+        )
+    )
+    metrics = subject.step()
+    hook.remove()
+    assert metrics["loss"] == pytest.approx(float(expected.detach()), abs=1e-5)
+    assert_close(
+        gradients, {n: p.grad for n, p in exact.named_parameters() if p.grad is not None}, 1e-4
+    )
+    tokens = [sum(len(one.response) for one in of_one) for of_one in made]
+    assert by_rollout(counts) == [TokenCount(n, size, {}) for n, size in enumerate(tokens)]
+
+
+def test_the_scores_of_strands_are_kept_apart_and_come_back() -> None:
+    made, model = episodes(), build("qwen3")
+    batch, (ids, _, _) = message(made)
+    subject, again = ProximalLogprobs(model, 1.0, 1), ProximalLogprobs(model, 1.0, 1)
+    subject.score_proximal(ScoreProximal(0, batch.samples, [0, 1, 2]), [ids], 0)
+    again.restore(subject.tensors())
+    for scores in (subject, again):
+        assert scores.rollouts == [0, 1, 2], "3 does not live"
+        of_live = [sample for sample in batch.samples if sample.rollout < 3]
+        expected = torch.cat([alone(model, one, 1.0) for of_one in made[:3] for one in of_one])
+        assert torch.allclose(scores.known(of_live).double(), expected.detach(), atol=1e-5)
