@@ -328,14 +328,15 @@ async def _run(
         return world.processes["trainer-0"].waits.idle().get("command", 0.0)
 
     def engine(process: SimProcess) -> Engine:
-        sizes = {
-            "slots": config.engine.slots,
-            "context_tokens": config.engine.context_tokens,
-            "chunk_tokens": config.engine.chunk_tokens,
-            "prefill_token_s": prefill_token_s,
-        }
         return LockstepEngine(
-            length, decode_s, vocab_size=policy.VOCABULARY, idle=process.waits.spent, **sizes
+            length,
+            decode_s,
+            slots=config.engine.slots,
+            context_tokens=config.engine.context_tokens,
+            chunk_tokens=config.engine.chunk_tokens,
+            vocab_size=policy.VOCABULARY,
+            idle=process.waits.spent,
+            prefill_token_s=prefill_token_s,
         )
 
     meter = _Meter(first, last, trainer_idle_s)
