@@ -153,6 +153,7 @@ def test_unknown_names_are_refused_with_the_nearest(toml: Any) -> None:
         ("[train]\nsteps = 1.5", "train.steps is 1.5"),
         ("[train]\nsteps = true", "train.steps is true"),
         ("[train]\nsteps = 0", "train.steps is 0"),
+        ("[train]\nsteps = -1000", "train.steps is -1000"),
         ("[train]\nsteps = 99999999999999999999", "64 bits"),
         ("[train]\nlr = nan", "train.lr is nan"),
         ("[train]\nlr = inf", "train.lr is inf"),

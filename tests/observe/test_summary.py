@@ -152,7 +152,9 @@ def test_a_failed_write_leaves_the_old_one(tmp_path: Path) -> None:
     assert read(path) == FULL
 
 
-@pytest.mark.parametrize(("number", "fits"), [(2**63 - 1, True), (2**63, False), (-(2**63), False)])
+@pytest.mark.parametrize(
+    ("number", "fits"), [(2**63 - 1, True), (-(2**62), True), (2**63, False), (-(2**63), False)]
+)
 def test_a_number_of_64_bits_can_be_reckoned_with(number: int, fits: bool) -> None:
     data = msgspec.json.encode({"a": [number]})
     if fits:

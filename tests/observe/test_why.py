@@ -480,3 +480,10 @@ def test_the_verb_prints_the_answer(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["why", str(run)]) == 0
     out, err = capsys.readouterr()
     assert err == "" and "was killed" in out and "generation is the slow side" in out
+
+
+def test_an_actor_is_silent_after_three_reports_and_not_before() -> None:
+    for report_s, silent in [(20.0, False), (10.0, True), (1.0, True)]:
+        actors = [actor("trainer-0"), actor("rollout-0", seconds=40.0), actor("reward-0")]
+        said = diagnose(standing(report_s=report_s, actors=actors))
+        assert ("said nothing" in said) is silent

@@ -91,3 +91,8 @@ def test_what_fills_the_context_fits_and_one_token_more_does_not() -> None:
     for tokens, expected in [(room, True), (room + 1, False)]:
         entry = msgspec.structs.replace(one, prompt_tokens=tokens, answer_tokens=1)
         assert fits(entry) is expected
+
+
+def test_a_list_and_a_page_are_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tasks"]) == 0 and main(["tasks", "chain_sum"]) == 0
+    assert capsys.readouterr().out
