@@ -49,11 +49,10 @@ _STATUS_BYTES = 4096
 
 
 class Descriptors(msgspec.Struct, frozen=True):
-    """Descriptors that `bwrap` is given: what it reports to, what it waits for before it begins the
-    program, the filter of system calls, and the files by their name in WORK."""
+    """Descriptors that `bwrap` is given: what it reports to, the filter of system calls, and the
+    files by their name in WORK."""
 
     status: int
-    block: int
     calls: int
     files: Mapping[str, int]
 
@@ -81,8 +80,7 @@ def arguments(
     words += ["--remount-ro", "/", "--chdir", WORK]
     for name, value in environment_of(program, WORK).items():
         words += ["--setenv", name, value]
-    words += ["--seccomp", str(given.calls), "--json-status-fd", str(given.status)]
-    words += ["--block-fd", str(given.block), "--"]
+    words += ["--seccomp", str(given.calls), "--json-status-fd", str(given.status), "--"]
     return words + limited(program.argv, program.limits, most=most, processes=True)
 
 
@@ -99,46 +97,44 @@ class Bubblewrap:
         with ExitStack() as ours:
             with ExitStack() as theirs:
                 status, theirs_status = _pipe(ours, theirs)
-                theirs_block, block = _pipe(theirs, ours)
                 given = Descriptors(
                     theirs_status,
-                    theirs_block,
                     _in_memory(theirs, seccomp.program(platform.machine())),
                     {name: _in_memory(theirs, data) for name, data in program.files.items()},
                 )
                 seen = system_view(program.paths, {})
                 process = _popen(
                     [executable, *arguments(program, seen, given, hard_limits())],
-                    (given.status, given.block, given.calls, *given.files.values()),
+                    (given.status, given.calls, *given.files.values()),
                 )
             ours.callback(_surely_end, process)
             inner = _child(status, deadline)
             first = None if inner is None else _opened(inner, process.pid)
             if inner is None or first is None:  # `bwrap` says why, and ends
-                yield _Bubble(process, process.kill, status)
+                yield _Bubble(process, process.kill, begun=False)
                 return
             ours.callback(os.close, first)
-            _begin(inner, block)
-            yield _Bubble(process, partial(signal.pidfd_send_signal, first, signal.SIGKILL), status)
+            begun = _begin(inner, process, deadline)
+            kill = partial(signal.pidfd_send_signal, first, signal.SIGKILL)
+            yield _Bubble(process, kill, begun=begun)
 
 
 class _Bubble:
     """A program in its sandbox. `process` is the `bwrap` that waits for the sandbox's first one."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], kill: Callable[[], None], status: int
+        self, process: subprocess.Popen[bytes], kill: Callable[[], None], *, begun: bool
     ) -> None:
         self.process = process
         self._kill = kill
-        self._status = status
+        self._begun = begun
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it ends by itself just now
             self._kill()
 
     def refusal(self, stderr: bytes) -> str:
-        said = os.read(self._status, _STATUS_BYTES)
-        if b"exit-code" in said:
+        if self._begun:
             return ""
         text = stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return f"bwrap did not begin the program: {text or 'it said nothing'}"
@@ -209,14 +205,19 @@ def _opened(inner: int, parent: int) -> int | None:
     return None
 
 
-def _begin(inner: int, block: int) -> None:
-    """Let the first process of a sandbox go on, which is killed before anybody's trainer where
-    memory runs out. One that ended by itself says why. Raises ProgramError."""
+def _begin(inner: int, process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Let the first process of a sandbox go on, once it has said that it is there: only then are it
+    and `bwrap` sure to end with this thread. It is killed before anybody's trainer where memory
+    runs out. False where it ended, and says why. Raises ProgramError."""
+    assert process.stdin and process.stdout
     try:
         Path(f"/proc/{inner}/oom_score_adj").write_text("1000")
-        os.write(block, b"!")
+        if not readable(process.stdout.fileno(), max(0.0, deadline - time.monotonic())):
+            return False
+        there = os.read(process.stdout.fileno(), 1) == b"\n"
+        return there and os.write(process.stdin.fileno(), b"\n") == 1
     except (FileNotFoundError, ProcessLookupError, BrokenPipeError):
-        pass
+        return False
     except OSError as error:
         raise ProgramError(f"a sandbox cannot be told to go first: {error.strerror}") from None
 

@@ -92,7 +92,8 @@ def limited(
     """The command that limits itself, runs `argv`, and ends with its exit code.
 
     It is a shell's, since limits must be set by the program's own user, inside of its own user
-    namespace, which counts its `processes`. `most` is what this process itself may have of a kind.
+    namespace, which counts its `processes`; there it prints a line first, and reads one. `most` is
+    what this process itself may have of a kind.
 
     >>> import subprocess
     >>> limits = Limits(open_files=99)
@@ -106,7 +107,10 @@ def limited(
         for kind, (letter, unit) in _ULIMITS.items()
         if kind in values
     ]
-    if processes:  # the letter is u in one shell and p in another
+    if processes:
+        # whoever starts it has died where nothing comes, and would end it no more
+        lines.insert(0, f"echo; read -r begin || exit {NO_LIMITS}")
+        # the letter is u in one shell and p in another
         count = values[resource.RLIMIT_NPROC]
         lines.append(
             f"if (ulimit -u {count}) 2>/dev/null; then ulimit -u {count}; "
