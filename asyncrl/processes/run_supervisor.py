@@ -48,6 +48,9 @@ checkpoint and the journal; `supervision.start_s` may give it more."""
 LAST_WORDS_S = 3.0
 """Seconds that the coordinator has, after draining, to write its summary when another actor has
 failed."""
+CAUSE_S = 1.0
+"""Seconds in which the actor whose failure a coordinator has seen by its link is seen to end. They
+are fewer than those that the coordinator waits for the launcher to hang up."""
 MESSAGES = 64
 """Messages to the coordinator that may wait for it to read them."""
 
@@ -124,6 +127,7 @@ class RunSupervisor:
         self._interrupted = False
         self._finished: RunFinished | None = None
         self._unrestarted: list[str] = []
+        self._missed = trio.Event()  # something stands in `_unrestarted`
         self._removed: set[str] = set()  # rollout actors that the run goes on without
 
     @property
@@ -195,6 +199,7 @@ class RunSupervisor:
                 self.tell(Exited(role, index, code, restarting))
                 if not restarting and not self._spared(role, name):
                     self._unrestarted.append(f"{name} {describe_exit(code)}")
+                    self._missed.set()
 
         budget = NO_RESTART
         if role in ("rollout", "reward"):
@@ -272,6 +277,9 @@ class RunSupervisor:
                     case Draining():
                         self._draining = True
                     case RunFinished():
+                        if not message.ok:  # a link ends before its process is gone
+                            with trio.move_on_after(CAUSE_S):
+                                await self._missed.wait()
                         self._finished = message
                         break
                     case _:

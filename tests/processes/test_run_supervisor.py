@@ -339,6 +339,15 @@ async def test_after_a_trainers_failure_the_coordinator_has_its_grace_to_finish(
         await trio.sleep(32)
         await run.say(bad := RunFinished(False, "the trainer was lost"))
     assert run.end.finished == bad and run.end.unrestarted == ("trainer-0 ended with exit code 1",)
+    async with running() as run:  # the coordinator sees the link end before the process is gone
+        await run.say(RunFinished(False, "the trainer was lost"))
+        await trio.sleep(0.5)
+        run.fail("trainer-0", -9)
+    assert run.end.unrestarted == ("trainer-0 was killed by SIGKILL",)
+    async with running() as run:  # a run that fails for another reason does not wait for long
+        began = trio.current_time()
+        await run.say(RunFinished(False, "the disk is full"))
+    assert run.end.unrestarted == () and trio.current_time() - began < 1.5
     async with running() as run:
         began = trio.current_time()
         run.fail("trainer-0")
