@@ -49,6 +49,7 @@ from asyncrl.observe.run_dir import (
     STALL,
     STATUS,
     SUMMARY,
+    WEIGHT_STORE,
 )
 from asyncrl.processes.forkserver import ForkServer, open_fork_server
 from asyncrl.processes.machine import available_cores
@@ -105,6 +106,8 @@ class _Launch:
         with logs.kept(self._run, "launcher", 0):
             with self._display:
                 end = await self._supervisor.run()
+            # A trainer that was killed, or had not ended when the run was over, has left its own.
+            (self._run / WEIGHT_STORE).unlink(missing_ok=True)
             return self._report(end)
 
     # ----------------------------------------------------------------------------------- RunActors

@@ -163,7 +163,7 @@ def test_a_killed_trainer_ends_the_run_within_10_s_and_is_named(
     assert code == 1 and "trainer-0 was killed by SIGKILL" in err
     found = check(run)
     assert not found.ok and "trainer" in found.reason
-    assert processes(run) == {}
+    assert processes(run) == {} and not (run / "weights.store").exists()
 
 
 def test_a_killed_coordinator_ends_the_run_and_the_journal_still_gives_a_summary(
