@@ -104,7 +104,7 @@ async def open_agents(
     reporter: Reporter,
 ) -> AsyncIterator[Agents]:
     """Open the gateway of the rollout actor `index`, at its port of loopback. The engine must run
-    while it is open. Raises VerifierLost if the task cannot be opened."""
+    while it is open. Raises WorkersLost if the task cannot be opened."""
     generator = EngineGenerator(engine, first_number(index, incarnation))
     agents, tokenizer = Agents(generator, waits, config.supervision.grace_s), _tokenizer(initial)
     settings = _settings(config.engine.context_tokens, tokenizer.sampled)

@@ -19,31 +19,16 @@ worker says is somebody else's: it is one frame, of one answer, in the form that
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import NamedTuple
 
 import trio
 
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
-from actors.verifier_process import (
-    LENGTH,
-    Bury,
-    Opened,
-    Opening,
-    Start,
-    TimedVerdict,
-    VerifyRequest,
-    decode,
-    frame,
-    length,
-    read,
-)
+from actors.verifier_process import Opened, Opening, TimedVerdict, VerifyRequest, read
+from actors.worker_forks import ENDING_S, START_S, ForkedWorker, WorkerForks, exactly, open_forks
+from actors.worker_process import LENGTH, decode, frame, length
 from asyncrl.config.schema import TaskConfig
 from asyncrl.escape import escaped
 from asyncrl.ipc.link import Link
@@ -65,28 +50,12 @@ from asyncrl.tasks import Several
 
 OPENING_S = 120.0
 """Seconds in which a task must be opened: imports, and a pass over a JSONL file."""
-START_S = 10.0
-"""Seconds in which a worker must be forked."""
-ENDING_S = 1.0
-"""Seconds that open answers, and then the workers, get when the actor ends."""
-
-
-class VerifierLost(RuntimeError):
-    """The process that forks workers ended or stands still. The actor cannot go on. Its successor
-    starts a new one."""
-
-
 REPLY_BYTES = 2**16
 """Bytes of the largest reply: some thousand rewards."""
 REASONS = {"raised", "not a number", "not finite", "too large", "unnamed rewards", "other rewards"}
 """Kinds of reasons that a worker may give for no verdict."""
 REASON = 400
 """Characters of the longest reason that is passed on."""
-
-
-class _Worker(NamedTuple):
-    number: int
-    stream: trio.SocketStream
 
 
 class VerifierPool:
@@ -99,18 +68,17 @@ class VerifierPool:
 
     def __init__(
         self,
-        control: trio.SocketStream,
+        forks: WorkerForks,
         waits: Waits,
         *,
         deadline_s: float,
         executed: Sequence[tuple[Split, int, int]],
     ) -> None:
-        self._control = control
+        self._forks = forks
         self._waits = waits
         self._deadline_s = deadline_s
         self._executed = executed
-        self._idle: list[_Worker] = []
-        self._starting = trio.Lock()
+        self._idle: list[ForkedWorker] = []
         self.slowest: tuple[float, Split, int] = (0.0, "train", -1)
         """The most seconds of a verdict, and the split and index of its prompt."""
 
@@ -119,7 +87,7 @@ class VerifierPool:
     ) -> TimedVerdict:
         """Judge a response (`ids` int32) that ended by `finish`. It takes at most twice the
         deadline, because an answer whose worker dies is given to one more. Cancelled, it kills the
-        worker. Raises VerifierLost."""
+        worker. Raises WorkersLost."""
         answer = VerifyRequest(split, prompt_index, bytes(ids), finish)
         given = (
             await self._attempt(answer)
@@ -136,7 +104,7 @@ class VerifierPool:
             for split, start, end in self._executed
         )
         idle = self._idle if lasting else []
-        worker = idle.pop() if idle else await self._start(lasting=lasting)
+        worker = idle.pop() if idle else await self._forks.start(lasting=lasting)
         given: TimedVerdict | None = None
         try:
             with self._waits.on(
@@ -149,33 +117,10 @@ class VerifierPool:
             return TimedVerdict(NoVerdict("timeout"), self._deadline_s)
         finally:
             if given is None or not lasting:
-                await self._bury(worker)
+                await self._forks.bury(worker)
             else:
                 self._idle.append(worker)
         return given
-
-    async def _start(self, *, lasting: bool) -> _Worker:
-        ours, theirs = socket.socketpair()
-        # shielded: a worker whose number was not read would be nobody's
-        with theirs, trio.CancelScope(shield=True):
-            stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-            async with self._starting:
-                number = await _exchange(
-                    self._control, self._waits, frame(Start(lasting)), theirs, deadline_s=START_S
-                )
-        return _Worker(number, stream)
-
-    async def _bury(self, worker: _Worker) -> None:
-        with trio.CancelScope(shield=True):  # a few bytes into a socket's buffer
-            await trio.aclose_forcefully(worker.stream)
-            async with self._starting:
-                try:
-                    await self._control.send_all(frame(Bury(worker.number)))
-                except trio.BrokenResourceError as error:
-                    raise VerifierLost(_LOST) from error
-
-
-_LOST = "the process that starts verifiers ended; its own error is in this actor's log, just above"
 
 
 @asynccontextmanager
@@ -183,38 +128,12 @@ async def open_verifiers(
     task: TaskConfig, seed: int, tokenizer: str, waits: Waits
 ) -> AsyncIterator[VerifierPool]:
     """Open verifiers of the task's answers, which `tokenizer` (a model directory) decodes. None of
-    their processes outlives the block. Raises VerifierLost if the task cannot be opened."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-P", "-m", "actors.verifier_process", str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            # no thread pools: it forks
-            env=isolated(allowed(os.environ))
-            | {
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-                "TOKENIZERS_PARALLELISM": "false",
-            },
-        )
-    control = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-    try:
-        size = await _exchange(
-            control, waits, frame(Opening(task, seed, tokenizer)), None, deadline_s=OPENING_S
-        )
-        body = await _exactly(control, size)
-        if body is None:
-            raise VerifierLost(_LOST)
-        executed = decode(body, Opened).executed
-        yield VerifierPool(control, waits, deadline_s=task.verdict_s, executed=executed)
-    finally:
-        with trio.CancelScope(shield=True):
-            await trio.aclose_forcefully(control)  # it kills its workers, and ends
-            with trio.move_on_after(ENDING_S):
-                await process.wait()
-            process.kill()
-            await process.wait()
+    their processes outlives the block. Raises WorkersLost if the task cannot be opened."""
+    opening = Opening(task, seed, tokenizer)
+    environment = isolated(allowed(os.environ))
+    async with open_forks("actors.verifier_process", waits, "verifiers", environment) as forks:
+        executed = decode(await forks.open(opening, deadline_s=OPENING_S), Opened).executed
+        yield VerifierPool(forks, waits, deadline_s=task.verdict_s, executed=executed)
 
 
 async def reward_actor(
@@ -268,43 +187,14 @@ async def reward_actor(
     await link.send(Drained())
 
 
-async def _exchange(
-    control: trio.SocketStream,
-    waits: Waits,
-    text: bytes,
-    beside: socket.socket | None,
-    *,
-    deadline_s: float,
-) -> int:
-    """Send a frame, with a descriptor beside it, and read the number that answers it."""
-    rights = (
-        []
-        if beside is None
-        else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [beside.fileno()]))]
-    )
-    try:
-        with waits.on("fork", owner="verifiers", deadline_s=deadline_s):
-            sent = await control.socket.sendmsg([text], rights)
-            await control.send_all(text[sent:])
-            head = await _exactly(control, LENGTH.size)
-    except (OSError, trio.BrokenResourceError) as error:
-        raise VerifierLost(_LOST) from error
-    except WaitExpired as error:
-        raise VerifierLost(f"the process that starts verifiers stands still: {error}") from error
-    if head is None:
-        raise VerifierLost(_LOST)
-    number: int = LENGTH.unpack(head)[0]
-    return number
-
-
 async def _ask(stream: trio.SocketStream, answer: VerifyRequest) -> TimedVerdict | None:
     """A worker's reply; None if the worker died, or if the verifier in it, which is a user's code,
     or the answer, has sent something else."""
     began = trio.current_time()
     try:
         await stream.send_all(frame(answer))
-        head = await _exactly(stream, LENGTH.size)
-        body = None if head is None else await _exactly(stream, length(head, REPLY_BYTES))
+        head = await exactly(stream, LENGTH.size)
+        body = None if head is None else await exactly(stream, length(head, REPLY_BYTES))
         given = None if body is None else decode(body, TimedVerdict)
     except (trio.BrokenResourceError, ValueError):
         return None
@@ -323,13 +213,3 @@ def _verdict(said: Verdict) -> Verdict | None:
     if said.reason.partition(":")[0] not in REASONS:
         return None
     return NoVerdict(escaped(said.reason, REASON))
-
-
-async def _exactly(stream: trio.SocketStream, size: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < size:
-        part = await stream.receive_some(size - len(parts))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)

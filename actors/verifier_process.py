@@ -2,20 +2,12 @@
 
 Invariant: a process judges one answer at a time, so killing it harms no other answer.
 
-    reward actor ── control socket ──▶ nursery process ── fork ──▶ worker, worker, …
-         └────────────── one socket pair for each worker ──────────────┘
+The nursery process (`worker_process.py`) of verifiers opens the task once. Then it closes
+`task.sandbox` around itself. It runs nothing of an answer, so each worker is as good as the first.
+The output of a verifier goes to standard error, and that of a task that executes answers nowhere.
 
-The nursery process (`python -P -m actors.verifier_process FD`) opens the task once. Then it closes
-`task.sandbox` around itself, and from there on only forks and buries workers: a new worker costs
-milliseconds and shares the task's memory. It has no second thread, so a fork is safe. It runs
-nothing of an answer, so each worker is as good as the first. Workers talk over sockets; the output
-of a verifier goes to standard error, and that of a task that executes answers nowhere. When the
-reward actor is gone, the control socket ends, and with it every worker and all that it started.
-
-On sockets a frame is `u32 length, msgpack`. The control socket carries `Start` and `Bury`. `Start`
-comes with the worker's end of its socket pair as a descriptor, and is answered by the worker's
-number as a u32. `Bury` has no answer. `Opening` is answered by `Opened`, which says which answers
-are executed, and so want a worker each.
+The first frame on the control socket is `Opening`. It is answered by `Opened`, which says which
+answers are executed, and so want a worker each.
 """
 
 from __future__ import annotations
@@ -25,14 +17,15 @@ import math
 import os
 import signal
 import socket
-import struct
 import sys
 import time
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from actors.worker_process import frame, receive, serve_control
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import Finish, NoVerdict, Scored, Split, Verdict
 from asyncrl.sandbox.forks import Forks, PlainForks
@@ -44,9 +37,6 @@ from asyncrl.tasks.error_spans import token_spans
 from asyncrl.tasks.mixed import executed_prompts
 from asyncrl.tasks.text import Tokenizer
 
-LENGTH = struct.Struct("<I")
-FRAME_BYTES = 2**24
-"""Bytes of the largest frame: a response of four million tokens."""
 SAID = 200
 """Characters of an exception's text that a verdict keeps."""
 LARGEST = 1e38
@@ -70,20 +60,6 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
     executed: list[tuple[Split, int, int]]
 
 
-class Start(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Fork a worker on the socket that comes as a descriptor beside this frame. A `lasting` one
-    judges many answers, and executes none."""
-
-    lasting: bool
-
-
-class Bury(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """End the worker of this number and all that it started; until then its number cannot be
-    another's."""
-
-    number: int
-
-
 class VerifyRequest(msgspec.Struct, frozen=True, array_like=True):
     """To a worker: judge these `int32` response ids, which ended by `finish`."""
 
@@ -98,15 +74,6 @@ class TimedVerdict(msgspec.Struct, frozen=True, array_like=True):
 
     verdict: Verdict
     seconds: float
-
-
-T = TypeVar("T")
-
-
-def frame(message: msgspec.Struct) -> bytes:
-    """The message with its length in front."""
-    text = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(text)) + text
 
 
 def judge(task: Task, tokenizer: Tokenizer, answer: VerifyRequest) -> TimedVerdict:
@@ -153,96 +120,6 @@ def serve_answers(sock: socket.socket, task: Task, tokenizer: Tokenizer) -> None
         sock.sendall(frame(judge(task, tokenizer, answer)))
 
 
-def receive(sock: socket.socket, kind: type[T]) -> T | None:
-    """The next frame; None if the peer ended. Raises ValueError if it is no `kind`."""
-    head = _exactly(sock, LENGTH.size)
-    if head is None:
-        return None
-    body = _exactly(sock, length(head))
-    return None if body is None else decode(body, kind)
-
-
-def length(head: bytes, most: int = FRAME_BYTES) -> int:
-    """The number of bytes that a frame's head announces. Raises ValueError if it is over `most`."""
-    size: int = LENGTH.unpack(head)[0]
-    if size > most:
-        raise ValueError(f"a frame of {size} bytes is announced, over the limit of {most}")
-    return size
-
-
-def decode(body: bytes, kind: type[T]) -> T:
-    """The message of a frame. Raises ValueError if it is no `kind`."""
-    try:
-        return msgspec.msgpack.decode(body, type=kind)
-    except RecursionError as error:
-        raise ValueError(str(error)) from error
-
-
-def _exactly(sock: socket.socket, size: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < size:
-        part = sock.recv(size - len(parts))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
-
-
-class _Nursery:
-    """Forks and buries workers, as the reward actor says."""
-
-    def __init__(
-        self, control: socket.socket, forks: Forks, task: Task, tokenizer: Tokenizer
-    ) -> None:
-        self._control = control
-        self._forks = forks
-        self._task = task
-        self._tokenizer = tokenizer
-
-    def run(self) -> None:
-        """Serve until the control socket ends. Then no worker is left."""
-        try:
-            while (command := self._next()) is not None:
-                match command:
-                    case (sock, kind):
-                        self._start(sock, kind)
-                    case Bury(number):
-                        self._forks.end(number)
-        finally:
-            self._forks.end_all()
-
-    def _next(self) -> tuple[socket.socket, Start] | Bury | None:
-        """The socket of a worker to start and its kind, or a worker to bury."""
-        text, descriptors, _, _ = socket.recv_fds(self._control, LENGTH.size, 1)
-        if not text:
-            return None
-        text += _exactly(self._control, LENGTH.size - len(text)) or b""
-        body = _exactly(self._control, length(text))
-        if body is None:
-            return None
-        command = msgspec.msgpack.decode(body, type=Start | Bury)
-        if isinstance(command, Bury):
-            return command
-        sock = socket.socket(fileno=descriptors[0])
-        sock.set_inheritable(False)  # what a verifier starts must not hold it open
-        return sock, command
-
-    def _start(self, sock: socket.socket, kind: Start) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        number = self._forks.fork(sock.fileno(), lasting=kind.lasting)
-        if number:
-            sock.close()
-            self._control.sendall(LENGTH.pack(number))
-            return
-        code = 1
-        try:
-            serve_answers(sock, self._task, self._tokenizer)
-            code = 0
-        finally:
-            os._exit(code)
-
-
 def sandboxed(config: TaskConfig, task: Task, control: int) -> Forks:
     """Close the sandbox of the task around this process, and say how it forks. Raises OSError where
     the machine does not have it, and ValueError where an answer would be executed without."""
@@ -272,7 +149,11 @@ def main(descriptor: int) -> None:
     gc.freeze()  # the collector would touch, and so copy, the pages that workers share
     forks = sandboxed(opening.task, task, control.fileno())
     control.sendall(frame(Opened(executed_prompts(task))))
-    _Nursery(control, forks, task, tokenizer).run()
+
+    def work(sockets: Sequence[socket.socket]) -> None:
+        serve_answers(sockets[0], task, tokenizer)
+
+    serve_control(control, forks, work)
 
 
 if __name__ == "__main__":

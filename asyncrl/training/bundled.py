@@ -32,6 +32,19 @@ ACCURACY = "warmup.json"
 """The file of a model's directory that says what its warm-up came to."""
 
 
+CHAT_TEMPLATE = """
+{%- for tool in tools or [] %}{{ tool | tojson }}{{ '\n' }}{% endfor %}
+{%- for message in messages %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{%- if message.content or not loop.first %}{{ '\n' }}{% endif %}
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson }}{{ '}\n</tool_call>' }}
+{%- endfor %}{{ '<|end|>' if message.role == 'assistant' else '\n' }}
+{%- endfor %}"""
+"""A line for each message, and `END` behind a reply: so a chat of one message is the default
+`task.template`, and a conversation goes on from the tokens that were sampled."""
+
+
 def frame(prompts: Sequence[str]) -> list[str]:
     """Texts that all these prompts start with and end with, of those that are longer than a
     character: at most two.
@@ -64,7 +77,8 @@ def tokenizer(frame: Sequence[str] = ()) -> Tokenizer:
 
 
 def write_tokenizer(directory: Path, frame: Sequence[str] = ()) -> None:
-    """`tokenizer.json` and `tokenizer_config.json`, as `transformers` reads them."""
+    """`tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, as `transformers` reads
+    them."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer(frame).save(str(directory / "tokenizer.json"))
     form = {
@@ -74,6 +88,7 @@ def write_tokenizer(directory: Path, frame: Sequence[str] = ()) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(form, indent=2) + "\n")
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 
 def write_accuracy(directory: Path, accuracy: float, steps: int) -> None:

@@ -17,7 +17,8 @@ import trio
 from sandbox_support import needs_strict
 
 from actors.reward_actor import REASON, VerifierPool, _ask, open_verifiers
-from actors.verifier_process import TimedVerdict, VerifyRequest, frame
+from actors.verifier_process import TimedVerdict, VerifyRequest
+from actors.worker_process import frame
 from asyncrl.config.schema import TaskConfig
 from asyncrl.escape import CUT
 from asyncrl.ipc.messages import NoVerdict, Scored, Verdict

@@ -20,8 +20,10 @@ from sandbox_support import needs_strict
 
 from actors.errors import CoordinatorLost
 from actors.reporting import REPORT_S, Reporter
-from actors.reward_actor import VerifierLost, VerifierPool, _ask, open_verifiers, reward_actor
-from actors.verifier_process import LARGEST, TimedVerdict, VerifyRequest, frame, read
+from actors.reward_actor import VerifierPool, _ask, open_verifiers, reward_actor
+from actors.verifier_process import LARGEST, TimedVerdict, VerifyRequest, read
+from actors.worker_forks import WorkersLost
+from actors.worker_process import frame
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.link import Link, memory_links
 from asyncrl.ipc.messages import (
@@ -332,7 +334,7 @@ async def test_a_cancelled_answer_leaves_no_process(
 @needs_strict
 async def test_the_sandbox_ends_with_the_reward_actors_side(opened: Open) -> None:
     """Whatever is killed: the process that waits for the zygote, or the zygote."""
-    with pytest.raises(VerifierLost, match="ended"):
+    with pytest.raises(WorkersLost, match="ended"):
         async with opened(sandbox="strict") as verifiers:
             assert await verdict(verifiers, "give 1") == Scored(1.0)
             (starter,) = [pid for pid in children(os.getpid()) if children(pid)]
@@ -372,7 +374,7 @@ def parent(pid: int) -> int:
 
 
 async def test_a_lost_fork_server_ends_the_actor_and_its_workers(opened: Open) -> None:
-    with pytest.raises(VerifierLost, match="ended"):
+    with pytest.raises(WorkersLost, match="ended"):
         async with opened() as verifiers:
             pid = await worker(verifiers)
             process = os.pidfd_open(pid)
@@ -382,7 +384,7 @@ async def test_a_lost_fork_server_ends_the_actor_and_its_workers(opened: Open) -
 
 
 async def test_a_task_that_cannot_be_opened_is_said(opened: Open) -> None:
-    with pytest.raises(VerifierLost, match="log"):
+    with pytest.raises(WorkersLost, match="log"):
         async with opened(path="/no/such/file"):
             pass
 

@@ -22,7 +22,8 @@ import trio
 from rich.console import Console
 
 from actors.reward_actor import _ask
-from actors.verifier_process import Bury, Opening, TimedVerdict, VerifyRequest, frame, receive
+from actors.verifier_process import Opening, TimedVerdict, VerifyRequest
+from actors.worker_process import Bury, frame, receive
 from asyncrl.config import Config, ConfigError
 from asyncrl.config import load as load_config
 from asyncrl.config import render as render_config

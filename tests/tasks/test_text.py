@@ -77,6 +77,7 @@ def test_every_end_that_the_models_files_name_stops_it(
 
 def test_a_chat_template_gives_the_form_where_asked(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(TaskError, match="has no chat template"):
         Tokenizer(tmp_path, chat=True)
     (tmp_path / "chat_template.jinja").write_text(

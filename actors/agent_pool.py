@@ -1,0 +1,184 @@
+"""Users' agents, each attempt at an episode in a worker process of its own.
+
+Invariant: each attempt ends, in bounded time, by what its agent said or by a failure with a name.
+No failure touches another attempt, and none is a reward of zero.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import msgspec
+import trio
+
+from actors.agent_process import AgentOpening
+from actors.worker_forks import ENDING_S, ForkedWorker, WorkerForks, exactly, open_forks
+from actors.worker_process import LENGTH, frame, length
+from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.agent_rewards import WrongReward, as_outcome
+from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, failed
+from asyncrl.config.errors import ConfigError
+from asyncrl.escape import escaped, escaped_lines
+from asyncrl.ipc.waits import WaitExpired, Waits
+from asyncrl.processes.process import isolated
+
+OPENING_S = 120.0
+"""Seconds in which an agent must be imported."""
+END_BYTES = 2**16
+"""Bytes of the largest frame that a worker says."""
+OUTPUT_BYTES = 2**14
+"""Bytes of an agent's output that are kept: the last ones."""
+_END: msgspec.msgpack.Decoder[AgentEnd] = msgspec.msgpack.Decoder(AgentEnd)
+
+
+class AgentClock:
+    """The seconds for which an attempt's agent has the ball, at most `limit_s` of them. While a
+    call of it is answered (`paused`, also several at a time) the clock stands."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._spent = 0.0
+        self._since: float | None = None
+        self._calls = 0
+        self._scope: trio.CancelScope | None = None
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds so far."""
+        return self._spent + (0.0 if self._since is None else trio.current_time() - self._since)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stand still in the block, in which the agent waits for the model."""
+        self._calls += 1
+        self._settle()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._settle()
+
+    @contextmanager
+    def running(self) -> Iterator[trio.CancelScope]:
+        """Run in the block, which is cancelled when the agent has had the ball for too long."""
+        with trio.CancelScope() as self._scope:
+            self._settle()
+            try:
+                yield self._scope
+            finally:
+                self._scope = None
+                self._settle()
+
+    def _settle(self) -> None:
+        now = trio.current_time()
+        if self._since is not None:
+            self._spent += now - self._since
+        runs = self._scope is not None and not self._calls
+        self._since = now if runs else None
+        if self._scope is not None:
+            self._scope.deadline = now + self.limit_s - self._spent if runs else math.inf
+
+
+class AgentAttempt(msgspec.Struct, frozen=True):
+    """The end of an attempt, the seconds for which its agent had the ball, and the last of its
+    output, printable."""
+
+    end: AgentEnd
+    seconds: float
+    output: str
+
+
+class AgentPool:
+    """Plays episodes, each in a fresh worker. It is made by `open_agent_pool`. The caller bounds
+    the number of episodes at a time, and so the number of workers."""
+
+    def __init__(self, forks: WorkerForks, waits: Waits, *, most_s: float) -> None:
+        self._forks, self._waits, self._most_s = forks, waits, most_s
+
+    async def play(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
+        """Play an episode to its end, or to that of its clock. Cancelled, it kills the agent and
+        all that this started. Raises WorkersLost."""
+        ours, theirs = socket.socketpair()
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        async with stream:
+            with theirs:
+                worker = await self._forks.start(theirs)
+            heard = bytearray()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_hear, stream, heard)
+                    end = await self._end(worker, facts, clock)
+                    nursery.cancel_scope.cancel()
+            finally:
+                await self._forks.bury(worker)
+            with trio.move_on_after(ENDING_S):  # what it said last, until all that spoke is gone
+                await _hear(stream, heard)
+        output = escaped_lines(heard.decode(errors="replace"))
+        if isinstance(end, AgentFailed) and end.kind == "crashed" and output.strip():
+            last = output.strip().rpartition("\n")[2]
+            end = failed("crashed", f"{end.text}; the last that it said: {last}")
+        return AgentAttempt(end, clock.spent_s, output)
+
+    async def _end(self, worker: ForkedWorker, facts: EpisodeFacts, clock: AgentClock) -> AgentEnd:
+        end: AgentEnd = failed("timeout", f"the agent had the ball for {clock.limit_s:g} s")
+        try:
+            with (
+                self._waits.on(
+                    "agent", owner=f"prompt {facts.prompt_index}", deadline_s=self._most_s
+                ),
+                clock.running(),
+            ):
+                end = await _ask(worker.stream, facts)
+        except WaitExpired:
+            return failed("timeout", f"the episode took {self._most_s:g} s, its calls included")
+        return end
+
+
+@asynccontextmanager
+async def open_agent_pool(
+    run: str | list[str], waits: Waits, *, most_s: float
+) -> AsyncIterator[AgentPool]:
+    """Open the agent that `agent.run` says. An attempt takes at most `most_s` seconds, its calls
+    included. None of its processes outlives the block. Raises ConfigError where there is no such
+    agent, and WorkersLost."""
+    environment = isolated(os.environ)
+    async with open_forks("actors.agent_process", waits, "agents", environment) as forks:
+        wrong = await forks.open(AgentOpening(run), deadline_s=OPENING_S)
+        if wrong:
+            raise ConfigError(escaped(wrong.decode(errors="replace")))
+        yield AgentPool(forks, waits, most_s=most_s)
+
+
+async def _hear(stream: trio.SocketStream, heard: bytearray) -> None:
+    """Read output to its end, and keep the last of it."""
+    try:
+        while piece := await stream.receive_some(OUTPUT_BYTES):
+            heard += piece
+            del heard[:-OUTPUT_BYTES]
+    except trio.BrokenResourceError:  # it was killed with unread bytes
+        pass
+
+
+async def _ask(stream: trio.SocketStream, facts: EpisodeFacts) -> AgentEnd:
+    """Have the worker play, and read how that ended. A user's code is in the same process, so what
+    it says is checked like a stranger's."""
+    try:
+        await stream.send_all(frame(facts))
+        head = await exactly(stream, LENGTH.size)
+        body = None if head is None else await exactly(stream, length(head, END_BYTES))
+        if body is None:
+            return failed("crashed", "the agent's process died")
+        end = _END.decode(body)
+        if isinstance(end, AgentFailed):
+            return failed(end.kind, end.text)
+        return AgentEnded(as_outcome(end.reward))
+    except trio.BrokenResourceError:
+        return failed("crashed", "the agent's process died")
+    except WrongReward as error:
+        return failed(error.kind, str(error))
+    except (ValueError, RecursionError):
+        return failed("crashed", "the agent's process said what is no end of an episode")

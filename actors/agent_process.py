@@ -1,0 +1,112 @@
+"""The processes in which users' agents run, and which can be killed.
+
+Invariant: each attempt at an episode has a process of its own, which no earlier attempt has used.
+So one that hangs, crashes or leaves rubbish behind takes no other along, and every attempt begins
+in the same state: the same modules, and random generators seeded with the episode's seed.
+
+The nursery process (`worker_process.py`) of agents imports the agent once. The first frame on its
+control socket is `AgentOpening`. It is answered by a u32, 0 where the agent is there; else that
+many bytes follow, a sentence that says why not. A worker reads `EpisodeFacts` and writes one
+`AgentEnd`. Beside its socket it gets another one, which is its standard output and error.
+
+There is no heartbeat: a worker that died ends its socket, and one that stands still is found by its
+episode's clock (`agent_pool.AgentClock`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from io import TextIOWrapper
+
+import msgspec
+
+from actors.worker_process import LENGTH, frame, receive, serve_control
+from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.endings import played, raised
+from asyncrl.agents.load_agent import Agent, load_agent, warm
+from asyncrl.config.errors import ConfigError
+from asyncrl.sandbox import syscalls
+from asyncrl.sandbox.forks import PlainForks
+
+SENTENCE_BYTES = 2**14
+"""Bytes of the longest sentence that says why there is no agent."""
+
+
+class AgentOpening(msgspec.Struct, frozen=True, array_like=True):
+    """The first frame on the control socket: `agent.run`."""
+
+    run: str | list[str]
+
+
+def play_episode(sockets: Sequence[socket.socket], agent: Agent) -> None:
+    """Live as a worker: play one episode, and say how it ended."""
+    sock, output = sockets
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    output.close()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what the agent starts inherits it
+    # what its programs leave behind is this process's, not that of the nursery, where it would end
+    # with any other worker
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    facts = receive(sock, EpisodeFacts)
+    if facts is None:
+        return
+    _seed(facts.seed)
+
+    async def play() -> None:
+        # said here, because the loop's end waits for threads that the agent left
+        sock.sendall(frame(await played(agent, facts)))
+
+    try:
+        asyncio.run(play())
+    except BaseException as error:  # noqa: BLE001 SystemExit in a task ends the loop
+        sock.sendall(frame(raised(error)))
+
+
+def _seed(seed: int) -> None:
+    """Seed the generators that agents use: a fork has those of its parent, all the same."""
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
+
+
+def main(descriptor: int) -> None:
+    """Be the nursery process. Standard output becomes standard error, so that what a module prints
+    when it is imported reaches no protocol."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)
+    control = socket.socket(fileno=descriptor)
+    opening = receive(control, AgentOpening)
+    if opening is None:
+        return
+    try:
+        agent = load_agent(opening.run)
+        if (threads := threading.active_count()) > 1:
+            raise ConfigError(
+                f"the agent {opening.run!r} cannot be forked, because {threads - 1} threads run "
+                "once it is imported; start them in the agent instead."
+            )
+    except ConfigError as error:
+        text = str(error).encode()[:SENTENCE_BYTES]
+        control.sendall(LENGTH.pack(len(text)) + text)
+        return
+    warm()
+    gc.freeze()  # the collector would touch, and so copy, the pages that workers share
+    forks = PlainForks(close=[control.fileno()])
+    control.sendall(LENGTH.pack(0))
+    serve_control(control, forks, lambda sockets: play_episode(sockets, agent))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,180 @@
+"""An episode as its agent sees it. Invariant: a result that was noted once is the same in every
+attempt, and is not computed again.
+
+An agent that is killed is run again from the top, in a fresh process and with the same seed. What
+it asks the model for is answered with what was sampled before; what it computed itself is, if it
+went through `once`.
+
+The gateway keeps notes and rewards:
+
+    GET  /v1/sessions/NAME/notes/KEY     200 {"value": …}, or 404
+    POST /v1/sessions/NAME/notes/KEY     {"value": …}
+    POST /v1/sessions/NAME/reward        {"reward": 1.0, "turn": -1}, with the key for rewards
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+
+from asyncrl.agents.agent_rewards import as_reward
+from asyncrl.escape import escaped
+
+MODEL = "policy"
+"""The name by which agents call the model that is trained."""
+KEY = 200
+"""Characters of a note's key, at most."""
+SHOWN = 200
+"""Characters of the gateway's refusal that a sentence has."""
+ANSWER_S = 60.0
+"""Seconds in which the gateway takes or gives a note or a reward."""
+
+
+class EpisodeFacts(msgspec.Struct, frozen=True):
+    """The facts of an episode. `base_url` is `http://…/sessions/NAME/v1`, `api_key` the session's
+    key for calls, and `reward_key` the one for rewards, which code that the model wrote must not
+    get. `attempt` counts from 0; all else is the same in each attempt."""
+
+    prompt: str
+    entry: dict[str, Any]
+    prompt_index: int
+    seed: int
+    attempt: int
+    base_url: str
+    api_key: str
+    reward_key: str
+
+    @property
+    def session_url(self) -> str:
+        """The URL of the session's notes and reward: `http://…/v1/sessions/NAME`."""
+        before, _, name = self.base_url.removesuffix("/v1").rpartition("/sessions/")
+        return f"{before}/v1/sessions/{name}"
+
+
+class EpisodeError(Exception):
+    """The gateway did not take what an agent gave it; the text says why."""
+
+
+class _Seen:
+    """The facts, as attributes of an episode."""
+
+    def __init__(self, facts: EpisodeFacts) -> None:
+        self.prompt, self.entry = facts.prompt, facts.entry
+        self.prompt_index, self.seed, self.attempt = facts.prompt_index, facts.seed, facts.attempt
+        self.base_url, self.api_key = facts.base_url, facts.api_key
+        self.reward_key = facts.reward_key
+
+
+class AgentEpisode(_Seen):
+    """An episode, for an async agent. `http` is a client for the gateway, which its maker closes.
+
+    found = await episode.once(f"search {query}", lambda: search(query))
+    await episode.reward(0.1)
+    """
+
+    def __init__(self, facts: EpisodeFacts, http: httpx2.AsyncClient) -> None:
+        super().__init__(facts)
+        self._http, self._url = http, facts.session_url
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def once(self, key: str, fn: Callable[[], Any | Awaitable[Any]]) -> Any:
+        """The noted result of this key; where there is none, that of `fn`, noted. It comes as JSON
+        reads it, so a tuple is a list, in this attempt too.
+
+        Raises ValueError for a key that is no text of 1 to 200 characters, TypeError for a result
+        that is not JSON, EpisodeError where the gateway does not keep it, and what `fn` raises,
+        which is not noted.
+        """
+        if not isinstance(key, str) or not 0 < len(key) <= KEY:
+            raise ValueError(f"the key of once() is a text of 1 to {KEY} characters")
+        url = f"{self._url}/notes/{quote(key, safe='')}"
+        async with self._locks.setdefault(key, asyncio.Lock()):  # not computed twice at a time
+            noted = await self._send("GET", url, self.api_key)
+            if noted.status_code != 404:
+                return _taken(noted, f"the note {key!r}")["value"]
+            result = fn()
+            if inspect.isawaitable(result):
+                result = await result
+            value = _as_json(key, result)
+            sent = await self._send("POST", url, self.api_key, {"value": value})
+            _taken(sent, f"the note {key!r}")
+            return value
+
+    async def reward(self, reward: float, call: int = -1) -> None:
+        """Give the turn of a call a reward; calls count from 0, or from the last one where
+        negative. Raises WrongReward, and EpisodeError where there is no such call."""
+        if not isinstance(call, int) or isinstance(call, bool):
+            raise TypeError(f"call is a {type(call).__name__}; give the number of a call")
+        asked = {"reward": as_reward(reward), "turn": call}
+        sent = await self._send("POST", f"{self._url}/reward", self.reward_key, asked)
+        _taken(sent, "the reward")
+
+    async def _send(
+        self, method: str, url: str, key: str, body: Mapping[str, Any] | None = None
+    ) -> httpx2.Response:
+        try:
+            return await self._http.request(
+                method,
+                url,
+                json=body,
+                headers={"authorization": f"Bearer {key}"},
+                timeout=ANSWER_S,
+            )
+        except httpx2.TransportError as error:
+            raise EpisodeError(
+                f"the gateway cannot be reached ({type(error).__name__}); the run may be over"
+            ) from error
+
+
+class BlockingEpisode(_Seen):
+    """An episode for a sync agent, which runs in a thread beside the event loop `loop`. Its methods
+    are those of `AgentEpisode`, and block; `fn` is called in a thread too."""
+
+    def __init__(
+        self, facts: EpisodeFacts, episode: AgentEpisode, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(facts)
+        self._episode, self._loop = episode, loop
+
+    def once(self, key: str, fn: Callable[[], Any]) -> Any:
+        """As `AgentEpisode.once`."""
+        return self._wait(self._episode.once(key, partial(asyncio.to_thread, fn)))
+
+    def reward(self, reward: float, call: int = -1) -> None:
+        """As `AgentEpisode.reward`."""
+        self._wait(self._episode.reward(reward, call))
+
+    def _wait(self, coroutine: Any) -> Any:
+        # bounded by the coroutine's own timeouts, and by the attempt's clock
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _as_json(key: str, result: Any) -> Any:
+    """The result as JSON reads it. Raises TypeError."""
+    try:
+        return json.loads(json.dumps(result, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"the result of once({key!r}) is not JSON ({error}); return text, finite numbers, "
+            "True, False, None, and lists and dicts of these"
+        ) from error
+
+
+def _taken(response: httpx2.Response, what: str) -> dict[str, Any]:
+    """The body of a good response. Raises EpisodeError with the gateway's sentence."""
+    try:
+        body = response.json()
+        if response.is_success and isinstance(body, dict):
+            return body
+        said = str(body["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        said = f"status {response.status_code}"
+    raise EpisodeError(f"the gateway did not take {what}: {escaped(said, SHOWN)}")

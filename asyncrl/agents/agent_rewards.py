@@ -1,0 +1,72 @@
+"""Rewards as agents give them: one number, or several by name. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, Literal
+
+LARGEST = 1e38
+"""Largest reward of either sign. A larger one could not be trained."""
+NAMES = 64
+"""Rewards that an agent may name, at most."""
+NAME = 64
+"""Characters of a reward's name, at most."""
+
+WrongKind = Literal["not a number", "not finite", "too large", "not named"]
+
+
+class WrongReward(ValueError):
+    """A value is no reward; the text says why, and `kind` in two words."""
+
+    def __init__(self, kind: WrongKind, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def as_reward(value: Any, name: str = "") -> float:
+    """The finite number that a value is. Raises WrongReward for all else, True and "1" too: an
+    agent that gives those has mostly given the wrong variable.
+
+    >>> as_reward(1), as_reward(0.25)
+    (1.0, 0.25)
+    >>> as_reward(True)
+    Traceback (most recent call last):
+    asyncrl.agents.agent_rewards.WrongReward: the reward is a bool; give a finite number
+    """
+    which = f"the reward {name!r}" if name else "the reward"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise WrongReward(
+            "not a number", f"{which} is a {type(value).__name__}; give a finite number"
+        )
+    try:
+        reward = float(value)
+    except OverflowError:
+        reward = LARGEST * 10
+    if not math.isfinite(reward):
+        raise WrongReward("not finite", f"{which} is {reward}; give a finite number")
+    if abs(reward) > LARGEST:
+        raise WrongReward("too large", f"{which} is larger than {LARGEST:g}, and cannot be trained")
+    return reward
+
+
+def as_outcome(value: Any) -> float | dict[str, float] | None:
+    """The rewards that an agent returned; None where the task's verifier shall judge. Raises
+    WrongReward.
+
+    >>> as_outcome({"right": 1, "brief": 0.5})
+    {'right': 1.0, 'brief': 0.5}
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        return as_reward(value)
+    for name in value:
+        if not isinstance(name, str) or not 0 < len(name) <= NAME:
+            raise WrongReward("not named", f"a reward's name is a text of 1 to {NAME} characters")
+    if not 0 < len(value) <= NAMES:
+        raise WrongReward("not named", f"{len(value)} rewards were named; name 1 to {NAMES}")
+    named = {name: as_reward(one, name) for name, one in value.items()}
+    as_reward(math.fsum(named.values()), "the sum of all")
+    return named

@@ -1,0 +1,81 @@
+"""The ends of an attempt at an episode, as its agent's process tells them.
+
+What raises, or gives what is no reward, is a failure with a kind and a sentence. No failure is a
+reward of zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.agent_program import ProgramFailed
+from asyncrl.agents.agent_rewards import WrongKind, WrongReward, as_outcome
+from asyncrl.agents.load_agent import Agent
+from asyncrl.escape import escaped
+
+SAID = 400
+"""Characters of a failure's sentence."""
+
+OTHERS = (
+    str(Path(__file__).parent / ""),
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+)
+"""Folders of code that no user wrote."""
+
+FailureKind = Literal["raised", "exit", "timeout", "crashed"] | WrongKind
+"""`raised`: the agent raised; `exit`: its program ended with an error; `timeout`: it had the ball
+for longer than it may; `crashed`: its process died; the others: what it gave is no reward."""
+
+
+class AgentEnded(msgspec.Struct, frozen=True, tag="ended"):
+    """The agent ended by itself, with the episode's reward, or several by name; None: the task's
+    verifier judges its last reply."""
+
+    reward: float | dict[str, float] | None
+
+
+class AgentFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The agent did not end well; there is no reward. `text` is one printable line."""
+
+    kind: FailureKind
+    text: str
+
+
+AgentEnd = AgentEnded | AgentFailed
+
+
+def failed(kind: FailureKind, text: str) -> AgentFailed:
+    """A failure, whose text is escaped and cut."""
+    return AgentFailed(kind, escaped(" ".join(text.split()), SAID))
+
+
+async def played(agent: Agent, facts: EpisodeFacts) -> AgentEnd:
+    """Play an episode, and say how it ended, whatever the agent raises."""
+    try:
+        return AgentEnded(as_outcome(await agent(facts)))
+    except WrongReward as error:
+        return failed(error.kind, str(error))
+    except ProgramFailed as error:
+        return failed("exit", str(error))
+    except (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 a user's code may raise SystemExit too
+        return raised(error)
+
+
+def raised(error: BaseException) -> AgentFailed:
+    """The failure of an agent that raised: the error, and the line of its code nearest to it."""
+    said = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(OTHERS)]
+    if own:
+        said = f"{said[: SAID - 100]} (line {own[-1].lineno} of {own[-1].filename[-60:]})"
+    return failed("raised", said)

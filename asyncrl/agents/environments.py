@@ -1,0 +1,67 @@
+"""Environments: a class with `reset` and `step`, made an agent by a loop.
+
+    class Game:
+        def reset(self, entry, seed): return "Guess a number from 1 to 10."
+        def step(self, reply): return Step("too low", 0.0, done=False)
+
+Both methods may be async. Each attempt makes a new object, and calls `reset` with the task's entry
+and the episode's seed: what it draws, it draws from that seed, so that each attempt is the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from asyncrl.agents.agent_episode import MODEL, AgentEpisode
+from asyncrl.agents.agent_rewards import as_reward
+
+if TYPE_CHECKING:
+    import openai
+    from openai.types.chat import ChatCompletionMessageParam
+
+
+class Step(NamedTuple):
+    """An environment's answer to a reply: what the model is told next, the reward of the reply's
+    turn, and True where the episode is over (then nobody reads the text)."""
+
+    text: str
+    reward: float
+    done: bool
+
+
+class Environment(Protocol):
+    """Methods that an environment's class has."""
+
+    def reset(self, entry: Mapping[str, Any], seed: int) -> str | Awaitable[str]:
+        """Begin, and return what the model is told first."""
+        ...
+
+    def step(self, reply: str) -> Step | Awaitable[Step]:
+        """Take the model's reply, and answer it."""
+        ...
+
+
+async def play(
+    environment: Environment, client: openai.AsyncOpenAI, episode: AgentEpisode
+) -> float:
+    """Play an environment to its end. Each step's reward is its turn's; their sum is the episode's.
+    It ends with the environment, or where the gateway takes no more calls."""
+    text = await _settled(environment.reset(episode.entry, episode.seed))
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": text}]
+    total = 0.0
+    while True:
+        answer = await client.chat.completions.create(model=MODEL, messages=messages)
+        reply = answer.choices[0].message.content or ""
+        text, given, done = await _settled(environment.step(reply))
+        reward = as_reward(given)
+        await episode.reward(reward)
+        total += reward
+        if done:
+            return total
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": text}]
+
+
+async def _settled(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

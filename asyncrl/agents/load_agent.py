@@ -1,0 +1,142 @@
+"""An agent, from what `agent.run` says. Invariant: whatever form it has, it is one async function
+of an episode's facts.
+
+A module is found as every one of a user's is: by its name, with its folder on PYTHONPATH
+(`asyncrl.config.plugins`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import cache, partial
+from typing import Any
+
+import httpx2
+import openai
+
+from asyncrl.agents.agent_episode import AgentEpisode, BlockingEpisode, EpisodeFacts
+from asyncrl.agents.agent_program import run_program
+from asyncrl.agents.environments import play
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.plugins import load_named
+
+Agent = Callable[[EpisodeFacts], Awaitable[Any]]
+"""Plays an episode, and returns what its user's code returned. It raises what that raises."""
+
+RETRIES = 8
+"""Times that a client asks again by itself where the gateway is busy or closed a connection."""
+FORM = "async def solve(client, episode)"
+
+
+def load_agent(run: str | Sequence[str]) -> Agent:
+    """The agent that `module:name` names, a function or an environment's class, or that a command
+    line is. Raises ConfigError, which says what is wrong with it."""
+    if not isinstance(run, str):
+        return _of_program(list(run))
+    found = load_named(run, "agent")
+    if isinstance(found, type):
+        return _of_class(run, found)
+    if not callable(found):
+        raise ConfigError(
+            f"the agent {run!r} is a {type(found).__name__}; name a function, as in {FORM}, or a "
+            "class with reset and step."
+        )
+    if not _takes(found, 2):
+        raise ConfigError(
+            f"the agent {run!r} cannot be called with a client and an episode; define it as {FORM}."
+        )
+    if inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(found.__call__):
+        return partial(_play_async, found)
+    return partial(_play_sync, found)
+
+
+def _of_program(argv: list[str]) -> Agent:
+    if not argv or not all(isinstance(word, str) and word for word in argv):
+        raise ConfigError('agent.run is an empty command; give one, as in ["python", "agent.py"].')
+    if shutil.which(argv[0]) is None:
+        raise ConfigError(
+            f"agent.run starts {argv[0]!r}, and there is no such program on PATH; give its path."
+        )
+    return partial(run_program, argv)
+
+
+def _of_class(run: str, kind: type) -> Agent:
+    """Raises ConfigError for a class that is no environment's."""
+    for name, arguments, form in (
+        ("reset", 2, "reset(self, entry, seed)"),
+        ("step", 1, "step(self, reply)"),
+    ):
+        method = getattr(kind, name, None)
+        if not callable(method) or not _takes(method, 1 + arguments):
+            raise ConfigError(f"the agent {run!r} is a class without {form}; define it.")
+    if not _takes(kind, 0):
+        raise ConfigError(
+            f"the class {run!r} wants arguments to be made; an environment is made without any, "
+            "and gets its entry in reset."
+        )
+
+    async def solve(client: openai.AsyncOpenAI, episode: AgentEpisode) -> float:
+        return await play(kind(), client, episode)
+
+    return partial(_play_async, solve)
+
+
+def _takes(function: Callable[..., Any], arguments: int) -> bool:
+    """True if a function can be called with so many arguments, as far as it says."""
+    try:
+        inspect.signature(function).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:  # of C, and without a signature
+        return True
+    return True
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all clients: each would read all certificates, and the gateway speaks no TLS."""
+    return ssl.create_default_context()
+
+
+def warm() -> None:
+    """Have at hand what every episode needs, before a process is forked that plays one."""
+    http = openai.DefaultHttpxClient(trust_env=False, verify=_tls())
+    with openai.OpenAI(base_url="http://localhost", api_key="-", http_client=http) as client:
+        assert client.chat.completions and client.completions  # imported where asked for first
+
+
+async def _play_async(solve: Callable[..., Awaitable[Any]], facts: EpisodeFacts) -> Any:
+    async with _opened(facts) as episode:
+        # the gateway bounds a call, and the attempt's clock all else; a proxy is not for loopback
+        http = openai.DefaultAsyncHttpxClient(trust_env=False, verify=_tls(), timeout=None)
+        async with _client(openai.AsyncOpenAI, facts, http) as client:
+            return await solve(client, episode)
+
+
+async def _play_sync(solve: Callable[..., Any], facts: EpisodeFacts) -> Any:
+    async with _opened(facts) as episode:
+        blocking = BlockingEpisode(facts, episode, asyncio.get_running_loop())
+        http = openai.DefaultHttpxClient(trust_env=False, verify=_tls(), timeout=None)
+        with _client(openai.OpenAI, facts, http) as client:
+            return await asyncio.to_thread(solve, client, blocking)
+
+
+def _client(kind: Callable[..., Any], facts: EpisodeFacts, http: Any) -> Any:
+    return kind(
+        base_url=facts.base_url,
+        api_key=facts.api_key,
+        http_client=http,
+        timeout=None,
+        max_retries=RETRIES,
+    )
+
+
+@asynccontextmanager
+async def _opened(facts: EpisodeFacts) -> AsyncIterator[AgentEpisode]:
+    async with httpx2.AsyncClient(trust_env=False, verify=_tls()) as http:
+        yield AgentEpisode(facts, http)

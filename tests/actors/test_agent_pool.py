@@ -1,0 +1,325 @@
+"""Users' agents in real processes: one that hangs, dies or leaves things behind costs its own
+episode a reward, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from fake_gateway import FakeGateway, fake_gateway
+
+from actors.agent_pool import OUTPUT_BYTES, AgentClock, AgentPool, _ask, open_agent_pool
+from actors.worker_forks import WorkersLost
+from actors.worker_process import frame
+from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.endings import AgentEnded, AgentFailed
+from asyncrl.config.errors import ConfigError
+from asyncrl.ipc.waits import Waits
+
+pytestmark = pytest.mark.processes
+
+PATIENCE_S = 300.0
+
+AGENTS = """
+import asyncio, os, random, signal, subprocess, sys, threading, time
+from pathlib import Path
+
+SEEN = []
+
+async def do(client, episode):
+    word, _, argument = episode.prompt.partition(" ")
+    match word:
+        case "give": return float(argument)
+        case "call":
+            answer = await client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "?"}])
+            return float(answer.choices[0].message.content)
+        case "hang": await asyncio.Event().wait()
+        case "spin":
+            while True: pass
+        case "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.pause()
+        case "die":
+            print("the last word", end="", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit-in-a-task":
+            async def leave(): raise SystemExit(3)
+            await asyncio.gather(asyncio.create_task(leave()))
+        case "rubbish":
+            for descriptor in range(3, 64):
+                try: os.write(descriptor, b"\\xff" * 64)
+                except OSError: pass
+            signal.pause()
+        case "print":
+            for _ in range(100): print("x" * 10_000)
+            print("end\\x1b[2J", file=sys.stderr)
+            return 1.0
+        case "seen":
+            SEEN.append(1)
+            return float(len(SEEN))
+        case "draw": return random.random()
+        case "child" | "orphan":
+            code = "import os, signal\\n"
+            if word == "orphan": code += "os.setsid()\\nif os.fork(): os._exit(0)\\n"
+            code += f"open({argument!r}, 'w').write(str(os.getpid()))\\nsignal.pause()"
+            subprocess.Popen([sys.executable, "-c", code])
+            await asyncio.Event().wait()
+        case "kill-the-nursery":
+            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
+        case "thread":
+            threading.Thread(target=time.sleep, args=(3600,)).start()
+            return 1.0
+"""
+
+Open = Callable[..., AbstractAsyncContextManager[AgentPool]]
+
+
+@pytest.fixture
+def gateway() -> Iterator[FakeGateway]:
+    with fake_gateway() as served:
+        yield served
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+    name = f"agents_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(AGENTS)
+    path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+
+    @asynccontextmanager
+    async def opens(
+        run: str | list[str] = "", most_s: float = PATIENCE_S
+    ) -> AsyncIterator[AgentPool]:
+        async with open_agent_pool(run or f"{name}:do", Waits(), most_s=most_s) as pool:
+            yield pool
+
+    return opens
+
+
+FACTS = EpisodeFacts("", {}, 3, 17, 0, "http://127.0.0.1:9/sessions/e/v1", "k", "r")
+
+
+async def play(pool: AgentPool, prompt: str, seconds: float = PATIENCE_S) -> object:
+    facts = msgspec.structs.replace(FACTS, prompt=prompt)
+    end = (await pool.play(facts, AgentClock(seconds))).end
+    return end.kind if isinstance(end, AgentFailed) else end.reward
+
+
+async def gone(process: int) -> None:
+    """Wait for the end of a process, of which this is a pidfd."""
+    with trio.fail_after(PATIENCE_S):
+        await trio.lowlevel.wait_readable(process)
+    os.close(process)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    """A pipe, into which a program of an agent writes its process id."""
+    os.mkfifo(pipe := tmp_path / "told")
+    return pipe
+
+
+async def said(pipe: Path) -> int:
+    with trio.fail_after(PATIENCE_S):
+        return int(await trio.to_thread.run_sync(pipe.read_text, abandon_on_cancel=True))
+
+
+async def test_an_agent_that_goes_wrong_takes_no_other_along(opened: Open) -> None:
+    """All at once, beside one that plays on."""
+    ends: dict[str, object] = {}
+    wrong = {
+        "hang": "timeout",
+        "spin": "timeout",
+        "deaf": "timeout",
+        "die": "crashed",
+        "rubbish": "crashed",
+        "exit-in-a-task": "raised",
+        "give nan": "not finite",
+    }
+    async with opened() as pool, trio.open_nursery() as nursery:
+
+        async def end(prompt: str) -> None:
+            ends[prompt] = await play(pool, prompt, 3.0 if wrong[prompt] == "timeout" else 300.0)
+
+        for prompt in wrong:
+            nursery.start_soon(end, prompt)
+        assert await play(pool, "give 0.5") == 0.5
+    assert ends == wrong
+
+
+async def test_each_attempt_begins_in_the_same_state(opened: Open) -> None:
+    async with opened() as pool:
+        assert [await play(pool, "seen") for _ in range(2)] == [1.0, 1.0]
+        drawn = random.Random(17).random()
+        assert [await play(pool, "draw") for _ in range(2)] == [drawn, drawn]
+        facts = msgspec.structs.replace(FACTS, prompt="draw", seed=18)
+        other = (await pool.play(facts, AgentClock(PATIENCE_S))).end
+        assert other == AgentEnded(random.Random(18).random())
+
+
+async def test_the_clock_stands_while_a_call_is_answered(
+    opened: Open, gateway: FakeGateway
+) -> None:
+    """The call takes twice as long as the agent may have the ball."""
+    gateway.answer.clear()
+    gateway.replies = ["7"]
+    clock = AgentClock(3.0)
+    async with opened() as pool, trio.open_nursery() as nursery:
+
+        async def answered() -> None:
+            """Stop the clock while a call runs, as a gateway does."""
+            await trio.to_thread.run_sync(gateway.calling.wait, PATIENCE_S)
+            with clock.paused():
+                await trio.sleep(6.0)
+            gateway.answer.set()
+
+        nursery.start_soon(answered)
+        attempt = await pool.play(gateway.facts(prompt="call"), clock)
+    assert attempt.end == AgentEnded(7.0) and attempt.seconds < 3.0
+
+
+async def test_output_is_bounded_and_printable(
+    opened: Open, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with opened() as pool:
+        facts = msgspec.structs.replace(FACTS, prompt="print")
+        attempt = await pool.play(facts, AgentClock(PATIENCE_S))
+        assert attempt.end == AgentEnded(1.0)
+        assert 2000 < len(attempt.output) <= OUTPUT_BYTES
+        assert attempt.output.rstrip().endswith(r"end\x1b[2J")
+        facts = msgspec.structs.replace(FACTS, prompt="die")
+        died = (await pool.play(facts, AgentClock(PATIENCE_S))).end
+        assert isinstance(died, AgentFailed) and died.text.endswith("the last word")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("word", ["child", "orphan"])
+async def test_a_cancelled_attempt_ends_with_all_that_it_started(
+    opened: Open, told: Path, word: str
+) -> None:
+    """An orphan outlives the ends of other attempts, and not that of its own."""
+    async with opened() as pool:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(play, pool, f"{word} {told}")
+            process = os.pidfd_open(await said(told))
+            assert await play(pool, "give 1") == 1.0
+            assert await play(pool, "give 1") == 1.0
+            with trio.move_on_after(0):
+                await trio.lowlevel.wait_readable(process)
+                raise AssertionError("it ended with another attempt")
+            nursery.cancel_scope.cancel()
+        await gone(process)
+
+
+async def test_what_an_agent_leaves_behind_keeps_no_attempt_open(opened: Open) -> None:
+    async with opened() as pool:
+        with trio.fail_after(PATIENCE_S):
+            assert await play(pool, "thread") == 1.0
+
+
+async def test_no_attempt_takes_longer_than_the_most(opened: Open) -> None:
+    async with opened(most_s=2.0) as pool:
+        clock = AgentClock(PATIENCE_S)
+        with clock.paused():
+            facts = msgspec.structs.replace(FACTS, prompt="hang")
+            end = (await pool.play(facts, clock)).end
+    assert end == AgentFailed("timeout", "the episode took 2 s, its calls included")
+
+
+async def test_a_program_and_what_it_says_wrong(opened: Open) -> None:
+    code = (
+        "import os; print(os.environ['ASYNCRL_PROMPT'])\n"
+        "if os.environ['ASYNCRL_PROMPT'] == 'no luck': raise SystemExit(3)"
+    )
+    async with opened([sys.executable, "-c", code]) as pool:
+        assert await play(pool, '{"reward": 2}') == 2.0
+        assert await play(pool, "no luck") == "exit"
+        assert await play(pool, "done") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        (
+            "import threading, time\n"
+            "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+            "async def do(client, episode): pass",
+            "1 threads run",
+        ),
+    ],
+)
+async def test_an_agent_that_cannot_be_opened_is_one_sentence(
+    opened: Open, tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / f"agents_{tmp_path.name}.py").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        async with opened():
+            pass
+
+
+async def test_a_lost_nursery_process_ends_the_pool_and_its_workers(opened: Open) -> None:
+    with pytest.raises(WorkersLost, match="the process that starts agents ended"):
+        async with opened() as pool:
+            await play(pool, "kill-the-nursery")
+
+
+# ------------------------------------------------------------------------------ without processes
+
+
+async def test_a_clock_counts_what_is_not_paused(autojump_clock: trio.testing.MockClock) -> None:
+    clock = AgentClock(10.0)
+    with clock.running() as scope:
+        await trio.sleep(4)
+        with clock.paused():
+            await trio.sleep(100)
+            with clock.paused():  # two calls at a time
+                await trio.sleep(100)
+            await trio.sleep(100)
+        await trio.sleep(5)
+        assert clock.spent_s == 9.0
+        await trio.sleep(5)
+    assert scope.cancelled_caught and clock.spent_s == 10.0
+
+
+async def test_a_clock_that_is_paused_before_it_runs(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    clock = AgentClock(10.0)
+    with clock.paused(), clock.running() as scope:
+        await trio.sleep(100)
+    assert not scope.cancelled_caught and clock.spent_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (b"", "crashed"),
+        (b"\xff\xff\xff\xff", "crashed"),
+        (b"\x01\x00\x00\x00\xc1", "crashed"),
+        (frame(AgentEnded(float("nan"))), "not finite"),
+        (frame(AgentEnded({"": 1.0})), "not named"),
+        (frame(AgentEnded(True)), "crashed"),
+        (frame(AgentFailed("mine", "x")), "crashed"),  # type: ignore[arg-type]
+        (frame(AgentFailed("raised", "\x1b[2J" + "x" * 10_000)), "raised"),
+    ],
+)
+async def test_what_a_worker_says_is_a_strangers(said: bytes, kind: str) -> None:
+    one, other = trio.socket.socketpair()
+    async with trio.SocketStream(one) as ours, trio.SocketStream(other) as theirs:
+        await theirs.send_all(said)
+        await theirs.send_eof()
+        end = await _ask(ours, FACTS)
+    assert isinstance(end, AgentFailed) and end.kind == kind
+    assert end.text.isprintable() and len(end.text) <= 400
