@@ -99,7 +99,10 @@ def test_a_pause_of_the_machine_ends_nothing_and_costs_no_actor(
     assert len(report.lives) == 1 and report.faults["clock_jumps"] == 4 and blamed == []
 
 
-@pytest.mark.parametrize("at", [0.3 + 0.13 * n for n in range(20)])
+@pytest.mark.parametrize(
+    "at",
+    [pytest.param(0.3 + 0.13 * n, marks=[pytest.mark.explore] * (n % 4 > 0)) for n in range(20)],
+)
 def test_a_run_killed_whole_at_any_moment_goes_on(at: float) -> None:
     report = simulate(
         5,
