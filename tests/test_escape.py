@@ -247,14 +247,8 @@ def test_a_chat_template_that_raises(tmp_path: Path) -> None:
     from asyncrl.training.bundled import write_tokenizer
 
     write_tokenizer(tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    known = json.loads(path.read_bytes()) if path.exists() else {}
     template = "{{ raise_exception('mine \x1b[2J\u202e') }}"
-    path.write_text(
-        json.dumps(
-            {"tokenizer_class": "PreTrainedTokenizerFast"} | known | {"chat_template": template}
-        )
-    )
+    (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(TaskError) as caught:
         Tokenizer(tmp_path, chat=True).render([{"role": "user", "content": "a"}])
     harmless(str(caught.value))
