@@ -256,7 +256,7 @@ class Playing:
             return
         del attempt.sent[message.number]
         tokens = min(call.tokens, max(message.tokens, episode.needed(call)))
-        if call.tokens > tokens or not call.finish:
+        if call.status is RolloutStatus.WAITING or (call.finish and call.tokens > tokens):
             self._store.record(Cut(attempt.rollout, attempt.attempt, call.id, tokens))
 
     def on_note(self, sender: Peer, message: Note) -> None:
@@ -296,9 +296,13 @@ class Playing:
             del self._attempts[attempt.rollout]
 
     def lose(self, peer: Peer) -> None:
-        """An agents actor is gone: its episodes wait for another attempt."""
+        """An agents actor is gone: its episodes wait for another attempt, but for those that are
+        over and of which it had not heard so."""
         for attempt in [a for a in self._attempts.values() if a.peer is peer]:
-            self._leave(attempt, "actor_lost", failed=False)
+            if self._plays(attempt):
+                self._leave(attempt, "actor_lost", failed=False)
+            else:
+                del self._attempts[attempt.rollout]
 
     def held(self, name: str) -> int:
         """Count the episodes that an agents actor has."""

@@ -275,6 +275,33 @@ async def test_an_agent_that_has_enough_is_trained_on_what_it_saw() -> None:
     assert p.rollout(number).tokens == 2
 
 
+async def test_a_later_attempt_may_say_at_once_that_it_has_enough_of_what_was_cut_before() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2)
+    (call,) = p.lease()
+    p.sample(call, 3)
+    p.playing.on_enough(actor, Enough(number, 1, 0, 2))
+    p.roster.remove(actor)
+    p.playing.lose(actor)
+    other = p.agents(1)
+    p.playing.pump("train")
+    p.ask(other, number, 0, 1, 2)
+    p.playing.on_enough(other, Enough(number, 2, 0, 0))
+    p.playing.on_played(other, Played(number, 2, "stop"))
+    assert p.rollout(number).tokens == 2
+
+
+async def test_an_actor_may_be_lost_before_it_hears_that_a_rollout_is_over() -> None:
+    p = Parts()
+    actor, _ = p.begun()
+    p.store.record(e.Dropped(0, "evaluation"))
+    p.roster.remove(actor)
+    p.playing.lose(actor)
+    p.playing.pump("train")
+    assert not actor.take(StopPlaying) and not p.playing.held(actor.name)
+
+
 async def test_bounds_are_refused_by_name_and_the_agent_goes_on() -> None:
     p = Parts()
     actor, number = p.begun()
