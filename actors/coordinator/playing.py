@@ -109,6 +109,7 @@ class Playing:
         `split`."""
         self._end_stale()
         for attempt in self._attempts.values():
+            self._end_if_spent(attempt)
             self._reply(attempt)
         self._begin(split)
 
@@ -118,6 +119,21 @@ class Playing:
             if not self._plays(attempt):
                 attempt.peer.send(StopPlaying(rollout, attempt.attempt))
                 del self._attempts[rollout]
+
+    def _end_if_spent(self, attempt: _Attempt) -> None:
+        """End the answers of an episode that has sampled all that it may. Calls that sample at one
+        time may have sampled more together: that is cut off before the agent sees it."""
+        rollout = self._store.experience.rollouts[attempt.rollout]
+        episode = _episode_of(rollout)
+        if (over := -_left(rollout)) < 0:
+            return
+        for number, sent in list(attempt.sent.items()):
+            call = self._call(attempt, number)
+            self._take_back(call)
+            tokens = max(call.tokens - over, episode.needed(call), sent)
+            if call.status is RolloutStatus.WAITING or (call.finish and call.tokens > tokens):
+                over -= call.tokens - tokens
+                self._store.record(Cut(rollout.id, attempt.attempt, call.id, tokens))
 
     def _begin(self, split: Split) -> None:
         """Give waiting episodes to the agents actors that have room."""
@@ -159,7 +175,9 @@ class Playing:
             attempt.sent[number] = call.tokens
             if call.status is RolloutStatus.ANSWERED:
                 end = Span(call.spans[-1].version if call.spans else 0, call.tokens, call.tokens)
-                self._say(attempt, number, call, call.tokens, end, call.finish or "stop")
+                spent = _left(self._store.experience.rollouts[attempt.rollout]) < 1
+                ending: Finish = call.finish or ("length" if spent else "stop")
+                self._say(attempt, number, call, call.tokens, end, ending)
                 del attempt.sent[number]
             elif call.status is RolloutStatus.BURIED:
                 self._refuse(attempt, number, "the engines could not answer this call")
@@ -209,16 +227,17 @@ class Playing:
             if call.id not in episode.used and call.status is not RolloutStatus.BURIED
         ]
         attempt.calls.append(None)
-        if (known := next((call for call in earlier if call.key == key), None)) is not None:
+        known = next((call for call in earlier if call.key == key), None)
+        if known is not None and episode.needed(known) <= _left(rollout):
             self._store.record(Reused(rollout.id, attempt.attempt, known.id))
             attempt.answering(message.number, known.id)
             return
         budget = self._budget(rollout, message.max_new_tokens, len(context) // 4)
-        if len(attempt.calls) > self._limits.max_calls or budget < 1:
+        if known is not None or len(attempt.calls) > self._limits.max_calls or budget < 1:
             why = (
                 f"the episode has made {self._limits.max_calls} calls, which is as many as it may "
                 "(agent.max_calls)"
-                if budget > 0
+                if known is None and budget > 0
                 else "the episode has no token left to sample: of its budget "
                 "(rollout.max_new_tokens), or of the context (engine.context_tokens)"
             )
@@ -291,6 +310,7 @@ class Playing:
         if message.failed:
             self._leave(attempt, message.failed, failed=True)
         else:
+            self._end_if_spent(attempt)
             self._take_back_all(attempt)
             self._store.record(Sealed(attempt.rollout, attempt.attempt, message.finish or "stop"))
             del self._attempts[attempt.rollout]
@@ -340,9 +360,7 @@ class Playing:
 
     def _budget(self, rollout: Rollout, asked: int, context: int) -> int:
         """The tokens that a call may sample: what is left of the episode's, and of the context."""
-        episode = _episode_of(rollout)
-        spent = sum(call.tokens for call in episode.calls if call.id in episode.used)
-        return min(asked, rollout.max_new_tokens - spent, self._limits.context_tokens - context)
+        return min(asked, _left(rollout), self._limits.context_tokens - context)
 
     def _call(self, attempt: _Attempt, number: int) -> AgentCall:
         call = attempt.calls[number]
@@ -367,6 +385,14 @@ class Playing:
 def rollout_key(group: Group, rollout: Rollout) -> int:
     """The key that the draws of a rollout follow from."""
     return group.key + rollout.id - group.members[0].id
+
+
+def _left(rollout: Rollout) -> int:
+    """The tokens that an episode may still sample in this attempt; negative where calls at one time
+    sampled more together."""
+    episode = _episode_of(rollout)
+    spent = sum(call.tokens for call in episode.calls if call.id in episode.used)
+    return rollout.max_new_tokens - spent
 
 
 def _episode_of(rollout: Rollout) -> Episode:

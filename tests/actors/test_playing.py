@@ -302,6 +302,23 @@ async def test_an_actor_may_be_lost_before_it_hears_that_a_rollout_is_over() -> 
     assert not actor.take(StopPlaying) and not p.playing.held(actor.name)
 
 
+async def test_calls_at_one_time_sample_no_more_than_the_episode_may_in_all() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    for place in range(3):
+        p.ask(actor, number, place, 1, 2, place, budget=BUDGET)
+    one, two, three = p.lease()
+    p.sample(one, 9)
+    p.playing.pump("train")
+    p.sample(two, 9)
+    p.playing.pump("train")
+    assert (one.tokens, two.tokens, three.tokens) == (9, 7, 0), "no more than 16 in all"
+    assert replies(actor)[1] == "length" and not p.lease()
+    assert p.experience.ledger.tokens.discarded == {"unused": 2}
+    p.playing.on_played(actor, Played(number, 1, "stop"))
+    assert p.rollout(number).tokens == BUDGET
+
+
 async def test_bounds_are_refused_by_name_and_the_agent_goes_on() -> None:
     p = Parts()
     actor, number = p.begun()
