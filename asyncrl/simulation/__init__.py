@@ -21,5 +21,6 @@ run.py          one seed; `asyncrl simulate`
 command.py      many seeds, counted
 checker/        the invariants, recounted after every event from events and from what engine and
                 learner did
+episodes/       agents that are scripted, the parts that play them, and their checker
 capacity/       a modelled cluster: how fast a run of many engines would go, and what it would do
 """

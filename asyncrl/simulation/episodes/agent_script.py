@@ -1,0 +1,76 @@
+"""A scripted agent. Invariant: what it does next is a function of its seed and of what it was
+answered, unless it is unsteady: then also of its attempt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from typing import NamedTuple
+
+from asyncrl.ipc.messages import Finish
+
+
+class ScriptedAsk(NamedTuple):
+    """A call: its context (token ids), the tokens that it asks for, and how many of them it needs;
+    None: all of them."""
+
+    context: tuple[int, ...]
+    budget: int
+    needs: int | None
+
+
+class ScriptedNote(NamedTuple):
+    """A result of a tool, to be kept under a name. The agent goes on with the one that is kept."""
+
+    name: str
+    value: bytes
+
+
+class ScriptedReward(NamedTuple):
+    """A reward for the turn of call `number`; with None, for the whole episode."""
+
+    number: int | None
+    reward: float
+
+
+Act = list[ScriptedAsk] | ScriptedNote | ScriptedReward
+"""An act of an agent. It waits for the answers to all calls of a list, and for none other."""
+
+Script = Generator[Act, list[tuple[int, ...] | None], Finish]
+"""Acts of an agent, which is sent the answers to its calls (None where one was refused), or the
+note that is kept, as token ids. It returns how it ended."""
+
+
+def script(seed: int, attempt: int, *, unsteady: bool) -> Script:
+    """An agent of one to four turns. Each is one call, or up to three at a time, of which some have
+    the same context. After a turn it goes on with the answer and a tool's result, or goes back to
+    what it had asked in an earlier turn."""
+    draw = random.Random(f"agent/{seed}")
+    context: tuple[int, ...] = (seed % 97 + 1, 7)
+    earlier, number = list[tuple[int, ...]](), 0
+    for turn in range(draw.randint(1, 4)):
+        if unsteady and attempt > 1 and draw.random() < 0.4:
+            context += (300 + attempt,)
+        asks = list[ScriptedAsk]()
+        for branch in range(draw.choice((1, 1, 1, 2, 3))):
+            own, needs = (branch,) * (draw.random() < 0.5), draw.choice((*[None] * 4, 0, 1, 3))
+            asks.append(ScriptedAsk(context + own, draw.choice((2, 4, 8, 60)), needs))
+        earlier.append(context)
+        answers = yield asks
+        if any(answer is None for answer in answers):
+            return "length"
+        for place in range(len(asks)):
+            if draw.random() < 0.3:
+                yield ScriptedReward(number + place, draw.choice((0.0, 0.25, 1.0)))
+        number += len(asks)
+        # a tool that never says the same twice: only a note makes the next attempt the same
+        spoken = random.Random(f"tool/{seed}/{turn}/{attempt}").randrange(256)
+        (kept,) = yield ScriptedNote(f"tool-{turn}", bytes([spoken]))
+        assert kept is not None
+        if draw.random() < 0.25:
+            context = draw.choice(earlier) + kept * draw.randint(0, 1)
+        else:
+            context = asks[0].context + (answers[0] or ()) + kept
+    if draw.random() < 0.7:
+        yield ScriptedReward(None, draw.choice((0.0, 0.5, 1.0)))
+    return "stop"

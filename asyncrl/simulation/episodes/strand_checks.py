@@ -1,0 +1,102 @@
+"""Checks of what is trained of a sealed episode. Invariant: the strands are compared with the calls
+that its agent made, and with nothing that the product makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from asyncrl.experience.experience import Experience
+from asyncrl.experience.sequence import TrainingSequence
+from asyncrl.simulation.episodes.episode_reference import ReferenceCall, ReferenceEpisode
+from asyncrl.simulation.observer import WorldObserver
+
+
+def check_sealed(run: WorldObserver, episode: ReferenceEpisode, experience: Experience) -> None:
+    """Check what is trained of a sealed episode: each sampled token of each call that its agent
+    made, once, behind its own context."""
+    rollout = episode.id
+    theirs = experience.rollouts[rollout]
+    calls = [episode.calls[id] for id in episode.used if episode.calls[id].versions]
+    sampled = sum(len(call.versions) for call in calls)
+    run.hold(
+        "bounds",
+        sampled <= episode.budget,
+        "rollout {} has {} tokens, of {}",
+        rollout,
+        sampled,
+        episode.budget,
+    )
+    run.hold(
+        "rewards",
+        theirs.agent_reward == episode.rewards.get(None)
+        and [(turn.tokens, turn.reward) for turn in theirs.turns]
+        == [(len(call.versions), episode.rewards.get(call.id)) for call in calls],
+        "rollout {} has the turns {}, and its agent gave {}",
+        rollout,
+        theirs.turns,
+        episode.rewards,
+    )
+    if not calls:
+        return
+    sequences = experience.groups[theirs.group].sequences(theirs)
+    left = list(calls)
+    for sequence in sequences:
+        _check_sequence(run, rollout, sequence, left)
+    run.hold("once", not left, "calls {} are not trained", [call.id for call in left])
+    gone_on = {
+        id(parent)
+        for place, call in enumerate(calls)
+        if (parent := _parent(call, calls[:place])) is not None
+    }
+    due = len(calls) - len(gone_on)
+    run.hold(
+        "strands",
+        len(sequences) == due,
+        "rollout {} has {} strands, and {} are enough",
+        rollout,
+        len(sequences),
+        due,
+    )
+
+
+def _check_sequence(
+    run: WorldObserver, rollout: int, sequence: TrainingSequence, left: list[ReferenceCall]
+) -> None:
+    """Find the call of each sampled token of a strand, and take it from those that are left."""
+    versions = [-1] * len(sequence.mask)
+    for span in sequence.spans:
+        versions[span.start : span.end] = [span.version] * (span.end - span.start)
+    at = 0
+    while (at := bytes(sequence.mask).find(1, at)) >= 0:
+        found = [
+            call
+            for call in left
+            if call.context == sequence.ids[: 4 * at]
+            and bytes(call.ids) == sequence.ids[4 * at : 4 * (at + len(call.versions))]
+            and bytes(call.behaviour)
+            == bytes(sequence.behaviour[4 * at : 4 * (at + len(call.versions))])
+        ]
+        if not found:
+            return run.violated(
+                "once", f"rollout {rollout}: token {at} of a strand is of no call that is left"
+            )
+        call = found[0]
+        end = at + len(call.versions)
+        run.hold(
+            "masks",
+            bytes(sequence.mask[at:end]) == b"\1" * (end - at)
+            and versions[at:end] == call.versions,
+            "call {} is masked {} at {}",
+            call.id,
+            bytes(sequence.mask[at:end]).hex(),
+            versions[at:end],
+        )
+        left.remove(call)
+        at = end
+    return None
+
+
+def _parent(call: ReferenceCall, before: Iterable[ReferenceCall]) -> ReferenceCall | None:
+    """The earlier call that this one goes on from, behind its last token; None if there is none."""
+    found = (other for other in before if call.context.startswith(other.path))
+    return max(found, key=lambda other: len(other.path), default=None)
