@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from actors.reward_actor import VerifierPool, open_verifiers
 from actors.session_file import SessionFile, write_sessions
 from asyncrl.config import Config
 from asyncrl.engines.protocol import Chunk, Engine
+from asyncrl.gateway.app import application, has_key
 from asyncrl.gateway.engine_generator import EngineGenerator, first_number
 from asyncrl.gateway.gateway import Gateway
 from asyncrl.gateway.gateway_settings import Settings
@@ -106,7 +108,8 @@ async def open_agents(
     """Open the gateway of the rollout actor `index`, at its port of loopback. The engine must run
     while it is open. Raises WorkersLost if the task cannot be opened."""
     generator = EngineGenerator(engine, first_number(index, incarnation))
-    agents, tokenizer = Agents(generator, waits, config.supervision.grace_s), _tokenizer(initial)
+    agents = Agents(generator, waits, config.supervision.grace_s)
+    tokenizer = chat_tokenizer(initial)
     settings = _settings(config.engine.context_tokens, tokenizer.sampled)
     path = run / SESSIONS / f"rollout-{index}.jsonl"
     path.parent.mkdir(exist_ok=True)
@@ -123,7 +126,8 @@ async def open_agents(
                 # what runs is interrupted at once, as leases are when a run is over
                 await serve(
                     gateway,
-                    key,
+                    application(gateway, key),
+                    partial(has_key, key.encode()),
                     port=config.gateway.port + index,
                     close=agents.closing,
                     drain_s=0.0,
@@ -155,7 +159,7 @@ def _settings(context_tokens: int, vocabulary: int) -> Settings:
     )
 
 
-def _tokenizer(initial: Path) -> Tokenizer:
+def chat_tokenizer(initial: Path) -> Tokenizer:
     """The model's tokenizer, with its chat template if it has one."""
     try:
         return Tokenizer(initial, chat=True)

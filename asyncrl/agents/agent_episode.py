@@ -53,10 +53,15 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
     reward_key: str
 
     @property
+    def session(self) -> str:
+        """The session's name."""
+        return self.base_url.removesuffix("/v1").rpartition("/")[2]
+
+    @property
     def session_url(self) -> str:
         """The URL of the session's notes and reward: `http://…/v1/sessions/NAME`."""
-        before, _, name = self.base_url.removesuffix("/v1").rpartition("/sessions/")
-        return f"{before}/v1/sessions/{name}"
+        before = self.base_url.rpartition("/sessions/")[0]
+        return f"{before}/v1/sessions/{self.session}"
 
 
 class EpisodeError(Exception):

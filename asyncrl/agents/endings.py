@@ -30,9 +30,10 @@ OTHERS = (
 )
 """Folders of code that no user wrote."""
 
-FailureKind = Literal["raised", "exit", "timeout", "crashed"] | WrongKind
+FailureKind = Literal["raised", "exit", "timeout", "crashed", "given up", "two rewards"] | WrongKind
 """`raised`: the agent raised; `exit`: its program ended with an error; `timeout`: it had the ball
-for longer than it may; `crashed`: its process died; the others: what it gave is no reward."""
+for longer than it may; `crashed`: its process died; `given up`: it said so; `two rewards`: it gave
+one and returned one; the others: what it gave is no reward."""
 
 
 class AgentEnded(msgspec.Struct, frozen=True, tag="ended"):

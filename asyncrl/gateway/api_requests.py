@@ -232,6 +232,27 @@ def reward(body: bytes) -> RewardGiven | RewardByTask:
     return RewardGiven(asked.reward, asked.prompt_index)
 
 
+class TurnReward(msgspec.Struct, forbid_unknown_fields=True):
+    """A reward for a turn, or, without one, for the whole."""
+
+    reward: float
+    turn: Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)] | None = None
+
+
+class _Noted(msgspec.Struct, forbid_unknown_fields=True):
+    value: msgspec.Raw
+
+
+def turn_reward(body: bytes) -> TurnReward:
+    """The reward in `body`. Raises GatewayError (400)."""
+    return _decode(body, TurnReward)
+
+
+def note(body: bytes) -> bytes:
+    """The JSON of the value in `body`. Raises GatewayError (400)."""
+    return bytes(_decode(body, _Noted).value)
+
+
 def prompt_index(text: str) -> int:
     """The number of a prompt in a path. Raises GatewayError (404) for what is none."""
     try:

@@ -21,7 +21,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from starlette.applications import Starlette
@@ -54,7 +54,7 @@ def has_key(key: bytes, headers: Headers) -> bool:
 
 def application(gateway: Gateway, key: str) -> Starlette:
     """The routes above, for agents that have `key`."""
-    app = _App(gateway, key.encode())
+    app = _RunRoutes(gateway, key.encode())
     routes: list[BaseRoute] = [Route("/ready", app.ready, methods=["GET"])]
     for prefix in ("", "/sessions/{session}"):
         routes += [
@@ -67,13 +67,7 @@ def application(gateway: Gateway, key: str) -> Starlette:
         Route("/v1/sessions/{session}", app.guarded(app.give_up), methods=["DELETE"]),
         Route("/v1/prompts/{prompt_index}", app.guarded(app.prompt), methods=["GET"]),
     ]
-    handlers = {
-        GatewayError: _refused,
-        HTTPException: _no_route,
-        ClientDisconnect: _left,
-        Exception: _failed,
-    }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    return Starlette(routes=routes, exception_handlers=HANDLERS)
 
 
 class _Guarded:
@@ -92,21 +86,23 @@ class _Guarded:
         await self._handler(Request(scope, receive), send)
 
 
-class _App:
-    def __init__(self, gateway: Gateway, key: bytes) -> None:
-        self._gateway, self._key = gateway, key
+class CallRoutes:
+    """The handlers of OpenAI's API."""
 
-    def guarded(self, handler: Handler) -> _Guarded:
-        return _Guarded(self._key, handler)
+    ignored: Sequence[str] = api_requests.IGNORED
+    """Parameters that are accepted and have no effect."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
 
     async def ready(self, request: Request) -> Response:
         return Response(status_code=200 if self._gateway.ready else 503)
 
     async def models(self, request: Request, send: Send) -> None:
-        await _whole(request, send, api_answers.models(self._gateway.settings.model))
+        await whole(request, send, api_answers.models(self._gateway.settings.model))
 
     async def chat(self, request: Request, send: Send) -> None:
-        session = _session(request)
+        session = session_of(request)
         with self._gateway.slot():
             asked, prompt = await self._gateway.reader.chat(session, await self._body(request))
             envelope = self._envelope(api_answers.Chat, "chatcmpl", asked)
@@ -114,34 +110,11 @@ class _App:
             await self._answer(request, send, session, asked, prompt, envelope, tools=tools)
 
     async def text(self, request: Request, send: Send) -> None:
-        session = _session(request)
+        session = session_of(request)
         with self._gateway.slot():
             asked, prompt = await self._gateway.reader.text(session, await self._body(request))
             envelope = self._envelope(api_answers.Text, "cmpl", asked)
             await self._answer(request, send, session, asked, prompt, envelope, tools=False)
-
-    async def reward(self, request: Request, send: Send) -> None:
-        session = _session(request)
-        match api_requests.reward(await self._body(request)):
-            case api_requests.RewardByTask(prompt_index):
-                with self._gateway.slot():
-                    reward = await self._gateway.judge(session, prompt_index)
-            case api_requests.RewardGiven(reward, prompt_index):
-                self._gateway.reward(session, reward, prompt_index)
-        await _whole(request, send, msgspec.json.encode({"session": session, "reward": reward}))
-
-    async def prompt(self, request: Request, send: Send) -> None:
-        prompt_index = api_requests.prompt_index(request.path_params["prompt_index"])
-        with self._gateway.slot():
-            text = await self._gateway.task_prompt(prompt_index)
-        await _whole(
-            request, send, msgspec.json.encode({"prompt_index": prompt_index, "prompt": text})
-        )
-
-    async def give_up(self, request: Request, send: Send) -> None:
-        session = _session(request)
-        self._gateway.give_up(session)
-        await _whole(request, send, msgspec.json.encode({"session": session, "reward": None}))
 
     async def _answer(
         self,
@@ -156,7 +129,7 @@ class _App:
     ) -> None:
         """Sample, and answer in one or as a stream."""
         headers = {"x-session": session}
-        if ignored := [name for name in api_requests.IGNORED if getattr(asked, name) is not None]:
+        if ignored := [name for name in self.ignored if getattr(asked, name) is not None]:
             headers["x-ignored"] = ", ".join(ignored)
         stream = _Stream(send, headers) if asked.stream else None
         parts: list[AnswerPart] = []
@@ -166,10 +139,6 @@ class _App:
                 parts.append(read)
             else:
                 await stream.send(envelope.part(read))
-
-        async def gone() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
 
         try:
             answer = await self._gateway.answer(
@@ -181,7 +150,7 @@ class _App:
                 parser=Hermes() if tools else PlainText(),
                 scored=asked.scored,
                 write=write,
-                gone=gone,
+                gone=lambda: self._gone(request),
             )
         except GatewayError as error:
             if stream is None or not stream.begun:
@@ -191,12 +160,17 @@ class _App:
         if answer is None:
             return
         if stream is None:
-            await _whole(request, send, envelope.whole(parts, answer.finish, answer.usage), headers)
+            await whole(request, send, envelope.whole(parts, answer.finish, answer.usage), headers)
         else:
             await stream.end(
                 envelope.last(answer.finish, answer.usage if asked.usage else None)
                 + api_answers.DONE
             )
+
+    async def _gone(self, request: Request) -> None:
+        """Return when nobody waits for the answer any more."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
 
     def _envelope(
         self, kind: type[Envelope], prefix: str, asked: api_requests.CallRequest
@@ -229,6 +203,40 @@ class _App:
         return bytes(body)
 
 
+class _RunRoutes(CallRoutes):
+    """The handlers for who has the run's key."""
+
+    def __init__(self, gateway: Gateway, key: bytes) -> None:
+        super().__init__(gateway)
+        self._key = key
+
+    def guarded(self, handler: Handler) -> _Guarded:
+        return _Guarded(self._key, handler)
+
+    async def reward(self, request: Request, send: Send) -> None:
+        session = session_of(request)
+        match api_requests.reward(await self._body(request)):
+            case api_requests.RewardByTask(prompt_index):
+                with self._gateway.slot():
+                    reward = await self._gateway.judge(session, prompt_index)
+            case api_requests.RewardGiven(reward, prompt_index):
+                self._gateway.reward(session, reward, prompt_index)
+        await whole(request, send, msgspec.json.encode({"session": session, "reward": reward}))
+
+    async def prompt(self, request: Request, send: Send) -> None:
+        prompt_index = api_requests.prompt_index(request.path_params["prompt_index"])
+        with self._gateway.slot():
+            text = await self._gateway.task_prompt(prompt_index)
+        await whole(
+            request, send, msgspec.json.encode({"prompt_index": prompt_index, "prompt": text})
+        )
+
+    async def give_up(self, request: Request, send: Send) -> None:
+        session = session_of(request)
+        self._gateway.give_up(session)
+        await whole(request, send, msgspec.json.encode({"session": session, "reward": None}))
+
+
 class _Stream:
     """Server-sent events; the response begins with the first, so that what fails before has a
     status of its own."""
@@ -253,14 +261,15 @@ class _Stream:
         await self.send(data, more=False)
 
 
-async def _whole(
+async def whole(
     request: Request, send: Send, body: bytes, headers: dict[str, str] | None = None
 ) -> None:
+    """Answer with JSON."""
     await Response(body, 200, headers, _JSON)(request.scope, request.receive, send)
 
 
-def _session(request: Request) -> str:
-    """The session of a request: in its path, or in its header."""
+def session_of(request: Request) -> str:
+    """The session of a request: in its path, or in its header. Raises GatewayError."""
     path, header = request.path_params.get("session"), request.headers.get("x-session")
     name: str | None = path or header
     if name is None:
@@ -312,3 +321,12 @@ async def _left(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     """Starlette raises the error again after this, so that the server logs it."""
     return GatewayError(500, "internal_error", "the gateway failed; its log says why").response()
+
+
+HANDLERS = {
+    GatewayError: _refused,
+    HTTPException: _no_route,
+    ClientDisconnect: _left,
+    Exception: _failed,
+}
+"""Answers to what a handler raises."""

@@ -34,6 +34,8 @@ class CallRecord:
         self.called = False
         self.broken = ""
         """The fault of what the engine gave, in words."""
+        self.refused = ""
+        """A sentence where no answer is given."""
 
     @property
     def closed(self) -> bool:
@@ -45,6 +47,7 @@ class CallRecord:
         """Read a piece; what comes when it is closed is counted and left out."""
         read, start = AnswerPart(), len(self.ids)
         self.broken = self.broken or self._wrong(piece)
+        self.refused = self.refused or piece.refused
         for token, behaviour in zip(piece.ids.tolist(), piece.behaviour.tolist(), strict=True):
             if self.closed:
                 self._unused += 1

@@ -47,7 +47,10 @@ class _Answer:
         except trio.EndOfChannel:
             raise StopAsyncIteration from None
 
-    def interrupt(self) -> None:
+    def interrupt(self, needed: int) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
         if not self.ended:
             self._engine.interrupt([self._rollout])
 
@@ -80,7 +83,13 @@ class EngineGenerator:
 
     @contextmanager
     def generate(
-        self, ids: Sequence[int], *, max_new_tokens: int, temperature: float
+        self,
+        session: str,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        stops: Sequence[str],
     ) -> Iterator[Generation]:
         rollout, self._next = self._next, self._next + 1
         request = Request(
@@ -97,7 +106,7 @@ class EngineGenerator:
         try:
             yield answer
         finally:
-            answer.interrupt()
+            answer.abandon()
             del self._answers[rollout]
 
     def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:

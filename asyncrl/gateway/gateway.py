@@ -172,7 +172,7 @@ class Gateway:
             with trio.move_on_after(self.settings.call_s) as scope:
                 await gone()
             ended.append("late" if scope.cancelled_caught else "gone")
-            generation.interrupt()
+            generation.abandon()
 
         if self._closing:
             raise closing()
@@ -187,7 +187,11 @@ class Gateway:
             with (
                 self.waits.on("tokens", owner=f"session {session}", deadline_s=deadline_s),
                 self._generator.generate(
-                    prompt.ids, max_new_tokens=tokens, temperature=temperature
+                    session,
+                    prompt.ids,
+                    max_new_tokens=tokens,
+                    temperature=temperature,
+                    stops=stops,
                 ) as generation,
                 self._listed(session, generation),
             ):
@@ -196,7 +200,7 @@ class Gateway:
                     async for piece in generation:
                         read = record.take(piece)
                         if record.closed and not piece.finish:
-                            generation.interrupt()
+                            generation.interrupt(len(record.ids))
                         if read.deltas or read.tokens:
                             await write(read)
                     nursery.cancel_scope.cancel()
@@ -211,6 +215,8 @@ class Gateway:
             self._touched.set()
         if "gone" in ended:
             return None
+        if record.refused:
+            raise GatewayError(422, "refused", record.refused)
         if record.broken:
             raise GatewayError(
                 502, "bad_engine", f"{record.broken}; the run's logs say which engine"
@@ -299,6 +305,11 @@ class Gateway:
         """End a session without a reward. Raises GatewayError."""
         self._end(session, None, None)
 
+    def leave(self, session: str) -> None:
+        """End a session, as `give_up`, if it is open."""
+        if self._recorder.is_open(session):
+            self._end(session, None, None)
+
     def _end(self, session: str, reward: float | None, prompt_index: int | None) -> None:
         try:
             self._recorder.end(
@@ -311,7 +322,7 @@ class Gateway:
 
     def _interrupt(self, session: str) -> None:
         for generation in self._running.get(session, []):
-            generation.interrupt()
+            generation.abandon()
 
     async def _quiet(self) -> None:
         while self._calls:

@@ -17,12 +17,13 @@ from asyncrl.ipc.messages import Finish
 class GeneratedPiece(msgspec.Struct, frozen=True):
     """Tokens sampled under `version`: `ids` int32 and `behaviour` float32 (see
     `engines.protocol.Chunk`) have equal length, which may be 0. A piece with a `finish` is the
-    last."""
+    last. With `refused`, a sentence, there is no answer, or no more of it."""
 
     ids: NDArray[np.int32]
     behaviour: NDArray[np.float32]
     version: int
     finish: Finish = ""
+    refused: str = ""
 
 
 class Generation(Protocol):
@@ -30,9 +31,13 @@ class Generation(Protocol):
 
     def __aiter__(self) -> AsyncIterator[GeneratedPiece]: ...
 
-    def interrupt(self) -> None:
-        """Stop at the next token; the last piece then says `interrupted`. An answer that has ended
-        stays as it is."""
+    def interrupt(self, needed: int) -> None:
+        """Stop at the next token, because the first `needed` tokens are all that is of use; the
+        last piece then says `interrupted`. An answer that has ended stays as it is."""
+        ...
+
+    def abandon(self) -> None:
+        """Stop like that, because nobody reads it any more: its agent has left, or has died."""
         ...
 
 
@@ -46,9 +51,15 @@ class Generator(Protocol):
         ...
 
     def generate(
-        self, ids: Sequence[int], *, max_new_tokens: int, temperature: float
+        self,
+        session: str,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        stops: Sequence[str],
     ) -> AbstractContextManager[Generation]:
-        """Sample at most `max_new_tokens` (at least 1) after `ids` at `temperature` (0: greedy).
-        Leaving the block ends it, with what is still to come lost. Raises ValueError for what the
-        engine cannot take."""
+        """Sample for a session at most `max_new_tokens` (at least 1) after `ids` at `temperature`
+        (0: greedy). The caller interrupts it at one of the texts `stops`. Leaving the block ends
+        it, with what is still to come lost. Raises ValueError for what the engine cannot take."""
         ...

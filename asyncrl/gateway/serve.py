@@ -6,13 +6,11 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable
-from functools import partial
 
 import trio
 
-from asyncrl.gateway.app import application, has_key
 from asyncrl.gateway.gateway import Gateway
-from asyncrl.httpd.asgi import HttpRefusal
+from asyncrl.httpd.asgi import Application, Headers, HttpRefusal
 from asyncrl.httpd.http_limits import HttpLimits
 from asyncrl.httpd.http_server import HttpServer
 
@@ -23,7 +21,8 @@ def _uncounted(refusal: HttpRefusal) -> None:
 
 async def serve(
     gateway: Gateway,
-    key: str,
+    app: Application,
+    known: Callable[[Headers], bool],
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -33,18 +32,19 @@ async def serve(
     limits: HttpLimits | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer agents that have `key` until `close` is set, then drain (see `Gateway.drain`) and
+    """Answer agents by `app` until `close` is set, then drain (see `Gateway.drain`) and
     return. Starts with the URL, without a path; port 0 is any free one. `refused` is called for
-    each connection that had to be closed; `limits` are those of the process where not given.
+    each connection that had to be closed, and `known` says of a request's headers if its client is
+    known; `limits` are those of the process where not given.
 
     Raises ValueError for a host that is not loopback, and OSError where the port is taken.
     """
     listening = _listen(host, port)
     address, bound = listening.getsockname()[:2]
     server = HttpServer(
-        application(gateway, key),
+        app,
         limits or HttpLimits.of_descriptors(),
-        known=partial(has_key, key.encode()),
+        known=known,
         refused=refused,
         waits=gateway.waits,
         owner="the agents' gateway",

@@ -9,13 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, count
-from typing import get_args
+from typing import Any, get_args
 
 from asyncrl.config.mix import shares
 from asyncrl.config.schema import TaskConfig
 from asyncrl.ipc.messages import Split
 from asyncrl.strategies.mixed_order import TaskPart
 from asyncrl.tasks import Task, TaskError
+from asyncrl.tasks.entry import entry_of
 
 
 class MixedTask:
@@ -61,6 +62,10 @@ class MixedTask:
     def prompt(self, split: Split, prompt_index: int) -> str:
         task, own = self._own(split, prompt_index)
         return task.prompt(split, own)
+
+    def entry(self, split: Split, prompt_index: int) -> dict[str, Any]:
+        task, own = self._own(split, prompt_index)
+        return entry_of(task, split, own)
 
     def answer(self, split: Split, prompt_index: int) -> str | None:
         task, own = self._own(split, prompt_index)

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from asyncrl.engines.embedded import EmbeddedEngine
 from asyncrl.engines.embedded.embedded_options import EmbeddedOptions
 from asyncrl.engines.protocol import Request
 from asyncrl.engines.scripted import Script
+from asyncrl.gateway.app import application, has_key
 from asyncrl.gateway.engine_generator import EngineGenerator
 from asyncrl.gateway.gateway import Gateway
 from asyncrl.gateway.gateway_settings import Settings
@@ -41,6 +43,9 @@ TURN = 300
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
 
+known = partial(has_key, KEY.encode())
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return write_chat(tmp_path_factory.mktemp("model"))
@@ -57,10 +62,10 @@ class ByTurn:
         return all(generator.ready for generator in self._generators)
 
     def generate(
-        self, ids: Sequence[int], *, max_new_tokens: int, temperature: float
+        self, session: str, ids: Sequence[int], **asked: Any
     ) -> AbstractContextManager[Generation]:
         generator = self._generators.pop(0) if len(self._generators) > 1 else self._generators[0]
-        return generator.generate(ids, max_new_tokens=max_new_tokens, temperature=temperature)
+        return generator.generate(session, ids, **asked)
 
 
 @asynccontextmanager
@@ -79,7 +84,14 @@ async def served(
                 nursery.start_soon(run)
 
             async def serving(task_status: trio.TaskStatus[str]) -> None:
-                await serve(gateway, KEY, close=close, drain_s=10.0, task_status=task_status)
+                await serve(
+                    gateway,
+                    application(gateway, KEY),
+                    known,
+                    close=close,
+                    drain_s=10.0,
+                    task_status=task_status,
+                )
 
             async with trio.open_nursery() as inner:
                 url = await inner.start(serving)
@@ -353,4 +365,11 @@ async def test_the_door_listens_on_loopback_alone(tokenizer: Tokenizer, tmp_path
     )
     for host in ("0.0.0.0", "192.0.2.1", "::", "example.org"):
         with pytest.raises(ValueError, match=r"loopback alone|listens on an address"):
-            await serve(gateway, KEY, host=host, close=trio.Event(), drain_s=1.0)
+            await serve(
+                gateway,
+                application(gateway, KEY),
+                known,
+                host=host,
+                close=trio.Event(),
+                drain_s=1.0,
+            )

@@ -46,8 +46,8 @@ async def test_no_two_answers_draw_alike_and_each_gets_its_own(autojump_clock: M
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generator.run)
         with (
-            generator.generate([1, 2], max_new_tokens=9, temperature=1.0) as one,
-            generator.generate([1, 2], max_new_tokens=9, temperature=1.0) as two,
+            generator.generate("s", [1, 2], max_new_tokens=9, temperature=1.0, stops=()) as one,
+            generator.generate("s", [1, 2], max_new_tokens=9, temperature=1.0, stops=()) as two,
         ):
             texts = [
                 bytes(
@@ -74,7 +74,7 @@ async def test_leaving_early_interrupts(autojump_clock: MockClock) -> None:
     generator = EngineGenerator(engine)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generator.run)
-        with generator.generate([1], max_new_tokens=100, temperature=1.0) as answer:
+        with generator.generate("s", [1], max_new_tokens=100, temperature=1.0, stops=()) as answer:
             async for _ in answer:
                 break
         await trio.sleep(1)
@@ -86,12 +86,12 @@ async def test_a_request_that_cannot_be_is_none() -> None:
     generator = EngineGenerator(scripted(Says(say("x"))))
     with (
         pytest.raises(ValueError, match="outside the vocabulary"),
-        generator.generate([9999], max_new_tokens=1, temperature=1.0),
+        generator.generate("s", [9999], max_new_tokens=1, temperature=1.0, stops=()),
     ):
         pass
     with (
         pytest.raises(ValueError, match="parallel"),
-        generator.generate([1], max_new_tokens=1, temperature=1.0),
+        generator.generate("s", [1], max_new_tokens=1, temperature=1.0, stops=()),
     ):
         generator.take([Chunk(FIRST + 1, 1, 0, 0, np.zeros(1, np.int32), np.zeros(0, np.float32))])
 

@@ -6,12 +6,14 @@ import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 from gateway_world import KEY, MODEL, Says, chat, say, scripted, write_chat
 
+from asyncrl.gateway.app import application, has_key
 from asyncrl.gateway.engine_generator import EngineGenerator
 from asyncrl.gateway.gateway import Gateway
 from asyncrl.gateway.gateway_settings import Settings
@@ -78,6 +80,7 @@ async def opened(tokenizer: Tokenizer) -> AsyncIterator[Door]:
     await engine.load(0, None)
     generator, waits, close = EngineGenerator(engine), Waits(), trio.Event()
     settings = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY)
+    gateway = Gateway(generator, tokenizer, settings, waits)
     refused: list[HttpRefusal] = []
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -85,8 +88,9 @@ async def opened(tokenizer: Tokenizer) -> AsyncIterator[Door]:
 
             async def serving(task_status: trio.TaskStatus[str]) -> None:
                 await serve(
-                    Gateway(generator, tokenizer, settings, waits),
-                    KEY,
+                    gateway,
+                    application(gateway, KEY),
+                    partial(has_key, KEY.encode()),
                     close=close,
                     drain_s=1.0,
                     refused=refused.append,

@@ -4,6 +4,7 @@ engine, also during a publication."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
 from asyncrl.engines.sglang.weight_loader import WeightLoader
 from asyncrl.engines.sglang.weight_transfer import DiskTransfer
+from asyncrl.gateway.app import application, has_key
 from asyncrl.gateway.engine_generator import EngineGenerator
 from asyncrl.gateway.gateway import Gateway
 from asyncrl.gateway.gateway_settings import Settings
@@ -111,7 +113,8 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
             async def serving(task_status: trio.TaskStatus[str]) -> None:
                 await serve(
                     gateway,
-                    KEY,
+                    application(gateway, KEY),
+                    partial(has_key, KEY.encode()),
                     close=close,
                     drain_s=10.0,
                     task_status=task_status,

@@ -1,0 +1,177 @@
+"""The agents actor: plays episodes, and is the link between their agents and the coordinator.
+
+Invariant: each attempt ends by `Played`, in bounded time, unless the coordinator or this actor ends
+it first. An attempt that failed has the name of a reason, and never a reward of zero.
+
+    Play        facts for the agent, who plays in a process of its own, or elsewhere; then Played
+    Reply       tokens for a call that waits for them
+    StopPlaying the agent is killed, and nothing more is said of its attempt
+    Drain       agents are killed; another attempt goes on with what they had
+
+The actor needs no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import trio
+
+from actors.agent_pool import AgentAttempt, AgentClock
+from actors.errors import CoordinatorLost
+from actors.reporting import Reporter
+from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.endings import AgentEnd, AgentFailed
+from asyncrl.gateway.capability import capability
+from asyncrl.gateway.gateway import Gateway
+from asyncrl.gateway.played_session import PlayedSession
+from asyncrl.gateway.played_sessions import PlayedSessions
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.messages import Drain, Drained, Play, Played, Reply, Split, StopPlaying
+
+logger = logging.getLogger(__name__)
+
+PromptFacts = Callable[[Split, int], Awaitable[tuple[str, dict[str, Any]]]]
+"""The text of a prompt, and its entry in the task."""
+
+
+class Player(Protocol):
+    """Has an agent play an episode (`agent_pool.AgentPool`, `elsewhere.ElsewherePool`)."""
+
+    async def play(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
+        """Play to the end, or to that of the clock. Cancelled, it ends the agent."""
+        ...
+
+
+class EpisodePlayer:
+    """Plays the episodes of one actor. Agents find `gateway` at `url`; an agent may have the ball
+    for `episode_s` seconds."""
+
+    def __init__(
+        self,
+        player: Player,
+        sessions: PlayedSessions,
+        gateway: Gateway,
+        prompt: PromptFacts,
+        reporter: Reporter,
+        *,
+        url: str,
+        episode_s: float,
+    ) -> None:
+        self._player, self._sessions, self._gateway = player, sessions, gateway
+        self._prompt, self._reporter = prompt, reporter
+        self._url, self._episode_s = url, episode_s
+        self._playing: dict[tuple[int, int], tuple[PlayedSession, trio.CancelScope]] = {}
+
+    def begin(self, play: Play, nursery: trio.Nursery) -> None:
+        """Begin an attempt, which is played in the nursery, and ends there."""
+        clock, scope = AgentClock(self._episode_s), trio.CancelScope()
+        session = self._sessions.open(play, clock.paused)
+        self._playing[play.rollout, play.attempt] = session, scope
+        nursery.start_soon(self._play, session, clock, scope)
+
+    async def _play(
+        self, session: PlayedSession, clock: AgentClock, scope: trio.CancelScope
+    ) -> None:
+        try:
+            with scope:
+                attempt = await self._player.play(await self._facts(session), clock)
+                self._say(session, attempt)
+        finally:
+            del self._playing[session.play.rollout, session.play.attempt]
+            self._sessions.close(session)
+            self._gateway.leave(session.name)
+
+    def stop(self, message: StopPlaying) -> None:
+        """End an attempt, if it is played."""
+        if (found := self._playing.get((message.rollout, message.attempt))) is not None:
+            _end(*found)
+
+    def stop_all(self) -> None:
+        """End every attempt."""
+        for found in self._playing.values():
+            _end(*found)
+
+    async def _facts(self, session: PlayedSession) -> EpisodeFacts:
+        play, key = session.play, self._sessions.key
+        prompt, entry = await self._prompt(play.split, play.prompt_index)
+        return EpisodeFacts(
+            prompt=prompt,
+            entry=entry,
+            prompt_index=play.prompt_index,
+            seed=play.seed,
+            attempt=play.attempt - 1,
+            base_url=f"{self._url}/sessions/{session.name}/v1",
+            api_key=capability(key, session.name, "call"),
+            reward_key=capability(key, session.name, "reward"),
+        )
+
+    def _say(self, session: PlayedSession, attempt: AgentAttempt) -> None:
+        play, end = session.play, _outcome(session, attempt.end)
+        if isinstance(end, AgentFailed):
+            logger.warning(
+                "the agent of rollout %d failed in attempt %d (%s): %s",
+                play.rollout,
+                play.attempt,
+                end.kind,
+                end.text,
+            )
+            kind = end.kind.replace(" ", "_")
+            self._reporter.count(f"agents_failed_{kind}")
+            self._sessions.say(Played(play.rollout, play.attempt, "", kind))
+            return
+        if end.reward is not None:
+            given = end.reward if isinstance(end.reward, float) else math.fsum(end.reward.values())
+            session.reward(given, None)
+        self._reporter.count("episodes")
+        session.played()
+
+
+def _end(session: PlayedSession, scope: trio.CancelScope) -> None:
+    """End an attempt, of which nothing is said from now on: not that clients have left, who are
+    killed with the agent."""
+    session.end()
+    scope.cancel()
+
+
+def _outcome(session: PlayedSession, end: AgentEnd) -> AgentEnd:
+    """The end of an attempt: an agent that returns a reward has given no other for the whole."""
+    if isinstance(end, AgentFailed) or end.reward is None or not session.rewarded:
+        return end
+    return AgentFailed(
+        "two rewards", "the agent gave the episode a reward, and returned another; do one of these"
+    )
+
+
+async def agents_actor(
+    link: Link, episodes: EpisodePlayer, sessions: PlayedSessions, reporter: Reporter
+) -> None:
+    """Serve the coordinator until it drains this actor."""
+    async with trio.open_nursery() as saying:
+        saying.start_soon(sessions.send, link)
+        async with trio.open_nursery() as reports:
+            reports.start_soon(reporter.run, link)
+            async with trio.open_nursery() as playing:
+                async for message, buffers in link:
+                    match message:
+                        case Play():
+                            episodes.begin(message, playing)
+                        case Reply():
+                            sessions.take(message, *buffers)
+                        case StopPlaying():
+                            episodes.stop(message)
+                        case Drain():
+                            break
+                        case _:
+                            raise ValueError(
+                                f"an agents actor does not understand {type(message).__name__}"
+                            )
+                else:
+                    raise CoordinatorLost("an agents actor")
+                episodes.stop_all()
+            reports.cancel_scope.cancel()
+        sessions.hush()
+    await link.send(Drained())

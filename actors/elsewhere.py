@@ -1,0 +1,49 @@
+"""Programs elsewhere as an agents actor's players (`agent.run = "http"`): an episode is offered,
+taken by a program, and ends with its reward, with giving up, or with its clock."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+
+from actors.agent_pool import AgentAttempt, AgentClock
+from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.endings import AgentEnd, AgentEnded, failed
+from asyncrl.gateway.offers import Offers
+from asyncrl.ipc.waits import WaitExpired, Waits
+
+TAKEN_S = 600.0
+"""Seconds after which the wait for a program begins again: an episode that nobody takes has not
+failed."""
+
+
+class ElsewherePool:
+    """Plays episodes by programs that take them over HTTP."""
+
+    def __init__(self, offers: Offers, waits: Waits) -> None:
+        self._offers, self._waits = offers, waits
+
+    async def play(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
+        """Offer an episode, and wait for its end. The clock runs from when a program has it."""
+        said = msgspec.json.encode({"session": facts.session, **msgspec.structs.asdict(facts)})
+        offer, owner = self._offers.put(facts.session, said), f"prompt {facts.prompt_index}"
+        try:
+            while not offer.taken.is_set():
+                with (
+                    suppress(WaitExpired),
+                    self._waits.on("a program's request", owner=owner, deadline_s=TAKEN_S),
+                ):
+                    await offer.taken.wait()
+            with clock.running():
+                await offer.over.wait()
+        finally:
+            self._offers.withdraw(offer)
+        match offer.given:
+            case "rewarded":
+                end: AgentEnd = AgentEnded(None)
+            case "given_up":
+                end = failed("given up", "the program gave the episode up")
+            case None:
+                end = failed("timeout", f"the program had the ball for {clock.limit_s:g} s")
+        return AgentAttempt(end, clock.spent_s, "")

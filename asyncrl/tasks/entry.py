@@ -1,0 +1,20 @@
+"""The entry of a prompt, as an agent is given it: what a task knows of it besides its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from asyncrl.ipc.messages import Split
+from asyncrl.tasks import Task
+
+
+def entry_of(task: Task, split: Split, prompt_index: int) -> dict[str, Any]:
+    """The entry, as JSON reads it; what is none of JSON's types is its text. Empty for a task that
+    has no method `entry(split, prompt_index)`. Raises IndexError outside the split."""
+    entry = getattr(task, "entry", None)
+    if entry is None:
+        return {}
+    text = msgspec.json.encode(entry(split, prompt_index), enc_hook=str)
+    return msgspec.json.decode(text, type=dict[str, Any])

@@ -1,0 +1,136 @@
+"""An agents actor with its gateway, before a coordinator that a test plays: the actor's end of the
+link is served, and the test has the other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import trio
+
+from actors.agent_pool import AgentAttempt, AgentClock
+from actors.agents_actor import EpisodePlayer, agents_actor
+from actors.reporting import Reporter
+from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.endings import AgentEnd
+from asyncrl.gateway.agents_app import agents_application
+from asyncrl.gateway.gateway import Gateway
+from asyncrl.gateway.gateway_settings import Settings
+from asyncrl.gateway.offers import Offers
+from asyncrl.gateway.played_sessions import PlayedSessions
+from asyncrl.gateway.serve import serve
+from asyncrl.ipc.link import Link, memory_links
+from asyncrl.ipc.messages import Ask, Drain, Drained, Message, Play, Reply, Report, Split
+from asyncrl.ipc.waits import Waits
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.bundled import END_ID, VOCABULARY
+
+KEY = b"the-key-of-this-run"
+CONTEXT = 400
+
+Agent = Callable[[EpisodeFacts], Awaitable[AgentEnd]]
+
+
+class TaskPlayer:
+    """Plays an agent in a task of this process, by its clock."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    async def play(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
+        with clock.running():
+            return AgentAttempt(await self._agent(facts), clock.spent_s, "")
+        raise AssertionError("the agents of these tests end in time")
+
+
+class ScriptedCoordinator:
+    """The coordinator's end of an agents actor's link."""
+
+    def __init__(self, link: Link, url: str) -> None:
+        self._link, self.url = link, url
+        self.heard: list[Message] = []
+
+    async def play(self, rollout: int = 17, attempt: int = 1, **more: Any) -> Play:
+        fields: dict[str, Any] = {
+            "split": "train",
+            "prompt_index": 3,
+            "seed": 5,
+            "max_new_tokens": 100,
+            "temperature": 1.0,
+            "notes": {},
+        }
+        play = Play(rollout=rollout, attempt=attempt, **{**fields, **more})
+        await self._link.send(play)
+        return play
+
+    async def hear(self) -> tuple[Message, bytes]:
+        """The next message that is no report, and its first buffer."""
+        while True:
+            message, buffers = await self._link.receive()
+            if not isinstance(message, Report):
+                self.heard.append(message)
+                return message, bytes(buffers[0]) if buffers else b""
+
+    async def ask(self) -> tuple[Ask, str]:
+        """The next message, which is a call, and the text of its context."""
+        message, buffer = await self.hear()
+        assert isinstance(message, Ask), message
+        ids = np.frombuffer(buffer, np.int32)
+        return message, "".join(chr(i) if i < 256 else "$" for i in ids.tolist())
+
+    async def reply(self, ask: Ask, text: str, finish: str = "stop", refused: str = "") -> None:
+        """Answer a call; `$` is the end of the text."""
+        ids = [END_ID if character == "$" else ord(character) for character in text]
+        await self._link.send(
+            Reply(ask.rollout, ask.attempt, ask.number, 7, finish, refused),  # type: ignore[arg-type]
+            np.array(ids, np.int32).tobytes(),
+            np.full(len(ids), -0.5, np.float32).tobytes(),
+        )
+
+    async def send(self, message: Message) -> None:
+        await self._link.send(message)
+
+
+@asynccontextmanager
+async def played(
+    tokenizer: Tokenizer,
+    player: Any,
+    *,
+    offers: Offers | None = None,
+    episode_s: float = 300.0,
+) -> AsyncIterator[ScriptedCoordinator]:
+    """The actor, with agents that `player` plays, and its coordinator. At the end it is drained."""
+    waits, ours, theirs = Waits(), *memory_links()
+    sessions, reporter = PlayedSessions(KEY), Reporter(Waits())
+    settings = Settings(model="policy", context_tokens=CONTEXT, vocabulary=VOCABULARY)
+    gateway = Gateway(sessions, tokenizer, settings, waits)
+
+    async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
+        await trio.lowlevel.checkpoint()
+        return f"{split} {prompt_index}?", {"answer": "42"}
+
+    async def attend(*, task_status: trio.TaskStatus[str]) -> None:
+        app = agents_application(gateway, sessions, offers)
+        close = trio.Event()
+        await serve(gateway, app, sessions.known, close=close, drain_s=0.0, task_status=task_status)
+
+    async def drained() -> None:
+        await agents_actor(theirs, episodes, sessions, reporter)
+        ended.set()
+
+    ended = trio.Event()
+    async with ours, theirs, trio.open_nursery() as nursery:
+        url = await nursery.start(attend)
+        episodes = EpisodePlayer(
+            player, sessions, gateway, prompt, reporter, url=url, episode_s=episode_s
+        )
+        nursery.start_soon(drained)
+        coordinator = ScriptedCoordinator(ours, url)
+        yield coordinator
+        await coordinator.send(Drain())
+        while not isinstance((await coordinator.hear())[0], Drained):
+            pass
+        await ended.wait()
+        nursery.cancel_scope.cancel()
