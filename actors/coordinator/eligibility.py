@@ -6,8 +6,9 @@ that cannot be trained leaves under its reason.
     no_verdict       a rollout that the verifier could not judge
     k_min            a group with fewer than `k_min` verdicts; a rollout of a complete group with
                      fewer than `k_min` others to be compared with
-    zero_variance    a group whose rewards are all equal, where that is no signal; a rollout whose
-                     reward is its baseline
+    zero_variance    a group whose rewards are all equal, where that is no signal (with
+                     `credit = to_go`, its rewards to go at every turn); a rollout whose reward is
+                     its baseline
     stale            too old for the step, by any token; where old tokens are masked, by all
     truncated        cut at the budget, all of it, where such responses are masked
 """
@@ -25,6 +26,7 @@ from asyncrl.experience.events import AnyEvent, Discarded, Dropped
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.ipc.messages import Scored
 from asyncrl.observe.response_sums import ResponseSums
+from staleness.advantages.to_go import differ_to_go
 from staleness.baseline import Prior, shrunk
 from staleness.lag import rollout_lag
 
@@ -61,7 +63,7 @@ class Eligibility:
         rollout, restart = self._config.rollout, self._config.staleness.on_stale == "restart"
         if len(group.rewards) < rollout.k_min:
             self._remove(Dropped(group.id, "k_min"), group.scored, filtered=True)
-        elif drops_equal(self._config) and min(group.rewards) == max(group.rewards):
+        elif drops_equal(self._config) and self._equal(group):
             self._remove(Dropped(group.id, "zero_variance"), group.scored, filtered=True)
         elif self._stale(group.scored, step):
             self._remove(Dropped(group.id, "stale", restart=restart), group.scored)
@@ -113,6 +115,12 @@ class Eligibility:
             if label := self._label(group.prompt_index):
                 sums = self.by_task.get(label, ResponseSums())
                 self.by_task[label] = sums.merge(ResponseSums.of([rollout]))
+
+    def _equal(self, group: Group) -> bool:
+        """Return True if no two members of a group differ in what their advantages are of."""
+        if self._config.train.credit == "to_go":
+            return not differ_to_go(group.rewards, group.turns)
+        return min(group.rewards) == max(group.rewards)
 
     def _cut(self, rollouts: list[Rollout]) -> bool:
         """Return True if nothing of the rollouts would enter the loss: all were cut at their

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from actors.coordinator.eligibility import baseline
 from asyncrl.config import Config
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.experience.replay_buffer import ReplayGroup
+from asyncrl.experience.episode import turn_tokens
+from asyncrl.experience.replay_buffer import ReplayGroup, ReplayMember
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Sample, Scored, TokenCount
@@ -61,6 +62,7 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
                 member=None if reward is None else group.scored.index(rollout),
                 strand=strand,
                 share=_share(sequence, rollout.tokens),
+                turns=_turns(rollout, strand),
             ),
             sequence,
         )
@@ -80,6 +82,7 @@ def of_replayed(kept: ReplayGroup, place: int) -> list[SequenceToTrain]:
                 member=place,
                 strand=strand,
                 share=_share(sequence, len(member.ids) // 4),
+                turns=_turns(member, strand),
             ),
             sequence,
         )
@@ -91,3 +94,8 @@ def _share(sequence: TrainingSequence, tokens: int) -> float:
     """The part of a rollout's sampled `tokens` that a sequence of it has; 1 where there are
     none."""
     return sequence.trained / tokens if tokens else 1.0
+
+
+def _turns(of: Rollout | ReplayMember, strand: int) -> list[tuple[int, int]]:
+    """The turns of a strand and their tokens; none where no agent played."""
+    return turn_tokens(of.turns, of.strands[strand]) if of.strands else []

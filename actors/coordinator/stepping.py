@@ -236,6 +236,7 @@ class Stepping:
             named = groups if whole else {rollout.group: groups[rollout.group] for rollout in batch}
             rewards = {number: group.rewards for number, group in named.items()}
             parts = {number: group.parts for number, group in named.items() if any(group.parts)}
+            turns = {number: group.turns for number, group in named.items() if any(group.turns)}
             self._send(
                 [
                     sequence
@@ -245,6 +246,7 @@ class Stepping:
                 rewards,
                 parts,
                 {number: group.lengths for number, group in named.items()} if whole else {},
+                turns,
             )
 
     def _send(
@@ -253,6 +255,7 @@ class Stepping:
         rewards: dict[int, list[float]],
         parts: dict[int, list[list[float]]],
         lengths: dict[int, list[int]],
+        turns: dict[int, list[list[float]]],
     ) -> None:
         most, mask, lags = max_lag(self._config), bytearray(), Counter[int]()
         for piece in pieces:
@@ -265,7 +268,13 @@ class Stepping:
         sequences = [piece.sequence for piece in pieces]
         self._outstanding[self._step, self._index] = lags
         message = MicroBatch(
-            self._step, self._index, [piece.sample for piece in pieces], rewards, parts, lengths
+            self._step,
+            self._index,
+            [piece.sample for piece in pieces],
+            rewards,
+            parts,
+            lengths,
+            turns,
         )
         self._commands.queue(
             message, joined_ids(sequences), joined_behaviour(sequences), bytes(mask)
@@ -293,6 +302,7 @@ class Stepping:
         ]
         rewards = {kept.group: list(kept.rewards) for kept in chosen}
         parts = {kept.group: [member.parts for member in kept.members] for kept in chosen}
+        turns = {kept.group: kept.turns for kept in chosen}
         whole = advantage_of(self._config.train).whole_step
         lengths = {kept.group: list(kept.lengths) for kept in chosen} if whole else {}
         for members in micro_batches(
@@ -309,6 +319,7 @@ class Stepping:
                 {n: rewards[n] for n in named},
                 {n: parts[n] for n in named if any(parts[n])},
                 lengths,
+                {n: turns[n] for n in named if any(turns[n])},
             )
 
     def _tokens(self, rollout: Rollout) -> int:

@@ -175,7 +175,9 @@ def derived(config: Config, available: int) -> list[Row]:
             "loss",
             train.objective,
             f"{objective_of(train).describe(clip_bounds(train))}; "
-            f"advantage {train.advantage}, by {train.unit}; mean by {loss_mean(train)}",
+            f"advantage {train.advantage}, by {train.unit}"
+            f"{', of rewards to go' if train.credit == 'to_go' else ''}; "
+            f"mean by {loss_mean(train)}",
         ),
         Row(
             "correction",

@@ -13,7 +13,7 @@ from typing import Any
 
 from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
 from asyncrl.config.schema import Config, StalenessConfig, TrainConfig
-from staleness.advantages import Advantage
+from staleness.advantages import Advantage, GroupAdvantage
 from staleness.loss_mean import Mean
 from staleness.objectives import ClipBounds, Objective
 
@@ -179,6 +179,14 @@ def _advantages(config: Config) -> Contradictions:
             ("train.unit", "train.advantage"),
             "where whole groups are trained every reward is known: set unit to rollout, or "
             "advantage to rloo",
+        )
+    if train.credit == "to_go" and not (
+        isinstance(advantage, GroupAdvantage) and advantage.by_turn
+    ):
+        yield (
+            ("train.credit", "train.advantage"),
+            f"{train.advantage} cannot compare rewards to go turn by turn without a bias: set "
+            "advantage to rloo or dr_grpo (and unit to group), or credit to episode",
         )
     if train.unit == "rollout" and train.replay_groups:
         yield (

@@ -367,6 +367,10 @@ class EvaluationConfig(Section, frozen=True):
     ] = ()
 
 
+Credit = Literal["episode", "to_go"]
+"""Values of `train.credit`."""
+
+
 class TrainConfig(Section, frozen=True):
     """Optimizer steps."""
 
@@ -399,6 +403,15 @@ class TrainConfig(Section, frozen=True):
         ADVANTAGES.named,
         Meta(description="how much better a rollout did than what is expected of its prompt"),
     ] = "grpo"
+    credit: Annotated[
+        Credit,
+        Meta(
+            description=(
+                "what a turn of an agent's episode is compared by: the episode's whole reward, or "
+                "what was to come of it at that turn (advantage rloo or dr_grpo)"
+            )
+        ),
+    ] = "episode"
     prior_visits: Annotated[
         float,
         Meta(

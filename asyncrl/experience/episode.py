@@ -168,6 +168,21 @@ def gathered(
     return ids, behaviour, joined(spans), turns, strands
 
 
+def turn_rewards(turns: Sequence[Turn]) -> list[float]:
+    """The reward of each turn; 0 for one that was given none."""
+    return [0.0 if turn.reward is None else turn.reward for turn in turns]
+
+
+def turn_tokens(turns: Sequence[Turn], strand: Strand) -> list[tuple[int, int]]:
+    """The turns that lie in a strand, in its order: their numbers, and how many tokens each
+    sampled.
+
+    >>> turn_tokens([Turn(2, "stop"), Turn(3, "stop")], Strand(None, 0, [bytes(8), 1]))
+    [(1, 3)]
+    """
+    return [(piece, turns[piece].tokens) for piece in strand.pieces if isinstance(piece, int)]
+
+
 def path_tokens(turns: Sequence[Turn], strands: Sequence[Strand]) -> int:
     """The tokens of all strands, each from the root to its leaf.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from asyncrl.experience.call import ImpossibleEvent, RolloutStatus
-from asyncrl.experience.episode import Strand, Turn, sequences
+from asyncrl.experience.episode import Strand, Turn, sequences, turn_rewards
 from asyncrl.experience.rollout import Group
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Finish, Scored, Span
@@ -47,6 +47,11 @@ class ReplayGroup(msgspec.Struct, array_like=True):
     def rewards(self) -> tuple[float, ...]:
         """The rewards, in the order of `members`."""
         return tuple(member.reward for member in self.members)
+
+    @property
+    def turns(self) -> list[list[float]]:
+        """The rewards of the turns of each of the `members`."""
+        return [turn_rewards(member.turns) for member in self.members]
 
     @property
     def lengths(self) -> tuple[int, ...]:

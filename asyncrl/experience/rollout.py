@@ -9,7 +9,15 @@ from typing import Self
 import msgspec
 
 from asyncrl.experience.call import Call, ImpossibleEvent, RolloutStatus
-from asyncrl.experience.episode import Episode, Strand, Turn, gathered, path_tokens, sequences
+from asyncrl.experience.episode import (
+    Episode,
+    Strand,
+    Turn,
+    gathered,
+    path_tokens,
+    sequences,
+    turn_rewards,
+)
 from asyncrl.experience.events import Admitted
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import NoVerdict, Scored, Split, Verdict
@@ -195,6 +203,12 @@ class Group(msgspec.Struct):
         return [
             member.verdict.parts for member in self.members if isinstance(member.verdict, Scored)
         ]
+
+    @property
+    def turns(self) -> list[list[float]]:
+        """The rewards of the turns of each member with a reward, in the order of `scored`; empty
+        lists where no agent played."""
+        return [turn_rewards(member.turns) for member in self.scored]
 
     @property
     def lengths(self) -> list[int]:

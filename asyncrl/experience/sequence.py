@@ -110,6 +110,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
         member: int | None = None,
         strand: int = 0,
         share: float = 1.0,
+        turns: Iterable[tuple[int, int]] = (),
     ) -> Sample:
         """The head of this sequence in a micro-batch, with what its loss needs to know (see
         `Sample`)."""
@@ -125,6 +126,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
             self.finish,
             strand,
             share,
+            list(turns),
         )
 
 

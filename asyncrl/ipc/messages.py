@@ -343,7 +343,8 @@ class Sample(Part, frozen=True):
     micro-batch; None: any of those equal to its own. `finish` says how its response ended; empty
     where it has not, or that is not known. An episode has a sequence for each of its strands, all
     in one micro-batch: `strand` is the number of this one, and `share` (0 to 1) its part of the
-    rollout's sampled tokens.
+    rollout's sampled tokens. `turns` are the turns that these are of, in their order, each with its
+    number in the rollout and its tokens; empty where there is one turn.
 
     Example: 2 prompt tokens, 3 sampled, 1 given, 2 sampled: `prompt_tokens` 2, `response_tokens` 6,
     `spans` (3, 2, 5) and (4, 6, 8), `sampled_tokens` 5.
@@ -360,6 +361,7 @@ class Sample(Part, frozen=True):
     finish: Finish = ""
     strand: int = 0
     share: float = 1.0
+    turns: list[tuple[int, int]] = []
 
     @property
     def sampled_tokens(self) -> int:
@@ -375,8 +377,9 @@ STALE_TOKEN, TRAINABLE_TOKEN, TRUNCATED_TOKEN, ERROR_TOKEN = range(4)
 class MicroBatch(Message, frozen=True):
     """Coordinator to trainer: train on these now; `rewards` has the rewards of all members with a
     verdict, for every group named, or, where advantages are relative to the batch, for every group
-    of the step; `parts` their parts, where there are any, in the same order, and `lengths` their
-    sampled tokens, where advantages are relative to the batch. Buffer 0: `int32` ids,
+    of the step; `parts` their parts, where there are any, in the same order, `lengths` their
+    sampled tokens, where advantages are relative to the batch, and `turns` the rewards of their
+    turns, where agents played. Buffer 0: `int32` ids,
     for each sample its prompt and then its response. Buffer 1: `float32` behaviour
     log-probabilities of the sampled tokens. Buffer 2: `uint8` mask of the sampled tokens:
     `TRAINABLE_TOKEN` where the token may enter the loss, else the reason why not."""
@@ -387,6 +390,7 @@ class MicroBatch(Message, frozen=True):
     rewards: dict[int, list[float]]
     parts: dict[int, list[list[float]]] = {}
     lengths: dict[int, list[int]] = {}
+    turns: dict[int, list[list[float]]] = {}
 
 
 class ScoreProximal(Message, frozen=True):

@@ -15,25 +15,35 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.config.schema import Credit
 from asyncrl.ipc.messages import MicroBatch
 from asyncrl.training.batch import Batch
 from asyncrl.training.forward import log_probabilities, response_logits
 from asyncrl.training.packing import part_of
-from staleness.advantages import Advantage, RewardedSamples
-from staleness.advantages.as_tensors import Advantages, advantage_tensors
+from staleness.advantages import Advantage, GroupAdvantage, RewardedSamples
+from staleness.advantages.as_tensors import advantage_tensors, to_go_tensor
 from staleness.ratios import log_ratio, ratio
 from staleness.vcpo import logit_norm, squared_norms
 
 
-def sample_advantages(
+def token_advantages(
     batch: MicroBatch,
     tensors: Batch,
     model: PreTrainedModel,
     advantage: Advantage,
     temperature: float,
-) -> Advantages:
-    """Advantage of each sample, and which of them are trained. Raises ValueError as the advantage
-    does, and where one that needs gradients would be of a part of a group."""
+    credit: Credit,
+) -> tuple[Tensor, Tensor]:
+    """Advantage of each sampled token (float32 [tokens]), and which samples are trained (bool
+    [samples]): that of its rollout, or with the credit `to_go` that of its turn. Raises ValueError
+    as the advantage does, where one that needs gradients would be of a part of a group, and where
+    one that is not `by_turn` has the credit `to_go`."""
+    if credit == "to_go":
+        if not (isinstance(advantage, GroupAdvantage) and advantage.by_turn):
+            raise ValueError(f"{advantage.kind} does not compare rewards to go")
+        given = RewardedSamples(batch.samples, batch.rewards, batch.parts, turns=batch.turns)
+        trained = torch.ones(len(batch.samples), dtype=torch.bool)
+        return to_go_tensor(advantage, given), trained
     gradients = None
     if advantage.needs_gradients:
         here = Counter(sample.group for sample in batch.samples)
@@ -44,10 +54,11 @@ def sample_advantages(
                     "needs all of them"
                 )
         gradients = ModelGradients(tensors, len(batch.samples), model, temperature)
-    return advantage_tensors(
+    found = advantage_tensors(
         advantage,
         RewardedSamples(batch.samples, batch.rewards, batch.parts, gradients, batch.lengths),
     )
+    return found.value[tensors.sample_index], found.trainable
 
 
 class ModelGradients:

@@ -20,8 +20,8 @@ from asyncrl.training.packing import PackedBatch, part_of
 
 
 class HeldBatch(NamedTuple):
-    """A micro-batch with its `advantage` (float32 [samples]) and which samples are `trainable`
-    (bool [samples]).
+    """A micro-batch with each token's `advantage` (float32 [tokens]) and which samples are
+    `trainable` (bool [samples]).
 
     Of the policy that the step starts from, float32 [tokens]: the log-probabilities `start`, and
     the `entropy`; None where nobody asks. `prox`: log-probabilities of the proximal policy, None

@@ -26,7 +26,7 @@ from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
 from asyncrl.training.batch import Batch, read
 from asyncrl.training.forward import entropies, response_logits, shares
-from asyncrl.training.gradients import sample_advantages
+from asyncrl.training.gradients import token_advantages
 from asyncrl.training.held import HeldBatch, HeldPart, minibatches, token_counts
 from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
 from asyncrl.training.linear import accelerate
@@ -156,8 +156,8 @@ class Learner:
         tensors = read(batch, buffers, shared=shares(self.model))
         tensors = tensors._replace(scores=self.kl_terms.scores(tensors, served))
         batch = self.kl_terms.rewarded(batch, tensors)
-        advantage, trainable = sample_advantages(
-            batch, tensors, self.model, self._advantage, self._temperature
+        advantage, trainable = token_advantages(
+            batch, tensors, self.model, self._advantage, self._temperature, self._train.credit
         )
         scores = self.proximal_logprobs.known(batch.samples) if self.proximal_logprobs else None
         counts = list[TokenCount]()
@@ -187,8 +187,8 @@ class Learner:
         scores: Tensor | None,
     ) -> Tensor:
         """Add the gradient of the sum of a packed batch's losses; returns the fate of each of its
-        response tokens, int64 [tokens]. `advantage` (float32) and `trainable` (bool) are [samples],
-        `scores` float32 [tokens of the batch]."""
+        response tokens, int64 [tokens]. `advantage` and `scores` are float32 [tokens of the batch],
+        `trainable` is bool [samples]."""
         facts, fate = self._facts(batch, packed, advantage, trainable)
         if not facts.arrived.any():
             return fate
@@ -273,14 +273,14 @@ class Learner:
     ) -> tuple[ResponseTokens, Tensor]:
         """Facts of a packed batch's response tokens, and the fates (int64) of those that did not
         arrive."""
-        behaviour, fresh, sample_index, lag = (
+        behaviour, advantage, fresh, sample_index, lag = (
             of_batch[packed.tokens].to(self.model.device)
-            for of_batch in (batch.behaviour, batch.mask, batch.sample_index, batch.lag)
+            for of_batch in (batch.behaviour, advantage, batch.mask, batch.sample_index, batch.lag)
         )
         trained = trainable.to(sample_index.device)[sample_index]
         facts = ResponseTokens(
             behaviour,
-            advantage.to(sample_index.device)[sample_index],
+            advantage,
             lag,
             sample_index,
             fresh & trained,

@@ -34,7 +34,7 @@ REASONS = ("", "stale", "median", "nonfinite", "truncated", "error")
 
 class ResponseTokens(NamedTuple):
     """Facts of a packed batch's response tokens, each a tensor of shape [tokens]: the
-    log-probability `behaviour` (float32), its rollout's `advantage` (float32), its `lag` and
+    log-probability `behaviour` (float32), its `advantage` (float32), its `lag` and
     `sample_index` (int64), and `arrived` (bool): it may enter the loss. `share` (float32) is of the
     samples: the part of a rollout that each is. `start` (float32) is a token's log-probability
     under the policy that the step starts from; None where that is the current one.

@@ -14,6 +14,7 @@ from staleness.advantages.advantage import (
     Parts,
     RewardedSamples,
     Rewards,
+    TurnRewards,
 )
 from staleness.advantages.first_k import FirstK
 from staleness.advantages.in_group import DrGrpo, Grpo, McGrpo, Rloo
@@ -42,6 +43,7 @@ __all__ = [
     "RewardedSamples",
     "Rewards",
     "Rloo",
+    "TurnRewards",
     "Unrewarded",
 ]
 

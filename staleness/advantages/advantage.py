@@ -22,6 +22,9 @@ Parts = Mapping[int, Sequence[Sequence[float]]]
 Lengths = Mapping[int, Sequence[int]]
 """Group → the sampled tokens of each of those members; for an advantage that is relative to the
 whole step, which may count tokens and not rollouts."""
+TurnRewards = Mapping[int, Sequence[Sequence[float]]]
+"""Group → the rewards of the turns of each of those members, for groups that agents played; none
+for a member of one turn."""
 
 LARGEST = 1e38
 """Largest reward, either sign: the difference of two still fits a float32."""
@@ -57,7 +60,7 @@ class RewardedSamples(NamedTuple):
 
     `rewards` has the groups of `samples`, or every group of the step for an advantage that is
     relative to the whole step, and then `lengths` has them too. `gradients` is None for an
-    advantage that needs none.
+    advantage that needs none. `turns` are looked at where the credit is by turn alone.
 
     >>> given = RewardedSamples([], {4: [1.0, 0.0]}, {})
     >>> given.rewards[4], given.gradients
@@ -69,6 +72,7 @@ class RewardedSamples(NamedTuple):
     parts: Parts
     gradients: GradientNorms | None = None
     lengths: Lengths = MappingProxyType({})
+    turns: TurnRewards = MappingProxyType({})
 
 
 class Advantage(ABC):
@@ -81,7 +85,9 @@ class Advantage(ABC):
     gradient, so a group must be whole in one micro-batch. `several_rewards`: it compares the parts
     of a reward one by one. `equal_has_signal`: a group whose rewards are all equal may have an
     advantage, so that `rollout.filter = zero_variance` drops none. `odd_group`: it compares a group
-    with one of its members, so `rollout.group_size` is odd.
+    with one of its members, so `rollout.group_size` is odd. `by_turn` (of a `GroupAdvantage`): it
+    may be given rewards to go, one turn after another (`train.credit = to_go`). It subtracts a mean
+    and divides by nothing that depends on the rewards.
 
     >>> from staleness.advantages import BUILT_IN
     >>> [kind for kind, advantage in BUILT_IN.items() if advantage.whole_step]
@@ -96,6 +102,7 @@ class Advantage(ABC):
     several_rewards: ClassVar[bool] = False
     equal_has_signal: ClassVar[bool] = False
     odd_group: ClassVar[bool] = False
+    by_turn: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -144,7 +151,7 @@ class MemberAdvantage(Advantage):
             rewards = {sample.group: rewards.get(sample.group, ()) for sample in given.samples}
         for group, members in rewards.items():
             check_rewards(group, members)
-        places = [self._place(sample, rewards.get(sample.group, ())) for sample in given.samples]
+        places = [self.place(sample, rewards.get(sample.group, ())) for sample in given.samples]
         table = self.of_members(rewards, given.parts, given.lengths)
         for group, members in rewards.items():
             if len(table[group]) != len(members):
@@ -156,8 +163,8 @@ class MemberAdvantage(Advantage):
             table[sample.group][place] for sample, place in zip(given.samples, places, strict=True)
         ]
 
-    def _place(self, sample: Sample, rewards: Sequence[float]) -> int:
-        """Place of a sample among the rewards of its group."""
+    def place(self, sample: Sample, rewards: Sequence[float]) -> int:
+        """Place of a sample among the rewards of its group. Raises ValueError where it has none."""
         member = sample.member
         if member is None and not self.needs_member and sample.reward in rewards:
             return rewards.index(sample.reward)

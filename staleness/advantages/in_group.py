@@ -31,6 +31,7 @@ class DrGrpo(GroupAdvantage):
     """
 
     kind: ClassVar[str] = "dr_grpo"
+    by_turn: ClassVar[bool] = True
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         return centred(rewards)
@@ -45,6 +46,7 @@ class Rloo(GroupAdvantage):
     """
 
     kind: ClassVar[str] = "rloo"
+    by_turn: ClassVar[bool] = True
 
     def of_group(self, rewards: Sequence[float]) -> list[float]:
         others = max(1, len(rewards) - 1)

@@ -14,6 +14,7 @@ from actors.coordinator.eligibility import Eligibility, baseline
 from actors.coordinator.event_store import EventStore
 from asyncrl.config import Config
 from asyncrl.experience import events as e
+from asyncrl.experience.episode import Turn
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Group
 from asyncrl.ipc.messages import Scored
@@ -59,6 +60,29 @@ def test_a_group_has_a_signal_where_its_rewards_differ_at_all(
     config = configured(rollout={"filter": "zero_variance"})
     assert Eligibility(store, config).keep_group(group, 0) == kept
     assert store.experience.ledger.rollouts.discarded.get("zero_variance", 0) == 2 * (not kept)
+
+
+@pytest.mark.parametrize(
+    ("turns", "kept"),
+    [
+        ([[], []], False),
+        ([[0.5, 0.5], [0.5, 0.5]], False),
+        ([[0.5, 0.5], [1.0, 0.0]], True),
+        ([[1.0], [1.0, 0.0]], False),
+        ([[0.5], [0.5, 0.5]], True),
+    ],
+)
+def test_by_turn_a_group_has_a_signal_where_its_rewards_to_go_differ(
+    turns: list[list[float]], kept: bool
+) -> None:
+    """Of equal rewards. An episode that had ended had nothing to come."""
+    for credit, expected in (("episode", False), ("to_go", kept)):
+        store, group = judged([1.0, 1.0], [0, 1])
+        for member, rewards in zip(group.members, turns, strict=True):
+            member.turns = [Turn(1, "stop", reward) for reward in rewards]
+        train = {"advantage": "rloo", "credit": credit}
+        config = configured(rollout={"filter": "zero_variance"}, train=train)
+        assert Eligibility(store, config).keep_group(group, 0) == expected
 
 
 @pytest.mark.parametrize(("reward", "kept"), [(0.5, False), (0.5 + 1e-15, True), (0.25, True)])

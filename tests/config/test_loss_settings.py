@@ -295,6 +295,21 @@ TWICE = "staleness.correction=icepop,icepop"
             "set unit to rollout, or advantage to rloo",
         ),
         (
+            ["train.credit=to_go"],
+            ["train.credit", "train.advantage"],
+            "grpo cannot compare rewards to go turn by turn without a bias: set advantage to rloo",
+        ),
+        (
+            ["train.credit=to_go", *FIRST_K],
+            ["train.credit", "train.advantage"],
+            "set advantage to rloo or dr_grpo (and unit to group), or credit to episode",
+        ),
+        (
+            ["train.credit=to_go", "train.advantage=gdpo"],
+            ["train.credit", "train.advantage"],
+            "set advantage to rloo",
+        ),
+        (
             [*FIRST_K, "train.replay_groups=1"],
             ["train.unit", "train.replay_groups"],
             "trained again are whole groups",
@@ -417,3 +432,10 @@ def test_the_table_says_what_the_proximal_policy_is_and_costs(sets: list[str], s
     """32 KiB: 4 bytes for each of 32 tokens of 8 rollouts of the 2 * 16 groups that may live."""
     rows = {row.name: row for row in derived(load(None, sets, {}), available=2)}
     assert rows["proximal policy"].meaning.endswith(said)
+
+
+@pytest.mark.parametrize("advantage", ["rloo", "dr_grpo"])
+def test_rewards_to_go_are_said_where_they_are_compared(advantage: str) -> None:
+    config = load(None, [f"train.advantage={advantage}", "train.credit=to_go"], {})
+    (row,) = (row for row in derived(config, 2) if row[0] == "loss")
+    assert f"advantage {advantage}, by group, of rewards to go" in " ".join(row)

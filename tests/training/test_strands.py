@@ -90,6 +90,67 @@ def test_an_episode_with_more_strands_weighs_no_more(mean: str) -> None:
     assert by_rollout(counts) == [TokenCount(n, size, {}) for n, size in enumerate(tokens)]
 
 
+TURN_REWARDS = [[0.75], [0.0, -0.5, 0.25, 0.0], [0.0, 0.5], [1.0]]
+LIE = [[[0]], [[0, 3], [2], [1]], [[1], [0]], [[0]]]  # the turns of each strand
+
+
+def turns_of(made: list[list[Rollout]]) -> list[list[list[tuple[int, int]]]]:
+    """The turns of each strand and their tokens: where there are two, the first has one."""
+    return [
+        [
+            [(turns[0], len(one.response))]
+            if len(turns) == 1
+            else [(turns[0], 1), (turns[1], len(one.response) - 1)]
+            for one, turns in zip(of_one, lie, strict=True)
+        ]
+        for of_one, lie in zip(made, LIE, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("updates", [{}, {"passes": 2}])
+def test_by_turn_a_token_is_credited_with_what_was_to_come(updates: dict[str, int]) -> None:
+    made, exact = episodes(), copy.deepcopy(build("qwen3")).double().eval()
+    turns = turns_of(made)
+    to_go = [
+        [reward - sum(of_turns[:turn]) for turn in range(len(of_turns))]
+        for reward, of_turns in zip(REWARDS, TURN_REWARDS, strict=True)
+    ]
+    losses = []
+    for member, of_one in enumerate(made):
+        for one, of_strand in zip(of_one, turns[member], strict=True):
+            at, logs = 0, alone(exact, one, 1.0)
+            for turn, tokens in of_strand:
+                there = [row[turn] if turn < len(row) else 0.0 for row in to_go]
+                advantage = there[member] - sum(there) / len(there)
+                behaviour = torch.tensor(one.behaviour[at : at + tokens], dtype=torch.float64)
+                ratio = (logs[at : at + tokens] - behaviour).exp()
+                bounded = ratio.clamp(0.8, 1.28)
+                losses.append(-torch.minimum(ratio * advantage, bounded * advantage))
+                at += tokens
+    expected = torch.cat(losses).mean()
+    expected.backward()
+    batch, buffers = message(made)
+    samples = [
+        msgspec.structs.replace(sample, turns=turns[sample.rollout][sample.strand])
+        for sample in batch.samples
+    ]
+    batch = msgspec.structs.replace(batch, samples=samples, turns={0: TURN_REWARDS})
+    subject = learner(StalenessConfig(correction=()), credit="to_go", **updates)
+    subject.accumulate(batch, buffers)
+    steps: list[dict[str, torch.Tensor]] = []
+    hook = subject.optimizer.register_step_pre_hook(
+        lambda *_: steps.append(
+            {n: p.grad.clone() for n, p in subject.model.named_parameters() if p.grad is not None}
+        )
+    )
+    subject.step()
+    hook.remove()
+    assert len(steps) == 1 + bool(updates), "held, the first update is of the same weights"
+    assert_close(
+        steps[0], {n: p.grad for n, p in exact.named_parameters() if p.grad is not None}, 1e-4
+    )
+
+
 def test_the_scores_of_strands_are_kept_apart_and_come_back() -> None:
     made, model = episodes(), build("qwen3")
     batch, (ids, _, _) = message(made)

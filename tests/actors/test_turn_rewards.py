@@ -1,0 +1,71 @@
+"""The rewards of an episode's turns come to the trainer, each with the tokens of its turn, and when
+a group is trained once more as the first time."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import trio.testing
+from scripted_world import ScriptedWorld, configured
+
+from actors.coordinator.sequences import of_replayed, of_rollout
+from asyncrl.experience import events as e
+from asyncrl.experience.call import RolloutStatus
+from asyncrl.experience.episode import Strand, Turn
+from asyncrl.experience.replay_buffer import ReplayBuffer, ReplayGroup
+from asyncrl.experience.rollout import Group
+from asyncrl.ipc.messages import Scored, Span
+
+
+def ids(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}i", *numbers)
+
+
+def played() -> Group:
+    """A group of one episode of three turns in two strands, as a step has taken it, and one of a
+    single turn."""
+    group = Group.of(e.Admitted(4, 0, 2, "train", 0, ids(50), 8), 0, (0.0, 0.0), 0)
+    for member, tokens in zip(group.members, (6, 2), strict=True):
+        member.ids, member.behaviour = bytearray(ids(*range(tokens))), bytearray(4 * tokens)
+        member.spans, member.verdict = [Span(0, 0, tokens)], Scored(1.0)
+        member.status, member.step = RolloutStatus.TAKEN, 0
+    episode, other = group.members
+    episode.turns = [Turn(2, "stop", 0.5), Turn(1, "stop"), Turn(3, "length", -1.0)]
+    episode.strands = [
+        Strand(None, 0, [ids(50, 51), 0, ids(70), 1]),
+        Strand(0, 5, [ids(71), 2]),
+    ]
+    other.turns, other.strands = [Turn(2, "stop", 0.25)], [Strand(None, 0, [ids(50), 0])]
+    return group
+
+
+def test_a_sequence_says_which_turns_its_tokens_are_of() -> None:
+    group, buffer = played(), ReplayBuffer()
+    buffer.keep(group, 1)
+    kept = buffer.kept[4]
+    assert group.turns == kept.turns == [[0.5, 0.0, -1.0], [0.25]]
+    for pieces in (of_rollout(group, group.members[0], configured()), of_replayed(kept, 0)):
+        assert [piece.sample.turns for piece in pieces] == [[(0, 2), (1, 1)], [(2, 3)]]
+        for piece in pieces:
+            assert sum(count for _, count in piece.sample.turns) == piece.sample.sampled_tokens
+
+
+async def test_every_micro_batch_has_the_turns_of_its_groups(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Where rollouts are said to be of one turn, with its reward."""
+    for kind in (Group, ReplayGroup):
+        turns = property(lambda group: [[reward] for reward in group.rewards])
+        monkeypatch.setattr(kind, "turns", turns)
+    train = {"advantage": "rloo", "credit": "to_go", "steps": 5, "replay_groups": 1}
+    world = ScriptedWorld(configured(train=train))
+    outcome = await world.run()
+    world.check()
+    assert outcome.ok and world.learner.batches
+    trained = list[int]()
+    for batch, _ in world.learner.batches:
+        due = {group: [[reward] for reward in rewards] for group, rewards in batch.rewards.items()}
+        assert batch.turns == due
+        trained += [sample.rollout for sample in batch.samples]
+    assert len(trained) > len(set(trained)), "some were trained once more"
