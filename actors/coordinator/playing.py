@@ -287,13 +287,16 @@ class Playing:
 
     def on_reward(self, sender: Peer, message: GiveReward) -> None:
         """The agent gives a reward. Raises LinkError for one that no gateway passes on: not
-        finite, given before, or of a call that was not made."""
+        finite, given before, or of a call that was not made. One of a call that was refused or
+        given up counts for nothing."""
         if (attempt := self._of(sender, message)) is None:
             return
         episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
-        numbers, call = range(len(attempt.calls)), None
-        if message.number is not None:
-            call = attempt.calls[message.number] if message.number in numbers else None
+        call = None
+        if message.number is not None and 0 <= message.number < len(attempt.calls):
+            call = attempt.calls[message.number]
+            if call not in episode.used:
+                return  # it was refused or given up: its agent has not heard that it is no turn
         of_no_call = message.number is not None and call is None
         if of_no_call or call in episode.rewards or not math.isfinite(message.reward):
             raise LinkError(

@@ -349,6 +349,20 @@ async def test_an_ask_that_no_gateway_makes_ends_the_link(
         p.playing.on_reward(actor, GiveReward(rollout, 1, 3, 1.0))
 
 
+async def test_a_reward_of_a_call_that_was_refused_or_given_up_costs_nobody_anything() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2)
+    (call,) = p.lease()
+    p.reclaiming.give_up(call, "nan")
+    p.ask(actor, number, 1, *range(LIMITS.context_tokens))  # refused
+    for place in range(2):  # on their way before the agent hears of it
+        p.playing.on_reward(actor, GiveReward(number, 1, place, 1.0))
+    p.playing.on_reward(actor, GiveReward(number, 1, None, 0.5))
+    p.playing.on_played(actor, Played(number, 1, "stop"))
+    assert (p.rollout(number).agent_reward, p.rollout(number).turns) == (0.5, [])
+
+
 async def test_an_agent_that_fails_too_often_is_a_tombstone_and_no_reward_of_zero() -> None:
     p = Parts()
     actor, number = p.begun()
