@@ -236,7 +236,7 @@ class FakeAgentsActor:
         for ask in act:
             message = Ask(rollout, attempt, run.asked, ask.budget)
             self._say(message, np.array(ask.context, np.int32).tobytes())
-            run.waits[run.asked] = awaited = _Awaited(ask)
+            run.waits[run.asked] = awaited = _Awaited(ask, over=ask.abandoned)
             self._enough(run, run.asked, awaited)
             run.asked += 1
 
