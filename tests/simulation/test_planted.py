@@ -4,6 +4,7 @@ the first 200 seeds has to show it.
 A patch opens with what it breaks, and with the seed that showed it when the patch was made. That
 seed is tried first, which makes finding all of them a matter of a minute; where it shows nothing
 any more, all the others are tried. The product as it is holds the same 200 seeds (`test_seeds.py`).
+A bug of episodes is shown by one of the first 200 seeds of their own world (`test_episodes.py`).
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ SEEDS = range(200)
 LIMIT_S = 280.0
 
 SERVER = """
-import json, os, sys
+import importlib, json, os, sys
 import asyncrl.simulation.run  # for the libraries, which each bug then has: the product it has not
 for name in [name for name in sys.modules if name.partition(".")[0] in sys.argv[1:]]:
     del sys.modules[name]
 
-def show(folder, seeds):
+def show(folder, module, run, seeds):
     sys.path.insert(0, folder)
-    from asyncrl.simulation.run import __file__ as found, simulate
-    assert found.startswith(folder), found
+    found = importlib.import_module(module)
+    assert found.__file__.startswith(folder), found
     for seed in seeds:
-        if (violation := simulate(seed).violation) is not None:
+        if (violation := getattr(found, run)(seed).violation) is not None:
             return f"seed {seed} violates {violation}"
     return f"no seed of {len(seeds)} shows it"
 
@@ -51,6 +52,12 @@ for line in sys.stdin:
     os.wait()
     print(flush=True)
 """
+
+RUNS = {
+    "": ("asyncrl.simulation.run", "simulate"),
+    "episodes' ": ("asyncrl.simulation.episodes.episode_world", "play"),
+}
+"""Modules and functions that run a seed, by what a patch says before the word."""
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +75,13 @@ def libraries() -> Iterator[subprocess.Popen[str]]:
         os.killpg(server.pid, signal.SIGKILL)
 
 
-def told(patch: Path) -> int:
-    """The seed that a patch names."""
-    found = re.search(r"^Found by seed (\d+)\.$", patch.read_text(), re.MULTILINE)
-    assert found is not None and int(found[1]) in SEEDS, (
+def told(patch: Path) -> tuple[str, int]:
+    """The world whose seed a patch names, and the seed."""
+    found = re.search(r"^Found by (episodes' )?seed (\d+)\.$", patch.read_text(), re.MULTILINE)
+    assert found is not None and int(found[2]) in SEEDS, (
         f"{patch.name} does not say 'Found by seed N.', N being one of the first 200"
     )
-    return int(found[1])
+    return found[1] or "", int(found[2])
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
@@ -92,9 +99,10 @@ def test_a_planted_bug_is_found_within_200_seeds(
         f"the product has changed where {patch.name} breaks it; refresh this patch: "
         f"{applied.stderr}"
     )
-    seeds = sorted(SEEDS, key=lambda seed: seed != told(patch))
+    world, first = told(patch)
+    seeds = sorted(SEEDS, key=lambda seed: seed != first)
     assert libraries.stdin is not None and libraries.stdout is not None
-    print(json.dumps([str(tmp_path), seeds]), file=libraries.stdin, flush=True)
+    print(json.dumps([str(tmp_path), *RUNS[world], seeds]), file=libraries.stdin, flush=True)
     ready, _, _ = select.select([libraries.stdout], [], [], LIMIT_S)
     assert ready and libraries.stdout.readline() == "\n", f"{patch.name} never ends"
     shown = (tmp_path / "shown").read_text()

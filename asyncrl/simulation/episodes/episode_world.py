@@ -51,6 +51,7 @@ from asyncrl.simulation.episodes.episode_actors import (
 from asyncrl.simulation.episodes.episode_checker import TEMPERATURE, EpisodeChecker
 from asyncrl.simulation.episodes.strand_checks import check_sealed
 from asyncrl.simulation.observer import Violation
+from asyncrl.simulation.run import silence
 
 STEPS = 30_000
 """Steps after which a run that is not over is stuck."""
@@ -399,4 +400,5 @@ def play(seed: int) -> EpisodeReport:
         await trio.lowlevel.checkpoint()
         return report
 
-    return trio.run(run, clock=clock)
+    with silence():
+        return trio.run(run, clock=clock)
