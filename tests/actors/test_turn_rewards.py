@@ -7,6 +7,7 @@ import struct
 
 import pytest
 import trio.testing
+from scripted_parts import ScriptedVerifiers
 from scripted_world import ScriptedWorld, configured
 
 from actors.coordinator.sequences import of_replayed, of_rollout
@@ -69,3 +70,19 @@ async def test_every_micro_batch_has_the_turns_of_its_groups(
         assert batch.turns == due
         trained += [sample.rollout for sample in batch.samples]
     assert len(trained) > len(set(trained)), "some were trained once more"
+
+
+async def test_a_run_goes_on_whose_groups_differ_in_their_turns_alone(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Every reward is the same, and each rollout is said to have earned it at another turn."""
+    turns = property(lambda group: [[float(place), 0.0] for place, _ in enumerate(group.rewards)])
+    monkeypatch.setattr(Group, "turns", turns)
+    train = {"advantage": "rloo", "credit": "to_go", "steps": 12}
+    rollout = {"filter": "zero_variance", "filter_patience": 4}
+    world = ScriptedWorld(configured(train=train, rollout=rollout))
+    world.verifiers = ScriptedVerifiers(lambda split, prompt_index, ids: Scored(1.0), 0.05)
+    outcome = await world.run()
+    assert outcome.ok, outcome
+    dropped = [event.reason for event in world.log.events if isinstance(event, e.Dropped)]
+    assert "zero_variance" not in dropped
