@@ -42,8 +42,9 @@ def test_more_seeds_hold_too() -> None:
         assert (found := play(seed).violation) is None, f"seed {seed} violates {found}"
 
 
-def test_a_seed_is_the_same_run_each_time() -> None:
+def test_a_seed_is_the_same_run_each_time_and_each_has_agents_of_its_own() -> None:
     assert play(7) == play(7)
+    assert len({tuple(play(seed).kinds.values()) for seed in range(0, 100, 10)}) == 10
 
 
 def test_a_steady_agent_does_the_same_again_and_an_unsteady_one_does_not() -> None:

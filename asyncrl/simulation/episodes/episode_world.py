@@ -259,7 +259,7 @@ class EpisodeWorld:
                 prompt_index=x.next_group,
                 prompt=np.array([x.next_group, 7], np.int32).tobytes(),
                 max_new_tokens=self.budget,
-                key=100 * x.next_group,
+                key=1000 * self.report.seed + 100 * x.next_group,
                 cursor=x.next_group + 1,
                 played=True,
             )
