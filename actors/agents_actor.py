@@ -111,6 +111,10 @@ class EpisodePlayer:
 
     def _say(self, session: PlayedSession, attempt: AgentAttempt) -> None:
         play, end = session.play, _outcome(session, attempt.end)
+        if _cut(session, end):
+            self._reporter.count("episodes_cut")
+            session.played()
+            return
         if isinstance(end, AgentFailed):
             logger.warning(
                 "the agent of rollout %d failed in attempt %d (%s): %s",
@@ -135,6 +139,13 @@ def _end(session: PlayedSession, scope: trio.CancelScope) -> None:
     killed with the agent."""
     session.end()
     scope.cancel()
+
+
+def _cut(session: PlayedSession, end: AgentEnd) -> bool:
+    """True if an agent ended because its episode is as long as it may be: like a response that is
+    cut at its budget, it has not failed, and the task's verifier judges its last reply."""
+    ended = isinstance(end, AgentFailed) and end.kind in ("raised", "exit")
+    return ended and session.full and bool(session.answered)
 
 
 def _outcome(session: PlayedSession, end: AgentEnd) -> AgentEnd:

@@ -199,8 +199,8 @@ class Playing:
             bytes(call.behaviour[4 * start : 4 * span.end]),
         )
 
-    def _refuse(self, attempt: _Attempt, number: int, why: str) -> None:
-        attempt.peer.send(Reply(attempt.rollout, attempt.attempt, number, 0, "", why), b"", b"")
+    def _refuse(self, attempt: _Attempt, number: int, why: str, finish: Finish = "") -> None:
+        attempt.peer.send(Reply(attempt.rollout, attempt.attempt, number, 0, finish, why), b"", b"")
 
     # ------------------------------------------------------------------------------------- messages
 
@@ -241,7 +241,7 @@ class Playing:
                 else "the episode has no token left to sample: of its budget "
                 "(rollout.max_new_tokens), or of the context (engine.context_tokens)"
             )
-            self._refuse(attempt, message.number, why)
+            self._refuse(attempt, message.number, why, "length")
             return
         if earlier and not attempt.diverged:
             attempt.diverged = True

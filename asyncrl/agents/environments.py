@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam
 
 
+ENDS = ("episode_full", "context_length_exceeded")
+"""Codes of the gateway for a call of an episode that is as long as it may be."""
+
+
 class Step(NamedTuple):
     """An environment's answer to a reply: what the model is told next, the reward of the reply's
     turn, and True where the episode is over (then nobody reads the text)."""
@@ -48,11 +52,18 @@ async def play(
 ) -> float:
     """Play an environment to its end. Each step's reward is its turn's; their sum is the episode's.
     It ends with the environment, or where the gateway takes no more calls."""
+    import openai
+
     text = await _settled(environment.reset(episode.entry, episode.seed))
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": text}]
     total = 0.0
     while True:
-        answer = await client.chat.completions.create(model=MODEL, messages=messages)
+        try:
+            answer = await client.chat.completions.create(model=MODEL, messages=messages)
+        except openai.APIStatusError as error:
+            if error.code in ENDS and len(messages) > 1:
+                return total
+            raise
         reply = answer.choices[0].message.content or ""
         text, given, done = await _settled(environment.step(reply))
         reward = as_reward(given)

@@ -17,7 +17,8 @@ named in the header `x-ignored`, because an agent is trained at one and evaluate
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
@@ -32,7 +33,7 @@ from asyncrl.gateway import api_requests
 from asyncrl.gateway.app import HANDLERS, CallRoutes, session_of, whole
 from asyncrl.gateway.capability import Right, has_right
 from asyncrl.gateway.errors import GatewayError
-from asyncrl.gateway.gateway import Gateway
+from asyncrl.gateway.gateway import FULL, Gateway
 from asyncrl.gateway.offers import Offers
 from asyncrl.gateway.played_session import PlayedSession
 from asyncrl.gateway.played_sessions import PlayedSessions
@@ -41,6 +42,8 @@ NAME = 200
 """Characters of a note's key, at most."""
 LARGEST = 1e38
 """Largest reward of either sign. A larger one could not be trained."""
+ENDS = (FULL, "context_length_exceeded")
+"""Codes of calls that are refused because the episode is as long as it may be."""
 POLL_S = 20.0
 """Seconds that a request for an episode waits for one."""
 
@@ -110,12 +113,12 @@ class _AgentRoutes(CallRoutes):
         return _KeyGuarded(self._sessions, right, handler)
 
     async def chat(self, request: Request, send: Send) -> None:
-        self._may_call(request)
-        await super().chat(request, send)
+        with self._counted(request):
+            await super().chat(request, send)
 
     async def text(self, request: Request, send: Send) -> None:
-        self._may_call(request)
-        await super().text(request, send)
+        with self._counted(request):
+            await super().text(request, send)
 
     async def noted(self, request: Request, send: Send) -> None:
         value = self._session(request).noted(_name(request))
@@ -177,12 +180,19 @@ class _AgentRoutes(CallRoutes):
         """The session of a request. Raises GatewayError (404) where it is not played."""
         return self._sessions.named(session_of(request))
 
-    def _may_call(self, request: Request) -> None:
-        """Raise GatewayError where the session takes no calls."""
-        if self._session(request).rewarded:
+    @contextmanager
+    def _counted(self, request: Request) -> Iterator[None]:
+        """Answer a call in the block. Raises GatewayError where the session takes none."""
+        session = self._session(request)
+        if session.rewarded:
             raise GatewayError(
                 422, "rewarded", "the episode has its reward, and takes no more calls"
             )
+        try:
+            yield
+        except GatewayError as error:
+            session.full |= error.code in ENDS
+            raise
 
 
 def _name(request: Request) -> str:

@@ -33,6 +33,8 @@ from asyncrl.sessions.finished import FinishedSession
 from asyncrl.sessions.recorder import Recorder, SessionEnded, SessionRefused
 from asyncrl.tasks.text import Tokenizer
 
+FULL = "episode_full"
+"""The code of a call that is refused because the episode is as long as it may be."""
 _GRACE_S = 60.0
 """Seconds that an engine may take to hear of an interrupt."""
 
@@ -216,7 +218,8 @@ class Gateway:
         if "gone" in ended:
             return None
         if record.refused:
-            raise GatewayError(422, "refused", record.refused)
+            code = FULL if record.finish == "length" else "refused"
+            raise GatewayError(422, code, record.refused)
         if record.broken:
             raise GatewayError(
                 502, "bad_engine", f"{record.broken}; the run's logs say which engine"

@@ -90,6 +90,8 @@ class PlayedSession:
         self._notes = dict(play.notes)
         self._rewarded: set[int | None] = set()
         self._gone: list[Enough] = []
+        self.full = False
+        """True if it was refused a call, because it is as long as it may be."""
         self.over = False
         """True if nothing more may be said of it."""
         self.finish: Finish = "stop"
@@ -127,12 +129,17 @@ class PlayedSession:
             answer.abandon()
             del self._answers[number]
 
+    @property
+    def answered(self) -> int:
+        """Number of calls that were answered."""
+        return len(self._answered)
+
     def take(self, reply: Reply, ids: bytes | memoryview, behaviour: bytes | memoryview) -> None:
         """Give a reply to the call that waits for it. One that nobody waits for is left out."""
         if (answer := self._answers.get(reply.number)) is None:
             return
         if reply.refused:
-            answer.put(_piece("interrupted", reply.refused))
+            answer.put(_piece(reply.finish or "interrupted", reply.refused))
             return
         self._answered.add(reply.number)
         self.finish = reply.finish or self.finish
@@ -192,8 +199,9 @@ class PlayedSession:
             answer.abandon()
 
     def played(self) -> None:
-        """The agent has ended by itself, well."""
-        self._say(Played(self.play.rollout, self.play.attempt, self.finish))
+        """The agent has ended by itself, well, or because the episode is as long as it may be."""
+        finish: Finish = "length" if self.full else self.finish
+        self._say(Played(self.play.rollout, self.play.attempt, finish))
 
     def _say(self, message: Message, *buffers: bytes) -> None:
         if not self.over:

@@ -264,7 +264,8 @@ class Ask(Message, frozen=True):
 class Reply(Message, frozen=True):
     """Coordinator to agents actor: the next tokens of an answer, all sampled under `version`;
     `finish` is empty while it goes on. With `refused`, a sentence, there is no answer, or no more
-    of it. Buffer 0: `int32` ids. Buffer 1: `float32` behaviour log-probabilities."""
+    of it; with `length` there is none for any other call either, because the episode is as long as
+    it may be. Buffer 0: `int32` ids. Buffer 1: `float32` behaviour log-probabilities."""
 
     rollout: int
     attempt: int

@@ -244,6 +244,28 @@ async def test_what_is_wrong_is_said_and_changes_nothing(
             assert (await coordinator.hear())[0] == Played(18, 1, "stop")
 
 
+@pytest.mark.parametrize("why", ["coordinator", "context"])
+async def test_an_agent_that_wants_more_than_it_may_is_cut(tokenizer: Tokenizer, why: str) -> None:
+    async def agent(facts: EpisodeFacts, http: Http) -> AgentEnd:
+        assert (await http(*chat(facts))).status_code == 200
+        if why == "coordinator":
+            said = sentence(await http(*chat(facts)), 422, "episode_full")
+        else:
+            long = [{"role": "user", "content": "x" * 500}]
+            said = sentence(await http(*chat(facts, messages=long)), 400, "context_length_exceeded")
+        return failed("raised", said)
+
+    with trio.fail_after(PATIENCE_S):
+        async with played(tokenizer, over_http(agent)) as coordinator:
+            await coordinator.play()
+            ask, _ = await coordinator.ask()
+            await coordinator.reply(ask, "x$")
+            if why == "coordinator":
+                ask, _ = await coordinator.ask()
+                await coordinator.reply(ask, "", "length", refused="it has no token left")
+            assert (await coordinator.hear())[0] == Played(17, 1, "length")
+
+
 async def test_what_the_coordinator_refuses_the_agent_is_told(tokenizer: Tokenizer) -> None:
     async def agent(facts: EpisodeFacts, http: Http) -> AgentEnd:
         said = sentence(await http(*chat(facts)), 422, "refused")

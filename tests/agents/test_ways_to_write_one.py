@@ -120,6 +120,23 @@ def test_an_environment(gateway: FakeGateway) -> None:
 
 
 @pytest.mark.parametrize(
+    ("calls", "code", "reward"),
+    [
+        (2, "episode_full", -0.5),
+        (1, "context_length_exceeded", 0.5),
+        (0, "episode_full", None),
+        (2, "refused", None),
+    ],
+)
+def test_an_environment_ends_where_its_episode_is_as_long_as_it_may_be(
+    gateway: FakeGateway, calls: int, code: str, reward: float | None
+) -> None:
+    gateway.replies, gateway.calls, gateway.full = ["0.5", "-1", "2"], calls, code
+    end = end_of(gateway, "Count")
+    assert end == AgentEnded(reward) if reward else isinstance(end, AgentFailed)
+
+
+@pytest.mark.parametrize(
     ("value", "kind"),
     [
         ("float('nan')", "not finite"),

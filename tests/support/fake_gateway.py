@@ -18,12 +18,13 @@ CALLS, REWARDS = "key-for-calls", "key-for-rewards"
 class FakeGateway:
     """Sessions' notes and rewards, and the chats that were asked for. `replies` are given in turn,
     the last one again and again; a reply is a text or a message. `calling` is set when a call has
-    come, which is answered once `answer` is set."""
+    come, which is answered once `answer` is set. The call after `calls` is refused with `full`."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.replies: list[str | dict[str, Any]] = ["hi"]
         self.asked: list[list[dict[str, Any]]] = []
+        self.calls, self.full = 1000, "episode_full"
         self.notes: dict[str, Any] = {}
         self.rewards: list[tuple[float, int]] = []
         self.calling, self.answer = threading.Event(), threading.Event()
@@ -45,6 +46,8 @@ class FakeGateway:
     def handle(self, method: str, path: str, key: str, body: Any) -> tuple[int, Any]:
         start = "/v1/sessions/episode-3/"
         if path == "/sessions/episode-3/v1/chat/completions" and key == CALLS:
+            if len(self.asked) >= self.calls:
+                return 422, {"error": {"message": "it is as long as it may be", "code": self.full}}
             self.asked.append(body["messages"])
             self.calling.set()
             assert self.answer.wait(300)
