@@ -140,7 +140,7 @@ class AgentPool:
 
 @asynccontextmanager
 async def open_agent_pool(
-    run: str | list[str], waits: Waits, *, most_s: float
+    run: str | tuple[str, ...], waits: Waits, *, most_s: float
 ) -> AsyncIterator[AgentPool]:
     """Open the agent that `agent.run` says. An attempt takes at most `most_s` seconds, its calls
     included. None of its processes outlives the block. Raises ConfigError where there is no such

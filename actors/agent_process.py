@@ -43,7 +43,7 @@ SENTENCE_BYTES = 2**14
 class AgentOpening(msgspec.Struct, frozen=True, array_like=True):
     """The first frame on the control socket: `agent.run`."""
 
-    run: str | list[str]
+    run: str | tuple[str, ...]
 
 
 def play_episode(sockets: Sequence[socket.socket], agent: Agent) -> None:

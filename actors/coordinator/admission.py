@@ -118,6 +118,7 @@ class Admission:
                 key=key,
                 cursor=cursor,
                 sampled=bool(samples),
+                played=bool(self._config.agent.run),
             )
         )
         fits = len(prompt) // 4 + rollout.max_new_tokens <= self._config.engine.context_tokens

@@ -79,6 +79,9 @@ def collect_status(parts: Components) -> RunStatus:
     )
 
 
+ROLES: dict[str, Role] = {role: role for role in ("trainer", "rollout", "agents", "reward")}
+
+
 def _awaited(parts: Components, now: float) -> list[AwaitedRollout]:
     """The oldest leases, at most NAMED of them."""
     calls = parts.store.experience.calls
@@ -112,6 +115,8 @@ def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
     engine, streamed = parts.engines.get(name), parts.chunks.streamed.get(name)
     if engine is not None:
         holds = sum(map(len, engine.held.values()))
+    elif role == "agents":
+        holds = parts.playing.held(name)
     else:
         holds = parts.scoring.held(name) if role == "reward" else taken
     report: Report = peer.report
@@ -137,9 +142,7 @@ def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
 
 def _role(name: str) -> Role:
     """The role in an actor's name. Example: `rollout-3` is of role `rollout`."""
-    if name.startswith("trainer"):
-        return "trainer"
-    return "rollout" if name.startswith("rollout") else "reward"
+    return ROLES[name.rpartition("-")[0]]
 
 
 def collect_update(parts: Components) -> StatusUpdate:

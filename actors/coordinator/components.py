@@ -22,7 +22,8 @@ from actors.coordinator.leases import LeaseTable
 from actors.coordinator.lifecycle import Lifecycle, Outcome
 from actors.coordinator.peers import Roster
 from actors.coordinator.pinning import Pinning
-from actors.coordinator.placement import Placement
+from actors.coordinator.placement import Placement, temperature_of
+from actors.coordinator.playing import Playing, PlayingLimits
 from actors.coordinator.prompts import PromptSource
 from actors.coordinator.publishing import Publishing
 from actors.coordinator.reclaiming import Reclaiming
@@ -41,9 +42,9 @@ from asyncrl.observe.run_status import JournalStatus, RunStatus
 
 @dataclass(eq=False)
 class Components:
-    """One part for each subject. `stepping` is None until the trainer is ready, `outcome` until the
-    run is over. `journal_status()` says how the journal stands; `stalled(run_status)` hears how the
-    run stands when the watchdog ends it."""
+    """One part for each subject. `playing` has no episode where nobody plays. `stepping` is None
+    until the trainer is ready, `outcome` until the run is over. `journal_status()` says how the
+    journal stands; `stalled(run_status)` hears how the run stands when the watchdog ends it."""
 
     config: Config
     store: EventStore
@@ -60,6 +61,7 @@ class Components:
     reclaiming: Reclaiming
     pinning: Pinning
     placement: Placement
+    playing: Playing
     admission: Admission
     chunks: ChunkIntake
     scoring: Scoring
@@ -101,6 +103,7 @@ def assemble(
         "trainer-0",
         *(f"rollout-{n}" for n in range(config.rollout.actors)),
         *(f"reward-{n}" for n in range(config.reward.actors)),
+        *(f"agents-{n}" for n in range(config.agent.actors if config.agent.run else 0)),
     ]
     roster = Roster(changes.set)
     engines = EnginePool(keeps=capabilities(config.engine.kind).keeps_versions)
@@ -108,6 +111,18 @@ def assemble(
     reclaiming = Reclaiming(store, engines, leases, config)
     pinning = Pinning(store, engines, leases, reclaiming, config)
     placement = Placement(store, engines, leases, reclaiming, pinning, config)
+    playing = Playing(
+        store,
+        roster,
+        reclaiming,
+        PlayingLimits(
+            concurrency=config.agent.concurrency,
+            max_calls=config.agent.max_calls,
+            attempts=config.agent.attempts,
+            context_tokens=config.engine.context_tokens,
+        ),
+        partial(temperature_of, config=config),
+    )
     admission = Admission(store, prompts, config)
     chunks = ChunkIntake(
         store,
@@ -121,6 +136,7 @@ def assemble(
         store,
         engines,
         admission,
+        playing,
         placement,
         reclaiming,
         pinning,
@@ -149,6 +165,7 @@ def assemble(
         reclaiming=reclaiming,
         pinning=pinning,
         placement=placement,
+        playing=playing,
         admission=admission,
         chunks=chunks,
         scoring=Scoring(store, roster, config),

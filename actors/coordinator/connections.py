@@ -19,15 +19,20 @@ from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.ipc.errors import LinkError
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
+    Ask,
     Chunks,
     Committed,
     Consumed,
     Drain,
     Drained,
     EngineReady,
+    Enough,
     Exited,
+    GiveReward,
     Hello,
     Message,
+    Note,
+    Played,
     Prepared,
     Replace,
     Report,
@@ -44,11 +49,20 @@ from asyncrl.processes.supervisor import describe_exit
 HELLO_S = 10.0
 """Seconds in which a peer must say who it is."""
 
-ACTORS: tuple[Role, ...] = ("rollout", "reward", "trainer")
+ACTORS: tuple[Role, ...] = ("rollout", "reward", "agents", "trainer")
 
 ACCEPTED: dict[Role, dict[type[Message], int]] = {
     "rollout": {EngineReady: 0, Chunks: 2, Prepared: 0, Committed: 0, Report: 0, Drained: 0},
     "reward": {ScoreResult: 0, Report: 0, Drained: 0},
+    "agents": {
+        Ask: 1,
+        Enough: 0,
+        Note: 0,
+        GiveReward: 0,
+        Played: 0,
+        Report: 0,
+        Drained: 0,
+    },
     "trainer": {
         TrainerReady: 0,
         Consumed: 0,
@@ -100,7 +114,7 @@ class Connections:
         logger.info("%s is here (process %d, start %d)", peer.name, peer.pid, peer.incarnation)
         if lifecycle.ending and peer.role in ACTORS:
             peer.send(Drain())
-        elif peer.role == "reward":
+        elif peer.role in ("reward", "agents"):
             lifecycle.came(peer.name, trio.current_time())
         try:
             with peer.scope:
@@ -173,6 +187,16 @@ class Connections:
                 parts.publishing.on_prepared(peer.index, message)
             case Committed():
                 parts.publishing.on_committed(peer.index, peer.name, message)
+            case Ask():
+                parts.playing.on_ask(peer, message, buffers[0])
+            case Enough():
+                parts.playing.on_enough(peer, message)
+            case Note():
+                parts.playing.on_note(peer, message)
+            case GiveReward():
+                parts.playing.on_reward(peer, message)
+            case Played():
+                parts.playing.on_played(peer, message)
             case Report():
                 working = parts.publishing.committed is not None
                 parts.statistics.on_report(peer, message, working)
@@ -241,6 +265,8 @@ class Connections:
         parts = self._parts
         if peer.role == "reward":
             parts.scoring.lose(peer)
+        if peer.role == "agents":
+            parts.playing.lose(peer)
         engine = parts.engines.get(peer.name)
         if engine is not None and engine.peer is peer:
             parts.engines.remove(peer.name)

@@ -9,7 +9,8 @@ conduct    changes                  leases, score requests,         a change    
                                     micro-batches, publications
 tick       time                     deadlines, status, metrics      a second    the clock
 
-    _pump:  feed the trainer → admit prompts → lease rollouts → evaluate → ask verdicts → publish
+    _pump:  feed the trainer → answer agents → admit prompts → begin episodes → lease rollouts
+            → evaluate → ask verdicts → publish
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from actors.coordinator.statistics import RunStatistics
 from actors.coordinator.stepping import Stepping
 from actors.coordinator.watchdog import tick
 from asyncrl.config import Config
+from asyncrl.config.flow import max_lag
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import RunFinished
 from asyncrl.ipc.waits import Waits
@@ -129,6 +131,7 @@ class Coordinator:
             return
         stepping.feed(parts.publishing.committed, parts.publishing.served)
         if parts.publishing.committed is not None:
+            parts.playing.pump(stepping.version - max_lag(parts.config))
             self._generate(stepping)
             parts.evaluation.pump()
         parts.scoring.dispatch()
@@ -140,6 +143,7 @@ class Coordinator:
         """Keep engines at work on training rollouts, or have them rest."""
         if stepping.takes_more and not stepping.resting(self.parts.publishing.committed):
             self.parts.admission.admit(stepping.groups_to_admit)
+            self.parts.playing.begin("train")
             self.parts.placement.lease("train")
         else:
             self.parts.reclaiming.park("train")

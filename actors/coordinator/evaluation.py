@@ -19,6 +19,7 @@ from actors.coordinator.engine_pool import EnginePool
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.pinning import Pinning
 from actors.coordinator.placement import Placement
+from actors.coordinator.playing import Playing
 from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config.schema import EvaluationConfig
 from asyncrl.experience.events import Dropped
@@ -36,6 +37,7 @@ class Evaluation:
         store: EventStore,
         engines: EnginePool,
         admission: Admission,
+        playing: Playing,
         placement: Placement,
         reclaiming: Reclaiming,
         pinning: Pinning,
@@ -56,6 +58,7 @@ class Evaluation:
         self._store = store
         self._engines = engines
         self._admission = admission
+        self._playing = playing
         self._placement = placement
         self._reclaiming = reclaiming
         self._pinning = pinning
@@ -110,6 +113,7 @@ class Evaluation:
         if not self._engines.serves("evaluation", self.running):
             self._give_up()
             return
+        self._playing.begin("evaluation")
         self._placement.lease("evaluation", self.running)
         for group in self._store.experience.ready("evaluation"):
             answers = self._right if group.sampled else self._correct
@@ -134,10 +138,11 @@ class Evaluation:
         )
 
     def _give_up(self) -> None:
-        for group in [g for g in self._store.experience.groups.values() if g.split == "evaluation"]:
-            for member in group.members:
-                self._reclaiming.stop(member)
-                self._reclaiming.release(member)
+        experience = self._store.experience
+        for group in [g for g in experience.groups.values() if g.split == "evaluation"]:
+            for call in [c for c in experience.calls.values() if c.group == group.id]:
+                self._reclaiming.stop(call)
+                self._reclaiming.release(call)
             self._store.record(Dropped(group.id, "evaluation"))
         self._given_up = True
         self._end()

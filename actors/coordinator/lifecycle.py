@@ -16,7 +16,7 @@ STOP   the launcher, which is told    it hangs up               the process ends
 
 A run may be over in any phase, and drains in each case. The stages of a drain follow the data:
 
-    rollouts parked → rollout actors Drained → reward actors Drained
+    rollouts parked → agents actors, then rollout actors Drained → reward actors Drained
       → the checkpoint, and the trainer Drained → the journal flushed
 """
 

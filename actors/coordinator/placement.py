@@ -43,7 +43,7 @@ class Placement:
         self._leases = leases
         self._reclaiming = reclaiming
         self._pinning = pinning
-        self._rollout, self._evaluation = config.rollout, config.evaluation
+        self._config = config
 
     def lease(self, split: Split, version: int | None = None) -> None:
         """Give waiting rollouts of `split` to the engines that have room. `version` is the one that
@@ -106,7 +106,7 @@ class Placement:
 
     def _on_last_attempt(self, call: Call) -> bool:
         """True if it has failed before, and one more failure is the end."""
-        return 0 < call.failures == self._rollout.attempts - 1
+        return 0 < call.failures == self._config.rollout.attempts - 1
 
     def _engine_for_one(self, split: Split, version: int | None) -> EngineHandle | None:
         """An engine with room that holds no rollout on its last attempt; None if there is none."""
@@ -155,10 +155,12 @@ class Placement:
             assert episode is not None, "a sealed episode has no calls"
             return episode.context(call), call.key, call.temperature
         group = experience.groups[call.group]
-        return group.prompt, group.key + call.id - group.members[0].id, self._temperature(group)
+        key = group.key + call.id - group.members[0].id
+        return group.prompt, key, temperature_of(group, self._config)
 
-    def _temperature(self, group: Group) -> float:
-        """The temperature at which a group is sampled; 0: greedily."""
-        if group.split == "train":
-            return self._rollout.temperature
-        return self._evaluation.temperature if group.sampled else 0.0
+
+def temperature_of(group: Group, config: Config) -> float:
+    """The temperature at which a group is sampled; 0: greedily."""
+    if group.split == "train":
+        return config.rollout.temperature
+    return config.evaluation.temperature if group.sampled else 0.0

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+import trio
 
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer, Roster
@@ -57,8 +59,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class PlayingLimits(msgspec.Struct, frozen=True):
-    """`concurrency` episodes at an agents actor at a time; `max_calls` of one attempt; `attempts`
-    of one episode that fail; `context_tokens` of a call, given and sampled."""
+    """`concurrency` episodes of a split at an agents actor at a time; `max_calls` of one attempt;
+    `attempts` of one episode that fail; `context_tokens` of a call, given and sampled."""
 
     concurrency: int
     max_calls: int
@@ -94,24 +96,38 @@ class Playing:
         roster: Roster,
         reclaiming: Reclaiming,
         limits: PlayingLimits,
-        temperatures: dict[Split, float],
+        temperature: Callable[[Group], float],
     ) -> None:
         self._store, self._roster, self._reclaiming = store, roster, reclaiming
-        self._limits, self._temperatures = limits, temperatures
+        self._limits, self._temperature = limits, temperature
         self._attempts: dict[int, _Attempt] = {}
+        self.last_activity = trio.current_time()
+        """Seconds on trio's clock when an agent said something last."""
         self.diverged = 0
         """Attempts that made another call than the one before had made."""
 
     # ------------------------------------------------------------------------------------- the loop
 
-    def pump(self, split: Split) -> None:
-        """Do all that is due: end attempts whose rollout is over, reply, begin episodes of
-        `split`."""
+    def pump(self, oldest: int) -> None:
+        """Do all that is due for the episodes that are played: give up those whose newest token is
+        older than the version `oldest`, and so can be trained no more; end attempts whose rollout
+        is over; reply."""
+        for attempt in [a for a in self._attempts.values() if self._too_old(a, oldest)]:
+            self._take_back_all(attempt)
+            self._store.record(Buried(attempt.rollout, "stale"))
         self._end_stale()
         for attempt in self._attempts.values():
             self._end_if_spent(attempt)
             self._reply(attempt)
-        self._begin(split)
+
+    def _too_old(self, attempt: _Attempt, oldest: int) -> bool:
+        """True for a training episode all of whose tokens are older than `oldest`. One that has
+        sampled nothing is of no age."""
+        rollout = self._store.experience.rollouts.get(attempt.rollout)
+        if rollout is None or rollout.episode is None or self._split(rollout) != "train":
+            return False
+        newest = [call.spans[-1].version for call in rollout.episode.calls if call.spans]
+        return bool(newest) and max(newest) < oldest
 
     def _end_stale(self) -> None:
         """Tell agents whose rollout is buried or dropped."""
@@ -135,16 +151,18 @@ class Playing:
                 over -= call.tokens - tokens
                 self._store.record(Cut(rollout.id, attempt.attempt, call.id, tokens))
 
-    def _begin(self, split: Split) -> None:
-        """Give waiting episodes to the agents actors that have room."""
+    def begin(self, split: Split) -> None:
+        """Give waiting episodes of `split` to the agents actors that have room. Each split has room
+        of its own: training that rests keeps no evaluation from being played."""
+        experience = self._store.experience
         room = dict.fromkeys(self._roster.of("agents"), self._limits.concurrency)
         for attempt in self._attempts.values():
-            if attempt.peer in room:
+            rollout = experience.rollouts.get(attempt.rollout)
+            if attempt.peer in room and rollout is not None and self._split(rollout) == split:
                 room[attempt.peer] -= 1
-        experience = self._store.experience
-        for rollout in experience.to_begin(split, sum(room.values())):
+        for rollout in experience.to_begin(split, max(0, sum(room.values()))):
             peer = max(room, key=lambda p: room[p] if p.has_room() else 0)
-            if not peer.has_room() or not room[peer]:
+            if not peer.has_room() or room[peer] <= 0:
                 return
             assert rollout.episode is not None
             number = rollout.episode.attempt + 1
@@ -160,7 +178,7 @@ class Playing:
                     prompt_index=group.prompt_index,
                     seed=rollout_key(group, rollout),
                     max_new_tokens=rollout.max_new_tokens,
-                    temperature=self._temperatures[split],
+                    temperature=self._temperature(group),
                     notes=rollout.episode.notes,
                 )
             )
@@ -218,7 +236,7 @@ class Playing:
             )
         rollout = self._store.experience.rollouts[message.rollout]
         group = self._store.experience.groups[rollout.group]
-        episode, temperature = _episode_of(rollout), self._temperatures[group.split]
+        episode, temperature = _episode_of(rollout), self._temperature(group)
         settings = _encode([message.max_new_tokens, temperature, message.stops])
         key = episode.next_key(rollout_key(group, rollout), settings + context)
         earlier = [
@@ -327,6 +345,19 @@ class Playing:
             else:
                 del self._attempts[attempt.rollout]
 
+    def leave(self, reason: str) -> None:
+        """End every attempt: its episode waits for another one."""
+        for attempt in list(self._attempts.values()):
+            if self._plays(attempt):
+                self._leave(attempt, reason, failed=False)
+            else:
+                del self._attempts[attempt.rollout]
+
+    @property
+    def thinking(self) -> bool:
+        """True if an agent has the ball: none of its calls is still to be answered."""
+        return any(not attempt.sent for attempt in self._attempts.values())
+
     def held(self, name: str) -> int:
         """Count the episodes that an agents actor has."""
         return sum(attempt.peer.name == name for attempt in self._attempts.values())
@@ -365,6 +396,9 @@ class Playing:
         """The tokens that a call may sample: what is left of the episode's, and of the context."""
         return min(asked, _left(rollout), self._limits.context_tokens - context)
 
+    def _split(self, rollout: Rollout) -> Split:
+        return self._store.experience.groups[rollout.group].split
+
     def _call(self, attempt: _Attempt, number: int) -> AgentCall:
         call = attempt.calls[number]
         assert call is not None, "an answer is sent of calls that were made"
@@ -377,6 +411,7 @@ class Playing:
         attempt = self._attempts.get(message.rollout)
         if attempt is None or attempt.peer is not sender or attempt.attempt != message.attempt:
             return None
+        self.last_activity = trio.current_time()
         return attempt if self._plays(attempt) else None
 
     def _plays(self, attempt: _Attempt) -> bool:

@@ -62,6 +62,15 @@ class ProximalScoring:
         that it began with, which may be older."""
         experience = self._store.experience
         newest = (experience.version or 0) if served is None else served
+        # an episode's tokens are scored when it is sealed
+        played = (
+            call.spans[0].version
+            for rollout in experience.rollouts.values()
+            if rollout.episode is not None and self._to_train(rollout)
+            for call in rollout.episode.calls
+            if call.spans
+        )
+        newest = min(newest, *played, newest)
         if self._config.staleness.finish_on == "mixed":
             return newest
         unfinished = [

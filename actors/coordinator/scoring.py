@@ -1,7 +1,8 @@
 """Asks reward actors for the verdicts on sealed rollouts.
 
 Invariant: a sealed rollout is with exactly one reward actor, or waits for one. The rollouts of a
-lost actor are asked again.
+lost actor are asked again. Of an episode a verifier judges the last reply, unless its agent gave it
+a reward.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
+import msgspec
 import trio
 
 from actors.coordinator.event_store import EventStore
@@ -16,7 +18,8 @@ from actors.coordinator.peers import Peer, Roster
 from asyncrl.config import Config
 from asyncrl.config.flow import penalty_band
 from asyncrl.experience.events import Judged
-from asyncrl.ipc.messages import NoVerdict, Scored, ScoreRequest, ScoreResult
+from asyncrl.experience.rollout import Rollout
+from asyncrl.ipc.messages import Finish, NoVerdict, Scored, ScoreRequest, ScoreResult, Verdict
 from asyncrl.processes.standstill import shifted
 from staleness.truncation import overlong_penalty
 
@@ -33,6 +36,7 @@ class Scoring:
     def __init__(self, store: EventStore, roster: Roster, config: Config) -> None:
         self._store = store
         self._roster = roster
+        self._played = bool(config.agent.run)
         self._capacity = AHEAD * config.reward.concurrency
         # tokens over which a long response loses its reward; 0: it does not
         self._band = penalty_band(config.rollout)
@@ -55,8 +59,11 @@ class Scoring:
         """Ask for every verdict that is due, as far as reward actors have room."""
         experience = self._store.experience
         for sealed in experience.to_judge(self._listed):
-            self._due.append(sealed.id)
             self._listed = sealed.sealed
+            if not self._played or (given := _given(sealed)) is None:
+                self._due.append(sealed.id)
+            else:
+                self._judge(sealed, given)
         while self._due:
             rollout = experience.rollouts.get(self._due[0])
             if rollout is None:  # its group was dropped meanwhile
@@ -75,8 +82,9 @@ class Scoring:
             group = experience.groups[rollout.group]
             self._with[rollout.id] = peer.name, trio.current_time() + self.patience_s
             self._load[peer.name] = self._load.get(peer.name, 0) + 1
-            request = ScoreRequest(rollout.id, group.split, group.prompt_index, rollout.finish)
-            peer.send(request, bytes(rollout.ids))
+            tokens, finish = _reply(rollout)
+            request = ScoreRequest(rollout.id, group.split, group.prompt_index, finish)
+            peer.send(request, bytes(rollout.ids[-4 * tokens :]))
 
     def on_score_result(self, sender: Peer, message: ScoreResult) -> None:
         """Write down a verdict. One from an actor that was given up meanwhile is ignored, because
@@ -88,8 +96,20 @@ class Scoring:
         rollout = self._store.experience.rollouts.get(message.rollout)
         if rollout is None:
             return
+        verdict = message.verdict
+        if isinstance(verdict, Scored) and not verdict.fits(_reply(rollout)[0]):
+            verdict = NoVerdict("error spans: they are not in the response")
+        if isinstance(verdict, Scored) and rollout.turns:
+            verdict = msgspec.structs.replace(verdict, errors=[])  # of one response alone
+        self.last_activity = trio.current_time()
+        prompt_index = self._store.experience.groups[rollout.group].prompt_index
+        self.slowest = max(self.slowest, (message.seconds, prompt_index))
+        self._judge(rollout, verdict)
+
+    def _judge(self, rollout: Rollout, verdict: Verdict) -> None:
+        """Write down a verdict, with the penalty of a long response, if it can be one of its
+        group's."""
         group = self._store.experience.groups[rollout.group]
-        prompt_index, verdict = group.prompt_index, message.verdict
         if isinstance(verdict, Scored) and group.split == "train" and self._band:
             penalty = overlong_penalty(rollout.tokens, rollout.max_new_tokens, self._band)
             verdict = verdict.penalized(penalty)
@@ -100,23 +120,17 @@ class Scoring:
                 f"other rewards: {len(verdict.parts)} of them, where others of the group have "
                 f"{len(group.parts[0])}"
             )
-        if isinstance(verdict, Scored) and not verdict.fits(
-            self._store.experience.rollouts[message.rollout].tokens
-        ):
-            verdict = NoVerdict("error spans: they are not in the response")
         if isinstance(verdict, NoVerdict):
             reason = verdict.reason.split(":", 1)[0]
             if reason not in self.no_verdicts:
                 logger.warning(
                     "an answer to prompt %d has no verdict: %s; others for the same reason are "
                     "only counted",
-                    prompt_index,
+                    group.prompt_index,
                     verdict.reason,
                 )
             self.no_verdicts[reason] = self.no_verdicts.get(reason, 0) + 1
-        self.last_activity = trio.current_time()
-        self.slowest = max(self.slowest, (message.seconds, prompt_index))
-        self._store.record(Judged(message.rollout, verdict))
+        self._store.record(Judged(rollout.id, verdict))
 
     def held(self, name: str) -> int:
         """Count the answers that a reward actor has."""
@@ -158,3 +172,20 @@ class Scoring:
     def _release(self, rollout: int) -> None:
         name, _ = self._with.pop(rollout)
         self._load[name] -= 1
+
+
+def _given(rollout: Rollout) -> Verdict | None:
+    """The verdict on an episode that no verifier is asked for: its agent's own, or none where
+    nothing was sampled. None: a verifier is."""
+    if not rollout.turns:
+        return NoVerdict("no turn: the agent asked the model for nothing")
+    return None if rollout.agent_reward is None else Scored(rollout.agent_reward)
+
+
+def _reply(rollout: Rollout) -> tuple[int, Finish]:
+    """The tokens that a verifier is shown, the last of the rollout, and how they ended: of an
+    episode, its last turn."""
+    if not rollout.turns:
+        return rollout.tokens, rollout.finish
+    last = rollout.turns[-1]
+    return last.tokens, last.finish

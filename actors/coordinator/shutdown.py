@@ -3,10 +3,11 @@
 Invariant: an actor that is late costs the others nothing but its share of `supervision.grace_s`.
 Work that is finished, streamed or learned by then is kept.
 
-Prompts have stopped when it begins. Engines give back their rollouts with the tokens, and say
-`Drained`. Reward actors give the verdicts that they had begun, and say `Drained`. The trainer
-closes the step that it was asked for, saves, and says `Drained`. The journal is flushed. No actor
-is started again meanwhile, and one that comes is sent home.
+Prompts have stopped when it begins. Engines give back their rollouts with the tokens, agents are
+ended (another attempt goes on with what they had), and both kinds of actors say `Drained`. Reward
+actors give the verdicts that they had begun, and say `Drained`. The trainer closes the step that it
+was asked for, saves, and says `Drained`. The journal is flushed. No actor is started again
+meanwhile, and one that comes is sent home.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ async def drain(parts: Components) -> None:
         lambda: not (parts.engines.held.total() or publishing.busy),
         lifecycle.stage_deadline(Stage.PARK),
     )
+    parts.playing.leave("drained")
+    await _send_home(parts, "agents", Stage.ROLLOUT)
     await _send_home(parts, "rollout", Stage.ROLLOUT)
     await _send_home(parts, "reward", Stage.REWARD)
     await changes.until(

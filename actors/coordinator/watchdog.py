@@ -29,6 +29,9 @@ from asyncrl.processes.standstill import TICK_S, shifted, stood_s
 
 logger = logging.getLogger(__name__)
 
+SILENT_S = 60.0
+"""Seconds in which an agents actor that has episodes says something; it reports each second."""
+
 Replace = Callable[[str, str], None]
 """`replace(actor, reason)` has an actor ended and another one started."""
 
@@ -79,6 +82,9 @@ def _end_what_is_late(parts: Components, now: float, replace: Replace) -> None:
     parts.publishing.late(now)
     if (name := parts.scoring.overdue(now)) is not None:
         replace(name, "it owes a verdict for too long")
+    for peer in parts.roster.of("agents"):
+        if now - peer.heard > SILENT_S and parts.playing.held(peer.name):
+            replace(peer.name, f"it has episodes, and said nothing for {SILENT_S:g} s")
 
 
 def _watch(parts: Components, now: float) -> None:
@@ -102,9 +108,9 @@ def _watch(parts: Components, now: float) -> None:
 def _last_activity(parts: Components, now: float) -> float:
     """The moment at which something was known to go on last. The time that a verdict which is owed
     may take lies beyond it."""
-    if parts.publishing.busy:
+    if parts.publishing.busy or parts.playing.thinking:  # an agent's time is bounded where it runs
         return now
-    last = max(parts.chunks.last_activity, parts.scoring.last_activity)
+    last = max(parts.chunks.last_activity, parts.scoring.last_activity, parts.playing.last_activity)
     if (stepping := parts.stepping) is not None:
         at_work = stepping.trainer.report.busy is not None
         last = max(last, stepping.last_activity, stepping.trainer.heard if at_work else 0.0)

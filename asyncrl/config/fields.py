@@ -22,6 +22,7 @@ from staleness.corrections import Correction
 NONE = "none"
 """A list of no tables, where it is said in one word."""
 TEXTS = tuple[str, ...]
+TEXT_OR_TEXTS = str | tuple[str, ...]
 COUNTS = tuple[Count, ...]
 
 
@@ -84,6 +85,8 @@ def _allowed(kind: Any, metas: list[msgspec.Meta], named: Named | None) -> str:
         return "a table"
     if kind == TEXTS:
         return "a list of strings"
+    if kind == TEXT_OR_TEXTS:
+        return "a string or a list of strings"
     if kind == COUNTS:
         return "a list of whole numbers, each at least 1"
     if get_origin(kind) is tuple:
@@ -162,7 +165,7 @@ def checked(field: Field, value: Any, place: str) -> Any:
     if field.is_table:
         problem = _unplain(value) if isinstance(value, dict) else "is not a table"
     elif (
-        field.kind == TEXTS
+        field.kind in (TEXTS, TEXT_OR_TEXTS)
         and isinstance(value, list)
         and not all(isinstance(item, str) and _is_text(item) for item in value)
     ):

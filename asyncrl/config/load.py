@@ -20,6 +20,7 @@ from asyncrl.config.errors import ConfigError
 from asyncrl.config.fields import (
     FIELDS,
     SECTIONS,
+    TEXT_OR_TEXTS,
     Field,
     checked,
     lookup,
@@ -203,7 +204,8 @@ def _parsed(field: Field, text: str, place: str, *, inside: bool = False) -> Any
     if field.is_text and not isinstance(value, str):
         return text
     if value is None:
-        if inside or not text or (field.entries and not text.startswith(("[", "{"))):
+        free = inside or field.kind == TEXT_OR_TEXTS
+        if free or not text or (field.entries and not text.startswith(("[", "{"))):
             return text
         raise ConfigError(
             f"{place}: {field.key} is {quoted(text)}, and must be {field.allowed} "

@@ -70,6 +70,8 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             "each rollout actor's gateway has a port of its own, and there are not so many: "
             "lower port",
         )
+    if c.agent.run:
+        yield from _agents(config)
     if wrong := list(mix_contradictions(task)):
         yield from wrong
         return
@@ -98,6 +100,27 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         )
     if "engine.sglang" in declared.tables:
         yield from _sglang(config)
+
+
+def _agents(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    agent, rollout, staleness = config.agent, config.rollout, config.staleness
+    if agent.port and agent.port + agent.actors > 2**16:
+        yield (
+            ("agent.port", "agent.actors"),
+            "each agents actor has a port of its own, and there are not so many: lower port",
+        )
+    if rollout.truncated == "penalize":
+        yield (
+            ("agent.run", "rollout.truncated"),
+            "the band is of one response, and an agent's rollout has many: set truncated to keep "
+            "or mask",
+        )
+    if staleness.finish_on == "own":
+        yield (
+            ("agent.run", "staleness.finish_on"),
+            "an episode outlives many versions, and engines do not keep them all: set finish_on "
+            "to mixed",
+        )
 
 
 def _sglang(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

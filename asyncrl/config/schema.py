@@ -271,6 +271,46 @@ class GatewayConfig(Section, frozen=True):
     ] = 16 * 2**30
 
 
+class AgentConfig(Section, frozen=True):
+    """Agents that play a prompt's rollouts as episodes of many turns (docs/agents.md)."""
+
+    run: Annotated[
+        str | tuple[str, ...],
+        Meta(
+            description=(
+                "who plays: `module:name`, a program and its arguments, or `http` for programs "
+                "that ask for episodes; empty: nobody, a rollout is one turn"
+            )
+        ),
+    ] = ""
+    actors: Annotated[int, Meta(ge=1, description="agents processes")] = 1
+    concurrency: Annotated[
+        int, Meta(ge=1, le=4096, description="episodes at a time, at each agents actor")
+    ] = 16
+    episode_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds for which an agent may have the ball: its calls do not count",
+        ),
+    ] = 300.0
+    call_s: Annotated[float, Meta(gt=0, description="seconds of one call")] = 600.0
+    max_calls: Annotated[int, Meta(ge=1, description="calls of an attempt, at most")] = 32
+    attempts: Annotated[
+        int, Meta(ge=1, description="failed attempts after which an episode is given up")
+    ] = 3
+    port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description=(
+                "on loopback, of the first agents actor's API; the next has the next one; 0: any"
+            ),
+        ),
+    ] = 0
+
+
 class RolloutConfig(Section, frozen=True):
     """Generation of rollouts."""
 
@@ -804,6 +844,7 @@ class Config(Section, frozen=True):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
+    agent: AgentConfig = AgentConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

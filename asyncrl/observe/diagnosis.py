@@ -102,7 +102,11 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
         status.rollouts.get("sealed", 0),
         status.groups,
     )
-    for role, does in (("rollout", "generates"), ("reward", "judges")):
+    for role, does in (
+        ("rollout", "generates"),
+        ("reward", "judges"),
+        ("agents", "plays"),
+    ):
         absent = [
             actor
             for actor in status.actors

@@ -1,8 +1,8 @@
 """Supervision of a run: its actors are started, started again, ended, and its coordinator is
 listened to.
 
-    coordinator → once it is ready: trainer, rollout × N, reward × M → the coordinator says how the
-    run ended → everything is cancelled, which kills every actor
+    coordinator → once it is ready: trainer, rollout × N, reward × M, agents × K → the coordinator
+    says how the run ended → everything is cancelled, which kills every actor
 
 `asyncrl.launch.launcher` brings processes, `asyncrl.simulation.world` brings tasks in virtual time;
 both are supervised by this code. Invariant: when `RunSupervisor.run` returns, every actor that it
@@ -105,11 +105,11 @@ class SupervisedEnd(msgspec.Struct, frozen=True):
 class RunSupervisor:
     """Supervises one run, once.
 
-    A rollout or reward actor that fails is started again within its budget (`supervision.restarts`
-    in `supervision.restart_window_s`), unless the run drains. The run goes on without a rollout
-    actor whose budget is spent, as long as another one is left. A trainer or coordinator that fails
-    ends the run, and so does a reward actor whose budget is spent. Deadlines are put off by the
-    seconds in which this process stood still.
+    A rollout, reward or agents actor that fails is started again within its budget
+    (`supervision.restarts` in `supervision.restart_window_s`), unless the run drains. The run goes
+    on without a rollout actor whose budget is spent, as long as another one is left. A trainer or
+    coordinator that fails ends the run, and so does any other actor whose budget is spent.
+    Deadlines are put off by the seconds in which this process stood still.
     """
 
     def __init__(self, config: Config, actors: RunActors, observer: RunObserver) -> None:
@@ -183,6 +183,8 @@ class RunSupervisor:
         yield "trainer", 0
         yield from (("rollout", index) for index in range(self._config.rollout.actors))
         yield from (("reward", index) for index in range(self._config.reward.actors))
+        if self._config.agent.run:
+            yield from (("agents", index) for index in range(self._config.agent.actors))
 
     async def _supervise(self, role: Role, index: int) -> None:
         """Keep one actor alive, within its budget."""
@@ -202,7 +204,7 @@ class RunSupervisor:
                     self._missed.set()
 
         budget = NO_RESTART
-        if role in ("rollout", "reward"):
+        if role in ("rollout", "reward", "agents"):
             budget = RestartBudget(limits.restarts, limits.restart_window_s)
         # A coordinator that ends is missed while the run drains, too.
         needed = (lambda: True) if role == "coordinator" else (lambda: not self._draining)

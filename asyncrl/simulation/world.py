@@ -69,6 +69,7 @@ class World(ABC):
         "coordinator": (JournalError,),
         "rollout": (CoordinatorLost, LinkError),
         "reward": (CoordinatorLost, LinkError, WaitExpired),
+        "agents": (CoordinatorLost, LinkError),
         "trainer": (CoordinatorLost, LinkError),
         "launcher": (),
     }
@@ -109,6 +110,10 @@ class World(ABC):
     def make_verifiers(self, process: SimProcess) -> Any:
         """The verifiers of a reward actor, with the `judge` of a
         `actors.verifier_process.VerifierPool`."""
+
+    async def play(self, link: Link, process: SimProcess) -> None:
+        """Be an agents actor at the end of its link. Raises RuntimeError where nobody plays."""
+        raise RuntimeError("no agent plays in this world")
 
     def curve(self) -> Curve:
         """The curve of the run so far, to which the coordinator adds."""
@@ -201,6 +206,7 @@ class World(ABC):
             "coordinator": self._coordinator,
             "rollout": self._rollout,
             "reward": self._reward,
+            "agents": self._agents,
             "trainer": self._trainer,
         }
         process = SimProcess(role, index, incarnation, self.failed)
@@ -303,6 +309,11 @@ class World(ABC):
                 concurrency=self.config.reward.concurrency,
                 deadline_s=self.config.task.verdict_s,
             )
+
+    async def _agents(self, process: SimProcess) -> None:
+        link = await self._dial(process)
+        async with link:
+            await self.play(link, process)
 
     async def _trainer(self, process: SimProcess) -> None:
         link = await self._dial(process)

@@ -75,9 +75,7 @@ class Parts:
         self.reclaiming = Reclaiming(self.store, self.pool, self.leases, configured())
         self.engine = Actor("rollout")
         self.pool.add(EngineHandle(self.engine, slots=8))
-        self.playing = Playing(
-            self.store, self.roster, self.reclaiming, limits, {"train": 1.0, "evaluation": 0.0}
-        )
+        self.playing = Playing(self.store, self.roster, self.reclaiming, limits, lambda group: 1.0)
 
     @property
     def experience(self) -> Experience:
@@ -97,11 +95,15 @@ class Parts:
             )
         )
 
+    def pump(self) -> None:
+        self.playing.pump(0)
+        self.playing.begin("train")
+
     def begun(self) -> tuple[Actor, int]:
         """One episode, with an agent."""
         actor = self.agents()
         self.admit()
-        self.playing.pump("train")
+        self.pump()
         (play,) = actor.take(Play)
         assert isinstance(play, Play)
         return actor, play.rollout
@@ -168,11 +170,11 @@ async def test_an_episode_of_two_turns_is_answered_as_it_comes_and_sealed_as_pla
     p.ask(actor, number, 0, 1, 2)
     (call,) = p.lease()
     p.sample(call, 3)
-    p.playing.pump("train")
+    p.pump()
     first = [drawn(call.key, place) for place in range(4)]
     assert replies(actor) == (first[:3], "", "")
     p.answer(call)
-    p.playing.pump("train")
+    p.pump()
     assert replies(actor) == (first[3:], "length", "")
     p.ask(actor, number, 1, 1, 2, *first, 9)
     (second,) = p.lease()
@@ -205,18 +207,18 @@ async def test_another_attempt_is_answered_with_what_there_is_and_samples_nothin
     p.playing.lose(actor)
     assert second.status is RolloutStatus.UNCLAIMED and not p.lease(), "nobody asks for it"
     other = p.agents(1)
-    p.playing.pump("train")
+    p.pump()
     (play,) = other.take(Play)
     assert isinstance(play, Play) and (play.attempt, play.notes) == (2, {"tool": b"42"})
     p.ask(other, number, 0, 1, 2)
-    p.playing.pump("train")
+    p.pump()
     assert replies(other) == ([drawn(call.key, n) for n in range(4)], "length", "")
     p.ask(other, number, 1, 3)
-    p.playing.pump("train")
+    p.pump()
     assert replies(other)[0] == [drawn(second.key, n) for n in range(2)]
     assert p.lease() == [second], "it goes on from its last token"
     p.answer(second)
-    p.playing.pump("train")
+    p.pump()
     assert replies(other) == ([drawn(second.key, n) for n in (2, 3)], "length", "")
     p.playing.on_played(other, Played(number, 2, "stop"))
     tokens = p.experience.ledger.tokens
@@ -232,7 +234,7 @@ async def test_what_the_last_attempt_did_not_ask_is_orphaned_and_the_attempt_cou
     p.roster.remove(actor)
     p.playing.lose(actor)
     other = p.agents(1)
-    p.playing.pump("train")
+    p.pump()
     for place, context in enumerate([5, 6]):
         p.ask(other, number, place, context, budget=2)
     assert p.playing.diverged == 1
@@ -255,7 +257,7 @@ async def test_equal_calls_of_an_attempt_have_draws_of_their_own_and_are_known_i
     p.roster.remove(actor)
     p.playing.lose(actor)
     other = p.agents(1)
-    p.playing.pump("train")
+    p.pump()
     p.ask(other, number, 0, 1, 2)
     assert p.lease() == [first]
     p.ask(other, number, 1, 1, 2)
@@ -285,7 +287,7 @@ async def test_a_later_attempt_may_say_at_once_that_it_has_enough_of_what_was_cu
     p.roster.remove(actor)
     p.playing.lose(actor)
     other = p.agents(1)
-    p.playing.pump("train")
+    p.pump()
     p.ask(other, number, 0, 1, 2)
     p.playing.on_enough(other, Enough(number, 2, 0, 0))
     p.playing.on_played(other, Played(number, 2, "stop"))
@@ -298,7 +300,7 @@ async def test_an_actor_may_be_lost_before_it_hears_that_a_rollout_is_over() -> 
     p.store.record(e.Dropped(0, "evaluation"))
     p.roster.remove(actor)
     p.playing.lose(actor)
-    p.playing.pump("train")
+    p.pump()
     assert not actor.take(StopPlaying) and not p.playing.held(actor.name)
 
 
@@ -309,9 +311,9 @@ async def test_calls_at_one_time_sample_no_more_than_the_episode_may_in_all() ->
         p.ask(actor, number, place, 1, 2, place, budget=BUDGET)
     one, two, three = p.lease()
     p.sample(one, 9)
-    p.playing.pump("train")
+    p.pump()
     p.sample(two, 9)
-    p.playing.pump("train")
+    p.pump()
     assert (one.tokens, two.tokens, three.tokens) == (9, 7, 0), "no more than 16 in all"
     assert replies(actor)[1] == "length" and not p.lease()
     assert p.experience.ledger.tokens.discarded == {"unused": 2}
@@ -370,7 +372,7 @@ async def test_an_agent_that_fails_too_often_is_a_tombstone_and_no_reward_of_zer
     (call,) = p.lease()
     p.sample(call, 1)
     p.playing.on_played(actor, Played(number, 1, "", "raised"))
-    p.playing.pump("train")
+    p.pump()
     p.ask(actor, number, 0, 1, 2)
     p.playing.on_played(actor, Played(number, 2, "", "raised"))
     assert number not in p.experience.rollouts
@@ -385,7 +387,7 @@ async def test_an_agent_is_told_that_its_rollout_is_over() -> None:
     p.store.record(e.Dropped(0, "stale"))
     p.ask_late = Ask(number, 1, 0, 4)
     p.playing.on_ask(actor, p.ask_late, ids(1))  # on its way already
-    p.playing.pump("train")
+    p.pump()
     assert actor.take(StopPlaying) == [StopPlaying(number, 1)]
 
 
@@ -393,7 +395,7 @@ async def test_actors_are_given_what_they_have_room_for_the_emptiest_first() -> 
     p = Parts()
     actors = [p.agents(0), p.agents(1)]
     p.admit(5)
-    p.playing.pump("train")
+    p.pump()
     assert [len(actor.take(Play)) for actor in actors] == [2, 2]
     assert [p.playing.held(actor.name) for actor in actors] == [2, 2]
     assert len(p.experience.to_begin("train", 9)) == 1
@@ -416,7 +418,7 @@ class Killed:
         self.p.roster.remove(self.actor)
         self.p.playing.lose(self.actor)
         self.actor = self.p.agents(9 - self.kills)
-        self.p.playing.pump("train")
+        self.p.pump()
         self.actor.take(Play)
         return True
 
@@ -437,7 +439,7 @@ class Killed:
                 if self.killed():
                     return False
                 p.lease()
-                p.playing.pump("train")
+                p.pump()
                 tokens, finish, _ = replies(self.actor)
                 answer += tokens
                 if finish:

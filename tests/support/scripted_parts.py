@@ -112,17 +112,17 @@ class ScriptedLearner:
         assert len(buffers[0]) == 4 * sum(
             s.prompt_tokens + s.response_tokens for s in batch.samples
         )
-        assert len(buffers[1]) == 4 * len(mask) == 4 * sum(s.response_tokens for s in batch.samples)
+        assert len(buffers[1]) == 4 * len(mask) == 4 * sum(s.sampled_tokens for s in batch.samples)
         await trio.sleep(len(mask) * self._seconds_per_token)
         self.batches.append((batch, mask.tobytes()))
         counts, at = [], 0
         for sample in batch.samples:
-            of_sample = mask[at : at + sample.response_tokens].tolist()
+            of_sample = mask[at : at + sample.sampled_tokens].tolist()
             left_out = {"stale": of_sample.count(0), "truncated": of_sample.count(2)}
             left_out["error"] = of_sample.count(3)
             discarded = {reason: count for reason, count in left_out.items() if count}
             counts.append(TokenCount(sample.rollout, of_sample.count(1), discarded))
-            at += sample.response_tokens
+            at += sample.sampled_tokens
         return counts
 
     async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:

@@ -50,7 +50,6 @@ class EpisodeChecker(WorldObserver):
         self._said: dict[tuple[int, int, int], int] = {}  # tokens of an answer that were sent
         self._closed: set[tuple[int, int, int]] = set()  # answers that have ended
         self._delivered = 0
-        self._looked = 0  # events at the last comparison
 
     # -------------------------------------------------------------------------------------- a life
 
@@ -61,34 +60,30 @@ class EpisodeChecker(WorldObserver):
         self._now, self._numbers, self._said = None, {}, {}
         self._closed.clear()
         self._delivered = self.reference.generated
-        self._looked = 0
 
     def look(self, experience: Experience) -> None:
         """Compare the product's state with the reference, between two messages."""
-        self.hold(
-            "tokens are booked",
-            self._delivered == self.reference.generated,
-            "{} tokens were delivered, and {} booked",
-            self._delivered,
-            self.reference.generated,
-        )
-        if self._looked == len(self.events):
-            return
-        self._looked = len(self.events)
         mine, tokens = self.reference, experience.ledger.tokens
         due = mine.generated, mine.trained, mine.live, +mine.discarded
         written = tokens.total, tokens.trained, tokens.live, Counter(tokens.discarded)
         self.hold("ledger", due == written, "tokens: {}, and the ledger says {}", due, written)
         self.hold("ledger", experience.ledger.balances(), "the ledger does not balance")
+        self.hold(
+            "tokens are booked",
+            self._delivered == mine.generated,
+            "{} tokens were delivered, and {} booked",
+            self._delivered,
+            mine.generated,
+        )
         for episode in mine.episodes.values():
             theirs = experience.rollouts[episode.id].episode
             if theirs is None:
                 continue
             for call in theirs.calls:
-                known = episode.calls[call.id]
+                mine_ = episode.calls[call.id]
                 self.hold(
                     "contexts stay",
-                    theirs.context(call) == (known.path if known.buried else known.context),
+                    theirs.context(call) == (mine_.path if mine_.buried else mine_.context),
                     "call {} has another context than it was asked with",
                     call.id,
                 )

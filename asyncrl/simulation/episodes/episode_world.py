@@ -169,7 +169,7 @@ class EpisodeWorld:
             self.roster,
             self.reclaiming,
             self.limits,
-            {"train": TEMPERATURE, "evaluation": 0.0},
+            lambda group: TEMPERATURE,
         )
         if self._events:
             begin_again(self.store, self.store.log, experience.version or 0)  # type: ignore[arg-type]
@@ -267,7 +267,8 @@ class EpisodeWorld:
 
     def _pump(self) -> None:
         """Do what the coordinator's loop does."""
-        self.playing.pump("train")
+        self.playing.pump(0)
+        self.playing.begin("train")
         self.placement.lease("train")
         for rollout in self.store.experience.to_judge():
             reward = 0.5 if rollout.agent_reward is None else rollout.agent_reward

@@ -1,0 +1,150 @@
+"""Whole runs in which agents play: coordinator, engines, trainer and scripted agents, in virtual
+time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import trio
+from scripted_players import FIRST, TOOL, ScriptedAgents
+from scripted_world import ScriptedWorld, configured
+
+from asyncrl.experience import events as e
+from asyncrl.experience.call import RolloutStatus
+from asyncrl.ipc.link import Link
+from asyncrl.simulation.sim_process import SimProcess
+
+
+class AgentWorld(ScriptedWorld):
+    """A run whose rollouts are played by `agents`."""
+
+    def __init__(self, agents: ScriptedAgents | None = None, **sections: dict[str, object]) -> None:
+        sections["agent"] = {"run": "my_agent:solve"} | sections.get("agent", {})
+        super().__init__(configured(**sections))
+        self.agents = agents or ScriptedAgents()
+
+    async def play(self, link: Link, process: SimProcess) -> None:
+        await self.agents.serve(link, process.waits)
+
+    def check(self) -> None:
+        """The books balance, no rollout is trained twice, and nothing older than may be."""
+        experience = self.store.experience
+        assert experience.ledger.balances() and self.folded() == experience
+        trained = Counter(event.rollout for event in self.of(e.Trained))
+        assert trained and max(trained.values()) == 1
+        assert max(self.lags()) <= self.config.staleness.max_lag
+
+    def lags(self) -> Counter[int]:
+        """Tokens that entered a loss, by lag."""
+        found: Counter[int] = Counter()
+        for batch, mask in self.learner.batches:
+            at = 0
+            for sample in batch.samples:
+                for span in sample.spans:
+                    tokens = span.end - span.start
+                    found[batch.step - span.version] += mask[at : at + tokens].count(1)
+                    at += tokens
+        return found
+
+
+async def run_well(world: AgentWorld, *others: Any) -> AgentWorld:
+    outcome = await world.run(*others)
+    assert outcome.ok, outcome.reason
+    world.check()
+    return world
+
+
+async def test_episodes_are_played_judged_by_their_agents_and_trained(autojump_clock: Any) -> None:
+    world = await run_well(AgentWorld())
+    sealed = {event.rollout for event in world.of(e.Sealed)}
+    assert sealed and sealed <= set(world.agents.seen)
+    calls = Counter(event.rollout for event in world.of(e.Called))
+    assert set(calls.values()) == {2}
+    judged = {event.rollout: event.verdict.reward for event in world.of(e.Judged)}
+    assert set(judged.values()) == {0.0, 1.0}
+    # a strand of both turns, in which the answers alone are marked
+    batch, _ = world.learner.batches[0]
+    sample = batch.samples[0]
+    (_, first), (context, second) = world.agents.seen[sample.rollout]
+    assert context[1] == FIRST and context[-1] == TOOL
+    assert sample.prompt_tokens == 2 and sample.share == 1.0
+    assert sample.response_tokens == len(first) + 1 + len(second)
+    assert sample.sampled_tokens == len(first) + len(second)
+
+
+async def test_without_a_reward_the_verifier_judges_the_last_reply(autojump_clock: Any) -> None:
+    world = AgentWorld(ScriptedAgents(reward=lambda prompt_index, seed: None))
+    shown: dict[bytes, int] = {}
+    judge = world.verifiers.judge
+
+    async def judged(split: Any, prompt_index: int, ids: Any, finish: Any) -> Any:
+        shown[bytes(ids)] = prompt_index
+        return await judge(split, prompt_index, ids, finish)
+
+    world.verifiers.judge = judged  # type: ignore[method-assign]
+    await run_well(world)
+    last = {
+        b"".join(t.to_bytes(4, "little") for t in seen[-1][1])
+        for seen in world.agents.seen.values()
+    }
+    assert shown and set(shown) <= last
+
+
+async def test_a_killed_agents_actor_costs_no_token(autojump_clock: Any) -> None:
+    world = AgentWorld(ScriptedAgents(think_s=0.5), train={"steps": 6})
+    killed = 0
+
+    async def kill() -> None:
+        nonlocal killed
+        for _ in range(4):
+            await trio.sleep(1.7)
+            world.kill("agents-0")
+            killed += 1
+
+    await run_well(world, kill)
+    assert killed >= 2 and len(world.of(e.Left)) > 0
+    again = [attempt for _, attempt in world.agents.attempts if attempt > 1]
+    assert again and world.coordinator.parts.playing.diverged == 0
+    # a call that is made again is the same call: its tokens were sampled once
+    assert len({event.key for event in world.of(e.Called)}) == len(world.of(e.Called))
+    tokens = world.store.experience.ledger.tokens
+    assert not tokens.discarded.get("orphaned")
+
+
+async def test_a_slow_tool_is_no_stall(autojump_clock: Any) -> None:
+    world = AgentWorld(ScriptedAgents(think_s=250.0), supervision={"stall_s": 100.0, "restarts": 9})
+    await run_well(world)
+
+
+async def test_an_episode_too_old_to_be_trained_is_buried(autojump_clock: Any) -> None:
+    world = AgentWorld(
+        ScriptedAgents(think_s=0.4, slow_s=40.0),
+        train={"steps": 12, "batch_groups": 1},
+        rollout={"group_size": 2, "overprovision": 2.0},
+        staleness={"max_lag": 0, "depth": 1},
+    )
+    await run_well(world)
+    assert set(+world.lags()) == {0}
+    buried = [event for event in world.of(e.Buried) if event.reason == "stale"]
+    assert buried and world.store.experience.ledger.tokens.discarded["stale"]
+
+
+@pytest.mark.parametrize("stop_after", [0.5, 1.3, 2.9])
+async def test_a_drained_run_leaves_its_episodes_for_another_attempt(
+    stop_after: float, autojump_clock: Any
+) -> None:
+    world = AgentWorld(ScriptedAgents(think_s=0.6), train={"steps": 100})
+
+    async def stop() -> None:
+        await trio.sleep(stop_after)
+        world.supervisor.interrupt()
+
+    outcome = await world.run(stop)
+    assert outcome.ok, outcome.reason
+    experience = world.store.experience
+    assert experience.ledger.balances() and world.folded() == experience
+    statuses = experience.statuses()
+    assert statuses[RolloutStatus.WAITING] and not statuses[RolloutStatus.BEGUN]
+    assert not statuses[RolloutStatus.LEASED]
