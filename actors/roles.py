@@ -284,6 +284,27 @@ async def reward(place: ActorContext) -> None:
         )
 
 
+async def agents(place: ActorContext) -> None:
+    """An agents actor's process; agents run in processes of their own, or elsewhere."""
+    from actors.agents_actor import agents_actor
+    from actors.agents_gateway import open_episodes
+
+    config, waits = place.config, Waits()
+    reporter = Reporter(waits, report_s(config))
+    try:
+        async with (
+            open_episodes(config, place.run, place.initial, place.index, waits, reporter) as (
+                episodes,
+                sessions,
+            ),
+            await place.link() as link,
+        ):
+            await agents_actor(link, episodes, sessions, reporter)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from error
+
+
 async def trainer(place: ActorContext) -> None:
     """The trainer's process: a learner from the newest checkpoint, or from the initial model, and a
     sender of weights."""
@@ -432,4 +453,10 @@ def _dtype(config: Config) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
 
 
-ROLES = {"coordinator": coordinator, "rollout": rollout, "reward": reward, "trainer": trainer}
+ROLES = {
+    "coordinator": coordinator,
+    "rollout": rollout,
+    "agents": agents,
+    "reward": reward,
+    "trainer": trainer,
+}

@@ -1,0 +1,130 @@
+"""The gateway of an agents actor, with the agents that it answers: what stands around
+`agents_actor`, put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from actors.agent_pool import open_agent_pool
+from actors.agents import MODEL, chat_tokenizer
+from actors.agents_actor import EpisodePlayer, Player
+from actors.elsewhere import ElsewherePool
+from actors.reporting import Reporter
+from asyncrl.config import Config
+from asyncrl.gateway.agents_app import agents_application
+from asyncrl.gateway.gateway import Gateway
+from asyncrl.gateway.gateway_settings import Settings
+from asyncrl.gateway.offers import Offers
+from asyncrl.gateway.played_sessions import PlayedSessions
+from asyncrl.gateway.serve import serve
+from asyncrl.httpd.asgi import HttpRefusal
+from asyncrl.ipc.keys import read_private
+from asyncrl.ipc.messages import Split
+from asyncrl.ipc.waits import Waits
+from asyncrl.observe.run_dir import GATEWAY_KEY
+from asyncrl.sessions.recorder import Bounds
+from asyncrl.tasks import open_task
+from asyncrl.tasks.entry import entry_of
+
+CALLS = 4
+"""Calls that run at a time, for each episode."""
+IDLE_S = 60.0
+"""Seconds for which a session may be idle, beside those in which its agent has the ball."""
+
+logger = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def open_episodes(
+    config: Config, run: Path, initial: Path, index: int, waits: Waits, reporter: Reporter
+) -> AsyncIterator[tuple[EpisodePlayer, PlayedSessions]]:
+    """Open the agent of the run and the gateway that answers it, at a port of loopback. Raises
+    ConfigError where there is no such agent, TaskError, OSError where the port is taken, and
+    WorkersLost."""
+    agent = config.agent
+    sessions = PlayedSessions(read_private(run / GATEWAY_KEY, 1024))
+    tokenizer = await trio.to_thread.run_sync(chat_tokenizer, initial)
+    task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
+    gateway = Gateway(sessions, tokenizer, settings(config, tokenizer.sampled), waits)
+    offers = Offers() if agent.run == "http" else None
+    reading = trio.CapacityLimiter(1)
+
+    async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
+        def both() -> tuple[str, dict[str, Any]]:
+            return task.prompt(split, prompt_index), entry_of(task, split, prompt_index)
+
+        return await trio.to_thread.run_sync(both, limiter=reading, abandon_on_cancel=True)
+
+    async def forget() -> None:
+        while True:  # what is sampled for agents is in the run's journal
+            await gateway.fetch()
+
+    async def attend(*, task_status: trio.TaskStatus[str]) -> None:
+        def refused(refusal: HttpRefusal) -> None:
+            reporter.count(f"agents_refused_{refusal}")
+
+        await serve(
+            gateway,
+            agents_application(gateway, sessions, offers),
+            sessions.known,
+            port=agent.port + index if agent.port else 0,
+            close=trio.Event(),
+            drain_s=0.0,
+            refused=refused,
+            task_status=task_status,
+        )
+
+    async with _open_player(config, offers, waits) as player, trio.open_nursery() as nursery:
+        url = await nursery.start(attend)
+        nursery.start_soon(forget)
+        logger.info("agents are answered at %s", url)
+        yield (
+            EpisodePlayer(
+                player, sessions, gateway, prompt, reporter, url=url, episode_s=agent.episode_s
+            ),
+            sessions,
+        )
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _open_player(
+    config: Config, offers: Offers | None, waits: Waits
+) -> AsyncIterator[Player]:
+    """The run's agents: in processes of this actor, or elsewhere."""
+    if offers is not None:
+        yield ElsewherePool(offers, waits)
+        return
+    agent = config.agent
+    most_s = agent.episode_s + agent.max_calls * agent.call_s
+    async with open_agent_pool(agent.run, waits, most_s=most_s) as pool:
+        yield pool
+
+
+def settings(config: Config, vocabulary: int) -> Settings:
+    """Settings of the gateway: room for all calls of all episodes. The coordinator bounds them; the
+    clock of an attempt ends its session."""
+    agent, context = config.agent, config.engine.context_tokens
+    of_one = max(Bounds().tokens, 2 * (agent.max_calls + 1) * context)
+    bounds = Bounds(
+        sessions=max(Bounds().sessions, 2 * agent.concurrency),
+        calls=max(Bounds().calls, 4 * agent.max_calls),
+        tokens=of_one,
+        sequence_tokens=of_one,
+        all_tokens=2 * agent.concurrency * of_one,
+        idle_s=agent.episode_s + IDLE_S,
+    )
+    return Settings(
+        model=MODEL,
+        context_tokens=context,
+        vocabulary=vocabulary,
+        calls=max(256, CALLS * agent.concurrency),
+        call_s=agent.call_s,
+        bounds=bounds,
+    )
