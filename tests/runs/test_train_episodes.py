@@ -1,0 +1,100 @@
+"""Agents' episodes, trained in real runs: by an environment of this package, with the official
+client, and by a program elsewhere that speaks plain HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+from train_support import command, end, started, train, wait_for
+
+from asyncrl.experience import events as e
+from asyncrl.journal import read
+from asyncrl.observe import summary
+from asyncrl.processes.machine import free_port
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+SETTINGS = {
+    "task__name": "jsonl",
+    "rollout__max_new_tokens": 40,
+    "train__steps": 2,
+    "train__eval_every": 0,
+}
+
+
+def numbers(folder: Path) -> str:
+    """A file of games: a number each, from 1 to 16."""
+    file, line = folder / "numbers.jsonl", '{"prompt": "Guess a number. %d", "answer": "%d"}\n'
+    file.write_text("".join(line % (n, 1 + n % 16) for n in range(48)))
+    return str(file)
+
+
+def trained(run: Path) -> list[e.Event]:
+    """The events of a run that has made its steps, and lost no token."""
+    found = summary.read(run / "summary.json")
+    assert found.ok and found.steps == 2 and found.balances()
+    return [event for _, event in read(run / "journal.sqlite")]
+
+
+def test_an_environment_is_trained(model: Path, tmp_path: Path) -> None:
+    run, game = tmp_path / "run", "asyncrl.agents.examples.guess_the_number:Game"
+    ended = train(command(model, run, task__path=numbers(tmp_path), agent__run=game, **SETTINGS))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    events = trained(run)
+    assert any(isinstance(event, e.Called) for event in events)
+    assert any(isinstance(event, e.Rewarded) and event.call is not None for event in events)
+
+
+@pytest.mark.explore
+def test_programs_elsewhere_are_trained(model: Path, tmp_path: Path) -> None:
+    run, port = tmp_path / "run", free_port()
+    argv = command(
+        model,
+        run,
+        task__path=numbers(tmp_path),
+        agent__run="http",
+        agent__port=port,
+        agent__attempts=2,
+        **SETTINGS,
+    )
+    url, rewards = f"http://127.0.0.1:{port}", 0
+    with started(argv) as process, httpx2.Client(timeout=60.0) as client:
+
+        def ready() -> bool:
+            try:
+                return client.get(f"{url}/ready").status_code == 200
+            except httpx2.TransportError:
+                return False
+
+        def ask(path: str, key: str, body: object = None) -> httpx2.Response | None:
+            """An answer; None where the run is over."""
+            try:
+                return client.post(path, json=body, headers={"authorization": f"Bearer {key}"})
+            except httpx2.TransportError:
+                return None
+
+        wait_for("gateway", ready)
+        key = (run / "gateway.key").read_text()
+        while (given := ask(f"{url}/v1/episodes", key)) is not None:
+            if given.status_code != 200:
+                continue
+            episode = given.json()
+            said = {
+                "model": "policy",
+                "max_tokens": 8,
+                "messages": [{"role": "user", "content": episode["prompt"]}],
+            }
+            reply = ask(episode["base_url"] + "/chat/completions", episode["api_key"], said)
+            if reply is None or reply.status_code != 200:
+                continue
+            text = reply.json()["choices"][0]["message"]["content"]
+            reward = {"reward": float(len(text) % 3)}
+            session = f"{url}/v1/sessions/{episode['session']}/reward"
+            if (taken := ask(session, episode["reward_key"], reward)) is not None:
+                rewards += taken.status_code == 200
+        code, out, err = end(process)
+    assert code == 0, out + err
+    given_rewards = [event for event in trained(run) if isinstance(event, e.Rewarded)]
+    assert 16 <= len(given_rewards) <= rewards + 1
