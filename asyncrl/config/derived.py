@@ -136,6 +136,16 @@ def _mix_rows(task: TaskConfig) -> list[Row]:
     ]
 
 
+def _agent_rows(config: Config) -> list[Row]:
+    """The row of who plays; none where a rollout is one turn."""
+    agent = config.agent
+    if not agent.run:
+        return []
+    run = agent.run if isinstance(agent.run, str) else " ".join(agent.run)
+    means = f"plays each rollout, ≤ {agent.actors * agent.concurrency:,} at a time"
+    return [Row("agent", run, f"{means}, ≤ {agent.max_calls} calls each")]
+
+
 def derived(config: Config, available: int) -> list[Row]:
     """The table, for a machine where this process may use `available` cores."""
     task, rollout, train, staleness = config.task, config.rollout, config.train, config.staleness
@@ -152,6 +162,7 @@ def derived(config: Config, available: int) -> list[Row]:
         Row("sandbox", task.sandbox, SANDBOXES[task.sandbox]),
         *([PROGRAMS] if any(one.verifier == "run" for one in each(task)) else []),
         *([] if task.mix else [Row("reward", task.reward, REWARDS[task.reward])]),
+        *_agent_rows(config),
         Row("truncated", rollout.truncated, _truncated(config)),
         Row("model", config.model.path or "bundled", f"{config.model.dtype} weights"),
         Row("run directory", config.run.dir, "configuration, logs, journal, checkpoints, summary"),

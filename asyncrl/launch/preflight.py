@@ -44,6 +44,8 @@ from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
 
+PLAYED_ELSEWHERE = "http"
+"""`agent.run` where programs elsewhere play."""
 FREE_BYTES = 100 * 2**20
 _CONTRADICTIONS = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError)
 """Errors of a state that contradicts itself: the heart trusts what it has written itself."""
@@ -63,6 +65,7 @@ RESUMABLE = frozenset(
         "engine.sglang",
         "gateway",
     )
+    or (field.section == "agent" and key != "agent.run")
     or key
     in (
         "train.steps",
@@ -174,6 +177,20 @@ def check(config: Config, resume: Path | None, available: int) -> None:
         _sandbox(config.task, task.executes)
     check_policies(config, task)
     check_examples(config, task)
+    if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
+        _agent(config.agent.run)
+
+
+def _agent(run: str | tuple[str, ...]) -> None:
+    """Look if who plays is there, by loading it as an agents actor does."""
+    try:
+        from asyncrl.agents.load_agent import load_agent
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"agent.run is set, and agents need {error.name}, which is not installed: install "
+            "asyncrl[agents]."
+        ) from None
+    load_agent(run)
 
 
 @contextmanager

@@ -358,3 +358,25 @@ def test_programs_need_a_sandbox_of_their_own(
     assert "a verifier is `run`, and python is broken" in refusal(runs)
     monkeypatch.setattr(preflight.Bubblewrap, "missing", lambda self: "no user namespaces")
     assert "the sandbox of programs (no user namespaces)" in refusal(runs)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("nowhere:solve", "the agent 'nowhere:solve' cannot be had, because nowhere cannot be"),
+        ("asyncrl.agents.examples.retry:nobody", "has no nobody"),
+        ("math:pi", "is a float; name a function, as in async def solve(client, episode)"),
+        ("solve", "names no agent"),
+        ('["no-such-program"]', "there is no such program on PATH"),
+    ],
+)
+def test_an_agent_that_is_not_there_starts_nothing(run: str, said: str) -> None:
+    assert said in refusal(config(f"agent.run={run}"))
+
+
+def test_who_plays_is_shown_and_programs_elsewhere_need_nothing_here() -> None:
+    for run in ("asyncrl.agents.examples.retry:solve", "http"):
+        checked = config(f"agent.run={run}")
+        preflight.check(checked, None, 2)
+        (row,) = [row for row in derived(checked, 2) if row.name == "agent"]
+        assert row.value == run and "≤ 16 at a time" in row.meaning
