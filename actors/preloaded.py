@@ -42,6 +42,9 @@ MODULES = (
     "weightsync.collective",
 )
 """Modules that the roles import when they start."""
+OF_AGENTS = ("actors.agents_actor", "actors.agents_gateway")
+"""Modules that the role `agents` imports besides. They bring the openai client, so a run without
+agents goes without them."""
 MAINS = {"actors": "actors.__main__", "actors.prepare": "actors.prepare"}
 """The module with the `main` of each `python -m`."""
 
@@ -61,7 +64,7 @@ def preload(settings: Config) -> None:
     import numpy as np
     import torch
 
-    for module in MODULES:
+    for module in MODULES + (OF_AGENTS if settings.agent.run else ()):
         importlib.import_module(module)
     engine_kind(settings.engine.kind)  # which may be a user's own
     model_class(settings.model.path)
