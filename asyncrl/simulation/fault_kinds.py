@@ -187,6 +187,10 @@ for _what in (
     KINDS[f"garbage_{_what}"] = partial(_garbage, _what)
 
 
+FORGETS_S = 0.01
+"""Virtual seconds for which an engine that was aborted forgets what it had sampled."""
+
+
 async def _abort(forget: bool, injector: Injector, draw: random.Random) -> None:
     for _ in range(3):
         if (process := await _engine(injector, draw)) is not None and process.engine is not None:
@@ -196,7 +200,7 @@ async def _abort(forget: bool, injector: Injector, draw: random.Random) -> None:
                 injector.happened(
                     "abort_without_partials" if forget else "abort_with_partials", process
                 )
-            await trio.sleep(0.01)
+            await trio.sleep(FORGETS_S)
             engine.forget = False
         await trio.sleep(draw.uniform(0.1, 1.0))
 

@@ -1,0 +1,129 @@
+"""Settings of engines, and of the endpoint that they may have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.engines import ENGINES
+from asyncrl.config.schema.section import Section
+
+
+class SglangConfig(Section, frozen=True):
+    """Engines that are SGLang servers, one for each rollout actor (docs/sglang.md)."""
+
+    launch: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "command of a Python that has SGLang, with which each rollout actor starts a "
+                "server of its own"
+            )
+        ),
+    ] = ()
+    urls: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "servers that somebody else runs, instead: one for each rollout actor, or "
+                "all that are behind the router"
+            )
+        ),
+    ] = ()
+    router: Annotated[
+        str, Meta(description="address of a router that requests to them go through; empty: none")
+    ] = ""
+    api_key_file: Annotated[
+        str, Meta(description="file with the key that servers ask for; empty: they ask for none")
+    ] = ""
+    device: Annotated[
+        Literal["cpu", "cuda"], Meta(description="what servers that are started run on")
+    ] = "cpu"
+    tensor_parallel: Annotated[int, Meta(ge=1, description="devices of a server")] = 1
+    arguments: Annotated[
+        tuple[str, ...], Meta(description="further arguments of a server that is started")
+    ] = ()
+    interrupt: Annotated[
+        Literal["retract", "in_place", "abort"],
+        Meta(
+            description=(
+                "unfinished rollouts at a new version: their cache is recomputed, or kept, "
+                "or they are ended and sent again"
+            )
+        ),
+    ] = "retract"
+    transfer: Annotated[
+        Literal["broadcast", "disk"],
+        Meta(description="how a rollout actor gives weights to its server"),
+    ] = "broadcast"
+    backend: Annotated[Literal["gloo", "nccl"], Meta(description="of that broadcast")] = "gloo"
+    host: Annotated[
+        str, Meta(description="address of this machine at which servers join that broadcast")
+    ] = "127.0.0.1"
+    canary: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "largest difference of a log-probability under new weights, server against "
+                "model; 0: by model.dtype"
+            ),
+        ),
+    ] = 0.0
+
+
+class EngineConfig(Section, frozen=True):
+    """The engines that generate."""
+
+    kind: Annotated[
+        str,
+        ENGINES.named,
+        Meta(
+            description=(
+                "embedded: transformers in the rollout process; sglang: a server for each "
+                "rollout actor"
+            )
+        ),
+    ] = "embedded"
+    slots: Annotated[
+        int, Meta(ge=1, description="rollouts decoded at a time, for each rollout actor")
+    ] = 64
+    chunk_tokens: Annotated[
+        int, Meta(ge=1, description="decode steps between two streamed chunks")
+    ] = 8
+    context_tokens: Annotated[
+        int, Meta(ge=8, description="prompt and response together, at most")
+    ] = 256
+    kv: Annotated[
+        Literal["keep", "recompute"],
+        Meta(description="embedded: the cache of unfinished rollouts at a new version"),
+    ] = "keep"
+    compile: Annotated[
+        bool,
+        Meta(
+            description=(
+                "embedded: compiled decode kernels (needs a C++ compiler; 5-12 s, once a machine)"
+            )
+        ),
+    ] = False
+    sglang: SglangConfig = SglangConfig()
+
+
+class GatewayConfig(Section, frozen=True):
+    """OpenAI's API for agents, in front of each rollout actor's engine (docs/agents.md)."""
+
+    port: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description=(
+                "on loopback, of the first rollout actor; the next has the next one; 0: off"
+            ),
+        ),
+    ] = 0
+    session_bytes: Annotated[
+        int,
+        Meta(ge=1, description="bytes of sessions on disk; then no new session is opened"),
+    ] = 16 * 2**30

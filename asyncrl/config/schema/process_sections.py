@@ -1,0 +1,115 @@
+"""Settings of what keeps a run going: publication, rewards, journal, metrics, supervision."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.schema.section import Section
+
+
+class PublicationConfig(Section, frozen=True):
+    """Publication of weights to engines."""
+
+    bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = (
+        32 * 2**20
+    )
+    deadline_s: Annotated[
+        float,
+        Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced"),
+    ] = 60.0
+    host: Annotated[
+        str,
+        Meta(
+            description=(
+                "address at which the trainer meets engines for weights; loopback: in a file"
+            )
+        ),
+    ] = "127.0.0.1"
+
+
+class RewardConfig(Section, frozen=True):
+    """Reward actors, which judge answers."""
+
+    actors: Annotated[int, Meta(ge=1, description="reward processes")] = 1
+    concurrency: Annotated[
+        int, Meta(ge=1, description="answers judged at a time, for each reward actor")
+    ] = 16
+
+
+class MachineConfig(Section, frozen=True):
+    """The part of this machine that a run may use."""
+
+    cores: Annotated[int, Meta(ge=0, description="cores to use; 0: all this process may use")] = 0
+    trainer_cores: Annotated[int, Meta(ge=0, description="of those, the trainer's; 0: half")] = 0
+
+
+class JournalConfig(Section, frozen=True):
+    """The journal of events on disk."""
+
+    commit_ms: Annotated[
+        int,
+        Meta(
+            ge=0, description="milliseconds between commits of the journal; 0: each event at once"
+        ),
+    ] = 100
+
+
+class MetricsConfig(Section, frozen=True):
+    """Metrics for Prometheus."""
+
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="port that Prometheus is answered at; 0: off")
+    ] = 0
+    host: Annotated[
+        str, Meta(description="address of this machine that it is answered at; 0.0.0.0: each")
+    ] = "127.0.0.1"
+
+
+class SupervisionConfig(Section, frozen=True):
+    """Supervision of actors: how long the run waits, and how often it starts one again."""
+
+    restarts: Annotated[
+        int, Meta(ge=0, description="restarts of a rollout or reward actor within restart_window_s")
+    ] = 5
+    restart_window_s: Annotated[
+        float, Meta(gt=0, description="seconds over which restarts are counted")
+    ] = 300.0
+    start_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds in which actors must have come; of rollout actors one is enough",
+        ),
+    ] = 300.0
+    stall_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description=(
+                "seconds without a token or a step that end the run, unless the trainer is at work"
+            ),
+        ),
+    ] = 300.0
+    compute_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="seconds that the trainer may take for a micro-batch or an optimizer step",
+        ),
+    ] = 900.0
+    checkpoint_s: Annotated[
+        float, Meta(gt=0, description="seconds that the trainer may take for a checkpoint")
+    ] = 1800.0
+    grace_s: Annotated[float, Meta(gt=0, description="seconds to drain when asked to stop")] = 5.0
+
+
+class RunConfig(Section, frozen=True):
+    """One run: its directory, its seed, its logs."""
+
+    dir: Annotated[str, Meta(description="the run's own directory; empty: runs/<task>-<time>")] = ""
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1, description="of everything random")] = 0
+    log: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="level of the logs")
+    ] = "info"

@@ -1,0 +1,66 @@
+"""`run.toml` as a whole, and the environment variables that stand for settings."""
+
+from __future__ import annotations
+
+from asyncrl.config.schema.engine_sections import EngineConfig, GatewayConfig
+from asyncrl.config.schema.process_sections import (
+    JournalConfig,
+    MachineConfig,
+    MetricsConfig,
+    PublicationConfig,
+    RewardConfig,
+    RunConfig,
+    SupervisionConfig,
+)
+from asyncrl.config.schema.rollout_sections import AgentConfig, EvaluationConfig, RolloutConfig
+from asyncrl.config.schema.section import Section
+from asyncrl.config.schema.staleness_section import StalenessConfig
+from asyncrl.config.schema.task_sections import ModelConfig, TaskConfig
+from asyncrl.config.schema.training_sections import (
+    ReferenceConfig,
+    SupervisedConfig,
+    TeacherConfig,
+    TrainConfig,
+)
+
+
+class Config(Section, frozen=True):
+    """The whole run."""
+
+    task: TaskConfig = TaskConfig()
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    agent: AgentConfig = AgentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    train: TrainConfig = TrainConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    teacher: TeacherConfig = TeacherConfig()
+    supervised: SupervisedConfig = SupervisedConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    publication: PublicationConfig = PublicationConfig()
+    journal: JournalConfig = JournalConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    machine: MachineConfig = MachineConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
+    run: RunConfig = RunConfig()
+
+
+VARIABLES: dict[str, str] = {
+    "ASYNCRL_MAX_LAG": "staleness.max_lag",
+    "ASYNCRL_DEPTH": "staleness.depth",
+    "ASYNCRL_WINDOW": "staleness.window",
+    "ASYNCRL_ON_STALE": "staleness.on_stale",
+    "ASYNCRL_CORRECTION": "staleness.correction",
+    "ASYNCRL_OVERPROVISION": "rollout.overprovision",
+    "ASYNCRL_ENGINE": "engine.kind",
+    "ASYNCRL_LEASE_S": "rollout.lease_s",
+    "ASYNCRL_JOURNAL_MS": "journal.commit_ms",
+    "ASYNCRL_METRICS_PORT": "metrics.port",
+    "ASYNCRL_RUN_DIR": "run.dir",
+    "ASYNCRL_LOG": "run.log",
+}
+"""The closed set of environment variables, and the setting each stands for. `--set` wins over a
+variable, a variable over run.toml."""

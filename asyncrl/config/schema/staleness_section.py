@@ -1,0 +1,96 @@
+"""Settings of staleness."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.schema.section import Section
+from staleness.corrections import Correction, IcePop
+
+
+class StalenessConfig(Section, frozen=True):
+    """Age of experience: how old it may be, and what is done about that."""
+
+    max_lag: Annotated[
+        int, Meta(ge=0, description="versions; no token older than this enters a loss")
+    ] = 4
+    depth: Annotated[
+        int, Meta(ge=0, description="steps that generation may run ahead of training")
+    ] = 1
+    window: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "groups, from the oldest on, that may be trained out of turn; 0: any, the "
+                "oldest finished first"
+            ),
+        ),
+    ] = 0
+    finish_on: Annotated[
+        Literal["mixed", "own"],
+        Meta(
+            description=(
+                "a rollout goes on under a newer version, or ends under the one it began with"
+            )
+        ),
+    ] = "mixed"
+    proximal: Annotated[
+        Literal["behaviour", "boundary", "snapshot", "recompute", "loglinear", "ema"],
+        Meta(description="the policy that the ratio is clipped around"),
+    ] = "behaviour"
+    on_stale: Annotated[
+        Literal["mask", "restart", "drop", "train"],
+        Meta(
+            description=(
+                "tokens over max_lag: left out of the loss, their prompt started again, "
+                "their group dropped, or trained"
+            )
+        ),
+    ] = "mask"
+    correction: Annotated[
+        tuple[Correction, ...],
+        Meta(
+            description="which tokens are left out, and what the others weigh, one after the other"
+        ),
+    ] = (IcePop(),)
+    alarm_k3: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description=(
+                "alarm where current and behaviour policy are further apart than this (mean k3)"
+            ),
+        ),
+    ] = 0.1
+    alarm_masked: Annotated[
+        float,
+        Meta(gt=0, le=1, description="alarm where a larger share of a step's tokens is left out"),
+    ] = 0.5
+    alarm_ess: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="alarm where the effective share of a step's rollouts is smaller",
+        ),
+    ] = 0.1
+    alarm_proximal: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description=(
+                "alarm where a larger share of a step's tokens has the current policy in place "
+                "of its proximal one"
+            ),
+        ),
+    ] = 0.1
+    alarm_truncated: Annotated[
+        float,
+        Meta(
+            gt=0, le=1, description="alarm where a larger share of responses is cut at its budget"
+        ),
+    ] = 0.5

@@ -1,0 +1,133 @@
+"""Settings of the task and of the model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.plugins import Named
+from asyncrl.config.schema.section import Count, Section
+
+
+class TaskConfig(Section, frozen=True):
+    """The task: prompts, and the verifier of answers."""
+
+    name: Annotated[str, Meta(description="a reasoning-gym data set, or `jsonl`")] = (
+        "spell_backward"
+    )
+    params: Annotated[
+        dict[str, Any], Meta(description="the reasoning-gym data set's own parameters")
+    ] = {}
+    path: Annotated[str, Meta(description="`jsonl`: the file of prompts")] = ""
+    eval_path: Annotated[
+        str,
+        Meta(
+            description=(
+                "`jsonl`: the file of held-out prompts; empty: the last eval_size lines of path"
+            )
+        ),
+    ] = ""
+    verifier: Annotated[
+        str,
+        Named("verifier", ("exact", "number", "run")),
+        Meta(description="`jsonl`: verifier of lines that name none"),
+    ] = "exact"
+    reward: Annotated[
+        Literal["auto", "exact", "score"],
+        Meta(
+            description=(
+                "what is trained: exact, 1 for a right answer and 0 for any other; score, what the "
+                "verifier gives; auto, exact where the data set gives partial credit for junk"
+            )
+        ),
+    ] = "auto"
+    sandbox: Annotated[
+        Literal["auto", "strict", "process"],
+        Meta(
+            description=(
+                "of what judges answers: strict, nothing but the answer in reach; process, it "
+                "can be killed; auto, strict where this machine has it"
+            )
+        ),
+    ] = "auto"
+    template: Annotated[str, Meta(description="the prompt's text around {question}")] = (
+        "{question}\n"
+    )
+    chat: Annotated[
+        bool, Meta(description="render prompts with the model's chat template instead")
+    ] = False
+    train_size: Annotated[int, Meta(ge=1, description="different training prompts")] = 20_000
+    eval_size: Annotated[int, Meta(ge=0, description="held-out prompts; 0: no evaluation")] = 128
+    curriculum: Annotated[
+        str,
+        Named("curriculum", ("in_order", "unsolved", "difficulty")),
+        Meta(
+            description=(
+                "which prompt comes next: each in turn, none that all rollouts solved "
+                "lately, or the half solved"
+            )
+        ),
+    ] = "in_order"
+    epochs: Annotated[
+        int,
+        Meta(ge=0, description="passes over the training prompts; 0: as many as the steps need"),
+    ] = 0
+    verdict_s: Annotated[
+        float, Meta(gt=0, description="seconds a verifier may take for one answer")
+    ] = 10.0
+    stages: Annotated[
+        tuple[Count, ...],
+        Meta(description="several tasks: training prompts at which the next weights begin"),
+    ] = ()
+    mix: Annotated[
+        dict[str, Any],
+        Meta(
+            description=(
+                "several tasks: under the label of each a table of settings that are not "
+                "[task]'s (docs/evaluation.md)"
+            )
+        ),
+    ] = {}
+    weights: Annotated[
+        dict[str, Any],
+        Meta(
+            description=(
+                "several tasks: by label each one's share of the prompts, or a list with one for "
+                "each stage; a task without is evaluated alone"
+            )
+        ),
+    ] = {}
+
+
+class ModelConfig(Section, frozen=True):
+    """The model that learns."""
+
+    path: Annotated[
+        str,
+        Meta(description="a local Hugging Face model directory; empty: the bundled small model"),
+    ] = ""
+    warmup_steps: Annotated[
+        int,
+        Meta(
+            ge=0, description="bundled model: supervised steps on the task's own answers, at most"
+        ),
+    ] = 600
+    warmup_accuracy: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="bundled model: share of right greedy answers that ends the warm-up",
+        ),
+    ] = 0.3
+    dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="of the weights")] = "float32"
+    output_dtype: Annotated[
+        Literal["weights", "float32"],
+        Meta(
+            description=(
+                "type that the output layer computes in, of trainer and embedded engines: that of "
+                "the weights, or float32"
+            )
+        ),
+    ] = "weights"

@@ -1,0 +1,247 @@
+"""Settings of training, and of the policies beside the one that is trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from asyncrl.config.loss_names import ADVANTAGES, OBJECTIVES
+from asyncrl.config.schema.section import Section
+
+Credit = Literal["episode", "to_go"]
+"""Values of `train.credit`."""
+
+
+class TrainConfig(Section, frozen=True):
+    """Optimizer steps."""
+
+    steps: Annotated[int, Meta(ge=1, description="optimizer steps")] = 200
+    device: Annotated[
+        Literal["cpu", "cuda"],
+        Meta(description="where the model learns; cuda: the first GPU that the trainer may use"),
+    ] = "cpu"
+    batch_groups: Annotated[int, Meta(ge=1, description="groups in a step")] = 16
+    step_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "response tokens that close a step, instead of batch_groups; 0: batch_groups do"
+            ),
+        ),
+    ] = 0
+    unit: Annotated[
+        Literal["group", "rollout"],
+        Meta(
+            description=(
+                "what is trained together: a group, or a rollout once k_min of the others "
+                "are judged"
+            )
+        ),
+    ] = "group"
+    advantage: Annotated[
+        str,
+        ADVANTAGES.named,
+        Meta(description="how much better a rollout did than what is expected of its prompt"),
+    ] = "grpo"
+    credit: Annotated[
+        Credit,
+        Meta(
+            description=(
+                "what a turn of an agent's episode is compared by: the episode's whole reward, or "
+                "what was to come of it at that turn (advantage rloo or dr_grpo)"
+            )
+        ),
+    ] = "episode"
+    prior_visits: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "first_k: weight of the prompt's earlier rewards beside k_min others, in "
+                "rewards; 0: none"
+            ),
+        ),
+    ] = 4.0
+    objective: Annotated[
+        str,
+        OBJECTIVES.named,
+        Meta(description="what is minimized, per token"),
+    ] = "clip"
+    loss_mean: Annotated[
+        Literal["auto", "token", "rollout", "constant"],
+        Meta(
+            description=(
+                "what counts alike in a step: each token, or each rollout; constant: tokens, "
+                "divided by max_new_tokens and the rollouts; auto: rollout for gspo, else token"
+            )
+        ),
+    ] = "auto"
+    loss_divisor: Annotated[
+        Literal["kept", "all"],
+        Meta(
+            description=(
+                "tokens that count in what the loss is divided by: those trained, or those that "
+                "corrections left out too"
+            )
+        ),
+    ] = "kept"
+    kl_tau: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "weight in the loss of (log r)², r the ratio of current to behaviour policy "
+                "(prime-rl); 0: none"
+            ),
+        ),
+    ] = 0.0
+    entropy_bonus: Annotated[
+        float,
+        Meta(ge=0, description="reward in the loss for each nat of a token's entropy; 0: none"),
+    ] = 0.0
+    dual_clip: Annotated[
+        float,
+        Meta(
+            gt=1, description="dual_clip: largest ratio that counts where the advantage is negative"
+        ),
+    ] = 3.0
+    ess_base: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description=(
+                "share of the sample size that is normal; below it the learning rate shrinks "
+                "(VCPO); 0: never"
+            ),
+        ),
+    ] = 0.0
+    minibatches: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "parts that a step's groups are divided into, with an update of the weights for "
+                "each; the version is one"
+            ),
+        ),
+    ] = 1
+    passes: Annotated[
+        int, Meta(ge=1, description="times that a step trains each of its minibatches")
+    ] = 1
+    replay_groups: Annotated[
+        int,
+        Meta(ge=0, description="groups of a step that were trained before, at their true versions"),
+    ] = 0
+    micro_tokens: Annotated[
+        int, Meta(ge=1, description="tokens of a micro-batch, prompts included")
+    ] = 8192
+    lr: Annotated[float, Meta(gt=0, description="AdamW's learning rate after warm-up")] = 3e-4
+    lr_warmup_steps: Annotated[int, Meta(ge=0, description="steps of linear warm-up")] = 10
+    lr_schedule: Annotated[
+        Literal["constant", "linear", "cosine"], Meta(description="after warm-up")
+    ] = "constant"
+    weight_decay: Annotated[float, Meta(ge=0, description="AdamW's, of matrices")] = 0.0
+    beta1: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of the gradient")] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1, description="AdamW's memory of its square")] = 0.99
+    grad_clip: Annotated[float, Meta(gt=0, description="largest gradient norm")] = 1.0
+    ema: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description=(
+                "what a version counts in an average of the weights, of what the next one counts; "
+                "0: no average"
+            ),
+        ),
+    ] = 0.0
+    clip_lo: Annotated[
+        float, Meta(gt=0, lt=1, description="the ratio is clipped below 1 - clip_lo")
+    ] = 0.2
+    clip_hi: Annotated[float, Meta(gt=0, description="the ratio is clipped above 1 + clip_hi")] = (
+        0.28
+    )
+    eval_every: Annotated[
+        int, Meta(ge=0, description="steps between evaluations; 0: at the start and the end only")
+    ] = 25
+    checkpoint_every: Annotated[
+        int, Meta(ge=0, description="steps between checkpoints; 0: at the end only")
+    ] = 100
+
+
+class ReferenceConfig(Section, frozen=True):
+    """The reference policy, which the policy that learns stays near (docs/policies.md)."""
+
+    coefficient: Annotated[
+        float, Meta(ge=0, description="weight of the divergence from it; 0: there is none")
+    ] = 0.0
+    path: Annotated[
+        str,
+        Meta(description="its model directory; empty: the model that the run starts from"),
+    ] = ""
+    server: Annotated[
+        str,
+        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
+    ] = ""
+    api_key_file: Annotated[
+        str,
+        Meta(description="file with the key that this server asks for; empty: it asks for none"),
+    ] = ""
+    kl_in: Annotated[
+        Literal["loss", "reward", "advantage"],
+        Meta(
+            description=(
+                "added to each token's loss; or its sum subtracted from the rollout's reward; or "
+                "subtracted from each token's advantage"
+            )
+        ),
+    ] = "loss"
+    estimator: Annotated[
+        Literal["k1", "k2", "k3"],
+        Meta(
+            description=(
+                "of the divergence: in a loss k2 has its gradient, k3 (GRPO's) that of the other "
+                "direction; elsewhere k1 has"
+            )
+        ),
+    ] = "k2"
+    reset_every: Annotated[
+        int,
+        Meta(ge=0, description="steps after which it becomes the current policy; 0: never"),
+    ] = 0
+
+
+class TeacherConfig(Section, frozen=True):
+    """The teacher of on-policy distillation: what it finds likely is good (docs/policies.md)."""
+
+    coefficient: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description=(
+                "of log(teacher / current) of each token, added to its advantage; 0: no teacher"
+            ),
+        ),
+    ] = 0.0
+    path: Annotated[str, Meta(description="its model directory")] = ""
+    server: Annotated[
+        str,
+        Meta(description="http://host:port of an SGLang that scores with it, instead; empty: none"),
+    ] = ""
+    api_key_file: Annotated[
+        str,
+        Meta(description="file with the key that this server asks for; empty: it asks for none"),
+    ] = ""
+
+
+class SupervisedConfig(Section, frozen=True):
+    """Examples that are learned beside what is rewarded (docs/policies.md)."""
+
+    coefficient: Annotated[
+        float, Meta(ge=0, description="weight of the loss of the examples; 0: there is none")
+    ] = 0.0
+    path: Annotated[str, Meta(description="JSONL file; each line has a prompt and a response")] = ""
+    batch: Annotated[int, Meta(ge=1, description="examples drawn for each update")] = 16

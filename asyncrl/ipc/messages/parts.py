@@ -1,0 +1,75 @@
+"""Pieces that several messages and events are made of: spans and verdicts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["coordinator", "rollout", "agents", "reward", "trainer", "launcher"]
+Split = Literal["train", "evaluation"]
+Finish = Literal["", "stop", "length", "interrupted"]
+"""The reason why a rollout's chunk is its last under this lease; empty while it goes on."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A message on a link. Its class name is its tag."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of a message or of an event."""
+
+
+class Span(Part, frozen=True):
+    """Tokens `[start, end)`, sampled under `version`. Positions count from the first token of a
+    response in a rollout and a chunk, and from the first token of all in a training sequence.
+
+    Example: `Span(7, 3, 5)`: version 7 sampled the fourth and the fifth token.
+    """
+
+    version: int
+    start: int
+    end: int
+
+
+RIGHT = 1.0
+"""The reward of a fully right answer, at least."""
+
+
+class Scored(Part, frozen=True, tag=True):
+    """The reward that is trained; `parts` are the rewards that it is made of, where there are
+    several (GDPO), in the task's order. `score` is the verifier's own number where the reward is
+    another one, because a penalty was added; None: it is the reward. `errors` are the response
+    tokens [start, end) that the verifier found wrong: they stay out of the loss."""
+
+    reward: float
+    parts: list[float] = []
+    score: float | None = None
+    errors: list[tuple[int, int]] = []
+
+    def fits(self, tokens: int) -> bool:
+        """True if its errors lie in a response of so many tokens, ascend, and do not overlap."""
+        bounds = [bound for error in self.errors for bound in error]
+        within = not bounds or (bounds[0] >= 0 and bounds[-1] <= tokens)
+        return (
+            within and bounds == sorted(bounds) and all(start < end for start, end in self.errors)
+        )
+
+    @property
+    def exact(self) -> bool:
+        """True if the answer is fully right."""
+        return (self.reward if self.score is None else self.score) >= RIGHT
+
+    def penalized(self, penalty: float) -> Scored:
+        """The verdict with a penalty added, which is one part more where there are parts."""
+        parts = [*self.parts, penalty] if self.parts else []
+        return Scored(self.reward + penalty, parts, self.reward, self.errors)
+
+
+class NoVerdict(Part, frozen=True, tag=True):
+    """The verifier gave no reward; never to be read as a reward of zero."""
+
+    reason: str
+
+
+Verdict = Scored | NoVerdict

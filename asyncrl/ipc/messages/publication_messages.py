@@ -1,0 +1,74 @@
+"""Messages of a publication of weights."""
+
+from __future__ import annotations
+
+from asyncrl.ipc.messages.parts import Message
+
+
+class Publish(Message, frozen=True):
+    """Coordinator to trainer: send the current weights to the `world - 1` engines of `epoch`."""
+
+    publication: int
+    epoch: int
+    world: int
+
+
+class Prepare(Message, frozen=True):
+    """Coordinator to rollout actor: receive `version` into a staging place, while decoding goes
+    on."""
+
+    publication: int
+    version: int
+    epoch: int
+    rank: int
+    world: int
+    store: str
+
+
+class Transferred(Message, frozen=True):
+    """Trainer to coordinator: what was sent, one checksum a bucket; or `error`, and nothing
+    counts."""
+
+    publication: int
+    version: int
+    checksums: list[int]
+    seconds: float
+    error: str
+
+
+class Prepared(Message, frozen=True):
+    """Rollout actor to coordinator: what was received; or `error`, and nothing is staged."""
+
+    publication: int
+    checksums: list[int]
+    error: str
+
+
+class Commit(Message, frozen=True):
+    """Coordinator to rollout actor: swap to the staged weights between two decode steps. With
+    `pin`, keep a copy of them for evaluation until `Unpin`."""
+
+    publication: int
+    version: int
+    pin: bool
+
+
+class Abort(Message, frozen=True):
+    """Coordinator to rollout actor or trainer: forget what is staged; the old version stays."""
+
+    publication: int
+
+
+class Committed(Message, frozen=True):
+    """Rollout actor to coordinator: it decodes with `version`; decoding stood still for
+    `pause_seconds`."""
+
+    publication: int
+    version: int
+    pause_seconds: float
+
+
+class Unpin(Message, frozen=True):
+    """Coordinator to rollout actor: evaluation of `version` is over."""
+
+    version: int
