@@ -187,16 +187,8 @@ class Connections:
                 parts.publishing.on_prepared(peer.index, message)
             case Committed():
                 parts.publishing.on_committed(peer.index, peer.name, message)
-            case Ask():
-                parts.playing.on_ask(peer, message, buffers[0])
-            case Enough():
-                parts.playing.on_enough(peer, message)
-            case Note():
-                parts.playing.on_note(peer, message)
-            case GiveReward():
-                parts.playing.on_reward(peer, message)
-            case Played():
-                parts.playing.on_played(peer, message)
+            case Ask() | Enough() | Note() | GiveReward() | Played():
+                parts.playing.on_message(peer, message, buffers)
             case Report():
                 working = parts.publishing.committed is not None
                 parts.statistics.on_report(peer, message, working)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -40,6 +40,7 @@ from asyncrl.experience.events import (
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.ipc.errors import LinkError
 from asyncrl.ipc.messages import (
+    AgentMessage,
     Ask,
     Enough,
     Finish,
@@ -221,6 +222,22 @@ class Playing:
         attempt.peer.send(Reply(attempt.rollout, attempt.attempt, number, 0, finish, why), b"", b"")
 
     # ------------------------------------------------------------------------------------- messages
+
+    def on_message(
+        self, sender: Peer, message: AgentMessage, buffers: Sequence[bytes | memoryview]
+    ) -> None:
+        """Something that an agents actor says. Raises LinkError for what none can say."""
+        match message:
+            case Ask():
+                self.on_ask(sender, message, buffers[0])
+            case Enough():
+                self.on_enough(sender, message)
+            case Note():
+                self.on_note(sender, message)
+            case GiveReward():
+                self.on_reward(sender, message)
+            case Played():
+                self.on_played(sender, message)
 
     def on_ask(self, sender: Peer, message: Ask, ids: bytes | memoryview) -> None:
         """The agent asks the model. Raises LinkError for an ask that no gateway can make."""

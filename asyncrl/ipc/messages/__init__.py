@@ -9,6 +9,7 @@ and 3 tokens of prompt, and no prefix, has a buffer of 32 bytes.
 """
 
 from asyncrl.ipc.messages.agent_messages import (
+    AgentMessage,
     Ask,
     Enough,
     GiveReward,
@@ -98,6 +99,7 @@ __all__ = [
     "TRAINABLE_TOKEN",
     "TRUNCATED_TOKEN",
     "Abort",
+    "AgentMessage",
     "Ask",
     "Busy",
     "ChunkHead",

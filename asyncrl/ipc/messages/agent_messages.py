@@ -91,3 +91,7 @@ class StopPlaying(Message, frozen=True):
 
     rollout: int
     attempt: int
+
+
+AgentMessage = Ask | Enough | Note | GiveReward | Played
+"""Everything that an agents actor says of its episodes."""

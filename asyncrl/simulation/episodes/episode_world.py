@@ -318,16 +318,8 @@ class EpisodeWorld:
             case Chunks():
                 ids, behaviour = (memoryview(buffer) for buffer in buffers)
                 self.chunks.on_chunks(peer.name, message, ids, behaviour)
-            case Ask():
-                self.playing.on_ask(peer, message, buffers[0])
-            case Enough():
-                self.playing.on_enough(peer, message)
-            case Note():
-                self.playing.on_note(peer, message)
-            case GiveReward():
-                self.playing.on_reward(peer, message)
-            case Played():
-                self.playing.on_played(peer, message)
+            case Ask() | Enough() | Note() | GiveReward() | Played():
+                self.playing.on_message(peer, message, buffers)
 
     # -------------------------------------------------------------------------------------- faults
 
