@@ -267,13 +267,9 @@ class ReferenceState:
                 self.tokens_discarded.update(event.discarded)
                 self.trained += event.trained > 0
                 if not event.trained:
-                    self.discarded[
-                        max(
-                            event.discarded,
-                            key=lambda reason: event.discarded[reason],
-                            default="empty",
-                        )
-                    ] += 1
+                    most = max(event.discarded.values(), default=0)
+                    named = [why for why, count in event.discarded.items() if count == most]
+                    self.discarded[min(named, default="empty")] += 1
                 seen = self.rollouts.pop(event.rollout)
                 if event.trained:
                     share = event.trained / len(seen.versions)
