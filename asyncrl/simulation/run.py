@@ -234,12 +234,12 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
 def _judge_curve(world: FakeWorld, checker: Checker, last: int, *, complete: bool) -> None:
     """Check that each version has one line in the curve, of the step that made it, in order, and
     each evaluation one. Where the run gave up, nobody may have heard of its last step; where the
-    disk had no room at the end, the journal has lost its last events as well."""
+    disk had no room when the run was over, the journal has lost its last events as well."""
     points = [point_of(line) for line in world.sim_disk.lines]
     steps = [point for point in points if isinstance(point, StepPoint)]
     evaluated = [point.version for point in points if isinstance(point, EvaluationPoint)]
     made = [(point.version, point.metrics["loss"]) for point in steps]
-    lost = world.sim_disk.full or world.sim_disk.broken
+    lost = world.sim_disk.last < len(checker.events)
     due = [(version, loss_of(checker.lineage[version])) for version in range(1, last + 1)]
     checker.hold(
         "curve",
