@@ -133,7 +133,8 @@ class FakeWorld(World):
             log = _ObservedLog(journal, self.observer, self.sim_disk, mount)
             store = EventStore(experience, log)
             cursors = [c.cursor for c in whole if c.version == version and not c.aside]
-            self.observer.on_begin(store, version, max(cursors, default=0), self.sim_disk.last)
+            cursor, last = max(cursors, default=0), self.sim_disk.last
+            self.observer.on_begin(store, version, cursor, last, self._curve.accuracy)
             if resume:
                 begin_again(store, log, version)  # type: ignore[arg-type]
             yield store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,9 +53,17 @@ class WorldObserver:
 
     # ---------------------------------------------------------------------------- the coordinator
 
-    def on_begin(self, store: EventStore, version: int, cursor: int, last: int) -> None:
+    def on_begin(
+        self,
+        store: EventStore,
+        version: int,
+        cursor: int,
+        last: int,
+        evaluated: Collection[int] = (),
+    ) -> None:
         """A coordinator starts with the state of `store`, which the first `last` events and the
-        checkpoint of `version` must give; the checkpoint was taken after event `cursor`."""
+        checkpoint of `version` must give; the checkpoint was taken after event `cursor`. The curve
+        has the accuracy of the versions `evaluated`."""
 
     def on_death(self) -> None:
         """The coordinator is dead, whatever its code still does."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -175,7 +175,14 @@ class LedgerChecker(WorldObserver):
         self.tokens_trained = 0
         self.lineage: dict[int, int] = {}
 
-    def on_begin(self, store: EventStore, version: int, cursor: int, last: int) -> None:
+    def on_begin(
+        self,
+        store: EventStore,
+        version: int,
+        cursor: int,
+        last: int,
+        evaluated: Collection[int] = (),
+    ) -> None:
         self.store = store
 
     def on_start(self, version: int, weights: int) -> None:

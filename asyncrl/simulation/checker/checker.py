@@ -8,7 +8,7 @@ was really given, and what engines with those weights really sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from statistics import fmean
 
@@ -73,6 +73,7 @@ class Checker(CheckedRun):
         self._keeps = capabilities(config.engine.kind).keeps_versions
         self._filtered = 0  # units without a signal in a row
         self._signals = 0  # complete groups when this life began
+        self._evaluated: set[int | None] = set()  # versions whose accuracy this life began with
         self._wrong: set[str] = set()  # starts that received other weights than were sent
         self._witnesses()
 
@@ -85,8 +86,16 @@ class Checker(CheckedRun):
 
     # -------------------------------------------------------------------------------------- a life
 
-    def on_begin(self, store: EventStore, version: int, cursor: int, last: int) -> None:
+    def on_begin(
+        self,
+        store: EventStore,
+        version: int,
+        cursor: int,
+        last: int,
+        evaluated: Collection[int] = (),
+    ) -> None:
         self._dead = False
+        self._evaluated = set(evaluated)
         self.lost_tail += len(self.events) - last
         del self.events[last:]
         self.here = set()
@@ -344,7 +353,10 @@ class Checker(CheckedRun):
         for seen in members:
             if seen.holder:
                 self.leases.ended(seen, event.reason, failed=False)
-        if group.event.split == "evaluation" and any(seen.verdict is None for seen in members):
+        # its last answers may be lost where its accuracy, which is written before them, is not
+        known = group.event.version in self._evaluated
+        unjudged = any(seen.verdict is None for seen in members)
+        if group.event.split == "evaluation" and unjudged and not known:
             self.schedule.given_up()
 
     def _lease_ended(self, event: e.Sealed | e.Requeued | e.Buried) -> None:
