@@ -132,8 +132,9 @@ class FakeWorld(World):
         ) as journal:
             log = _ObservedLog(journal, self.observer, self.sim_disk, mount)
             store = EventStore(experience, log)
-            cursors = [c.cursor for c in whole if c.version == version and not c.aside]
-            cursor, last = max(cursors, default=0), self.sim_disk.last
+            # by version, the number of the event after which its state was written last
+            kept_at = {of: number for number, of in self.sim_disk.snapshots()}
+            cursor, last = kept_at.get(version, 0), self.sim_disk.last
             self.observer.on_begin(store, version, cursor, last, self._curve.accuracy)
             if resume:
                 begin_again(store, log, version)  # type: ignore[arg-type]

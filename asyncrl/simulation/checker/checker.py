@@ -66,6 +66,8 @@ class Checker(CheckedRun):
     def __init__(self, seed: int, config: Config, rewards: Rewards) -> None:
         super().__init__(seed, config, rewards)
         self._undone: set[int] = set()  # numbers of events that a crash undid
+        # those, by the version for which a state was written, and the event after which
+        self._kept: dict[tuple[int, int], set[int]] = {}
         self._dead = True  # the present coordinator is, whatever its code still does
         self._fresh = False  # there is something to look at
         self._looks = 0
@@ -99,9 +101,10 @@ class Checker(CheckedRun):
         self.lost_tail += len(self.events) - last
         del self.events[last:]
         self.here = set()
-        self._undone.update(
+        # a life of which the disk has nothing has undone nothing
+        self._undone = self._kept.get((version, cursor), set()) | {
             n for n in range(cursor + 1, last + 1) if isinstance(self.events[n - 1], _TRAINING)
-        )
+        }
         self.reference, self.prescribed = gone_on(self.events, self._undone)
         self._witnesses()
         self.closable.clear()
@@ -220,6 +223,7 @@ class Checker(CheckedRun):
     def on_keep(self, version: int) -> None:
         if self._dead:
             return
+        self._kept[version, len(self.events)] = set(self._undone)
         self.look_closely()
         same = (
             Experience.of(_snapshot.decode(_encode(self.store.experience.snapshot())))

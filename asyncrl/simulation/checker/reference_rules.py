@@ -26,6 +26,8 @@ class ReferenceRules:
     reference: ReferenceState
     here: set[int]
     version: int
+    closed: int
+    prescribed: list[tuple[int, list[int]]]
     lineage: dict[int, int]
 
     @property
@@ -168,11 +170,12 @@ class ReferenceRules:
 
     @property
     def open_step(self) -> int:
-        """The step that takes next."""
+        """The step that takes next. One that was closed before a crash has what it had then."""
         begun = max(self.reference.steps, default=-1)
         return max(
             self.version,
             max(self.lineage),
+            0 if self.prescribed else self.closed,
             begun + (begun >= 0 and self.closes(self.reference.steps[begun])),
         )
 
