@@ -48,6 +48,9 @@ from asyncrl.simulation.sim_process import SimProcess, leaves
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+BESIDE = 1_000
+"""Added to the number of a start that its supervisor did not make."""
+
 
 @dataclass(frozen=True)
 class LifeOutcome:
@@ -158,8 +161,9 @@ class World(ABC):
         return f"{process.name}/{process.incarnation}/{len(self.lives)}"
 
     def double(self, process: SimProcess) -> SimProcess:
-        """Start an actor once more, beside the first, without its supervisor."""
-        return self.start(process.role, process.index, process.incarnation + 1)
+        """Start an actor once more, beside the first, without its supervisor, which has no start of
+        that number."""
+        return self.start(process.role, process.index, process.incarnation + BESIDE)
 
     def alive(self, role: Role | None = None) -> list[SimProcess]:
         """The actors that run now."""
