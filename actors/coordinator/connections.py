@@ -205,6 +205,7 @@ class Connections:
                     peer,
                     version,
                     parts.config,
+                    leases=parts.leases,
                     exhausted=lambda: parts.admission.exhausted,
                     label=partial(parts.admission.label, "train"),
                 )

@@ -66,7 +66,8 @@ class LeaseTimes:
 class ActiveLease(msgspec.Struct, frozen=True):
     """A lease: its `number` in the order of giving, the rollout's `attempt`, its beginning `since`
     and its `deadline` (seconds on trio's clock), the `tokens` that the rollout had at its
-    beginning, and the `version` that it is pinned to (None: to none)."""
+    beginning, the `version` that it is pinned to (None: to none), and the version that its engine
+    `served` then."""
 
     number: int
     attempt: int
@@ -74,6 +75,7 @@ class ActiveLease(msgspec.Struct, frozen=True):
     deadline: float
     tokens: int
     version: int | None
+    served: int | None
 
 
 class LeaseTable:
@@ -87,12 +89,21 @@ class LeaseTable:
         self._order: list[tuple[float, int, int]] = []
 
     def give(
-        self, rollout: int, attempt: int, tokens: int, now: float, version: int | None = None
+        self,
+        rollout: int,
+        attempt: int,
+        tokens: int,
+        now: float,
+        version: int | None = None,
+        served: int | None = None,
     ) -> None:
-        """Lease a rollout that has so many `tokens`, pinned to `version` unless it is None."""
+        """Lease a rollout that has so many `tokens`, pinned to `version` unless it is None, to an
+        engine that decodes with the version `served`."""
         deadline = now + self.times.deadline_s
         self._given += 1
-        self._held[rollout] = ActiveLease(self._given, attempt, now, deadline, tokens, version)
+        self._held[rollout] = ActiveLease(
+            self._given, attempt, now, deadline, tokens, version, served
+        )
         heapq.heappush(self._order, (deadline, rollout, attempt))
 
     def of(self, rollout: int) -> ActiveLease:

@@ -144,7 +144,9 @@ class Placement:
             ids += context
             ids += call.ids
             self._store.record(Leased(call.id, engine.name, attempt))
-            self._leases.give(call.id, attempt, call.tokens, trio.current_time(), pinned)
+            self._leases.give(
+                call.id, attempt, call.tokens, trio.current_time(), pinned, engine.version
+            )
         engine.peer.send(Leases(leases), bytes(ids))
 
     def _asked(self, call: Call) -> tuple[bytes, int, float]:

@@ -10,7 +10,10 @@ Example: the trainer holds version 5, and step 5 is closed. A rollout has 8 toke
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from actors.coordinator.event_store import EventStore
+from actors.coordinator.leases import LeaseTable
 from actors.coordinator.sequences import of_rollout
 from actors.coordinator.trainer_commands import TrainerCommands
 from asyncrl.config import Config
@@ -24,9 +27,12 @@ from asyncrl.ipc.messages import ScoreProximal
 class ProximalScoring:
     """The tokens of live rollouts that the trainer has scored."""
 
-    def __init__(self, store: EventStore, trainer: TrainerCommands, config: Config) -> None:
+    def __init__(
+        self, store: EventStore, trainer: TrainerCommands, leases: LeaseTable, config: Config
+    ) -> None:
         self._store = store
         self._trainer = trainer
+        self._leases = leases
         self._config = config
         self._scored: dict[int, int] = {}  # tokens that the trainer was given, by rollout
 
@@ -58,8 +64,10 @@ class ProximalScoring:
 
     def _oldest_to_come(self, served: int | None) -> int:
         """The oldest version that more tokens may come of. Engines sample under the version that
-        every one serves, or a later one. With `finish_on = own` a rollout goes on under the version
-        that it began with, which may be older."""
+        every one serves, or a later one. What they sampled before may still be on its way: of a
+        leased rollout, from the version of its last token on, or the one that its engine served
+        when it was leased. With `finish_on = own` a rollout goes on under the version that it began
+        with, which may be older."""
         experience = self._store.experience
         newest = (experience.version or 0) if served is None else served
         # an episode's tokens are scored when it is sealed
@@ -72,7 +80,7 @@ class ProximalScoring:
         )
         newest = min(newest, *played, newest)
         if self._config.staleness.finish_on == "mixed":
-            return newest
+            return min([newest, *self._on_their_way()])
         unfinished = [
             rollout
             for rollout in experience.rollouts.values()
@@ -86,6 +94,17 @@ class ProximalScoring:
             for rollout in unfinished
         ]
         return min([newest, *began])
+
+    def _on_their_way(self) -> Iterator[int]:
+        """The oldest version that a leased call's next token may be of, call by call."""
+        experience = self._store.experience
+        for call in experience.calls.values():
+            if (
+                call.status is RolloutStatus.LEASED
+                and experience.groups[call.group].split == "train"
+            ):
+                served = self._leases.of(call.id).served or 0
+                yield max(served, call.spans[-1].version) if call.spans else served
 
     def _to_train(self, rollout: Rollout) -> bool:
         """True if a step to come may train it."""

@@ -32,6 +32,7 @@ import trio
 from actors.coordinator.batching import Batching
 from actors.coordinator.checkpointing import Checkpointing
 from actors.coordinator.event_store import EventStore
+from actors.coordinator.leases import LeaseTable
 from actors.coordinator.peers import Peer
 from actors.coordinator.proximal_scoring import ProximalScoring
 from actors.coordinator.sequences import SequenceToTrain, by_rollout, of_replayed, of_rollout
@@ -86,6 +87,7 @@ class Stepping:
         version: int,
         config: Config,
         *,
+        leases: LeaseTable,
         exhausted: Callable[[], bool],
         label: Callable[[int], str],
     ) -> None:
@@ -109,7 +111,7 @@ class Stepping:
         )
         self._checkpoints = Checkpointing(store, self._commands, version)
         self._save_due = False  # the present version, or the next one
-        self._proximal = ProximalScoring(store, self._commands, config)
+        self._proximal = ProximalScoring(store, self._commands, leases, config)
         self.lags: Counter[int] = Counter()  # tokens handed to a loss, by lag
         # micro-batches not consumed that train again what the ledger has counted before
         self._replays: set[tuple[int, int]] = set()
