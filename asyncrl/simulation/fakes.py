@@ -87,7 +87,7 @@ class FakeEngine:
         self.garbage: Garbage = "nan"  # in the next so many chunks with tokens
         self.garbage_left = 0
         self.forget = False  # what aborted rollouts had since their last chunk
-        self.made_garbage: Callable[[], None] = lambda: None
+        self.makes_garbage: Callable[[], bool] = lambda: True
         self.loaded: Callable[[int, int, bool], None] = lambda version, weights, pin: None
 
     @property
@@ -175,9 +175,8 @@ class FakeEngine:
             chunk.start + count,
         )
         chunk = msgspec.structs.replace(chunk, ids=ids, behaviour=behaviour)
-        if not self.garbage_left:
+        if not self.garbage_left or not self.makes_garbage():
             return chunk
-        self.made_garbage()
         self.garbage_left -= 1
         return self._garbled(chunk, self.garbage)
 

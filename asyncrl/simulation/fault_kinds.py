@@ -161,17 +161,27 @@ async def engine_crashes(injector: Injector, draw: random.Random) -> None:
         injector.happened("engine_crashes", process)
 
 
+def _knows_what_it_serves(injector: Injector, process: SimProcess) -> bool:
+    """True if the coordinator has told the engine to serve nothing since, and hears it at once."""
+    coordinator = injector.world.coordinator
+    handle = coordinator.parts.engines.get(process.name) if coordinator else None
+    return handle is not None and not handle.committing and not process.pipes[0].out.delay_s
+
+
 async def _garbage(what: Garbage, injector: Injector, draw: random.Random) -> None:
     if (process := await _engine(injector, draw)) is not None and process.engine is not None:
         engine = process.engine
 
-        def made() -> None:
+        def makes() -> bool:
+            if what == "uncommitted" and not _knows_what_it_serves(injector, process):
+                return False  # nobody could tell that it does not serve that version yet
             if engine.garbage_left == chunks:
                 injector.happened(f"garbage_{what}", process)
             injector.garbled(process, 1)
+            return True
 
         chunks = draw.choice((1, 3))  # three cost the engine its place
-        engine.made_garbage, engine.garbage, engine.garbage_left = made, what, chunks
+        engine.makes_garbage, engine.garbage, engine.garbage_left = makes, what, chunks
 
 
 for _what in (

@@ -5,6 +5,7 @@ home, is told to stop it, and a lease ends by its deadline only when that has co
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Chunks, Drain, Hello, Interrupt, Leases, Message
@@ -30,6 +31,7 @@ class LeaseWitness:
         self._due_s: dict[int, float] = {}  # by rollout: seconds of its lease at least
         self._since: dict[int, float] = {}
         self._streamed: dict[str, float] = {}  # by start
+        self._garbage = Counter[str]()  # messages that may have been garbage, by start
 
     # ------------------------------------------------------------------------------------- messages
 
@@ -55,7 +57,10 @@ class LeaseWitness:
         if isinstance(message, Hello):
             self._starts[start.partition("/")[0]] = start
         elif isinstance(message, Chunks):
-            self._streamed[start] = self._run.clock()
+            if self._garbage[start] < self._run.garbled[start]:
+                self._garbage[start] += 1  # which may be what has come, and is nothing streamed
+            else:
+                self._streamed[start] = self._run.clock()
 
     def hung_up(self, start: str) -> None:
         """An actor's connection is over: it is owed nothing more."""
