@@ -193,8 +193,6 @@ class Connections:
                 working = parts.publishing.committed is not None
                 parts.statistics.on_report(peer, message, working)
                 parts.metrics.reported(peer.role, peer.index, message)
-            case EngineReady() if (known := parts.engines.get(peer.name)) and known.peer is peer:
-                pass  # said twice: it has its weights and its work
             case EngineReady(slots):
                 parts.engines.add(EngineHandle(peer, slots))
                 parts.publishing.join(peer.index)

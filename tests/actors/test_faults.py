@@ -221,24 +221,6 @@ async def test_a_peer_that_sends_what_it_may_not_costs_its_connection_and_not_th
     assert outcome.ok and world.learner.version == 4
 
 
-async def test_an_engine_that_says_twice_that_it_is_ready_keeps_what_it_has(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    world = ScriptedWorld(configured())
-
-    async def repeat() -> None:
-        await world.until(lambda: world.learner.version >= 1 and world.holds("rollout-0"))
-        engines = world.coordinator.parts.engines
-        engine = engines.get("rollout-0")
-        assert engine is not None and engine.version is not None
-        world.coordinator._connections._accept(engine.peer, EngineReady(engine.slots), ())
-        assert engines.get("rollout-0") is engine
-
-    outcome = await world.run(repeat)
-    world.check()
-    assert outcome.ok and not any(isinstance(message, Replace) for message in world.heard)
-
-
 async def test_a_slow_step_is_no_stall(autojump_clock: trio.testing.MockClock) -> None:
     world = ScriptedWorld(
         configured(
