@@ -133,7 +133,7 @@ def build(family: str) -> PreTrainedModel:
 
 
 def tried(family: str) -> str:
-    """What came of a family, in a few words."""
+    """Outcome of a family, in a few words."""
     try:
         with warnings.catch_warnings(action="ignore"):
             model = build(family)

@@ -265,7 +265,7 @@ async def flood(target: Target, seconds: float, at_once: int, attacks: tuple[Att
 
 
 class Process(NamedTuple):
-    """What a process holds: MiB of memory, and descriptors; and the seconds of processor time that
+    """Holdings of a process: MiB of memory, and descriptors; and the seconds of processor time that
     it has used."""
 
     memory: float
@@ -282,7 +282,7 @@ class Process(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What happened in one stretch of time."""
+    """Counts of one stretch of time."""
 
     flooded: bool
     tokens_per_s: float
@@ -376,7 +376,7 @@ def show(window: Window) -> None:
 
 
 def report(windows: list[Window]) -> None:
-    """What the flood cost, of pairs of windows that are whole."""
+    """Cost of the flood, of pairs of windows that are whole."""
     pairs = [*zip(windows[::2], windows[1::2], strict=False)]
     alone, flooded = (
         [sum(getattr(pair[at], field) for pair in pairs) for field in ("tokens_per_s", "cpu")]

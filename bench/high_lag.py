@@ -132,7 +132,7 @@ class Cell(msgspec.Struct, frozen=True):
     sets: list[str] = []
 
     def lag_of(self, step: int) -> int:
-        """How many versions old the weights are that sample for a step."""
+        """Age in versions of the weights that sample for a step."""
         grown = step // GROW if "grow" in self.method.split("+") else step
         return min(self.lag, grown)
 
@@ -160,7 +160,7 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def fall(self) -> float:
-        """How far the end is under the best."""
+        """Distance of the end under the best."""
         return max(self.curve.values()) - self.final
 
 

@@ -1,4 +1,4 @@
-"""What answers that are programs reach beside their own verdict, and what keeping them from it
+"""Effects of answers that are programs beside their own verdict, and what keeping them from it
 costs.
 
 A thousand hostile answers go to twelve verifiers that execute what they are given (`unscreened.py`)

@@ -1,4 +1,4 @@
-"""What programs that a model wrote reach outside of their sandbox, and what a sandbox costs.
+"""Effects of programs that a model wrote outside of their sandbox, and what a sandbox costs.
 
 A thousand hostile programs are run by `asyncrl.programs` in the sandbox `bwrap`: each tries one
 thing, and between them honest programs run. Each has the gateway's socket in view, and its own
@@ -220,7 +220,7 @@ class Judge:
 
 
 class Victims:
-    """What no program may reach, though anybody may use it: `places` says where it is."""
+    """Things that no program may reach, though anybody may use them; `places` has their places."""
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         key, self._victim, self._free = folder / "key", folder / "victim", folder / "free"
@@ -261,7 +261,7 @@ class Victims:
         }
 
     def effects(self) -> Counter[str]:
-        """What was done to it, and what programs have left."""
+        """Traces of what was done to it, and of what programs have left."""
         found: Counter[str] = Counter()
         for server in self._servers:
             with contextlib.suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""How TRL does it: the settings of `trl_run.py` that `vs_trl.py` chooses."""
+"""TRL's way: the settings of `trl_run.py` that `vs_trl.py` chooses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Way(msgspec.Struct, frozen=True):
-    """How TRL does it. `updates` of the weights with what is generated: one (its ratio is 1, and
+    """TRL's way. `updates` of the weights with what is generated: one (its ratio is 1, and
     its clip never acts), two with all of it (`num_iterations`), or one with each half of it
     (`steps_per_generation`). An update's rollouts are `parts` micro-batches. `continuous`:
     transformers' continuous batching."""

@@ -136,7 +136,7 @@ class Result(NamedTuple):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """How TRL runs: its environment variables for threads, and its way."""
+    """A run of TRL: its environment variables for threads, and its way."""
 
     threads: dict[str, str]
     way: Way = Way()
@@ -155,7 +155,7 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def of(self) -> tuple[str, int, int, str]:
-        """Which run it is."""
+        """Name of the run."""
         return self.lengths, self.steps, self.seed, self.side
 
     @property

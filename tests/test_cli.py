@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, Path | None]]:
-    """What the launcher, which is not the point here, was asked to run. It ends with status 1."""
+    """Requests to the launcher, which is not the point here. It ends with status 1."""
     calls: list[tuple[Config, Path | None]] = []
     launcher = ModuleType("asyncrl.launch.launcher")
 

@@ -1,4 +1,4 @@
-"""What can be known of docker/ without a Docker engine, a cluster or a GPU: each file is read by
+"""Facts of docker/ without a Docker engine, a cluster or a GPU: each file is read by
 the tool that it is for, and says what the product and the other files say. docs/gpu.md lists what
 cannot be known here."""
 
@@ -31,7 +31,7 @@ SGLANG = ROOT / ".venv-sglang"
 PINNED = re.compile(r".+@sha256:[0-9a-f]{64}")
 IMAGE = f"example.org/sglang@sha256:{'5' * 64}"
 TOLD = {"SGLANG_IMAGE": IMAGE, "MODEL": "/models/m", "SGLANG_KEY": "/keys/sglang"}
-"""What compose.yaml has to be told."""
+"""Variables that compose.yaml has to be told."""
 KUBERNETES = "1.34"
 WORKLOADS = ("StatefulSet/sglang", "Job/trainer", "Deployment/prometheus", "Deployment/grafana")
 SERVERS_SAY = {
@@ -45,7 +45,7 @@ SERVERS_SAY = {
     "sglang:token_usage",
     "sglang:weight_load_duration_seconds",
 }
-"""What a dashboard may ask of SGLang."""
+"""Metrics that a dashboard may ask of SGLang."""
 
 Document = dict[str, Any]
 
@@ -80,8 +80,8 @@ def composed() -> Document:
 
 @pytest.fixture(scope="module")
 def objects() -> dict[str, Document]:
-    """What `kubectl apply -k docker` sends, by kind and name; what was generated, without the hash
-    in its name."""
+    """Objects that `kubectl apply -k docker` sends, by kind and name; generated ones without
+    the hash in the name."""
     done = tool("kubectl", "kustomize", "docker")
     assert done.returncode == 0, done.stderr
     found = [dict(each) for each in yaml.safe_load_all(done.stdout)]
@@ -584,7 +584,7 @@ def targets() -> list[tuple[str, str]]:
 
 
 def selectors(expression: str) -> list[Any]:
-    """What an expression asks Prometheus for."""
+    """Names that an expression asks Prometheus for."""
     found: list[Any] = []
 
     def visit(node: Any) -> None:

@@ -153,7 +153,7 @@ def test_the_block_of_a_terminal() -> None:
 
 
 def test_the_words_that_a_run_ends_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What an actor's log ends with, which may quote anybody."""
+    """The end of an actor's log, which may quote anybody."""
     launch = _Launch(msgspec.convert({"run": {"dir": str(tmp_path)}}, Config), True, Console())
     failure = ActorFailed("rollout-0", 1, f"Traceback of mine\nOSError: {HOSTILE}")
     assert launch._report(SupervisedEnd(None, failure)) == 1

@@ -1,4 +1,4 @@
-"""What the project says of itself agrees: the pins with the ranges, the README with the code."""
+"""Agreement of what the project says of itself: pins with ranges, the README with the code."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_every_installation_is_of_locked_wheels_or_of_this_project() -> None:
 
 
 def report(**packages: Any) -> dict[str, Any]:
-    """What pip-audit says of packages: vulnerabilities, or why it knows none."""
+    """Output of pip-audit about packages: vulnerabilities, or why it knows none."""
     return {
         "dependencies": [
             {"name": name, "skip_reason": said}

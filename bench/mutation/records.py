@@ -1,4 +1,4 @@
-"""Which tests and which seeds reach which block of the product, and how long each takes: recorded
+"""Tests and seeds by the blocks of the product that they reach, and how long each takes: recorded
 once in copies that mark their blocks, and kept under `.cache/mutants/`.
 
 A record of a file of tests holds until that file changes. Changes of the product make it older, not
@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, source: str, product: str, names: list[str], said: list[dict[str, Any]]) -> Record:
-        """What a worker said of each test, without those that failed or were skipped."""
+        """Words of a worker about each test, without those that failed or were skipped."""
         passed = [one for one in said if one["failed"] is None]
         used = sorted({block for one in passed for block in one["blocks"]})
         place = {block: at for at, block in enumerate(used)}

@@ -18,7 +18,7 @@ Fate = Literal["killed", "survived", "unreached", "not run"]
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of a mutant. `left`: tests that reach it and were not run, because the quicker
+    """The fate of a mutant. `left`: tests that reach it and were not run, because the quicker
     ones took the time that a mutant has."""
 
     mutant: Mutant

@@ -19,7 +19,7 @@ from mutation.operators import Mutant
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("actors", "asyncrl", "staleness", "weightsync")
 UNCOUNTED = ("asyncrl/simulation/",)
-"""What tests the product, and is no part of it."""
+"""Files that test the product, and are no part of it."""
 
 
 def product() -> list[str]:

@@ -84,7 +84,7 @@ class Marked:
 
 
 class Said:
-    """What a job says to the worker, in a file that outlives it."""
+    """Words of a job to the worker, in a file that outlives it."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w")
@@ -257,7 +257,7 @@ def said_at(root: Path) -> Path:
 
 
 def answer(root: Path, seconds: float) -> dict[str, Any]:
-    """What became of a job, from what it said."""
+    """The fate of a job, from what it said."""
     whole = [line for line in said_at(root).read_text().splitlines(True) if line.endswith("\n")]
     lines = [json.loads(line) for line in whole]
     at = next((line for line in lines if "failed" in line and "test" not in line), None)

@@ -49,7 +49,7 @@ class Lived:
 
 @dataclass
 class Recount:
-    """What the events so far come to."""
+    """Figures of the events so far."""
 
     rollouts: dict[int, Lived] = field(default_factory=dict)
     splits: dict[int, str] = field(default_factory=dict)

@@ -59,7 +59,7 @@ class Actor(Peer):
         self.told.append((message, buffers))
 
     def take(self, kind: type[Message]) -> list[Message]:
-        """What it was told of this kind, once."""
+        """Messages of this kind that it was told, once."""
         found = [message for message, _ in self.told if isinstance(message, kind)]
         self.told = [item for item in self.told if not isinstance(item[0], kind)]
         return found

@@ -1,4 +1,4 @@
-"""What is taken back from engines: who is asked, once, and what counts as a failed attempt."""
+"""Taking back from engines: who is asked, once, and what counts as a failed attempt."""
 
 from __future__ import annotations
 

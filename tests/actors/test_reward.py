@@ -100,7 +100,7 @@ several.rewards = ("right", "brief")
 Open = Callable[..., AbstractAsyncContextManager[VerifierPool]]
 
 both = pytest.mark.parametrize("sandbox", ["process", pytest.param("strict", marks=needs_strict)])
-"""What holds in each sandbox."""
+"""Promises that hold in each sandbox."""
 
 
 @pytest.fixture

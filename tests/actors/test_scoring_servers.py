@@ -131,11 +131,11 @@ async def test_settings_name_the_servers() -> None:
 
 
 FRAME = ["Q: ", " A:"]
-"""What the model that learns has beside bytes."""
+"""Tokens that the model that learns has beside bytes."""
 
 
 async def refusal(server: Scorer, folder: Path, patience_s: float = 60.0) -> str:
-    """What a server is refused with where the model that learns has FRAME; empty where it is
+    """Sentence a server is refused with where the model that learns has FRAME; empty where it is
     not."""
     bundled.write_tokenizer(folder, FRAME)
     async with Client.open(URL, transport=server) as client:

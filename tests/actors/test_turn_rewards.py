@@ -55,7 +55,7 @@ def test_a_sequence_says_which_turns_its_tokens_are_of() -> None:
 async def test_every_micro_batch_has_the_turns_of_its_groups(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Where rollouts are said to be of one turn, with its reward."""
+    """Have every rollout be of one turn, with its reward."""
     for kind in (Group, ReplayGroup):
         turns = property(lambda group: [[reward] for reward in group.rewards])
         monkeypatch.setattr(kind, "turns", turns)

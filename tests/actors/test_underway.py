@@ -1,4 +1,4 @@
-"""What a run says of what takes long: since when, how far, and how long still."""
+"""Sentences of a run about what takes long: since when, how far, and how long still."""
 
 from __future__ import annotations
 

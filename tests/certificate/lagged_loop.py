@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 
 class Behind(NamedTuple):
-    """How far the policies of a step are behind it, in versions."""
+    """Distance of a step's policies behind it, in versions."""
 
     behaviour: int
     proximal: int
@@ -34,7 +34,7 @@ class Behind(NamedTuple):
 
 @dataclass
 class Seen:
-    """What came up in the loss, so that a comparison is known to have been one. Counts of tokens;
+    """Cases that came up in the loss, so that a comparison is known to be one. Counts of tokens;
     `moved`: by how much the weights of the kept ones differ from 1, summed."""
 
     below: int = 0

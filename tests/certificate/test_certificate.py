@@ -116,7 +116,7 @@ async def test_pain_14_at_lag_0_tokens_losses_and_weights_are_those_of_a_plain_l
 
 
 async def test_a_step_of_asynchrony_is_seen(plain: Outcome) -> None:
-    """What tells the two apart at lag 0 would: at lag 1 the first step's prompts are answered as by
+    """Show the two to be apart at lag 1: the first step's prompts are answered as by
     the plain loop, as far as version 0 got with them, and later ones are not."""
     world = await run(short(staleness={"max_lag": 1, "depth": 1}))
     order = list(dict.fromkeys(prompt_index for prompt_index, _ in plain.responses))

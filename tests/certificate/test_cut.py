@@ -35,7 +35,7 @@ PROMPTS = [[3, 14, 15], [9, 2, 6, 5, 35]]
 KEYS = [0, 1, 2]
 """Rollout n continues prompt n % 2 with draws of key n."""
 EXACT = 2e-5
-"""What float32 in another order may be away from a plain pass, in nats."""
+"""Distance that float32 in another order may have from a plain pass, in nats."""
 KV = Literal["keep", "recompute"]
 Weights = Mapping[str, torch.Tensor]
 
@@ -131,7 +131,7 @@ class Story:
         }
 
     def lease(self, owner: str, numbers: Sequence[int]) -> list[Request]:
-        """What an engine is asked for: everything that is known, and what is left of the budget."""
+        """The request to an engine: everything that is known, and what is left of the budget."""
         requests = []
         for number in numbers:
             rollout = self.rollouts[number]
@@ -190,7 +190,7 @@ class Story:
 
 
 class Deaf(Story):
-    """Who hears what a lost engine would still say, so that it can be used again."""
+    """A sink for what a lost engine would still say, so that it can be used again."""
 
     def take(self, owner: str, chunks: Sequence[Chunk]) -> None:
         pass
@@ -297,7 +297,7 @@ async def by_an_interrupt_of_one(
 async def by_the_loss_of_its_engine(
     story: Story, engine: EmbeddedEngine, after: int, renewed: bool
 ) -> None:
-    """What had it is gone, and another one goes on from what was streamed."""
+    """Lose the engine that had it; another one goes on from what was streamed."""
 
     async def cut() -> bool:
         return True

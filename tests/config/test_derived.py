@@ -1,4 +1,4 @@
-"""What follows from the settings, against numbers worked out by hand."""
+"""Consequences of the settings, against numbers worked out by hand."""
 
 from __future__ import annotations
 

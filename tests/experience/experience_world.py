@@ -100,7 +100,7 @@ class PlayedCall:
 
 
 class Account:
-    """What happened, by the events alone: each rollout's tokens, and how it ended. Of an episode
+    """A history, by the events alone: each rollout's tokens, and how it ended. Of an episode
     the tokens are those of its calls until it is sealed, and then those of the `turns` that its
     agent used."""
 
@@ -521,7 +521,7 @@ class World(RuleBasedStateMachine):
         self.apply(e.Discarded(pick(self.experience.judged(), index).id, "filtered"))
 
     def half_trained(self) -> bool:
-        """Whether something of a step is trained, and something not: no checkpoint is written
+        """True if something of a step is trained, and something not: no checkpoint is written
         then."""
         members = [
             member
@@ -607,7 +607,7 @@ class World(RuleBasedStateMachine):
 
     @rule(moves=st.lists(st.integers(0, 2**20), min_size=4, max_size=16))
     def progress(self, moves: list[int]) -> None:
-        """What mostly happens in a run: a move's lowest bits choose among what can be done next,
+        """Do what mostly happens in a run: a move's lowest bits choose among what can be done next,
         the others how."""
         for move in moves:
             how = move >> 3
@@ -693,7 +693,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.events)
     @rule(index=st.integers(0, 999))
     def again(self, index: int) -> None:
-        """What happened once cannot happen again, unless it is a repeatable kind."""
+        """Refuse what happened once already, unless it is a repeatable kind."""
         event = pick(self.events, index)
         if not isinstance(event, e.LateTokens | e.Published | e.Extended | e.Taken):
             before = copy.deepcopy(self.experience)

@@ -1,4 +1,4 @@
-"""What is known of prompts: the sums against a fold by hand, a prior that never sees its own group,
+"""The history of prompts: sums against a fold by hand, a prior that never sees its own group,
 and a snapshot that goes on alike."""
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ class RestartEqualsNoCrash(World):
 
 
 class Views(World):
-    """What is due, counted incrementally, is what a search through everything finds."""
+    """Work that is due, counted incrementally, is what a search through everything finds."""
 
     @invariant()
     def agree(self) -> None:
@@ -318,7 +318,7 @@ class Views(World):
 
 
 def case(world: type[World]) -> type[TestCase]:
-    """What pytest collects of a machine."""
+    """A machine's tests, as pytest collects them."""
     world.TestCase.settings = PROFILE
     return world.TestCase
 

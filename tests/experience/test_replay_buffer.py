@@ -1,4 +1,4 @@
-"""What is kept to be trained again: as it was sampled, once, and not too long."""
+"""The replay buffer: as it was sampled, once, and not too long."""
 
 from __future__ import annotations
 

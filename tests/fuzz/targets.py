@@ -218,7 +218,7 @@ def handshake_client(data: bytes) -> None:
 
 
 def worker_reply(data: bytes) -> None:
-    """What a worker, which runs somebody else's code, may say to the reward actor: a verdict that
+    """Words of a worker, which runs somebody else's code, to the reward actor: a verdict that
     can be trained on, or it is dead."""
 
     async def main() -> None:
@@ -238,7 +238,7 @@ def worker_reply(data: bytes) -> None:
 
 
 def worker_request(data: bytes) -> None:
-    """What a worker, and the process that forks workers, read."""
+    """Requests that a worker, and the process that forks workers, read."""
     for kind in (VerifyRequest, Opening):
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -338,7 +338,7 @@ def shown_summary(data: bytes) -> None:
 
 
 def sglang_stream(data: bytes) -> None:
-    """What an SGLang server streams: increments, or Garbled."""
+    """Events that an SGLang server streams: increments, or Garbled."""
     events, increments = StreamEvents(4), Increments()
     try:
         for text in events.feed(data):

@@ -1,4 +1,4 @@
-"""What comes from strangers is data: no module can turn bytes into code, and no model directory
+"""Strangers send data alone: no module can turn bytes into code, and no model directory
 runs any."""
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def found(tree: ast.AST) -> list[tuple[int, str]]:
-    """What in a module could turn bytes into code, with its line."""
+    """Names in a module that could turn bytes into code, with their lines."""
     seen: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

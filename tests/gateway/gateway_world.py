@@ -139,7 +139,7 @@ def chat(*messages: dict[str, Any] | str, **more: Any) -> dict[str, Any]:
 
 
 def events(body: str) -> list[Any]:
-    """What a stream said before `[DONE]`."""
+    """Events of a stream before `[DONE]`."""
     lines = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
     assert lines[-1] == "[DONE]", lines[-1]
     return [json.loads(line) for line in lines[:-1]]

@@ -114,7 +114,7 @@ def give_reward(url: str, session: str, value: float) -> None:
 
 
 def scores(model: Any, context: list[int], at: range) -> np.ndarray:
-    """What one full forward gives the tokens `at` of `context`."""
+    """Log-probabilities that one full forward gives the tokens `at` of `context`."""
     with torch.no_grad():
         every = torch.log_softmax(
             model(input_ids=torch.tensor([context]), use_cache=False).logits[0].float(), -1

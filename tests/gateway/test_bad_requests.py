@@ -1,4 +1,4 @@
-"""What cannot be done is one sentence in OpenAI's form, whatever was sent."""
+"""Bad requests: one sentence in OpenAI's form, whatever was sent."""
 
 from __future__ import annotations
 

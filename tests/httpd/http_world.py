@@ -143,7 +143,7 @@ async def read(stream: Stream) -> bytes:
 
 
 async def until(stream: Stream, end: bytes) -> bytes:
-    """What comes until it ends so."""
+    """Bytes that come until they end so."""
     said = b""
     while not said.endswith(end):
         data = await stream.receive_some(1 << 16)

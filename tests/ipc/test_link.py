@@ -608,7 +608,7 @@ def address(request, tmp_path):
 
 
 class Refusals(Counter[str]):
-    """What a server refused, and a way to wait until it has."""
+    """Refusals of a server, and a way to wait for one."""
 
     def __init__(self) -> None:
         super().__init__()

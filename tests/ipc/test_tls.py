@@ -81,7 +81,7 @@ async def test_messages_go_both_ways_inside_tls(serving, other_machine):
 
 
 async def test_nothing_passes_in_the_clear(nursery, machine, other_machine):
-    """What a listener on the wire between the two gets to see."""
+    """Bytes that a listener on the wire between the two gets to see."""
     seen = bytearray()
     bound = await nursery.start(
         functools.partial(serve, HERE, KEY, echo, refused=print, tls=machine)

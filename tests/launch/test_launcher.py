@@ -1,4 +1,4 @@
-"""What the launcher says at the end, whatever the run has left. Real processes: `test_train.py`."""
+"""The launcher's last words, whatever the run has left. Real processes: `test_train.py`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_coordinator_has_as_long_to_begin_as_run_start_s_says(
     monkeypatch: pytest.MonkeyPatch,
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Where it resumes it reads a checkpoint and the journal first, and these can be of any
+    """A coordinator that resumes reads a checkpoint and the journal first, and these can be of any
     size."""
     monkeypatch.setattr(launcher, "open_fork_server", silence)
     (tmp_path / INITIAL).mkdir()

@@ -1,4 +1,4 @@
-"""What can fail before anything starts is said, and nothing is written meanwhile."""
+"""Refusals before anything starts: each is said, and nothing is written meanwhile."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_a_task_that_cannot_be_opened() -> None:
 
 @pytest.fixture(params=["", "unshare: Operation not permitted"], ids=["here", "missing"])
 def missing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What keeps this machine from the sandbox `strict`, if anything."""
+    """Reason for which this machine has no sandbox `strict`, if any."""
     found: str = request.param
     monkeypatch.setattr(preflight, "support", lambda: Support(found, 7))
     return found

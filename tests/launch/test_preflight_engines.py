@@ -1,4 +1,4 @@
-"""What can be known to fail of servers and GPUs before anything starts."""
+"""Failures of servers and GPUs that can be known before anything starts."""
 
 from __future__ import annotations
 

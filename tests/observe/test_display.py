@@ -1,4 +1,4 @@
-"""What the user sees: in place on a terminal, as plain lines elsewhere, and never more than there
+"""The display: in place on a terminal, as plain lines elsewhere, and never more than there
 is."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a process says is in its file, one line a record, tracebacks included."""
+"""A process's log: all that it says, one line a record, tracebacks included."""
 
 from __future__ import annotations
 

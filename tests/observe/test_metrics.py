@@ -1,4 +1,4 @@
-"""What a scrape says, read back by Prometheus' own parsers, over HTTP."""
+"""Scrapes, read back by Prometheus' own parsers, over HTTP."""
 
 from __future__ import annotations
 

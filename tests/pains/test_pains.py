@@ -1,4 +1,4 @@
-"""What users of such systems suffer from (docs/pains.md): each test is named after its row, and
+"""Pains of such systems' users (docs/pains.md): each test is named after its row, and
 fails without the answer.
 
 Whole runs in virtual time. Rows that need real processes or a real model have their test where
@@ -612,7 +612,7 @@ def test_pain_21_what_a_message_costs_does_not_grow_with_the_number_of_engines()
 
 
 async def asked(world: ScriptedWorld) -> str:
-    """What `asyncrl why` says of the run, a minute after its start."""
+    """Words of `asyncrl why` about the run, a minute after its start."""
     said: list[str] = []
 
     async def ask() -> None:

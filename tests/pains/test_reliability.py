@@ -1,4 +1,4 @@
-"""What docs/reliability.md promises of faults that have no test of their own elsewhere: each kind
+"""Promises of docs/reliability.md about faults without a test of their own elsewhere: each kind
 alone, several times, in the simulation.
 
 Its checker checks every invariant after every event, and that a life which ends badly does so by

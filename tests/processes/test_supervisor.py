@@ -48,7 +48,7 @@ class Scripted:
 
 
 class Log:
-    """What was started, and what `on_exit` heard, in order."""
+    """Starts, and what `on_exit` heard, in order."""
 
     def __init__(self, *script: Scripted) -> None:
         self.script = list(script)

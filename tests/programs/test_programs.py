@@ -45,7 +45,7 @@ def shell(text: str, **more: object) -> Program:
 
 
 def inside(code: str, **more: object) -> str:
-    """What a Python program prints in the sandbox, an error of its by its name."""
+    """Output of a Python program in the sandbox; an error of its by its name."""
     ran = run(python(code, **more), Bubblewrap())
     assert ran.well, ran
     return ran.stdout.decode().strip()
@@ -426,7 +426,7 @@ def test_it_ends_with_the_process_that_started_it(seen: int) -> None:
 
 
 def seen_of(mark: str) -> int:
-    """How far a program is: 1 and 2 that many processes of `bwrap`, 3 its shell, 4 itself."""
+    """Stage of a program: 1 and 2 that many processes of `bwrap`, 3 its shell, 4 itself."""
     names = []
     for pid in having(mark):
         with suppress(OSError):
@@ -480,7 +480,7 @@ def gateway() -> Iterator[str]:
 
 
 def test_the_command_says_all_that_is_unshared() -> None:
-    """Where no sandbox can be started, its arguments are looked at all the same."""
+    """Look at the arguments of a sandbox also where none can be started."""
     program = Program(argv=("a", "b"), gateway="/run/g", environment={"X": "1"})
     seen = View(("/usr",), {"/bin": "usr/bin"}, {})
     words = arguments(program, seen, Descriptors(5, 7, {"f": 8}), most={})

@@ -29,7 +29,7 @@ def judge(answer, line):
 
 
 class AgentsRun(NamedTuple):
-    """How the run ended, and what it said on the way.
+    """A run's end, and what it said on the way.
 
     `whys`: the first sentences of `asyncrl why` once it had started, and once it trained. `prompt`
     and `reward`: what session "a" was asked, and given by the task. `refused`: the code of the

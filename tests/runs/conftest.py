@@ -1,4 +1,4 @@
-"""What the tests of real runs share: a model, and one run that agents talked to."""
+"""Shared parts of the tests of real runs: a model, and one run that agents talked to."""
 
 from __future__ import annotations
 

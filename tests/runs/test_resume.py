@@ -143,7 +143,7 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Lived:
 
 
 def beside(whole: Lived, run: Path) -> Path:
-    """Where another run will be whose engines multiply as those of this one, which measured how."""
+    """Place of another run whose engines multiply as those of this one, which measured how."""
     run.mkdir()
     shutil.copyfile(whole.run / PACKED, run / PACKED)
     return run
@@ -271,7 +271,7 @@ def test_unfinished_rollouts_go_on_from_their_last_journalled_token(
 
 @pytest.mark.explore
 def test_responses_that_were_killed_amid_are_the_same_to_what_float32_rounds(cut: Cut) -> None:
-    """What was written is prefilled, which adds up in another order than decoding did.
+    """Prefill what was written, which adds up in another order than decoding did.
 
     A sampler sums probabilities in the order of ids. So a draw may lie within that rounding of the
     boundary between two ids beside each other, about once in a thousand runs: then one response
@@ -482,7 +482,7 @@ def test_a_full_disk_is_waited_for_and_said(model: Path, tmp_path: Path) -> None
 
 
 def why(run: Path) -> str:
-    """What `asyncrl why` says."""
+    """Words of `asyncrl why`."""
     return subprocess.run(
         [sys.executable, "-m", "asyncrl.cli", "why", str(run)],
         capture_output=True,

@@ -62,7 +62,7 @@ def check(run: Path) -> summary.Summary:
 
 
 def scrape(port: int) -> dict[tuple[str, ...], float]:
-    """What a run's metrics say now: (sample's name, label values …) → value."""
+    """Metrics of a run now: (sample's name, label values …) → value."""
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     samples = (
         sample for family in text_string_to_metric_families(text) for sample in family.samples

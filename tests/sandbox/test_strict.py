@@ -38,7 +38,7 @@ for code in sys.argv[2:]:
 zygote.end_all()
 """
 USERS = [None] + ([1000] if os.geteuid() == 0 else [])
-"""Who starts it: this user, and one without any privilege."""
+"""Users that start it: this one, and one without any privilege."""
 
 
 def reachable(user: int) -> bool:

@@ -150,7 +150,7 @@ def test_bounds_are_refusals_by_name() -> None:
 
 
 def test_sequences_are_bounded() -> None:
-    """What calls share is counted for each sequence: so it is in memory and on disk."""
+    """Count what calls share for each sequence: so it is in memory and on disk."""
     recorder = Recorder(Bounds(sequence_tokens=30, all_tokens=40))
     shared = [*range(9)]
     once(recorder, "a", [*shared, 10], [1])

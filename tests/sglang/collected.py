@@ -1,4 +1,4 @@
-"""What an engine emitted, for tests to wait on and look at."""
+"""Chunks that an engine emitted, for tests to wait on and look at."""
 
 from __future__ import annotations
 

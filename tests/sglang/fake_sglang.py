@@ -77,7 +77,7 @@ class FakeServer(httpx2.AsyncBaseTransport):
         return httpx2.Response(200, content=b'{"success": true}')
 
     async def load(self, version: int, seconds: float, mode: str = "retract") -> None:
-        """What a publisher does."""
+        """Publish weights, as a publisher does."""
         self.paused = True
         if mode == "abort":
             for one in self.running.values():

@@ -1,4 +1,4 @@
-"""What is concluded from a server's checksums, over made-up servers that lay weights out as SGLang
+"""Conclusions from a server's checksums, over made-up servers that lay weights out as SGLang
 does, or in ways we do not know."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def foreign(tensor: Tensor) -> str:
 
 
 def held(weights: Weights, rank: int, ranks: int) -> Weights:
-    """What a rank of SGLang holds of a Qwen3, written down independently of the code under test."""
+    """Tensors that a rank of SGLang holds of a Qwen3, independently of the code under test."""
 
     def rows(name: str) -> Tensor:
         return weights[name].chunk(ranks)[rank]

@@ -560,7 +560,7 @@ async def test_a_load_without_weights_is_refused() -> None:
 
 @st.composite
 def lives(draw: st.DrawFn) -> list[tuple[float, str, int]]:
-    """What happens to an engine, when: requests, interrupts, loads, and aborts by others."""
+    """A plan for an engine: requests, interrupts, loads, and aborts by others, with their times."""
     kinds = st.sampled_from(
         ["submit", "submit", "submit", "interrupt", "load", "abort_all", "break"]
     )

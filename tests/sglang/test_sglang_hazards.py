@@ -1,4 +1,4 @@
-"""What is known of the real server, and what of it is dangerous: each hazard is provoked, and the
+"""Hazards of the real server, as far as they are known: each is provoked, and the
 engine shown to be safe from it.
 
 Numbers are those of issue 5's list. Hazards 4 to 7, 12 and 14 concern weights and processes:

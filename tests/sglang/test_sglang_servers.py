@@ -37,7 +37,7 @@ def launch(*python: str, model: str = "/model", **settings: object) -> Launch:
 
 
 def script(code: str) -> tuple[str, ...]:
-    """What stands in for a Python with SGLang: it does this, whatever it is asked to run."""
+    """A stand-in for a Python with SGLang: it does this, whatever it is asked to run."""
     return sys.executable, "-c", "import os, signal, subprocess, sys, time\n" + code
 
 
@@ -238,7 +238,7 @@ time.sleep(1000)
 def test_an_actor_that_is_killed_as_its_server_starts_leaves_nothing(
     tmp_path: Path, deaf: bool
 ) -> None:
-    """What the server started has not asked for a signal yet. The server is asked to end, and where
+    """The server's child has not asked for a signal yet. The server is asked to end, and where
     it does not it is killed."""
     log, code = tmp_path / "log", STARTING.replace("sys.exit()", "pass") if deaf else STARTING
     wanted = msgspec.json.encode(launch(*script(code))).decode()

@@ -46,7 +46,7 @@ def engine_of(
 
 
 class Seen:
-    """What was emitted, and when."""
+    """Chunks that were emitted, and their times."""
 
     def __init__(self) -> None:
         self.began = trio.current_time()

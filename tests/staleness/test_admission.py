@@ -43,7 +43,7 @@ class Finished:
 
 @dataclass
 class Recent:
-    """What finished lately."""
+    """Groups that finished lately."""
 
     recent: bytes = b""
 

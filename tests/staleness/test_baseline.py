@@ -74,7 +74,7 @@ GRADIENT = -NormalDist().pdf(CUT / SPREAD) / SPREAD / SIGMA
 
 
 def taken(length: float, others: Others) -> float:
-    """When a rollout may be taken: it is finished, and K of the others are judged."""
+    """Time at which a rollout may be taken: it is finished, and K of the others are judged."""
     return max(length, others[K - 1][0])
 
 

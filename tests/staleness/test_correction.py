@@ -93,7 +93,7 @@ def run(case: Case, world: World, bounds: dict[str, float]) -> Corrected:
 
 
 def tied(world: World) -> bool:
-    """Whether two tokens have drifted equally far, so that M2PO may reject either."""
+    """True if two tokens have drifted equally far, so that M2PO may reject either."""
     drift = [round(abs(c - b), 5) for c, b in zip(world.current, world.behaviour, strict=True)]
     return len(set(drift)) < len(drift)
 

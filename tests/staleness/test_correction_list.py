@@ -140,7 +140,7 @@ def test_one_kind_twice_adds_up() -> None:
 
 
 class TestWithoutWeights:
-    """Where the objective's ratio is the weight already."""
+    """Cases in which the objective's ratio is the weight already."""
 
     @pytest.mark.parametrize(
         "correction", [e for e in ALL if e.kind in MASKS], ids=lambda e: e.kind

@@ -1,4 +1,4 @@
-"""How far apart two policies are, in all and by lag, against the formulas in plain Python."""
+"""Distance of two policies, in all and by lag, against the formulas in plain Python."""
 
 import math
 from typing import NamedTuple

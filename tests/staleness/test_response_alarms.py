@@ -67,7 +67,7 @@ def test_chance_alone_raises_it_seldom() -> None:
 
 
 def test_the_steps_just_after_the_best_evaluation_are_compared_and_none_before() -> None:
-    """What is before it, and the steps in the middle, are of no account."""
+    """Leave out what is before it, and the steps in the middle."""
     level = {version: 0.5 + 0.001 * (version % 3) for version in range(31, 41)}
     later = {version: 0.6 + 0.001 * (version % 3) for version in range(51, 61)}
     between = dict.fromkeys(range(41, 51), 0.0)

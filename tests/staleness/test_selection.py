@@ -1,4 +1,4 @@
-"""What an unbiased baseline does not mend: selection. On a toy, how far the gradient is off where
+"""Selection, which no unbiased baseline mends. On a toy, how far the gradient is off where
 what is trained, or what it is compared with, has to do with the rollout itself.
 
 The toy: a group of N rollouts of length exp(e) with e normal; a rollout takes as long as it is, and
@@ -45,7 +45,7 @@ class Toy(NamedTuple):
         return np.exp(self.e)
 
     def ends(self, slots: int) -> Table:
-        """When each rollout ends, [groups, N], where an engine has so many slots and each rollout
+        """Ends of the rollouts, [groups, N], where an engine has so many slots and each rollout
         starts in the next one that is free."""
         free, ends = np.zeros((len(self.e), slots)), np.empty_like(self.e)
         for member in range(N):
@@ -79,7 +79,7 @@ class Bias(NamedTuple):
 
     @classmethod
     def of(cls, estimates: Table, truth: Table | float = 1.0) -> Bias:
-        """How far the estimates are off, and the standard error of that; `truth` may be those of
+        """Bias of the estimates, and the standard error of that; `truth` may be those of
         the same groups without a bias, which has much less noise."""
         off = estimates - truth
         return cls(float(off.mean()), float(off.std(ddof=1)) / math.sqrt(len(off)))

@@ -25,7 +25,7 @@ members = st.lists(st.tuples(eighths, st.lists(eighths, max_size=5)), min_size=1
 
 
 def to_come(own: float, turns: Sequence[float], turn: int) -> float:
-    """What is earned from a turn on: the rewards of those turns, and what is of no turn."""
+    """Reward from a turn on: the rewards of those turns, and what is of no turn."""
     total = own
     for later in range(turn, len(turns)):
         total += turns[later]

@@ -150,7 +150,7 @@ class TestTabular:
         return float(self.q @ np.square(terms).sum(1) - mean @ mean)
 
     def baseline(self, weight: NDArray[np.float64]) -> float:
-        """What the function makes of as many samples of each action as the behaviour policy has of
+        """Values of the function for as many samples of each action as the behaviour policy has of
         it."""
         count = 20_000
         actions = np.repeat(np.arange(self.ACTIONS), np.rint(self.q * count).astype(int))

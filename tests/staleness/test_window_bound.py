@@ -27,7 +27,7 @@ def max_live(depth: int, batch: int, f: float) -> int:
 
 @dataclass(frozen=True)
 class Game:
-    """What is fixed: groups in a step, groups live at most, and how far (in admissions) from the
+    """A setting: groups in a step, groups live at most, and how far (in admissions) from the
     oldest untaken one a step may take."""
 
     batch: int
@@ -74,7 +74,7 @@ def admitted(state: State) -> State:
 
 
 def allowed(state: State, game: Game) -> list[int]:
-    """Which of the untaken groups may be taken, were they finished."""
+    """The untaken groups that may be taken, were they finished."""
     return (
         [n for n, (place, _) in enumerate(state.untaken) if place < game.window]
         if state.taken < game.batch

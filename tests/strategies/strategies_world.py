@@ -17,7 +17,7 @@ Outcome = Callable[[int, int], list[float]]
 
 
 def values(section: type[Section], setting: str) -> tuple[str, ...]:
-    """What run.toml may say."""
+    """Settings that run.toml may have."""
     told = inspect.type_info(section)
     assert isinstance(told, inspect.StructType)
     kind = next(field.type for field in told.fields if field.name == setting)

@@ -1,4 +1,4 @@
-"""What each choice selects from toy populations; that it is a function of the state; and that it
+"""Each choice selects from toy populations; it is a function of the state; and it
 leaves no prompt out for good."""
 
 from __future__ import annotations

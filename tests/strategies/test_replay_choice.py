@@ -1,4 +1,4 @@
-"""Which trained groups are trained again: young enough and with a signal, those that teach most
+"""Trained groups that are trained again: young enough and with a signal, those that teach most
 first."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many rollouts a prompt gets: more where it is harder, within the bounds, at a cost that is
+"""Rollouts of a prompt: more where it is harder, within the bounds, at a cost that is
 known."""
 
 from __future__ import annotations

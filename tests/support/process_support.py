@@ -68,7 +68,7 @@ class Forking:
     def __init__(self, server: ForkServer, folder: Path, lost: Sequence[str]) -> None:
         self.server, self._folder = server, folder
         self.lost = lost
-        """What the server's owner heard of its end."""
+        """Word of its end, as the server's owner heard it."""
 
     def start(self, code: str, **options) -> Process:
         return self.server.start(

@@ -1,4 +1,4 @@
-"""What tests of programs need: a mark for those that only run where this machine can start the
+"""Parts of the tests of programs: a mark for those that only run where this machine can start the
 sandbox `bwrap`, and a Python program."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tests of the sandbox need: a mark for those that only run where this machine has it."""
+"""A mark for tests of the sandbox that only run where this machine has it."""
 
 from __future__ import annotations
 

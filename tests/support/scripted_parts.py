@@ -85,7 +85,7 @@ class ScriptedTask:
 
 
 class ScriptedWeights:
-    """What a scripted trainer sends: the version, by which it is checked too."""
+    """Weights that a scripted trainer sends: the version, by which they are checked too."""
 
     def __init__(self, version: int) -> None:
         self.weights: dict[str, object] = {}

@@ -160,7 +160,7 @@ class ScriptedWorld(World):
             await trio.sleep(0.01)
 
     def holds(self, name: str) -> bool:
-        """Whether an actor is in the middle of a training rollout: some of its tokens are
+        """True if an actor is in the middle of a training rollout: some of its tokens are
         streamed."""
         engine = self.coordinator.parts.engines.get(name)
         return engine is not None and any(
@@ -204,7 +204,7 @@ class ScriptedWorld(World):
         return fold(self.log.events)
 
     def check(self) -> None:
-        """What holds at the end of every run."""
+        """Check what holds at the end of every run."""
         experience = self.store.experience
         assert experience.ledger.balances()
         assert self.folded() == experience

@@ -28,8 +28,8 @@ SETTINGS = {
     "supervision.grace_s": 5.0,
 }
 DEADLINE_S = 300.0
-"""How long whatever must come may take on a machine that others use too: a run begins within 20 s
-on two free cores."""
+"""Seconds that whatever must come may take on a machine that others use too: a run begins
+in 20 s on two free cores."""
 
 
 def command(model: Path, run: Path, **settings: object) -> list[str]:
@@ -174,7 +174,7 @@ def tiny_model(path: Path) -> Path:
 
 
 def followed(run: Path) -> Any:
-    """Who follows the run through its journal, and knows what may never happen
+    """A follower of the run through its journal, which knows what may never happen
     (`bench/follower.py`)."""
     place = Path(__file__).parents[2] / "bench" / "follower.py"
     spec = importlib.util.spec_from_file_location("follower", place)

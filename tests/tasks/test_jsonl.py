@@ -304,7 +304,7 @@ def test_an_exact_reward_is_1_or_0_and_hides_no_wrong_reward(write: Write, ended
 
 @pytest.mark.parametrize("line", [{}, {"verifier": "{}:both"}])
 def test_several_rewards_are_not_exact(write: Write, ended: str, line: dict[str, str]) -> None:
-    """Whether the setting names them, or a line."""
+    """By the setting's name, or by a line's."""
     line = {key: value.format(ended) for key, value in line.items()}
     path = write({"prompt": "a", "answer": "b"} | line)
     verifier = f"{ended}:{'ended' if line else 'both'}"

@@ -69,7 +69,7 @@ def test_names_are_of_data_sets() -> None:
 
 
 def test_a_right_answer_with_junk_behind_it_is_worth_nothing_unless_it_is_asked_for() -> None:
-    """What was trained was 0.9, and what was counted 0: a policy learned never to stop."""
+    """Show the old defect: 0.9 was trained where 0 was counted; a policy learned never to stop."""
     params = {"min_n": 3, "max_n": 3}
     given = {"name": "rotate_matrix", "params": params, "train_size": 4, "eval_size": 0}
     by_default, score = (

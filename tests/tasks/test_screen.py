@@ -1,5 +1,5 @@
-"""What nine scorers of reasoning-gym would execute: an honest answer is let through, a program is
-not."""
+"""Answers that nine scorers of reasoning-gym would execute: an honest one is let through, a
+program is not."""
 
 from __future__ import annotations
 

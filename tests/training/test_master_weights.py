@@ -1,4 +1,4 @@
-"""What the optimizer changes is float32, whatever type the model computes in."""
+"""Master weights: the optimizer changes float32, whatever type the model computes in."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PROMPT = torch.tensor([[1, 2, 3, 4, 5]])
 
 
 def logits_and_exact(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the model says, and what float64 makes of the same hidden states and weights."""
+    """Logits of the model, and those that float64 makes of the same hidden states and weights."""
     hidden: list[torch.Tensor] = []
     head = model.get_output_embeddings()  # type: ignore[operator]
     hook = head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))

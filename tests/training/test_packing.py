@@ -37,7 +37,7 @@ def packed(sizes: list[tuple[int, int]], shared: bool) -> list[PackedBatch]:
 
 
 def pasts(batch: PackedBatch) -> dict[int, list[int]]:
-    """What attention sees before each response token, and that token; by its place in the
+    """Tokens that attention sees before each response token, and that token; by its place in the
     micro-batch."""
     seen = []
     for table in batch.tables:

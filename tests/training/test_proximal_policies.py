@@ -85,7 +85,7 @@ class Story:
     def score_proximal(
         self, step: int, behind: int = 0, oldest: int | None = None
     ) -> tuple[ScoreProximal, tuple[bytes]]:
-        """What is known of the rollouts of later steps when `step` is closed: the last tokens of
+        """Tokens known of the rollouts of later steps when `step` is closed: the last tokens of
         its version are still on their way, and all those of the `behind` versions up to it."""
         samples, ids = [], list[int]()
         living = [r for members in self.steps[step + 1 :] for r in members]

@@ -211,7 +211,7 @@ PAPERS: dict[str, Callable[[World, int], Tensor]] = {
     "80/20": eighty_twenty,
     "VCPO": vcpo,
 }
-"""What each paper maximizes."""
+"""The objective that each paper maximizes."""
 
 
 def made() -> list[Rollout]:

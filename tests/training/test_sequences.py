@@ -296,7 +296,7 @@ def test_scores_of_a_past_version_are_of_the_marked_tokens() -> None:
 
 @pytest.mark.parametrize("kind", ["min_variance", "min_variance_logits"])
 def test_a_baseline_from_gradients_sees_the_marked_tokens_alone(kind: str) -> None:
-    """What was given after the last marked token, and the behaviour there, changes no gradient."""
+    """Tokens after the last marked one, and the behaviour there, change no gradient."""
     turns = [Stretch(3, 2), Stretch(4, None), Stretch(2, 2)]
     gradients = []
     for tail in ([], [Stretch(5, None)]):

@@ -1,4 +1,4 @@
-"""What is added to the loss of the objective, against loops over tokens in float64: prime-rl's
+"""Terms beside the objective's loss, against loops over tokens in float64: prime-rl's
 square of log-ratios, and an entropy bonus."""
 
 from __future__ import annotations

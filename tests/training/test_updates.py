@@ -155,7 +155,7 @@ def test_passes_are_clipped_around_the_start_of_the_step() -> None:
 
 
 def test_divergence_is_of_the_policy_that_the_step_starts_from() -> None:
-    """What the policy learned within its step is no mismatch, and no age."""
+    """Learning within a step is no mismatch, and no age."""
     every = groups(2, noise=0.0)
     _, metrics, _ = run(learner(passes=4), [every])
     assert metrics["k3"] < 1e-6 and metrics["log_ratio_abs"] < 1e-4

@@ -1,4 +1,4 @@
-"""Where the processes of a group meet: on one machine nobody else may write there."""
+"""Meeting places of a group's processes: on one machine nobody else may write there."""
 
 from __future__ import annotations
 
