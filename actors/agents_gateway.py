@@ -17,6 +17,7 @@ from actors.agents_actor import EpisodePlayer, Player
 from actors.elsewhere import ElsewherePool
 from actors.reporting import Reporter
 from asyncrl.config import Config
+from asyncrl.config.schema import PLAYED_ELSEWHERE
 from asyncrl.gateway.agents_app import agents_application
 from asyncrl.gateway.gateway import Gateway
 from asyncrl.gateway.gateway_settings import Settings
@@ -52,7 +53,7 @@ async def open_episodes(
     tokenizer = await trio.to_thread.run_sync(chat_tokenizer, initial)
     task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
     gateway = Gateway(sessions, tokenizer, settings(config, tokenizer.sampled), waits)
-    offers = Offers() if agent.run == "http" else None
+    offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
     reading = trio.CapacityLimiter(1)
 
     async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:

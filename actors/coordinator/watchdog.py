@@ -30,7 +30,8 @@ from asyncrl.processes.standstill import TICK_S, shifted, stood_s
 logger = logging.getLogger(__name__)
 
 SILENT_S = 60.0
-"""Seconds in which an agents actor that has episodes says something; it reports each second."""
+"""Seconds of silence after which an agents actor that has episodes is replaced. It reports each
+second, so it hangs, or its link is dead."""
 
 Replace = Callable[[str, str], None]
 """`replace(actor, reason)` has an actor ended and another one started."""

@@ -25,7 +25,7 @@ from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
 from asyncrl.config.mix import each, members, named
-from asyncrl.config.schema import TaskConfig
+from asyncrl.config.schema import PLAYED_ELSEWHERE, TaskConfig
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
 from asyncrl.experience.call import ImpossibleEvent
@@ -44,8 +44,6 @@ from asyncrl.tasks import Task, TaskError, open_task
 from asyncrl.tasks.partial_credit import settled_reward
 from asyncrl.training.checkpoint_index import complete
 
-PLAYED_ELSEWHERE = "http"
-"""`agent.run` where programs elsewhere play."""
 FREE_BYTES = 100 * 2**20
 _CONTRADICTIONS = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError)
 """Errors of a state that contradicts itself: the heart trusts what it has written itself."""

@@ -15,7 +15,12 @@ from asyncrl.config.schema.process_sections import (
     RunConfig,
     SupervisionConfig,
 )
-from asyncrl.config.schema.rollout_sections import AgentConfig, EvaluationConfig, RolloutConfig
+from asyncrl.config.schema.rollout_sections import (
+    PLAYED_ELSEWHERE,
+    AgentConfig,
+    EvaluationConfig,
+    RolloutConfig,
+)
 from asyncrl.config.schema.run_toml import VARIABLES, Config
 from asyncrl.config.schema.section import (
     Count,
@@ -37,6 +42,7 @@ from asyncrl.config.schema.training_sections import (
 )
 
 __all__ = [
+    "PLAYED_ELSEWHERE",
     "VARIABLES",
     "AgentConfig",
     "Config",

@@ -8,6 +8,9 @@ from msgspec import Meta
 
 from asyncrl.config.schema.section import Count, Section
 
+PLAYED_ELSEWHERE = "http"
+"""`agent.run` where programs elsewhere play."""
+
 
 class AgentConfig(Section, frozen=True):
     """Agents that play a prompt's rollouts as episodes of many turns (docs/agents.md)."""
