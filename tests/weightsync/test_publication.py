@@ -147,7 +147,7 @@ def test_where_nobody_is_left_nothing_is_committed() -> None:
 
 
 def test_an_error_when_all_is_sent_aborts_for_all() -> None:
-    """Abort also for an engine that decodes on with the version before: nobody goes on without it."""
+    """Abort for all where an engine decodes on with the version before; none goes on without it."""
     p = new()
     p.begin(0.0)
     p.transferred(transferred(), 1.0)

@@ -1,0 +1,257 @@
+"""Agents learn: the three bundled ones, each by one `asyncrl train` of the bundled model.
+
+    guess         guess-the-number, 16 numbers, five guesses. The model is shown games whose guesses
+                  have nothing to do with what it is told; halving is for it to find
+    calculator    sums, differences and products of two numbers below 100. The model is shown calls
+                  of a tool drawn at random, and to say what the tool said; the right one is for it
+                  to find
+    retry         rotate_matrix, three tries, against the same task in single turns after as many
+                  steps: `single`
+
+The shown texts teach a form, in seconds, and are the whole warm-up (`guess`, `calculator`); `retry`
+and `single` begin with run.toml's. Each run is a line of JSON: held-out success (greedy: every
+number once, or 48 questions) by version, the mean reward of the first and of the last steps,
+seconds of training and in all.
+
+    python bench/agents_learn.py [--out agents_learn.jsonl] [--only guess,calculator,retry,single]
+                                 [--seeds 0] [--set KEY=VALUE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from asyncrl.agents.examples import calculator
+from asyncrl.observe import summary
+from asyncrl.observe.curve import StepPoint, read
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training import bundled
+from asyncrl.training.warmup import teach
+
+RUN_TOML = Path(__file__).parent.parent / "run.toml"
+NUMBERS, GUESSES = 16, 5
+GUESS = "Guess a number from 1 to 16."
+WORDS = {"add": "plus", "subtract": "minus", "multiply": "times"}
+FEW = 5
+"""Steps whose mean reward is told, at the beginning and at the end."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A run. `success` is held-out and greedy, by version; `rewards` are the mean rewards of the
+    first and of the last steps."""
+
+    what: str
+    seed: int
+    sets: list[str]
+    success: dict[int, float]
+    rewards: tuple[float, float]
+    taught_s: float
+    training_s: float | None
+    seconds: float
+    balances: bool
+
+
+class Shown(NamedTuple):
+    """Texts to learn a form from: what the model is given, and what it says."""
+
+    lines: list[tuple[str, str]]
+
+    def size(self, split: str) -> int:
+        return len(self.lines)
+
+    def prompt(self, split: str, prompt_index: int) -> str:
+        return self.lines[prompt_index][0]
+
+    def answer(self, split: str, prompt_index: int) -> str:
+        return self.lines[prompt_index][1]
+
+
+def games(draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Turns of games of a player who does not listen."""
+    while True:
+        number, text = draw.randint(1, NUMBERS), f"{GUESS}\n"
+        for _ in range(GUESSES):
+            guess = draw.randint(1, NUMBERS)
+            yield text, str(guess)
+            if guess == number:
+                break
+            text += f"{guess}{bundled.END}{'higher' if guess < number else 'lower'}\n"
+
+
+def sums(draw: random.Random) -> Iterator[tuple[str, str]]:
+    """A question, and its answer."""
+    while True:
+        tool, a, b = draw.choice(list(WORDS)), draw.randint(10, 99), draw.randint(10, 99)
+        yield f"What is {a} {WORDS[tool]} {b}?", str(calculator.OPERATIONS[tool](a, b))
+
+
+def calls(draw: random.Random, tools: str) -> Iterator[tuple[str, str]]:
+    """Calls of a tool drawn at random, and answers that repeat what it said."""
+    for question, _ in sums(draw):
+        _, _, a, _, b = question.rstrip("?").split()
+        tool = draw.choice(list(WORDS))
+        said = (
+            f'<tool_call>\n{{"name": "{tool}", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
+        )
+        result = calculator.calculate(tool, json.dumps({"a": int(a), "b": int(b)}))
+        given = f"{tools}{question}\n"
+        yield given, said
+        yield f"{given}{said}{bundled.END}{result}\n", result
+
+
+def tools_text(folder: Path) -> str:
+    """The tools as the model's chat template shows them."""
+    bundled.write_tokenizer(folder)
+    return Tokenizer(folder, chat=True).render([], calculator.TOOLS)  # type: ignore[arg-type]
+
+
+def taught(folder: Path, seed: int, shown: Shown, frame: list[str], steps: int) -> Path:
+    """The bundled model, which knows the form of `shown`."""
+    torch.manual_seed(seed)
+    bundled.write_tokenizer(folder, frame)
+    model = bundled.new_model(seed)
+    for lesson in teach(model, Tokenizer(folder), shown, steps=steps, enough=2.0):  # type: ignore[arg-type]
+        if lesson.step % 100 == 0:
+            print(f"  shown {lesson.step}: {lesson}", file=sys.stderr, flush=True)
+    model.save_pretrained(str(folder))
+    return folder
+
+
+def jsonl(path: Path, lines: list[tuple[str, str]]) -> Path:
+    rows = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in lines]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def guess(folder: Path, seed: int) -> dict[str, object]:
+    draw = random.Random(seed)
+    turns = games(draw)
+    shown = Shown([next(turns) for _ in range(20_000)])
+    model = taught(folder / "model", seed, shown, [f"{GUESS}\n", "higher\n", "lower\n"], 200)
+    numbers = [(GUESS, str(1 + n % NUMBERS)) for n in range(NUMBERS * 33)]
+    return {
+        "model.path": model,
+        "task.path": jsonl(folder / "numbers.jsonl", numbers),
+        "task.eval_size": NUMBERS,
+        "agent.run": "asyncrl.agents.examples.guess_the_number:Game",
+        "engine.context_tokens": 64,
+        "rollout.max_new_tokens": 20,
+        "train.steps": 60,
+        "train.lr": 1e-3,
+    }
+
+
+def calculate(folder: Path, seed: int) -> dict[str, object]:
+    draw = random.Random(seed)
+    tools = tools_text(folder / "form")
+    pieces = ['<tool_call>\n{"name": "', '", "arguments": {"a": ', ', "b": ', "}}\n</tool_call>"]
+    turns = calls(draw, tools)
+    shown = Shown([next(turns) for _ in range(40_000)])
+    model = taught(folder / "model", seed, shown, [tools, "What is ", *pieces, *WORDS], 800)
+    questions = sums(draw)
+    return {
+        "model.path": model,
+        "task.path": jsonl(folder / "sums.jsonl", [next(questions) for _ in range(2_000)]),
+        "task.eval_size": 48,
+        "task.verifier": "number",
+        "agent.run": "asyncrl.agents.examples.calculator:solve",
+        "agent.max_calls": 3,
+        "engine.context_tokens": 160,
+        "rollout.max_new_tokens": 48,
+        "train.steps": 40,
+        "train.lr": 5e-4,
+    }
+
+
+MATRIX = {
+    "task.eval_size": 48,
+    "engine.context_tokens": 192,
+    "train.steps": 30,
+    "train.eval_every": 10,
+}
+
+
+def single(folder: Path, seed: int) -> dict[str, object]:
+    return MATRIX
+
+
+def retry(folder: Path, seed: int) -> dict[str, object]:
+    own = {"agent.run": "asyncrl.agents.examples.retry:solve", "rollout.max_new_tokens": 60}
+    return {**MATRIX, **own}
+
+
+ALL: dict[str, Callable[[Path, int], dict[str, object]]] = {
+    "guess": guess,
+    "calculator": calculate,
+    "retry": retry,
+    "single": single,
+}
+COMMON = {"task.name": "jsonl", "engine.slots": 64, "train.batch_groups": 8, "train.eval_every": 20}
+
+
+def run(what: str, seed: int, sets: list[str]) -> Outcome:
+    """One run; its output goes to a log, which is shown where it fails."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, began = Path(name), time.perf_counter()
+        settings = ALL[what](folder, seed)
+        taught_s = time.perf_counter() - began
+        toml = [str(RUN_TOML)] if what in ("retry", "single") else []
+        common = {} if toml else COMMON
+        settings = {**common, **settings, "run.seed": seed, "run.dir": folder / "run"}
+        argv = [sys.executable, "-m", "asyncrl.cli", "train", *toml]
+        for each in [*(f"{key}={value}" for key, value in settings.items()), *sets]:
+            argv += ["--set", each]
+        with (folder / "log").open("w") as log:
+            done = subprocess.run(argv, stdout=log, stderr=log, check=False)
+        if done.returncode:
+            raise SystemExit((folder / "log").read_text())
+        seconds = time.perf_counter() - began
+        points, told = (
+            list(read(folder / "run/metrics.jsonl")),
+            summary.read(folder / "run/summary.json"),
+        )
+    steps = [point for point in points if isinstance(point, StepPoint)]
+    rewards = [point.reward or 0.0 for point in steps]
+    return Outcome(
+        what,
+        seed,
+        sets,
+        {point.version: point.accuracy for point in points if not isinstance(point, StepPoint)},
+        (statistics.mean(rewards[:FEW]), statistics.mean(rewards[-FEW:])),
+        round(taught_s, 1),
+        told.training_seconds,
+        round(seconds, 1),
+        told.balances(),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("agents_learn.jsonl"))
+    parser.add_argument("--only", default=",".join(ALL))
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--set", action="append", default=[], dest="sets")
+    arguments = parser.parse_args()
+    for seed in map(int, arguments.seeds.split(",")):
+        for what in arguments.only.split(","):
+            found = run(what, seed, arguments.sets)
+            with arguments.out.open("ab") as out:
+                out.write(msgspec.json.encode(found) + b"\n")
+            print(msgspec.json.encode(found).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
