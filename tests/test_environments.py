@@ -708,6 +708,7 @@ def test_the_plug_in_is_inert_unless_asked_for(asked: str | None, answer: str) -
     assert (done.stdout, done.stderr) == (f"{answer}\n", "")
 
 
+@pytest.mark.explore
 def test_pain_25_sglang_runs_on_a_cpu_in_an_environment_of_its_own() -> None:
     code = (
         "from sglang.srt.platforms import current_platform as p; print(type(p).__name__, "

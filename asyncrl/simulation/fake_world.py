@@ -132,9 +132,14 @@ class FakeWorld(World):
         ) as journal:
             log = _ObservedLog(journal, self.observer, self.sim_disk, mount)
             store = EventStore(experience, log)
-            # by version, the number of the event after which its state was written last
-            kept_at = {of: number for number, of in self.sim_disk.snapshots()}
-            cursor, last = kept_at.get(version, 0), self.sim_disk.last
+            last = self.sim_disk.last
+            begun = [c for c in whole if c.version == version and not c.aside]
+            for checkpoint in begun:
+                if checkpoint.cursor > last:
+                    # made again by a life of which the disk has nothing: the first one's state is
+                    # what the journal has
+                    checkpoint.cursor = {v: n for n, v in self.sim_disk.snapshots()}[version]
+            cursor = max((checkpoint.cursor for checkpoint in begun), default=0)
             self.observer.on_begin(store, version, cursor, last, self._curve.accuracy)
             if resume:
                 begin_again(store, log, version)  # type: ignore[arg-type]

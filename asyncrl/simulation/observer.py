@@ -62,8 +62,8 @@ class WorldObserver:
         evaluated: Collection[int] = (),
     ) -> None:
         """A coordinator starts with the state of `store`, which the first `last` events and the
-        checkpoint of `version` must give; its state was written last after event `cursor`. The
-        curve has the accuracy of the versions `evaluated`."""
+        checkpoint of `version` must give; it was taken after event `cursor`. The curve has the
+        accuracy of the versions `evaluated`."""
 
     def on_death(self) -> None:
         """The coordinator is dead, whatever its code still does."""

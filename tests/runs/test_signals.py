@@ -60,6 +60,7 @@ def test_a_signal_before_anything_began_is_no_failure(model: Path, tmp_path: Pat
     assert processes(run) == {}
 
 
+@pytest.mark.explore
 def test_a_terminal_that_hangs_up_drains_the_run(model: Path, tmp_path: Path) -> None:
     """Shell and kernel both say so."""
     run = tmp_path / "run"

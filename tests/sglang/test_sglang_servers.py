@@ -128,6 +128,7 @@ async def test_a_command_that_is_none(tmp_path: Path) -> None:
             raise AssertionError("it is not ready")
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 async def test_a_server_that_is_never_ready_ends_with_all_that_it_started(tmp_path: Path) -> None:
     code = (

@@ -30,7 +30,7 @@ tallied = cache(tally)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seeds",
-    [pytest.param(s, marks=[pytest.mark.explore] * (s.start >= 100)) for s in SHARES],
+    [pytest.param(s, marks=[pytest.mark.explore] * (s.start >= 50)) for s in SHARES],
     ids=lambda seeds: f"{seeds.start}:{seeds.stop}",
 )
 def test_every_invariant_holds_after_every_event(seeds: range) -> None:

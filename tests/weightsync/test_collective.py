@@ -346,6 +346,7 @@ class Engine:
             pipe.close()
 
 
+@pytest.mark.explore
 @pytest.mark.processes
 async def test_engines_that_die_and_hang_in_mid_transfer(tmp_path: Path) -> None:
     """The transfer fails for the sender, soon where an engine died and at the deadline where it

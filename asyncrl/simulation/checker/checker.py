@@ -101,8 +101,9 @@ class Checker(CheckedRun):
         self.lost_tail += len(self.events) - last
         del self.events[last:]
         self.here = set()
-        # a life of which the disk has nothing has undone nothing
-        self._undone = self._kept.get((version, cursor), set()) | {
+        # a life of which the disk has nothing has undone nothing, and written no state
+        self._kept = {at: undone for at, undone in self._kept.items() if at[1] <= last}
+        self._undone = self._kept.get((version, cursor), self._undone) | {
             n for n in range(cursor + 1, last + 1) if isinstance(self.events[n - 1], _TRAINING)
         }
         self.reference, self.prescribed = gone_on(self.events, self._undone)
