@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
+from staleness.advantages.to_go import differ_to_go
+
 MAX_STARTS_PER_GROUP = 4
 """Groups started for one that has to pass the filter, at most, however few pass."""
 
@@ -43,6 +45,7 @@ class AdmissionSettings(NamedTuple):
     max_lag: int = sys.maxsize
     on_stale: str = "mask"
     filter: str = "none"
+    credit: str = "episode"
     unit: str = "group"
     step_tokens: int = 0
     max_new_tokens: int = 1
@@ -68,12 +71,17 @@ class FinishedGroup(Protocol):
     """Part of a group that a rule reads.
 
     >>> from types import SimpleNamespace
-    >>> group: FinishedGroup = SimpleNamespace(rewards=[1.0, 0.0])
+    >>> group: FinishedGroup = SimpleNamespace(rewards=[1.0, 0.0], turns=[[], []])
     """
 
     @property
     def rewards(self) -> Sequence[float]:
         """Rewards of its members that have one."""
+        ...
+
+    @property
+    def turns(self) -> Sequence[Sequence[float]]:
+        """The rewards of the turns of each of those; empty for one of a single turn."""
         ...
 
 
@@ -89,7 +97,7 @@ class Visits(Protocol):
     @property
     def recent(self) -> bytes | bytearray:
         """One byte for each group that finished lately, the oldest first: 1 where its rewards
-        differ, else 0."""
+        differ, 2 where only those to go do, else 0."""
         ...
 
 
@@ -256,11 +264,16 @@ class LiveGroups:
         if settings.unit == "rollout":
             return max(0, math.floor(most - live.rollouts_live / settings.group_size))
         if settings.filter == "zero_variance":
-            ready = sum(len(set(group.rewards)) > 1 for group in live.ready())
+            ready = sum(map(self._differ, live.ready()))
             passed = live.groups_live - live.groups_untaken + ready
-            rate = pass_rate(live.history.recent)
+            rate = pass_rate(live.history.recent, settings.credit == "to_go")
             most = live_to_pass(most, passed, rate, self.max_live_filtered)
         return max(0, most - live.groups_live)
+
+    def _differ(self, group: FinishedGroup) -> bool:
+        if self.settings.credit == "to_go":
+            return differ_to_go(group.rewards, group.turns)
+        return len(set(group.rewards)) > 1
 
     def contradictions(self) -> Iterator[Contradiction]:
         settings, lag = self.settings, self.worst_lag
@@ -307,11 +320,21 @@ def choose_policy(settings: AdmissionSettings) -> AdmissionPolicy:
     return next(rule(settings) for rule in POLICIES if rule.applies(settings))
 
 
-def pass_rate(recent: bytes | bytearray) -> float:
+def with_signal(recent: bytes | bytearray, to_go: bool) -> int:
+    """Number of groups in `recent` (`Visits.recent`) whose rewards differ; with `to_go`, or those
+    to go.
+
+    >>> with_signal(bytes([0, 1, 2, 1]), to_go=False), with_signal(bytes([0, 1, 2, 1]), to_go=True)
+    (2, 3)
+    """
+    return recent.count(1) + (recent.count(2) if to_go else 0)
+
+
+def pass_rate(recent: bytes | bytearray, to_go: bool = False) -> float:
     """Share of groups that pass the filter, in (0, 1]: of the last `RATE_OVER` in `recent`, shrunk
     towards 1 by `RATE_PRIOR` groups. One group, filtered, makes 4 / 5."""
     lately = recent[-RATE_OVER:]
-    return (lately.count(1) + RATE_PRIOR) / (len(lately) + RATE_PRIOR)
+    return (with_signal(lately, to_go) + RATE_PRIOR) / (len(lately) + RATE_PRIOR)
 
 
 def live_to_pass(needed: int, passed: int, rate: float, most: int | None = None) -> int:

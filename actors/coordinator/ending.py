@@ -50,10 +50,9 @@ def _nothing_to_learn(parts: Components, stepping: Stepping) -> str:
             f"the last {stepping.filtered} groups were all filtered, so nothing can be "
             f"learned{complaint()}: {_EASIER}"
         )
-    # The history knows whole rewards alone, and by turn a group of equal ones may have a signal.
-    if drops_equal(config) and config.train.credit == "episode":
-        recent = parts.store.experience.history.recent
-        if poor := below_floor(recent, config.rollout.accept_floor, patience):
+    if drops_equal(config):
+        recent, to_go = parts.store.experience.history.recent, config.train.credit == "to_go"
+        if poor := below_floor(recent, config.rollout.accept_floor, patience, to_go=to_go):
             return f"{poor}{complaint()}: {_EASIER}"
     if parts.admission.too_long >= patience:
         return (

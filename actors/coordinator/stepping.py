@@ -43,7 +43,8 @@ from asyncrl.config.losses import advantage_of, designed
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.events import Replayed, StoredForReplay, Taken, Trained
 from asyncrl.experience.micro_batches import micro_batches
-from asyncrl.experience.rollout import Rollout
+from asyncrl.experience.replay_buffer import ReplayGroup
+from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.sequence import joined_behaviour, joined_ids
 from asyncrl.ipc.messages import (
     CloseStep,
@@ -61,6 +62,7 @@ from asyncrl.observe.response_sums import ResponseSums
 from asyncrl.observe.summary import Alarmed
 from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
+from staleness.advantages.to_go import by_turn
 from staleness.alarms import Alarm, alarms
 from staleness.response_alarms import response_alarms
 from staleness.truncation import loss_mask, trainable_by_lag
@@ -287,7 +289,7 @@ class Stepping:
         """Train groups of earlier steps once more, beside those of the open one."""
         staleness, replay_buffer = self._config.staleness, self._store.experience.replay_buffer
         candidates = [
-            Candidate(number, kept.oldest, kept.rewards)
+            Candidate(number, kept.oldest, self._compared(kept))
             for number, kept in replay_buffer.kept.items()
         ]
         chosen = [
@@ -434,11 +436,17 @@ class Stepping:
             for count in counts
         )
         for group in (self._store.experience.groups[number] for number in numbers):
-            candidate = Candidate(group.id, group.oldest, tuple(group.rewards))
+            candidate = Candidate(group.id, group.oldest, self._compared(group))
             if useful(candidate, step + 1, self._config.staleness.max_lag):
                 self._store.record(
                     StoredForReplay(group.id, candidate.oldest + self._config.staleness.max_lag)
                 )
+
+    def _compared(self, group: Group | ReplayGroup) -> list[tuple[float, ...]]:
+        """The rewards of a group that its advantages compare."""
+        if self._config.train.credit == "to_go":
+            return by_turn(group.rewards, group.turns)
+        return [tuple(group.rewards)]
 
     def _alarm(self, raised: tuple[Alarm, ...], version: int) -> None:
         before = {alarm.name for alarm in self.alarms}

@@ -49,6 +49,7 @@ def admission_policy(config: Config) -> AdmissionPolicy:
             max_lag=max_lag(config),
             on_stale=staleness.on_stale,
             filter="zero_variance" if drops_equal(config) else "none",
+            credit=train.credit,
             unit=train.unit,
             step_tokens=train.step_tokens,
             max_new_tokens=rollout.max_new_tokens,

@@ -52,8 +52,8 @@ class PromptRecord(msgspec.Struct, array_like=True, gc=False):
 class History(msgspec.Struct):
     """Every prompt that was admitted for training, by its `prompt_index`. `cursor` is the place in
     the run's stream of prompts from which the next one is looked for. `recent` has one byte for
-    each of the last groups that completed, the oldest first: 1 where its rewards differ, else
-    0."""
+    each of the last groups that completed, the oldest first: 1 where its rewards differ, 2 where
+    only those to go do, at any turn of an episode, else 0."""
 
     seen: dict[int, PromptRecord] = msgspec.field(default_factory=dict)
     cursor: int = 0
@@ -69,12 +69,19 @@ class History(msgspec.Struct):
             seen.cursor = cursor
 
     def record(
-        self, prompt_index: int, rewards: Sequence[float], size: int, solved: int | None = None
+        self,
+        prompt_index: int,
+        rewards: Sequence[float],
+        size: int,
+        solved: int | None = None,
+        *,
+        differ_to_go: bool = False,
     ) -> None:
         """A group of `size` rollouts completed with these rewards; none if all of it failed.
-        `solved` of them solved it; None: those with a reward of SOLVED. Each group is recorded
-        once, when its last member is judged or buried, whatever becomes of it then. Raises KeyError
-        for a prompt that was never admitted."""
+        `solved` of them solved it; None: those with a reward of SOLVED. `differ_to_go`: at any turn
+        its rewards to go differ. Each group is recorded once, when its last member is judged or
+        buried, whatever becomes of it then. Raises KeyError for a prompt that was never
+        admitted."""
         seen = self.seen[prompt_index]
         if solved is None:
             solved = sum(reward >= SOLVED for reward in rewards)
@@ -83,7 +90,7 @@ class History(msgspec.Struct):
         seen.total = KEPT * seen.total + sum(rewards)
         seen.solved = KEPT * seen.solved + solved
         seen.easy = solved == size
-        self.recent.append(len(set(rewards)) > 1)
+        self.recent.append(1 if len(set(rewards)) > 1 else 2 * differ_to_go)
         if len(self.recent) > RECENT:
             del self.recent[0]
 

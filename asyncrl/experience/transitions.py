@@ -25,6 +25,7 @@ from asyncrl.experience.episode_transitions import (
 from asyncrl.experience.rollout import ENDED, Group, Rollout
 from asyncrl.experience.state import ExperienceState
 from asyncrl.ipc.messages import Scored
+from staleness.advantages.to_go import differ_to_go
 
 
 def _admitted(state: ExperienceState, event: e.Admitted) -> None:
@@ -354,7 +355,13 @@ def _member_finished(state: ExperienceState, group: Group) -> None:
     visit of its prompt."""
     if group.split == "train" and group.complete:
         solved = sum(isinstance(m.verdict, Scored) and m.verdict.exact for m in group.members)
-        state.history.record(group.prompt_index, group.rewards, len(group.members), solved)
+        state.history.record(
+            group.prompt_index,
+            group.rewards,
+            len(group.members),
+            solved,
+            differ_to_go=differ_to_go(group.rewards, group.turns),
+        )
     _complete_or_over(state, group)
 
 

@@ -7,20 +7,25 @@ How many groups start for those that are filtered is admission's (`staleness.adm
 from __future__ import annotations
 
 from asyncrl.experience.history import RECENT
+from staleness.admission import with_signal
 
 
-def below_floor(recent: bytes | bytearray, floor: float, patience: int) -> str:
+def below_floor(
+    recent: bytes | bytearray, floor: float, patience: int, *, to_go: bool = False
+) -> str:
     """Return why the run is not to go on: of the last `patience` (at least 1) groups in `recent` a
     share smaller than `floor` [0, 1) passed, or none did.
 
     Empty where that is not so, and before so many groups have finished. A `patience` over `RECENT`
-    counts as that. Example: 3 of the last 512 passed, and a floor of 0.01 asks for 6: the run ends.
+    counts as that. With `to_go` a group passed where its rewards to go differ.
+
+    Example: 3 of the last 512 passed, and a floor of 0.01 asks for 6: the run ends.
     """
     patience = min(patience, RECENT)
     lately = recent[-patience:]
     if len(lately) < patience:
         return ""
-    passed = lately.count(1)
+    passed = with_signal(lately, to_go)
     if passed and passed >= floor * patience:
         return ""
     return (

@@ -15,33 +15,37 @@ import msgspec
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """Group that was trained: its number, the smallest version among its tokens, its rewards.
+    """Group that was trained: its number, the smallest version among its tokens, and the rewards
+    that its advantages compare: those of its members, or at each turn those to go.
 
-    >>> useful(Candidate(group=9, oldest=3, rewards=(1.0, 0.0)), step=5, max_lag=2)
+    >>> useful(Candidate(group=9, oldest=3, compared=[(1.0, 0.0)]), step=5, max_lag=2)
     True
     """
 
     group: int
     oldest: int
-    rewards: tuple[float, ...]
+    compared: Sequence[tuple[float, ...]]
 
 
 def useful(candidate: Candidate, step: int, max_lag: int) -> bool:
     """Return True if `step` can train it again. A candidate that is not useful for a step is not
     useful for a later one either, so it need not be kept."""
-    return step - candidate.oldest <= max_lag and len(set(candidate.rewards)) > 1
+    differ = any(len(set(rewards)) > 1 for rewards in candidate.compared)
+    return step - candidate.oldest <= max_lag and differ
 
 
 def replayed(candidates: Iterable[Candidate], step: int, max_lag: int, count: int) -> list[int]:
     """Return at most `count` (>= 0) groups to train again in `step`: those whose rewards vary most
-    (population variance), then the youngest, then those admitted last. Fewer where fewer are
-    useful.
+    (population variance; by turn: at the turn where they vary most), then the youngest, then those
+    admitted last. Fewer where fewer are useful.
 
     Example: rewards (1, 0), (1, 1) and (1, 0, 0, 0) have variances 0.25, 0 and 0.1875. With
     `count` 2 the first and the third are chosen, in this order.
     """
     found = [
-        (_variance(c.rewards), c.oldest, c.group) for c in candidates if useful(c, step, max_lag)
+        (max(map(_variance, c.compared)), c.oldest, c.group)
+        for c in candidates
+        if useful(c, step, max_lag)
     ]
     return [group for _, _, group in sorted(found, reverse=True)[:count]]
 

@@ -40,7 +40,16 @@ def differ_to_go(rewards: Sequence[float], turns: Sequence[Sequence[float]]) -> 
     >>> differ_to_go([1.0, 1.0], [[0.0, 1.0], [1.0, 0.0]]), differ_to_go([1.0, 1.0], [[], []])
     (True, False)
     """
-    return not all(map(all_equal, _by_turn(_table(rewards, turns))))
+    return not all(map(all_equal, by_turn(rewards, turns)))
+
+
+def by_turn(rewards: Sequence[float], turns: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    """The rewards to go of all members at each turn; 0 for those whose episodes had ended.
+
+    >>> by_turn([1.0, 0.5], [[0.0, 1.0], [0.5]])
+    [(1.0, 0.5), (1.0, 0.0)]
+    """
+    return _columns(_table(rewards, turns))
 
 
 def turn_advantages(
@@ -56,7 +65,7 @@ def turn_advantages(
     [[0.5, 1.0], [-0.5]]
     """
     table = _table(rewards, turns)
-    found = [advantage.of_group(column) for column in _by_turn(table)]
+    found = [advantage.of_group(column) for column in _columns(table)]
     return [
         [_known(found[turn][member]) for turn in range(len(row))]
         for member, row in enumerate(table)
@@ -67,7 +76,7 @@ def _table(rewards: Sequence[float], turns: Sequence[Sequence[float]]) -> list[l
     return [rewards_to_go(*member) for member in zip(rewards, turns, strict=True)]
 
 
-def _by_turn(table: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+def _columns(table: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
     return list(zip_longest(*table, fillvalue=0.0))
 
 

@@ -86,3 +86,19 @@ async def test_a_run_goes_on_whose_groups_differ_in_their_turns_alone(
     assert outcome.ok, outcome
     dropped = [event.reason for event in world.log.events if isinstance(event, e.Dropped)]
     assert "zero_variance" not in dropped
+
+
+async def test_groups_that_differ_in_their_turns_alone_are_trained_once_more(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    turns = property(lambda group: [[float(place), 0.0] for place, _ in enumerate(group.rewards)])
+    for kind in (Group, ReplayGroup):
+        monkeypatch.setattr(kind, "turns", turns)
+    again = {}
+    for credit in ("episode", "to_go"):
+        train = {"advantage": "rloo", "credit": credit, "steps": 5, "replay_groups": 1}
+        world = ScriptedWorld(configured(train=train, rollout={"filter": "none"}))
+        world.verifiers = ScriptedVerifiers(lambda split, prompt_index, ids: Scored(1.0), 0.05)
+        assert (await world.run()).ok
+        again[credit] = sum(isinstance(event, e.Replayed) for event in world.log.events)
+    assert again["episode"] == 0 < again["to_go"]

@@ -225,11 +225,6 @@ def test_the_defaults_and_the_main_job_need_no_advice() -> None:
             "does nothing: rollout.sizing is not difficulty",
         ),
         (
-            ["train.credit=to_go", "train.advantage=rloo", "rollout.accept_floor=0.5"],
-            "rollout.accept_floor",
-            "does nothing: train.credit is to_go, and it looks at whole rewards",
-        ),
-        (
             ["rollout.filter=none", "rollout.accept_floor=0.5"],
             "rollout.accept_floor",
             "does nothing: rollout.filter is none",

@@ -56,6 +56,14 @@ def test_the_sums_are_those_of_all_visits_with_the_earlier_ones_discounted(
     assert list(got.recent) == [len({*seen}) > 1 for _, seen, _ in groups]
 
 
+def test_it_knows_which_groups_differ_and_which_in_their_rewards_to_go_alone() -> None:
+    history = History()
+    history.admit(3, 1)
+    for rewards, differ_to_go in (([1.0, 0.0], True), ([1.0, 1.0], True), ([1.0, 1.0], False)):
+        history.record(3, rewards, 2, differ_to_go=differ_to_go)
+    assert list(history.recent) == [1, 2, 0]
+
+
 @given(visits, visits)
 def test_a_snapshot_goes_on_as_what_it_was_taken_of(
     before: list[tuple[int, list[float], int]], after: list[tuple[int, list[float], int]]

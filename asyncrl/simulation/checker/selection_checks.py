@@ -296,9 +296,11 @@ def stored_for_replay(run: CheckedRun, event: e.StoredForReplay) -> None:
     )
     if group is not None:
         taken = set(group.steps) == set(group.rewards)
+        # by turn, groups of equal rewards may have a signal: the reference knows no turns
+        differ = len(set(group.rewards.values())) > 1 or run.config.train.credit == "to_go"
         run.hold(
             "whole",
-            taken and len(set(group.rewards.values())) > 1,
+            taken and differ,
             "{} keeps {} of {}",
             event,
             group.steps,
