@@ -43,7 +43,8 @@ from asyncrl.training.warmup import teach
 
 RUN_TOML = Path(__file__).parent.parent / "run.toml"
 NUMBERS, GUESSES = 16, 5
-GUESS = "Guess a number from 1 to 16."
+GUESS = "Game ", ": guess a number from 1 to 16."
+"""Before and behind the number of the game, which tells nothing."""
 WORDS = {"add": "plus", "subtract": "minus", "multiply": "times"}
 FEW = 5
 """Steps whose mean reward is told, at the beginning and at the end."""
@@ -79,10 +80,14 @@ class Shown(NamedTuple):
         return self.lines[prompt_index][1]
 
 
+def game(number: int) -> str:
+    return f"{GUESS[0]}{number}{GUESS[1]}"
+
+
 def games(draw: random.Random) -> Iterator[tuple[str, str]]:
     """Turns of games of a player who does not listen."""
     while True:
-        number, text = draw.randint(1, NUMBERS), f"{GUESS}\n"
+        number, text = draw.randint(1, NUMBERS), f"{game(draw.randrange(1_000))}\n"
         for _ in range(GUESSES):
             guess = draw.randint(1, NUMBERS)
             yield text, str(guess)
@@ -140,14 +145,14 @@ def guess(folder: Path, seed: int) -> dict[str, object]:
     draw = random.Random(seed)
     turns = games(draw)
     shown = Shown([next(turns) for _ in range(20_000)])
-    model = taught(folder / "model", seed, shown, [f"{GUESS}\n", "higher\n", "lower\n"], 200)
-    numbers = [(GUESS, str(1 + n % NUMBERS)) for n in range(NUMBERS * 33)]
+    model = taught(folder / "model", seed, shown, [GUESS[0], f"{GUESS[1]}\n"], 200)
+    numbers = [(game(n), str(1 + n % NUMBERS)) for n in range(NUMBERS * 33)]
     return {
         "model.path": model,
         "task.path": jsonl(folder / "numbers.jsonl", numbers),
         "task.eval_size": NUMBERS,
         "agent.run": "asyncrl.agents.examples.guess_the_number:Game",
-        "engine.context_tokens": 64,
+        "engine.context_tokens": 96,
         "rollout.max_new_tokens": 20,
         "train.steps": 60,
         "train.lr": 1e-3,
@@ -157,10 +162,9 @@ def guess(folder: Path, seed: int) -> dict[str, object]:
 def calculate(folder: Path, seed: int) -> dict[str, object]:
     draw = random.Random(seed)
     tools = tools_text(folder / "form")
-    pieces = ['<tool_call>\n{"name": "', '", "arguments": {"a": ', ', "b": ', "}}\n</tool_call>"]
     turns = calls(draw, tools)
     shown = Shown([next(turns) for _ in range(40_000)])
-    model = taught(folder / "model", seed, shown, [tools, "What is ", *pieces, *WORDS], 800)
+    model = taught(folder / "model", seed, shown, [tools, '<tool_call>\n{"name": "'], 800)
     questions = sums(draw)
     return {
         "model.path": model,
@@ -169,8 +173,8 @@ def calculate(folder: Path, seed: int) -> dict[str, object]:
         "task.verifier": "number",
         "agent.run": "asyncrl.agents.examples.calculator:solve",
         "agent.max_calls": 3,
-        "engine.context_tokens": 160,
-        "rollout.max_new_tokens": 48,
+        "engine.context_tokens": 256,
+        "rollout.max_new_tokens": 100,
         "train.steps": 40,
         "train.lr": 5e-4,
     }
