@@ -28,6 +28,7 @@ from asyncrl.ipc.messages import (
     EngineReady,
     Enough,
     Exited,
+    GiveFailure,
     GiveReward,
     Hello,
     Message,
@@ -59,6 +60,7 @@ ACCEPTED: dict[Role, dict[type[Message], int]] = {
         Enough: 0,
         Note: 0,
         GiveReward: 0,
+        GiveFailure: 0,
         Played: 0,
         Report: 0,
         Drained: 0,
@@ -187,7 +189,7 @@ class Connections:
                 parts.publishing.on_prepared(peer.index, message)
             case Committed():
                 parts.publishing.on_committed(peer.index, peer.name, message)
-            case Ask() | Enough() | Note() | GiveReward() | Played():
+            case Ask() | Enough() | Note() | GiveReward() | GiveFailure() | Played():
                 parts.playing.on_message(peer, message, buffers)
             case Report():
                 working = parts.publishing.committed is not None

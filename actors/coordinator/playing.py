@@ -36,6 +36,7 @@ from asyncrl.experience.events import (
     Reused,
     Rewarded,
     Sealed,
+    ToolFailed,
 )
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.ipc.errors import LinkError
@@ -44,6 +45,7 @@ from asyncrl.ipc.messages import (
     Ask,
     Enough,
     Finish,
+    GiveFailure,
     GiveReward,
     Note,
     Play,
@@ -236,6 +238,8 @@ class Playing:
                 self.on_note(sender, message)
             case GiveReward():
                 self.on_reward(sender, message)
+            case GiveFailure():
+                self.on_failure(sender, message)
             case Played():
                 self.on_played(sender, message)
 
@@ -341,6 +345,25 @@ class Playing:
             )
         self._store.record(Rewarded(attempt.rollout, attempt.attempt, call, message.reward))
 
+    def on_failure(self, sender: Peer, message: GiveFailure) -> None:
+        """A call of the agent was a failed call of a tool. Raises LinkError for one that no gateway
+        passes on: of no call, said before, or without a name. One of a call that was refused or
+        given up counts for nothing."""
+        if (attempt := self._of(sender, message)) is None:
+            return
+        episode = _episode_of(self._store.experience.rollouts[attempt.rollout])
+        made = 0 <= message.number < len(attempt.calls)
+        call = attempt.calls[message.number] if made else None
+        if made and call not in episode.used:
+            return  # as for a reward
+        if call is None or call in episode.failed or not message.tool:
+            raise LinkError(
+                "malformed",
+                f"{sender.name} says that call {message.number} of rollout {message.rollout} "
+                "failed: it was not made, has failed before, or its tool has no name",
+            )
+        self._store.record(ToolFailed(attempt.rollout, attempt.attempt, call, message.tool))
+
     def on_played(self, sender: Peer, message: Played) -> None:
         """An attempt is over."""
         if (attempt := self._of(sender, message)) is None:
@@ -421,9 +444,7 @@ class Playing:
         assert call is not None, "an answer is sent of calls that were made"
         return _episode_of(self._store.experience.rollouts[attempt.rollout]).find(call)
 
-    def _of(
-        self, sender: Peer, message: Ask | Enough | Note | GiveReward | Played
-    ) -> _Attempt | None:
+    def _of(self, sender: Peer, message: AgentMessage) -> _Attempt | None:
         """The attempt that a message is of; None if it is over, or another's."""
         attempt = self._attempts.get(message.rollout)
         if attempt is None or attempt.peer is not sender or attempt.attempt != message.attempt:

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from actors.coordinator.eligibility import baseline
 from asyncrl.config import Config
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.experience.episode import turn_tokens
+from asyncrl.experience.episode import failed_tokens, turn_tokens
 from asyncrl.experience.replay_buffer import ReplayGroup, ReplayMember
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.sequence import TrainingSequence
@@ -64,13 +66,13 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
                 share=_share(sequence, rollout.tokens),
                 turns=_turns(rollout, strand),
             ),
-            sequence,
+            _without_failed(sequence, rollout, strand, config),
         )
         for strand, sequence in enumerate(group.sequences(rollout))
     ]
 
 
-def of_replayed(kept: ReplayGroup, place: int) -> list[SequenceToTrain]:
+def of_replayed(kept: ReplayGroup, place: int, config: Config) -> list[SequenceToTrain]:
     """The sequences of member `place` of a group that was trained before."""
     member = kept.members[place]
     return [
@@ -84,10 +86,21 @@ def of_replayed(kept: ReplayGroup, place: int) -> list[SequenceToTrain]:
                 share=_share(sequence, len(member.ids) // 4),
                 turns=_turns(member, strand),
             ),
-            sequence,
+            _without_failed(sequence, member, strand, config),
         )
         for strand, sequence in enumerate(kept.sequences(member))
     ]
+
+
+def _without_failed(
+    sequence: TrainingSequence, of: Rollout | ReplayMember, strand: int, config: Config
+) -> TrainingSequence:
+    """The sequence, with the tokens of failed calls of tools as errors where `agent.mask_failed`
+    says so."""
+    if not of.strands or not config.agent.mask_failed:
+        return sequence
+    errors = failed_tokens(of.turns, of.strands[strand], config.agent.mask_failed)
+    return msgspec.structs.replace(sequence, errors=errors)
 
 
 def _share(sequence: TrainingSequence, tokens: int) -> float:

@@ -302,7 +302,8 @@ class Stepping:
             return
         self._store.record(Replayed(self._step, [kept.group for kept in chosen]))
         groups = [
-            [of_replayed(kept, place) for place in range(len(kept.members))] for kept in chosen
+            [of_replayed(kept, place, self._config) for place in range(len(kept.members))]
+            for kept in chosen
         ]
         rewards = {kept.group: list(kept.rewards) for kept in chosen}
         parts = {kept.group: [member.parts for member in kept.members] for kept in chosen}

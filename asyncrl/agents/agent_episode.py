@@ -10,6 +10,7 @@ The gateway keeps notes and rewards:
     GET  /v1/sessions/NAME/notes/KEY     200 {"value": …}, or 404
     POST /v1/sessions/NAME/notes/KEY     {"value": …}
     POST /v1/sessions/NAME/reward        {"reward": 1.0, "turn": -1}, with the key for rewards
+    POST /v1/sessions/NAME/failed        {"tool": "search", "turn": -1}, with the same
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from asyncrl.agents.agent_rewards import as_reward
+from asyncrl.agents.agent_rewards import NAME, as_reward
 from asyncrl.escape import escaped
 
 MODEL = "policy"
@@ -116,11 +117,20 @@ class AgentEpisode(_Seen):
     async def reward(self, reward: float, call: int = -1) -> None:
         """Give the turn of a call a reward; calls count from 0, or from the last one where
         negative. Raises WrongReward, and EpisodeError where there is no such call."""
-        if not isinstance(call, int) or isinstance(call, bool):
-            raise TypeError(f"call is a {type(call).__name__}; give the number of a call")
-        asked = {"reward": as_reward(reward), "turn": call}
+        asked = {"reward": as_reward(reward), "turn": _numbered(call)}
         sent = await self._send("POST", f"{self._url}/reward", self.reward_key, asked)
         _taken(sent, "the reward")
+
+    async def failed(self, tool: str, call: int = -1) -> None:
+        """Say that a call of the model, counted as for `reward`, was a call of the tool `tool`
+        which failed: `agent.mask_failed` keeps its tokens out of the loss. Raises ValueError for a
+        name that is no text of 1 to 64 characters, and EpisodeError where there is no such
+        call."""
+        if not isinstance(tool, str) or not 0 < len(tool) <= NAME:
+            raise ValueError(f"the tool of failed() is a text of 1 to {NAME} characters")
+        asked = {"tool": tool, "turn": _numbered(call)}
+        sent = await self._send("POST", f"{self._url}/failed", self.reward_key, asked)
+        _taken(sent, "the failed call")
 
     async def _send(
         self, method: str, url: str, key: str, body: Mapping[str, Any] | None = None
@@ -157,9 +167,19 @@ class BlockingEpisode(_Seen):
         """As `AgentEpisode.reward`."""
         self._wait(self._episode.reward(reward, call))
 
+    def failed(self, tool: str, call: int = -1) -> None:
+        """As `AgentEpisode.failed`."""
+        self._wait(self._episode.failed(tool, call))
+
     def _wait(self, coroutine: Any) -> Any:
         # bounded by the coroutine's own timeouts, and by the attempt's clock
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _numbered(call: int) -> int:
+    if not isinstance(call, int) or isinstance(call, bool):
+        raise TypeError(f"call is a {type(call).__name__}; give the number of a call")
+    return call
 
 
 def _as_json(key: str, result: Any) -> Any:

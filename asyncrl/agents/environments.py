@@ -28,11 +28,13 @@ ENDS = ("episode_full", "context_length_exceeded")
 
 class Step(NamedTuple):
     """An environment's answer to a reply: what the model is told next, the reward of the reply's
-    turn, and True where the episode is over (then nobody reads the text)."""
+    turn, and True where the episode is over (then nobody reads the text). `failed` is the tool
+    that the reply called where that failed (`agent.mask_failed`)."""
 
     text: str
     reward: float
     done: bool
+    failed: str = ""
 
 
 class Environment(Protocol):
@@ -65,9 +67,11 @@ async def play(
                 return total
             raise
         reply = answer.choices[0].message.content or ""
-        text, given, done = await _settled(environment.step(reply))
+        text, given, done, failed = Step(*await _settled(environment.step(reply)))
         reward = as_reward(given)
         await episode.reward(reward)
+        if failed:
+            await episode.failed(failed)
         total += reward
         if done:
             return total

@@ -9,7 +9,7 @@ left of it but its turns, in the order in which they were made, and the strands 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import sha256
 from itertools import accumulate, count
 
@@ -36,11 +36,13 @@ class AgentCall(Call, kw_only=True):
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
     """A call of an episode that is over: how many tokens it sampled, how it ended (empty where its
-    agent did not wait for that), and the reward that its agent gave it."""
+    agent did not wait for that), the reward that its agent gave it, and the tool whose failed call
+    it was, empty where it was none."""
 
     tokens: int
     finish: Finish
     reward: float | None = None
+    failed: str = ""
 
 
 class Strand(msgspec.Struct, frozen=True, array_like=True):
@@ -63,7 +65,8 @@ class Episode(msgspec.Struct):
     `holder` is the actor that has the present one, empty while there is none. `calls` are all there
     are, in the order in which they were made first, and `used` the numbers of those that this
     attempt has made, in its order. `rewards` are this attempt's, by call; that of the whole is
-    under None. `notes` are results that any attempt has noted."""
+    under None. `failed` has the tools of its calls that failed, by call. `notes` are results that
+    any attempt has noted."""
 
     attempt: int = 0
     failures: int = 0
@@ -72,6 +75,7 @@ class Episode(msgspec.Struct):
     used: list[int] = msgspec.field(default_factory=list)
     notes: dict[str, bytes] = msgspec.field(default_factory=dict)
     rewards: dict[int | None, float] = msgspec.field(default_factory=dict)
+    failed: dict[int, str] = msgspec.field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -162,7 +166,8 @@ def gathered(
         ids += call.ids
         behaviour += call.behaviour
         spans += [Span(span.version, at + span.start, at + span.end) for span in call.spans]
-        turns.append(Turn(call.tokens, call.finish, episode.rewards.get(call.id)))
+        reward, failed = episode.rewards.get(call.id), episode.failed.get(call.id, "")
+        turns.append(Turn(call.tokens, call.finish, reward, failed))
     lie = tree.strands(places, [turn.tokens for turn in turns]) if turns else ()
     strands = [Strand(*strand) for strand in lie]
     return ids, behaviour, joined(spans), turns, strands
@@ -181,6 +186,25 @@ def turn_tokens(turns: Sequence[Turn], strand: Strand) -> list[tuple[int, int]]:
     [(1, 3)]
     """
     return [(piece, turns[piece].tokens) for piece in strand.pieces if isinstance(piece, int)]
+
+
+def failed_tokens(
+    turns: Sequence[Turn], strand: Strand, tools: Collection[str]
+) -> tuple[tuple[int, int], ...]:
+    """The sampled tokens [start, end) of a strand, counted from its first one, of turns that were
+    failed calls of these `tools`; `*` stands for all.
+
+    >>> turns = [Turn(2, "stop"), Turn(3, "stop", failed="search")]
+    >>> failed_tokens(turns, Strand(None, 0, [bytes(8), 0, 1]), ["search"])
+    ((2, 5),)
+    """
+    found, at = list[tuple[int, int]](), 0
+    for turn, tokens in turn_tokens(turns, strand):
+        tool = turns[turn].failed
+        if tool and (tool in tools or "*" in tools):
+            found.append((at, at + tokens))
+        at += tokens
+    return tuple(found)
 
 
 def path_tokens(turns: Sequence[Turn], strands: Sequence[Strand]) -> int:

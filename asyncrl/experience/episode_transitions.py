@@ -136,6 +136,16 @@ def _rewarded(state: ExperienceState, event: e.Rewarded) -> None:
     episode.rewards[event.call] = event.reward
 
 
+def _tool_failed(state: ExperienceState, event: e.ToolFailed) -> None:
+    rollout, episode = _played(state, event)
+    if not event.tool or event.call not in episode.used or event.call in episode.failed:
+        raise ImpossibleEvent(
+            f"call {event.call} of rollout {rollout.id} cannot have failed: it has failed before, "
+            "or is not of this attempt, or its tool has no name"
+        )
+    episode.failed[event.call] = event.tool
+
+
 def _left(state: ExperienceState, event: e.Left) -> None:
     rollout, episode = _played(state, event)
     if not event.reason:
@@ -145,7 +155,7 @@ def _left(state: ExperienceState, event: e.Left) -> None:
     for call in episode.calls:
         if call.status is RolloutStatus.WAITING:
             state.work_index.move(group, call, RolloutStatus.UNCLAIMED)
-    episode.holder, episode.used, episode.rewards = "", [], {}
+    episode.holder, episode.used, episode.rewards, episode.failed = "", [], {}, {}
     episode.failures += event.failed
     state.work_index.move(group, rollout, RolloutStatus.WAITING)
 
@@ -158,6 +168,7 @@ EPISODE_TRANSITIONS: dict[type, Callable[[ExperienceState, Any], None]] = {
     e.Reused: _reused,
     e.Noted: _noted,
     e.Rewarded: _rewarded,
+    e.ToolFailed: _tool_failed,
     e.Left: _left,
 }
 
@@ -212,6 +223,7 @@ def bury_call(state: ExperienceState, call: AgentCall, reason: str) -> None:
     if call.id in episode.used:
         episode.used.remove(call.id)
     episode.rewards.pop(call.id, None)
+    episode.failed.pop(call.id, None)
 
 
 def forget_calls(state: ExperienceState, rollout: Rollout) -> None:
@@ -225,7 +237,7 @@ def forget_calls(state: ExperienceState, rollout: Rollout) -> None:
 
 def _played(
     state: ExperienceState,
-    event: e.Called | e.Cut | e.Reused | e.Noted | e.Rewarded | e.Left | e.Sealed,
+    event: e.Called | e.Cut | e.Reused | e.Noted | e.Rewarded | e.ToolFailed | e.Left | e.Sealed,
 ) -> tuple[Rollout, Episode]:
     """The rollout, which an agent plays for the attempt that the event names, and its episode."""
     rollout = state.find(event.rollout, RolloutStatus.BEGUN)

@@ -158,6 +158,16 @@ class Rewarded(Event, frozen=True):
     reward: float
 
 
+class ToolFailed(Event, frozen=True):
+    """The agent of this attempt said that one of its calls was a call of the tool `tool`, which
+    failed."""
+
+    rollout: int
+    attempt: int
+    call: int
+    tool: str
+
+
 class Left(Event, frozen=True):
     """The agent of this attempt is gone, and has not ended its episode. Its calls were taken back
     before. The rollout waits for the next attempt; with `failed` it counts as a failure of it."""
@@ -276,6 +286,7 @@ AnyEvent = (
     | Reused
     | Noted
     | Rewarded
+    | ToolFailed
     | Left
     | Requeued
     | Buried

@@ -28,8 +28,8 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     where a token was sampled and is to be trained; `behaviour` is its log-probability there, and 0
     elsewhere. `spans` say which version sampled the marked tokens: their positions count from the
     first token of the sequence, ascend, and do not overlap. `errors` are those that a verifier
-    found wrong, [start, end) counted from the first marked one. `finish` says how the last sampled
-    response of it ended; empty where it has not, or that is not known.
+    found wrong, or of failed calls of tools: [start, end) of the marked tokens. `finish` says how
+    the last sampled response of it ended; empty where it has not, or that is not known.
 
     Example: a prompt of two tokens, three sampled ones, one given by a tool, and two sampled ones,
     of which the last is of a newer version.

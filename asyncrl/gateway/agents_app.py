@@ -65,6 +65,7 @@ def agents_application(
         Route(note, app.of("call", app.noted), methods=["GET"]),
         Route(note, app.of("call", app.note), methods=["POST"]),
         Route(f"{session}/reward", app.of("reward", app.reward), methods=["POST"]),
+        Route(f"{session}/failed", app.of("reward", app.failed), methods=["POST"]),
     ]
     if offers is not None:
         routes += [
@@ -147,6 +148,14 @@ class _AgentRoutes(CallRoutes):
         if self._offers is not None and asked.turn is None:
             self._offers.end(session.name, "rewarded")
         said = {"session": session.name, "reward": asked.reward, "turn": asked.turn}
+        await whole(request, send, msgspec.json.encode(said))
+
+    async def failed(self, request: Request, send: Send) -> None:
+        self._session(request)
+        asked = api_requests.turn_failed(await self._body(request))
+        session = self._session(request)
+        session.fail(asked.tool, asked.turn)
+        said = {"session": session.name, "tool": asked.tool, "turn": asked.turn}
         await whole(request, send, msgspec.json.encode(said))
 
     async def give_up(self, request: Request, send: Send) -> None:

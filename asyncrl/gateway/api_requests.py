@@ -239,6 +239,13 @@ class TurnReward(msgspec.Struct, forbid_unknown_fields=True):
     turn: Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)] | None = None
 
 
+class TurnFailed(msgspec.Struct, forbid_unknown_fields=True):
+    """A turn that was a failed call of a tool."""
+
+    tool: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    turn: Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)] = -1
+
+
 class _Noted(msgspec.Struct, forbid_unknown_fields=True):
     value: msgspec.Raw
 
@@ -246,6 +253,11 @@ class _Noted(msgspec.Struct, forbid_unknown_fields=True):
 def turn_reward(body: bytes) -> TurnReward:
     """The reward in `body`. Raises GatewayError (400)."""
     return _decode(body, TurnReward)
+
+
+def turn_failed(body: bytes) -> TurnFailed:
+    """The failed call in `body`. Raises GatewayError (400)."""
+    return _decode(body, TurnFailed)
 
 
 def note(body: bytes) -> bytes:

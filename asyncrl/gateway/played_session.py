@@ -5,7 +5,7 @@ which they are asked, and each reward is of a call that was answered, or of the 
 
     a call         ──▶  Ask, then Enough where the agent needs no more of its answer
     its answer     ◀──  Reply, Reply, …
-    a noted result ──▶  Note          a reward ──▶ GiveReward
+    a noted result ──▶  Note          a reward ──▶ GiveReward     a failed call ──▶ GiveFailure
 
 A call whose client is gone may be that of an agent that has died, and whose next attempt wants the
 whole answer. So Enough is said of it with the next thing that the agent does, or its good end.
@@ -25,7 +25,18 @@ import trio
 
 from asyncrl.gateway.errors import GatewayError
 from asyncrl.gateway.generator import GeneratedPiece, Generation
-from asyncrl.ipc.messages import Ask, Enough, Finish, GiveReward, Message, Note, Play, Played, Reply
+from asyncrl.ipc.messages import (
+    Ask,
+    Enough,
+    Finish,
+    GiveFailure,
+    GiveReward,
+    Message,
+    Note,
+    Play,
+    Played,
+    Reply,
+)
 
 NOTES, NOTES_BYTES = 4096, 2**24
 """Results that an episode may have noted, at most, and their bytes in all."""
@@ -89,6 +100,7 @@ class PlayedSession:
         self._answered: set[int] = set()
         self._notes = dict(play.notes)
         self._rewarded: set[int | None] = set()
+        self._failed: set[int] = set()
         self._gone: list[Enough] = []
         self.full = False
         """True if it was refused a call, because it is as long as it may be."""
@@ -177,20 +189,35 @@ class PlayedSession:
         there is no such turn)."""
         number = None
         if turn is not None:
-            turns = sorted(self._answered)
-            if not -len(turns) <= turn < len(turns):
-                raise GatewayError(
-                    422,
-                    "no_turn",
-                    f"there is no turn {turn}: {len(turns)} calls of this episode were answered",
-                    param="turn",
-                )
-            number = turns[turn]
+            number = self._turn(turn)
         if number in self._rewarded or self.rewarded:
             whose = "the episode" if self.rewarded else f"turn {turn}"
             raise GatewayError(409, "rewarded", f"{whose} has its reward already")
         self._rewarded.add(number)
         self._say(GiveReward(self.play.rollout, self.play.attempt, number, reward))
+
+    def fail(self, tool: str, turn: int) -> None:
+        """A turn, counted as for a reward, was a failed call of `tool`. Raises GatewayError (409
+        where that was said already, or the whole has its reward, 422 where there is no such
+        turn)."""
+        number = self._turn(turn)
+        if number in self._failed or self.rewarded:
+            said = "the episode has its reward" if self.rewarded else f"turn {turn} has failed"
+            raise GatewayError(409, "failed", f"{said} already")
+        self._failed.add(number)
+        self._say(GiveFailure(self.play.rollout, self.play.attempt, number, tool))
+
+    def _turn(self, turn: int) -> int:
+        """The number of the call of this turn. Raises GatewayError (422) where there is none."""
+        turns = sorted(self._answered)
+        if not -len(turns) <= turn < len(turns):
+            raise GatewayError(
+                422,
+                "no_turn",
+                f"there is no turn {turn}: {len(turns)} calls of this episode were answered",
+                param="turn",
+            )
+        return turns[turn]
 
     def end(self) -> None:
         """The attempt is over: say nothing more, and end what is still answered."""

@@ -74,6 +74,20 @@ async def test_episodes_are_played_judged_by_their_agents_and_trained(autojump_c
     assert sample.sampled_tokens == len(first) + len(second)
 
 
+@pytest.mark.parametrize("tools", [("search",), ("other",)])
+async def test_failed_calls_of_tools_are_left_out_of_the_loss(
+    tools: tuple[str, ...], autojump_clock: Any
+) -> None:
+    """Of two calls the first one fails, in each episode."""
+    agents = ScriptedAgents(failing=(0,))
+    world = await run_well(AgentWorld(agents, agent={"mask_failed": tools}))
+    for event in world.of(e.Trained):
+        (_, first), (_, second) = agents.seen[event.rollout]
+        masked = len(first) if tools == ("search",) else 0
+        assert event.discarded == ({"error": masked} if masked else {})
+        assert event.trained == len(first) + len(second) - masked
+
+
 async def test_without_a_reward_the_verifier_judges_the_last_reply(autojump_clock: Any) -> None:
     world = AgentWorld(ScriptedAgents(reward=lambda prompt_index, seed: None))
     shown: dict[bytes, int] = {}

@@ -26,6 +26,7 @@ from asyncrl.gateway.offers import Offers
 from asyncrl.ipc.messages import (
     Ask,
     Enough,
+    GiveFailure,
     GiveReward,
     Note,
     Played,
@@ -223,6 +224,14 @@ async def test_what_is_wrong_is_said_and_changes_nothing(
         turn = {"reward": 0.5, "turn": 0}
         assert (await http("POST", reward, turn, right)).status_code == 200
         sentence(await http("POST", reward, turn, right), 409, "rewarded")
+        # a failed call of a tool, once, with the key for rewards
+        path, tool = reward.replace("/reward", "/failed"), {"tool": "search", "turn": 0}
+        sentence(await http("POST", path, tool), 401, "invalid_api_key")
+        sentence(await http("POST", path, {"tool": "search", "turn": 1}, right), 422, "no_turn")
+        for body in (b"{}", b'{"tool": ""}', b'{"tool": 1}', b'{"tool": "x", "turn": 1.5}'):
+            assert (await http("POST", path, body, right)).status_code == 400
+        assert (await http("POST", path, tool, right)).status_code == 200
+        sentence(await http("POST", path, tool, right), 409, "failed")
         assert (await http("POST", reward, one, right)).status_code == 200
         sentence(await http("POST", reward, one, right), 409, "rewarded")
         assert "no more calls" in sentence(await http(*chat(facts)), 422, "rewarded")
@@ -235,8 +244,9 @@ async def test_what_is_wrong_is_said_and_changes_nothing(
             ask, _ = await coordinator.ask()
             assert ask.number == 0, "nothing that was refused has reached the coordinator"
             await coordinator.reply(ask, "x$")
-            assert [(await coordinator.hear())[0] for _ in range(3)] == [
+            assert [(await coordinator.hear())[0] for _ in range(4)] == [
                 GiveReward(17, 1, 0, 0.5),
+                GiveFailure(17, 1, 0, "search"),
                 GiveReward(17, 1, None, 1.0),
                 Played(17, 1, "", "two_rewards"),
             ]

@@ -30,6 +30,7 @@ from asyncrl.ipc.link import memory_links
 from asyncrl.ipc.messages import (
     Ask,
     Enough,
+    GiveFailure,
     GiveReward,
     Hello,
     Message,
@@ -349,6 +350,24 @@ async def test_an_ask_that_no_gateway_makes_ends_the_link(
         p.playing.on_reward(actor, GiveReward(rollout, 1, None, float("nan")))
     with pytest.raises(LinkError, match="for call 3"):
         p.playing.on_reward(actor, GiveReward(rollout, 1, 3, 1.0))
+    for number, tool in ((3, "search"), (-1, "search")):
+        with pytest.raises(LinkError, match=f"call {number} of rollout"):
+            p.playing.on_failure(actor, GiveFailure(rollout, 1, number, tool))
+
+
+async def test_a_failed_call_is_known_when_its_episode_is_sealed_and_said_once() -> None:
+    p = Parts()
+    actor, number = p.begun()
+    p.ask(actor, number, 0, 1, 2)
+    (call,) = p.lease()
+    p.answer(call)
+    with pytest.raises(LinkError, match="has no name"):
+        p.playing.on_failure(actor, GiveFailure(number, 1, 0, ""))
+    p.playing.on_failure(actor, GiveFailure(number, 1, 0, "search"))
+    with pytest.raises(LinkError, match="has failed before"):
+        p.playing.on_failure(actor, GiveFailure(number, 1, 0, "search"))
+    p.playing.on_played(actor, Played(number, 1, "stop"))
+    assert [turn.failed for turn in p.rollout(number).turns] == ["search"]
 
 
 async def test_a_reward_of_a_call_that_was_refused_or_given_up_costs_nobody_anything() -> None:
@@ -360,6 +379,7 @@ async def test_a_reward_of_a_call_that_was_refused_or_given_up_costs_nobody_anyt
     p.ask(actor, number, 1, *range(LIMITS.context_tokens))  # refused
     for place in range(2):  # on their way before the agent hears of it
         p.playing.on_reward(actor, GiveReward(number, 1, place, 1.0))
+        p.playing.on_failure(actor, GiveFailure(number, 1, place, "search"))
     p.playing.on_reward(actor, GiveReward(number, 1, None, 0.5))
     p.playing.on_played(actor, Played(number, 1, "stop"))
     assert (p.rollout(number).agent_reward, p.rollout(number).turns) == (0.5, [])

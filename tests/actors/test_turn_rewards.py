@@ -16,7 +16,8 @@ from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import Strand, Turn
 from asyncrl.experience.replay_buffer import ReplayBuffer, ReplayGroup
 from asyncrl.experience.rollout import Group
-from asyncrl.ipc.messages import Scored, Span
+from asyncrl.ipc.messages import ERROR_TOKEN, Scored, Span
+from staleness.truncation import loss_mask
 
 
 def ids(*numbers: int) -> bytes:
@@ -46,10 +47,44 @@ def test_a_sequence_says_which_turns_its_tokens_are_of() -> None:
     buffer.keep(group, 1)
     kept = buffer.kept[4]
     assert group.turns == kept.turns == [[0.5, 0.0, -1.0], [0.25]]
-    for pieces in (of_rollout(group, group.members[0], configured()), of_replayed(kept, 0)):
+    config = configured()
+    for pieces in (of_rollout(group, group.members[0], config), of_replayed(kept, 0, config)):
         assert [piece.sample.turns for piece in pieces] == [[(0, 2), (1, 1)], [(2, 3)]]
         for piece in pieces:
             assert sum(count for _, count in piece.sample.turns) == piece.sample.sampled_tokens
+
+
+@pytest.mark.parametrize(
+    ("tools", "due"),
+    [
+        ((), [(), ()]),
+        (("search",), [((0, 2),), ()]),
+        (("search", "run"), [((0, 2),), ((0, 3),)]),
+        (("*",), [((0, 2),), ((0, 3),)]),
+        (("other",), [(), ()]),
+    ],
+)
+def test_failed_calls_of_these_tools_are_errors_the_first_time_and_once_more(
+    tools: tuple[str, ...], due: list[tuple[tuple[int, int], ...]]
+) -> None:
+    group, buffer = played(), ReplayBuffer()
+    episode = group.members[0]
+    episode.turns = [
+        Turn(2, "stop", 0.5, "search"),
+        Turn(1, "stop"),
+        Turn(3, "length", -1.0, failed="run"),
+    ]
+    buffer.keep(group, 1)
+    config = configured(agent={"mask_failed": tools})
+    for pieces in (of_rollout(group, episode, config), of_replayed(buffer.kept[4], 0, config)):
+        assert [piece.sequence.errors for piece in pieces] == due
+        masks = [
+            loss_mask(p.sequence.spans, 0, 9, truncated=False, errors=p.sequence.errors)
+            for p in pieces
+        ]
+        assert [mask.count(ERROR_TOKEN) for mask in masks] == [
+            sum(end - start for start, end in errors) for errors in due
+        ]
 
 
 async def test_every_micro_batch_has_the_turns_of_its_groups(

@@ -45,6 +45,7 @@ def blocking(client, episode):
         model=MODEL, messages=[{"role": "user", "content": episode.prompt}])
     found = episode.once("outer", lambda: episode.once("inner", lambda: [1, 2]))
     episode.reward(0.5, call=0)
+    episode.failed("search", call=0)
     return float(answer.choices[0].message.content) + len(found)
 
 async def nothing(client, episode): return None
@@ -62,6 +63,11 @@ class Count:
     def step(self, reply):
         self.turn += 1
         return Step(f"turn {self.turn}", float(reply), done=self.turn == 3)
+
+class Tool(Count):
+    def step(self, reply):
+        self.turn += 1
+        return Step("", 0.0, self.turn == 2, failed="search" if reply == "bad" else "")
 
 class Bare:
     def reset(self, entry, seed): return ""
@@ -102,7 +108,7 @@ def test_a_function(gateway: FakeGateway) -> None:
 def test_a_function_that_blocks(gateway: FakeGateway) -> None:
     gateway.replies = ["4"]
     assert end_of(gateway, "blocking") == AgentEnded(6.0)
-    assert gateway.rewards == [(0.5, 0)]
+    assert gateway.rewards == [(0.5, 0)] and gateway.failed == [("search", 0)]
     assert gateway.notes == {"inner": [1, 2], "outer": [1, 2]}
 
 
@@ -113,7 +119,7 @@ def test_none_is_for_the_verifier(gateway: FakeGateway) -> None:
 def test_an_environment(gateway: FakeGateway) -> None:
     gateway.replies = ["0.5", "-1", "2"]
     assert end_of(gateway, "Count") == AgentEnded(1.5)
-    assert gateway.rewards == [(0.5, -1), (-1.0, -1), (2.0, -1)]
+    assert gateway.rewards == [(0.5, -1), (-1.0, -1), (2.0, -1)] and not gateway.failed
     first, second = {"role": "user", "content": "2 + 2 = 17"}, {"role": "user", "content": "turn 1"}
     assert gateway.asked[:2] == [[first], [first, {"role": "assistant", "content": "0.5"}, second]]
     assert len(gateway.asked[2]) == 5
@@ -233,6 +239,27 @@ def test_rewards_take_their_own_key_and_a_call_that_is_there(gateway: FakeGatewa
         asyncio.run(_with(gateway, lambda episode: episode.reward(math.nan)))
     asyncio.run(_with(gateway, late))
     assert gateway.rewards == [(1.0, 0)]
+
+
+def test_an_environment_says_which_calls_of_tools_failed(gateway: FakeGateway) -> None:
+    gateway.replies = ["bad", "good"]
+    assert end_of(gateway, "Tool") == AgentEnded(0.0)
+    assert gateway.failed == [("search", -1)]
+
+
+def test_failed_calls_are_named_and_take_the_key_for_rewards(gateway: FakeGateway) -> None:
+    async def late(episode: AgentEpisode) -> None:
+        await episode.failed("run", call=0)
+
+    for tool in ("", "x" * 65, None):
+        with pytest.raises(ValueError, match="1 to 64 characters"):
+            asyncio.run(_with(gateway, lambda episode, tool=tool: episode.failed(tool)))
+    with pytest.raises(TypeError, match="the number of a call"):
+        asyncio.run(_with(gateway, lambda episode: episode.failed("run", True)))
+    with pytest.raises(EpisodeError, match="not with this key"):
+        asyncio.run(_with(gateway, late, reward_key="key-for-calls"))
+    asyncio.run(_with(gateway, late))
+    assert gateway.failed == [("run", 0)]
 
 
 def test_a_gateway_that_is_gone(gateway: FakeGateway) -> None:

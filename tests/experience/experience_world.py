@@ -56,6 +56,7 @@ any_event: st.SearchStrategy[e.AnyEvent] = st.one_of(
     st.builds(e.Reused, small, small, small),
     st.builds(e.Noted, small, small, reasons, token_bytes),
     st.builds(e.Rewarded, small, small, st.none() | small, st.sampled_from([0.5, float("inf")])),
+    st.builds(e.ToolFailed, small, small, small, reasons),
     st.builds(e.Left, small, small, reasons, st.booleans()),
     st.builds(e.Requeued, small, small, reasons),
     st.builds(e.Buried, small, reasons),
@@ -410,6 +411,13 @@ class World(RuleBasedStateMachine):
         call = pick([None, *episode.used], number)
         if call not in episode.rewards:
             self.apply(e.Rewarded(rollout.id, episode.attempt, call, 0.5))
+
+    @precondition(lambda self: self.has(RolloutStatus.BEGUN))
+    @rule(index=st.integers(0, 99), number=st.integers(0, 99))
+    def fail_tool(self, index: int, number: int) -> None:
+        rollout, episode = self.played(index)
+        if episode.used and (call := pick(episode.used, number)) not in episode.failed:
+            self.apply(e.ToolFailed(rollout.id, episode.attempt, call, "search"))
 
     @precondition(lambda self: self.has(RolloutStatus.BEGUN))
     @rule(index=st.integers(0, 99), over=st.booleans(), failed=st.booleans())

@@ -81,6 +81,7 @@ def everything() -> list[e.AnyEvent]:
         e.Reused(6, 2, 7),
         e.Called(6, 2, 8, (7, 4), bytes(4), 6, 2, 1.0),
         e.Rewarded(6, 2, 7, 0.5),
+        e.ToolFailed(6, 2, 8, "search"),
         e.Rewarded(6, 2, None, 1.0),
         e.Sealed(6, 2, "stop"),
     ]

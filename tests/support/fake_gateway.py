@@ -27,6 +27,7 @@ class FakeGateway:
         self.calls, self.full = 1000, "episode_full"
         self.notes: dict[str, Any] = {}
         self.rewards: list[tuple[float, int]] = []
+        self.failed: list[tuple[str, int]] = []
         self.calling, self.answer = threading.Event(), threading.Event()
         self.answer.set()
 
@@ -67,6 +68,9 @@ class FakeGateway:
             if body["turn"] >= len(self.asked):
                 return 404, {"error": {"message": f"there is no call {body['turn']}\x1b[2J"}}
             self.rewards.append((body["reward"], body["turn"]))
+            return 200, {}
+        if path == f"{start}failed" and key == REWARDS:
+            self.failed.append((body["tool"], body["turn"]))
             return 200, {}
         return 401, {"error": {"message": f"not with this key: {path}"}}
 

@@ -15,6 +15,7 @@ from asyncrl.ipc.messages import (
     Ask,
     Drain,
     Drained,
+    GiveFailure,
     GiveReward,
     Play,
     Played,
@@ -32,7 +33,8 @@ TOOL = 9
 class ScriptedAgents:
     """Agents of `turns` calls of `budget` tokens, with `think_s` seconds of virtual time between,
     or `slow_s` those of every third seed. `reward(prompt_index, seed)` is what each gives in the
-    end; None: nothing. `seen` are the contexts and answers of the episodes that were played to
+    end; None: nothing. The calls `failing`, by number, are said to be failed calls of `search`.
+    `seen` are the contexts and answers of the episodes that were played to
     their end, by rollout."""
 
     def __init__(
@@ -42,8 +44,9 @@ class ScriptedAgents:
         think_s: float = 0.1,
         slow_s: float | None = None,
         reward: Callable[[int, int], float | None] = lambda prompt_index, seed: float(seed % 2),
+        failing: tuple[int, ...] = (),
     ) -> None:
-        self.turns, self.budget, self.reward = turns, budget, reward
+        self.turns, self.budget, self.reward, self.failing = turns, budget, reward, failing
         self.think_s, self.slow_s = think_s, think_s if slow_s is None else slow_s
         self.seen: dict[int, list[tuple[list[int], list[int]]]] = {}
         self.attempts: list[tuple[int, int]] = []
@@ -75,6 +78,8 @@ class ScriptedAgents:
                     if answer is None:
                         break
                     seen.append((context, answer))
+                    if number in self.failing:
+                        await link.send(GiveFailure(play.rollout, play.attempt, number, "search"))
                     context = [*context, *answer, TOOL]
                     await trio.sleep(self.think_s if play.seed % 3 else self.slow_s)
                 given = self.reward(play.prompt_index, play.seed)

@@ -40,6 +40,15 @@ class AgentConfig(Section, frozen=True):
     attempts: Annotated[
         int, Meta(ge=1, description="failed attempts after which an episode is given up")
     ] = 3
+    mask_failed: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "tools whose failed calls, named by the agent, are left out of the loss; `*` "
+                "stands for all"
+            )
+        ),
+    ] = ()
     port: Annotated[
         int,
         Meta(

@@ -75,6 +75,15 @@ class GiveReward(Message, frozen=True):
     reward: float
 
 
+class GiveFailure(Message, frozen=True):
+    """Agents actor to coordinator: call `number` was a call of the tool `tool`, which failed."""
+
+    rollout: int
+    attempt: int
+    number: int
+    tool: str
+
+
 class Played(Message, frozen=True):
     """Agents actor to coordinator: the agent has ended, by itself (`stop`) or cut off (`length`).
     With `failed`, the name of a reason, it has not: another attempt is due."""
@@ -93,5 +102,5 @@ class StopPlaying(Message, frozen=True):
     attempt: int
 
 
-AgentMessage = Ask | Enough | Note | GiveReward | Played
+AgentMessage = Ask | Enough | Note | GiveReward | GiveFailure | Played
 """Everything that an agents actor says of its episodes."""

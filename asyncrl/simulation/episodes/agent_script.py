@@ -37,7 +37,14 @@ class ScriptedReward(NamedTuple):
     reward: float
 
 
-Act = list[ScriptedAsk] | ScriptedNote | ScriptedReward
+class ScriptedFailure(NamedTuple):
+    """Word that call `number` was a failed call of a tool."""
+
+    number: int
+    tool: str
+
+
+Act = list[ScriptedAsk] | ScriptedNote | ScriptedReward | ScriptedFailure
 """An act of an agent. It waits for the answers to all calls of a list, and for none other."""
 
 Script = Generator[Act, list[tuple[int, ...] | None], Finish]
@@ -71,6 +78,8 @@ def script(seed: int, attempt: int, *, unsteady: bool) -> Script:
         for place in range(len(asks)):
             if draw.random() < 0.3:
                 yield ScriptedReward(number + place, draw.choice((0.0, 0.25, 1.0)))
+            if (failing := random.Random(f"failed/{seed}/{turn}/{place}")).random() < 0.25:
+                yield ScriptedFailure(number + place, failing.choice(("search", "run")))
         number += len(asks)
         # a tool that never says the same twice: only a note makes the next attempt the same
         spoken = random.Random(f"tool/{seed}/{turn}/{attempt}").randrange(256)

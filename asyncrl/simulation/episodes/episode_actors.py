@@ -17,6 +17,7 @@ from asyncrl.ipc.messages import (
     Chunks,
     Enough,
     Finish,
+    GiveFailure,
     GiveReward,
     Hello,
     Interrupt,
@@ -33,6 +34,7 @@ from asyncrl.simulation import policy
 from asyncrl.simulation.episodes.agent_script import (
     Script,
     ScriptedAsk,
+    ScriptedFailure,
     ScriptedNote,
     ScriptedReward,
     script,
@@ -224,6 +226,8 @@ class FakeAgentsActor:
                 kept: list[tuple[int, ...] | None] = []
                 if isinstance(act, ScriptedReward):
                     self._say(GiveReward(rollout, attempt, act.number, act.reward))
+                elif isinstance(act, ScriptedFailure):
+                    self._say(GiveFailure(rollout, attempt, act.number, act.tool))
                 elif isinstance(act, ScriptedNote):
                     if act.name not in run.notes:
                         run.notes[act.name] = act.value

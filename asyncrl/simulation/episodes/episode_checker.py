@@ -16,6 +16,7 @@ from asyncrl.ipc.messages import (
     Ask,
     Chunks,
     Enough,
+    GiveFailure,
     GiveReward,
     Message,
     Note,
@@ -239,6 +240,8 @@ class EpisodeChecker(WorldObserver):
                 self._of_message(event, Note(event.rollout, event.attempt, event.name, event.value))
             case e.Rewarded():
                 self._rewarded(event)
+            case e.ToolFailed():
+                self._tool_failed(event)
             case e.Left() | e.Buried() if event.rollout in self.reference.episodes:
                 self._left(event)
             case e.Sealed():
@@ -439,6 +442,10 @@ class EpisodeChecker(WorldObserver):
         number = None if event.call is None else numbers.index(event.call)
         due = GiveReward(event.rollout, event.attempt, number, event.reward)
         self._of_message(event, due)
+
+    def _tool_failed(self, event: e.ToolFailed) -> None:
+        number = self._numbers[event.rollout, event.attempt].index(event.call)
+        self._of_message(event, GiveFailure(event.rollout, event.attempt, number, event.tool))
 
     def _left(self, event: e.Left | e.Buried) -> None:
         episode = self.reference.episodes[event.rollout]

@@ -52,6 +52,7 @@ class ReferenceEpisode:
     used: list[int] = field(default_factory=list)
     notes: dict[str, bytes] = field(default_factory=dict)
     rewards: dict[int | None, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -124,11 +125,13 @@ class ReferenceEpisodes:
                 self.episodes[event.rollout].notes[event.name] = event.value
             case e.Rewarded():
                 self.episodes[event.rollout].rewards[event.call] = event.reward
+            case e.ToolFailed():
+                self.episodes[event.rollout].failed[event.call] = event.tool
             case e.Left():
                 episode = self.episodes[event.rollout]
                 episode.status, episode.holder, episode.used = "waiting", "", []
                 episode.failures += event.failed
-                episode.rewards = {}
+                episode.rewards, episode.failed = {}, {}
                 for call in episode.calls.values():
                     call.used = False
             case e.Sealed():
@@ -151,6 +154,7 @@ class ReferenceEpisodes:
                 if call.used:
                     episode.used.remove(call.id)
                     episode.rewards.pop(call.id, None)
+                    episode.failed.pop(call.id, None)
             case e.Dropped():
                 for episode in [x for x in self.episodes.values() if x.seat[0] == event.group]:
                     self._end(self.episodes.pop(episode.id), event.reason)

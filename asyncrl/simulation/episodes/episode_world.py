@@ -34,6 +34,7 @@ from asyncrl.ipc.messages import (
     Ask,
     Chunks,
     Enough,
+    GiveFailure,
     GiveReward,
     Hello,
     Message,
@@ -318,7 +319,7 @@ class EpisodeWorld:
             case Chunks():
                 ids, behaviour = (memoryview(buffer) for buffer in buffers)
                 self.chunks.on_chunks(peer.name, message, ids, behaviour)
-            case Ask() | Enough() | Note() | GiveReward() | Played():
+            case Ask() | Enough() | Note() | GiveReward() | GiveFailure() | Played():
                 self.playing.on_message(peer, message, buffers)
 
     # -------------------------------------------------------------------------------------- faults

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from asyncrl.experience.episode import failed_tokens
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.simulation.episodes.episode_reference import ReferenceCall, ReferenceEpisode
@@ -29,19 +30,38 @@ def check_sealed(run: WorldObserver, episode: ReferenceEpisode, experience: Expe
     run.hold(
         "rewards",
         theirs.agent_reward == episode.rewards.get(None)
-        and [(turn.tokens, turn.reward) for turn in theirs.turns]
-        == [(len(call.versions), episode.rewards.get(call.id)) for call in calls],
-        "rollout {} has the turns {}, and its agent gave {}",
+        and [(turn.tokens, turn.reward, turn.failed) for turn in theirs.turns]
+        == [
+            (len(call.versions), episode.rewards.get(call.id), episode.failed.get(call.id, ""))
+            for call in calls
+        ],
+        "rollout {} has the turns {}, and its agent gave {} and said that {} failed",
         rollout,
         theirs.turns,
         episode.rewards,
+        episode.failed,
     )
     if not calls:
         return
     sequences = experience.groups[theirs.group].sequences(theirs)
     left = list(calls)
-    for sequence in sequences:
-        _check_sequence(run, rollout, sequence, left)
+    for sequence, strand in zip(sequences, theirs.strands, strict=True):
+        there = _check_sequence(run, rollout, sequence, left)
+        failed = b"".join(
+            (b"\1" if episode.failed.get(call.id) == "search" else b"\0") * len(call.versions)
+            for call in there
+        )
+        found = bytearray(len(failed))
+        for start, end in failed_tokens(theirs.turns, strand, ["search"]):
+            found[start:end] = b"\1" * (end - start)
+        run.hold(
+            "failed calls",
+            found == failed,
+            "rollout {} masks {} of a strand, and {} are of failed calls",
+            rollout,
+            found.hex(),
+            failed.hex(),
+        )
     run.hold("once", not left, "calls {} are not trained", [call.id for call in left])
     gone_on = {
         id(parent)
@@ -61,12 +81,13 @@ def check_sealed(run: WorldObserver, episode: ReferenceEpisode, experience: Expe
 
 def _check_sequence(
     run: WorldObserver, rollout: int, sequence: TrainingSequence, left: list[ReferenceCall]
-) -> None:
-    """Find the call of each sampled token of a strand, and take it from those that are left."""
+) -> list[ReferenceCall]:
+    """Find the call of each sampled token of a strand, and take it from those that are left.
+    Returns these calls in their order."""
     versions = [-1] * len(sequence.mask)
     for span in sequence.spans:
         versions[span.start : span.end] = [span.version] * (span.end - span.start)
-    at = 0
+    at, there = 0, list[ReferenceCall]()
     while (at := bytes(sequence.mask).find(1, at)) >= 0:
         found = [
             call
@@ -77,9 +98,10 @@ def _check_sequence(
             == bytes(sequence.behaviour[4 * at : 4 * (at + len(call.versions))])
         ]
         if not found:
-            return run.violated(
+            run.violated(
                 "once", f"rollout {rollout}: token {at} of a strand is of no call that is left"
             )
+            return there
         call = found[0]
         end = at + len(call.versions)
         run.hold(
@@ -92,8 +114,9 @@ def _check_sequence(
             versions[at:end],
         )
         left.remove(call)
+        there.append(call)
         at = end
-    return None
+    return there
 
 
 def _parent(call: ReferenceCall, before: Iterable[ReferenceCall]) -> ReferenceCall | None:
