@@ -157,8 +157,10 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     if resume:
         refuse_unreadable(Path(config.run.dir))
     _port(config.metrics.host, config.metrics.port)
-    for index in range(config.rollout.actors if config.gateway.port else 0):
-        _gateway(config.gateway.port + index)
+    if config.gateway.port:
+        _ports("gateway.port", config.gateway.port, config.rollout.actors, zero="no gateway")
+    if config.agent.run and config.agent.port:
+        _ports("agent.port", config.agent.port, config.agent.actors, zero="any free one")
     if config.train.device == "cuda":
         _gpu()
     engine_kind(config.engine.kind).check(config)
@@ -388,12 +390,15 @@ def _port(host: str, port: int) -> None:
     )
 
 
-def _gateway(port: int) -> None:
-    if (error := _refused("127.0.0.1", port)) is not None:
-        raise ConfigError(
-            f"gateway.port gives a rollout actor port {port}, and that port {_why(error)}; "
-            "choose another, or 0 for no gateway."
-        )
+def _ports(setting: str, first: int, actors: int, *, zero: str) -> None:
+    """Check the ports of loopback that a setting gives so many actors, one each. `zero` is the
+    meaning of 0."""
+    for port in range(first, first + actors):
+        if (error := _refused("127.0.0.1", port)) is not None:
+            raise ConfigError(
+                f"{setting} gives an actor port {port}, and that port {_why(error)}; choose "
+                f"another, or 0 for {zero}."
+            )
 
 
 def _refused(host: str, port: int) -> OSError | None:

@@ -199,6 +199,31 @@ def test_a_port_in_use() -> None:
     preflight.check(config(f"metrics.port={port}"), None, 2)
 
 
+@pytest.mark.parametrize(
+    ("port_of", "sets"),
+    [
+        ("gateway.port", ["rollout.actors=2"]),
+        ("agent.port", ["agent.run=http", "agent.actors=2"]),
+    ],
+)
+def test_a_port_in_use_that_the_last_of_several_actors_needs(port_of: str, sets: list[str]) -> None:
+    """A run began, whose agents actor could not listen."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        said = refusal(config(f"{port_of}={port - 1}", *sets))
+    either = (f"{port_of} gives an actor port {at}, and that port is in" for at in (port - 1, port))
+    assert any(sentence in said for sentence in either), "another program may have the first"
+
+
+def test_a_port_for_agents_that_nobody_plays_is_not_looked_at() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        preflight.check(config(f"agent.port={other.getsockname()[1]}"), None, 2)
+
+
 @pytest.mark.parametrize("host", ["240.0.0.1", "::1"])
 def test_an_address_of_another_machine(host: str) -> None:
     assert f"metrics.host is '{host}', and that is no IPv4 address of this machine" in refusal(
