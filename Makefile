@@ -21,7 +21,7 @@ define locked
 	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
-.PHONY: run test test-all lint ruff types imports fuzz soak sglang-cpu trl gym-source locks audit sbom clean
+.PHONY: run test test-all lint ruff types imports fuzz soak sglang-cpu trl verifiers gym-source locks audit sbom clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -91,6 +91,17 @@ $(TRL)/.ready: requirements/run.lock requirements/bench.lock $(TORCH)
 	$(TRL)/bin/python -m pip $(LOCAL) -e .
 	touch $@
 
+# What plays tasksets of the package `verifiers` (docs/agents.md), in an environment of its own, because its pins are others: 0.6 GB, a
+# minute, once. Without it the tests that need it skip, and say so.
+VERIFIERS := .venv-verifiers
+verifiers: $(VERIFIERS)/.ready
+
+$(VERIFIERS)/.ready: requirements/verifiers.lock
+	$(PYTHON) -m venv $(VERIFIERS)
+	$(VERIFIERS)/bin/python -m pip $(PINNED) --quiet -r requirements/verifiers.lock
+	$(VERIFIERS)/bin/python -m pip $(LOCAL) -e .
+	touch $@
+
 # What resolves and audits the locks, in an environment of its own.
 AUDIT := .venv-audit
 $(AUDIT)/.ready: requirements/audit.lock
@@ -126,4 +137,4 @@ soak: $(READY)
 	$(BIN)/asyncrl simulate --seeds 0:10000 --jobs $$(nproc)
 
 clean:
-	rm -rf .venv .venv-sglang $(TRL) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-sglang $(TRL) $(VERIFIERS) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -43,7 +43,7 @@ class ElsewherePool:
             case "rewarded":
                 end: AgentEnd = AgentEnded(None)
             case "given_up":
-                end = failed("given up", "the program gave the episode up")
+                end = failed("given up", offer.reason or "the program gave the episode up")
             case None:
                 end = failed("timeout", f"the program had the ball for {clock.limit_s:g} s")
         return AgentAttempt(end, clock.spent_s, "")

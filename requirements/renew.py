@@ -110,6 +110,7 @@ def main() -> None:
     )
     for extra, says, options in (
         ("audit", "Renews the locks and looks for known vulnerabilities.", ["--universal"]),
+        ("verifiers", "Plays the tasksets of `verifiers`.", ["--universal"]),
         ("fuzz", "The fuzzer, for the machines that there is a wheel for.", ["--no-deps"]),
     ):
         write(extra, says, resolve(EXTRAS[extra], [extra], ["--no-build", *options, *upgrade]))
@@ -119,7 +120,7 @@ def main() -> None:
     sglang = {name: pin for name, pin in sglang.items() if not TORCH.match(name)}
     sglang |= resolve(asked("unresolved.txt"), ["sglang-cpu"], [*here, "--no-deps"])
     write("sglang-cpu", "The SGLang server on a CPU: x86-64 Linux, Python 3.11.", sglang)
-    for locks in (("run", "torch", "dev"), ("run", "torch", "bench"), ("audit",)):
+    for locks in (("run", "torch", "dev"), ("run", "torch", "bench"), ("audit",), ("verifiers",)):
         complete(locks)
 
 

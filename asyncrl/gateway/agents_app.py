@@ -7,7 +7,8 @@
                                            the turn of an answered call, from the last one where
                                            negative; without turn, or null: of the whole
     POST   /v1/episodes                    where programs elsewhere play: the next episode, or 204
-    DELETE /v1/sessions/NAME               where they do: the attempt has failed
+    DELETE /v1/sessions/NAME               where they do: the attempt has failed; it may say why:
+                                           {"reason": "…"}
     GET    /ready                          without a key
 
 The run's key opens everything. The temperature is the run's: what a call says of it is ignored, and
@@ -159,9 +160,11 @@ class _AgentRoutes(CallRoutes):
         await whole(request, send, msgspec.json.encode(said))
 
     async def give_up(self, request: Request, send: Send) -> None:
-        session = self._session(request)
+        self._session(request)
         assert self._offers is not None, "there is this route with offers alone"
-        self._offers.end(session.name, "given_up")
+        asked = api_requests.given_up(await self._body(request))
+        session = self._session(request)
+        self._offers.end(session.name, "given_up", asked.reason)
         await whole(request, send, msgspec.json.encode({"session": session.name}))
 
     async def episode(self, request: Request, send: Send) -> None:

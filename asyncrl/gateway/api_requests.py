@@ -246,6 +246,12 @@ class TurnFailed(msgspec.Struct, forbid_unknown_fields=True):
     turn: Annotated[int, msgspec.Meta(gt=-(1 << 31), lt=1 << 31)] = -1
 
 
+class FailedAttempt(msgspec.Struct, forbid_unknown_fields=True):
+    """The end of an attempt that has failed, and why, if that is said."""
+
+    reason: str = ""
+
+
 class _Noted(msgspec.Struct, forbid_unknown_fields=True):
     value: msgspec.Raw
 
@@ -258,6 +264,11 @@ def turn_reward(body: bytes) -> TurnReward:
 def turn_failed(body: bytes) -> TurnFailed:
     """The failed call in `body`. Raises GatewayError (400)."""
     return _decode(body, TurnFailed)
+
+
+def given_up(body: bytes) -> FailedAttempt:
+    """The end that `body` says, which may be empty. Raises GatewayError (400)."""
+    return _decode(body, FailedAttempt) if body else FailedAttempt()
 
 
 def note(body: bytes) -> bytes:

@@ -23,6 +23,7 @@ class Offer:
         self.session, self.facts, self.withdrawn = session, facts, False
         self.taken, self.over = trio.Event(), trio.Event()
         self.given: Given | None = None
+        self.reason = ""
 
 
 class Offers:
@@ -51,10 +52,11 @@ class Offers:
                 offer.taken.set()
                 return offer.facts
 
-    def end(self, session: str, given: Given) -> None:
-        """Say how an episode ended. Raises GatewayError (404) where no program has it."""
+    def end(self, session: str, given: Given, reason: str = "") -> None:
+        """Say how an episode ended, and why. Raises GatewayError (404) where no program has it."""
         offer = self._offers.get(session)
         if offer is None or not offer.taken.is_set():
             raise ended(session)
-        offer.given = offer.given or given
+        if offer.given is None:
+            offer.given, offer.reason = given, reason
         offer.over.set()

@@ -365,7 +365,9 @@ async def episode(coordinator: ScriptedCoordinator, http: httpx2.AsyncClient) ->
     return EpisodeFacts(**given)
 
 
-async def test_programs_elsewhere_take_episodes(tokenizer: Tokenizer) -> None:
+async def test_programs_elsewhere_take_episodes(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
     offers = Offers()
     pool = ElsewherePool(offers, Waits())
     with trio.fail_after(PATIENCE_S):
@@ -393,9 +395,13 @@ async def test_programs_elsewhere_take_episodes(tokenizer: Tokenizer) -> None:
             facts = await episode(coordinator, client)
             gone = f"/v1/sessions/{facts.session}"
             sentence(await door(facts, client)("DELETE", gone), 401, "invalid_api_key")
-            ended = await door(facts, client)("DELETE", gone, key=facts.reward_key)
+            wrong = await door(facts, client)("DELETE", gone, {"why": 1}, facts.reward_key)
+            sentence(wrong, 400, "invalid_value")
+            why = {"reason": "the game\x1b[2J\nbroke"}
+            ended = await door(facts, client)("DELETE", gone, why, facts.reward_key)
             assert ended.status_code == 200
             assert (await coordinator.hear())[0] == Played(18, 1, "", "given_up")
+            assert "(given up): the game\\x1b[2J broke" in caplog.text
         async with (
             played(tokenizer, pool, offers=offers, episode_s=0.2) as coordinator,
             httpx2.AsyncClient() as client,

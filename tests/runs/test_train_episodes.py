@@ -1,13 +1,15 @@
 """Agents' episodes, trained in real runs: by an environment of this package, with the official
-client, and by a program elsewhere that speaks plain HTTP."""
+client, by a program elsewhere that speaks plain HTTP, and by a taskset of `verifiers`."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import httpx2
 import pytest
-from train_support import command, end, started, train, wait_for
+from train_support import DEADLINE_S, command, end, started, train, wait_for
 
 from asyncrl.experience import events as e
 from asyncrl.journal import read
@@ -16,6 +18,8 @@ from asyncrl.processes.machine import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
 SETTINGS = {
     "task__name": "jsonl",
     "rollout__max_new_tokens": 40,
@@ -98,3 +102,43 @@ def test_programs_elsewhere_are_trained(model: Path, tmp_path: Path) -> None:
     assert code == 0, out + err
     given_rewards = [event for event in trained(run) if isinstance(event, e.Rewarded)]
     assert 16 <= len(given_rewards) <= rewards + 1
+
+
+@pytest.mark.explore
+def test_a_taskset_of_verifiers_is_trained(model: Path, tmp_path: Path) -> None:
+    """The commands of docs/agents.md, with a game of TextArena that needs no download."""
+    if not PYTHON.exists():
+        pytest.skip("`verifiers` is not here; make verifiers builds its environment")
+    (taskset := tmp_path / "game.toml").write_text(
+        '[env.taskset]\nid = "textarena_offline"\n[sampling]\nmax_tokens = 12\n'
+    )
+    tasksets = f"{ROOT}:{ROOT / 'tests' / 'support' / 'tasksets'}"
+    program = [str(PYTHON), "-m", "asyncrl.tasksets"]
+    said = subprocess.run(
+        [*program, "prompts", "64", str(taskset)],
+        env={**os.environ, "PYTHONPATH": tasksets},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    (games := tmp_path / "games.jsonl").write_text(said.stdout)
+    run = tmp_path / "run"
+    argv = command(
+        model,
+        run,
+        task__path=str(games),
+        agent__run="http",
+        agent__port=free_port(),
+        engine__context_tokens=2048,
+        **SETTINGS,
+    )
+    with started([*program, "play", str(run), str(taskset)], PYTHONPATH=tasksets) as playing:
+        ended = train(argv)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        playing.terminate()
+        code, out, err = end(playing)
+    assert code == 143, out + err
+    events = trained(run)
+    assert any(isinstance(event, e.Called) for event in events)
+    assert sum(isinstance(event, e.Rewarded) for event in events) >= 16

@@ -12,13 +12,15 @@ from urllib.parse import unquote
 
 from asyncrl.agents.agent_episode import EpisodeFacts
 
-CALLS, REWARDS = "key-for-calls", "key-for-rewards"
+CALLS, REWARDS, RUN = "key-for-calls", "key-for-rewards", "key-of-the-run"
 
 
 class FakeGateway:
     """Sessions' notes and rewards, and the chats that were asked for. `replies` are given in turn,
     the last one again and again; a reply is a text or a message. `calling` is set when a call has
-    come, which is answered once `answer` is set. The call after `calls` is refused with `full`."""
+    come, which is answered once `answer` is set. The call after `calls` is refused with `full`.
+    Programs elsewhere get the episodes that are `offered`; `ends` has the rewards of the whole, and
+    why programs gave up."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -28,6 +30,8 @@ class FakeGateway:
         self.notes: dict[str, Any] = {}
         self.rewards: list[tuple[float, int]] = []
         self.failed: list[tuple[str, int]] = []
+        self.offered: list[dict[str, Any]] = []
+        self.ends: list[float | str] = []
         self.calling, self.answer = threading.Event(), threading.Event()
         self.answer.set()
 
@@ -64,6 +68,14 @@ class FakeGateway:
             elif name not in self.notes:
                 return 404, {"error": {"message": "no such note"}}
             return 200, {"value": self.notes[name]}
+        if path == "/v1/episodes" and key == RUN:
+            return (200, self.offered.pop(0)) if self.offered else (503, {})
+        if path == f"{start}reward" and key == REWARDS and "turn" not in body:
+            self.ends.append(body["reward"])
+            return 200, {}
+        if path == start[:-1] and method == "DELETE" and key == REWARDS:
+            self.ends.append(body["reason"])
+            return 200, {}
         if path == f"{start}reward" and key == REWARDS:
             if body["turn"] >= len(self.asked):
                 return 404, {"error": {"message": f"there is no call {body['turn']}\x1b[2J"}}
@@ -94,7 +106,7 @@ def fake_gateway() -> Iterator[FakeGateway]:
             self.end_headers()
             self.wfile.write(text)
 
-        do_POST = do_GET
+        do_POST = do_DELETE = do_GET
 
         def log_message(self, *words: Any) -> None:
             pass

@@ -1,0 +1,166 @@
+"""Tasksets of the package `verifiers`, in its own environment, against a fake gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_gateway import RUN, FakeGateway, fake_gateway
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"
+TASKSETS = ROOT / "tests" / "support" / "tasksets"
+DEADLINE_S = 300.0
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason="`verifiers` is not here; make verifiers builds its environment"
+    ),
+]
+
+
+def command(*words: str | Path) -> dict[str, Any]:
+    """The program's command line and environment."""
+    path = {"PYTHONPATH": f"{ROOT}:{TASKSETS}"}
+    argv = [str(PYTHON), "-m", "asyncrl.tasksets", *map(str, words)]
+    return {"args": argv, "env": {**os.environ, **path}, "text": True}
+
+
+def done(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(**command(*words), capture_output=True, timeout=DEADLINE_S, check=False)
+
+
+def lines(count: int, taskset: str | Path) -> list[dict[str, Any]]:
+    """The lines of a task."""
+    said = done("prompts", str(count), taskset)
+    assert said.returncode == 0, said.stderr
+    return [json.loads(line) for line in said.stdout.splitlines()]
+
+
+@contextmanager
+def playing(gateway: FakeGateway, folder: Path, taskset: str | Path) -> Iterator[None]:
+    """A program that plays the episodes of a run."""
+    settings = {"run": "http", "port": gateway.port, "actors": 1}
+    settings |= {"episode_s": 300.0, "call_s": 600.0, "max_calls": 32}
+    said = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    (folder / "run.toml").write_text(f"[agent]\n{said}")
+    (folder / "gateway.key").write_text(RUN)
+    process = subprocess.Popen(**command("play", folder, taskset), stderr=subprocess.PIPE)
+    try:
+        yield
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 143, errors
+
+
+def end_of(gateway: FakeGateway, entry: dict[str, Any]) -> float | str:
+    """Have an episode played: its reward, or why it failed."""
+    gateway.ends.clear()
+    gateway.asked.clear()
+    facts = msgspec.structs.asdict(gateway.facts(entry=entry))
+    gateway.offered.append({"session": "episode-3", **facts})
+    last = time.monotonic() + DEADLINE_S
+    while not gateway.ends and time.monotonic() < last:
+        time.sleep(0.02)
+    (end,) = gateway.ends
+    return end
+
+
+def test_a_taskset_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    said = done("play", tmp_path, "no-such-taskset")
+    assert said.returncode == 2 and not said.stdout
+    (line,) = said.stderr.splitlines()
+    assert "taskset 'no-such-taskset' not found; correct its name, or install" in line
+
+
+@pytest.mark.explore
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[env.taskset]\nid = 'textarena'", "taskset.game: Field required"),
+        ("[env.taskset]\nid = 'textarena_offline'\ngane = 3", "taskset.gane: Extra inputs"),
+        ("[env.taskset]\nid = 'textarena_offline'\ngame = 'Nope-v0'", "'textarena_offline' cannot"),
+        ("[env", "cannot be read"),
+        ("[env]\nid = 'user-sim'\ntaskset.id = 'ways_to_end'", "the seat 'user' is not trained"),
+        ("[env]\nid = 'best-of-n'\ntaskset.id = 'no'", "taskset 'no' not found"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    (file := tmp_path / "t.toml").write_text(text)
+    said = done("prompts", "1", file)
+    assert said.returncode == 2 and not said.stdout
+    (line,) = said.stderr.splitlines()
+    assert why in line
+
+
+def test_each_end_of_an_episode_is_a_reward_or_a_failure_by_name(tmp_path: Path) -> None:
+    entries = {line["prompt"]: line for line in lines(5, "ways_to_end")}
+    right, raises, nan, dies, nothing = entries.values()
+    with fake_gateway() as gateway, playing(gateway, tmp_path, "ways_to_end"):
+        gateway.replies = ["yes"]
+        assert end_of(gateway, right) == 1.0
+        assert gateway.asked == [[{"role": "user", "content": "right?"}]]
+        gateway.replies = ["no"]
+        assert end_of(gateway, right) == 0.0
+        for entry, why in (
+            (raises, "the judge broke"),
+            (nan, "the taskset's reward is nan"),
+            (nothing, "the taskset gave no reward"),
+            (dies, "its process ended with exit code 3"),
+            (right | {"hash": "another"}, "write the prompts again"),
+            (right | {"task": 5}, "has 5 tasks"),
+            ({"prompt": "2 + 2 ="}, "it names no task"),
+        ):
+            assert why in str(end_of(gateway, entry)), entry
+        gateway.calls = 0  # refused before the model said anything
+        assert "it is as long as it may be" in str(end_of(gateway, right))
+        gateway.calls = 1000
+        assert end_of(gateway, right) == 0.0  # after all of these
+
+
+@pytest.mark.explore
+def test_a_game_of_many_turns_is_judged_by_its_taskset(tmp_path: Path) -> None:
+    (game,) = lines(1, "textarena_offline")
+    with fake_gateway() as gateway, playing(gateway, tmp_path, "textarena_offline"):
+        gateway.replies = [f"[{number}]" for number in range(1, 21)]
+        reward, turns = end_of(gateway, game), len(gateway.asked)
+        assert isinstance(reward, float) and 0 < reward < 1 and turns > 2  # it says how near
+        first, *_, last = gateway.asked
+        assert "Guess The Number" in first[-1]["content"]
+        roles = [message["role"] for message in last]
+        assert roles == ["user", *["assistant", "user"] * (len(gateway.asked) - 1)]
+        gateway.replies = [f"[{turns + round(19 * (1 - reward))}]"]  # the number, in one guess
+        assert end_of(gateway, game) == 1.0 and len(gateway.asked) == 1
+        # as long as it may be: the game is judged as far as it came
+        gateway.replies, gateway.calls = ["[30]"], 1
+        assert end_of(gateway, game) == 0.0
+
+
+@pytest.mark.explore
+def test_calls_of_a_seat_that_is_not_trained_never_reach_the_run(tmp_path: Path) -> None:
+    with fake_gateway() as gateway, fake_gateway() as other:
+        file = tmp_path / "talk.toml"
+        file.write_text(
+            "[env]\nid = 'user-sim'\ntaskset.id = 'ways_to_end'\n"
+            "[env.user]\nmodel = 'frozen'\nmax_turns = 2\n"
+            f"client.type = 'eval'\nclient.base_url = 'http://127.0.0.1:{other.port}/sessions/episode-3/v1'\n"
+            "client.api_key_var = 'OTHER_KEY'\n"
+        )
+        right, *_ = lines(1, file)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OTHER_KEY", "key-for-calls")
+            with playing(gateway, tmp_path, file):
+                gateway.replies, other.replies = ["yes"], ["are you there?"]
+                assert end_of(gateway, right) == 1.0
+        assert len(gateway.asked) == 2 and len(other.asked) == 2
+        assert gateway.asked[0] == [{"role": "user", "content": "are you there?"}]
