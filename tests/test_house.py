@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("asyncrl", "actors", "staleness", "weightsync")
 PRODUCT = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-BESIDE = sorted(path for name in ("tests", "bench") for path in (ROOT / name).rglob("*.py"))
+BESIDE = sorted(
+    path for name in ("tests", "bench", "docker") for path in (ROOT / name).rglob("*.py")
+)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "bench" / "README.md"])
 COLUMNS = 100
 DESIGN = (ROOT / "docs" / "design.md").read_text()
@@ -54,8 +56,8 @@ def classes() -> Iterator[tuple[Path, str]]:
 
 
 def docstrings() -> Iterator[tuple[Path, int, str]]:
-    """Every docstring of the product, of its tests and its benches, and every string that stands
-    under an attribute."""
+    """Every docstring of the product, of its tests, benches and images, and every string that
+    stands under an attribute."""
     for path in (*PRODUCT, *BESIDE):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
