@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+import msgspec
 import trio
 
 from actors.coordinator.collect_summary import mean_lag
@@ -79,9 +80,6 @@ def collect_status(parts: Components) -> RunStatus:
     )
 
 
-ROLES: dict[str, Role] = {role: role for role in ("trainer", "rollout", "agents", "reward")}
-
-
 def _awaited(parts: Components, now: float) -> list[AwaitedRollout]:
     """The oldest leases, at most NAMED of them."""
     calls = parts.store.experience.calls
@@ -142,7 +140,8 @@ def _actor(parts: Components, name: str, now: float, taken: int) -> ActorStatus:
 
 def _role(name: str) -> Role:
     """The role in an actor's name. Example: `rollout-3` is of role `rollout`."""
-    return ROLES[name.rpartition("-")[0]]
+    role: Role = msgspec.convert(name.rpartition("-")[0], Role)
+    return role
 
 
 def collect_update(parts: Components) -> StatusUpdate:
