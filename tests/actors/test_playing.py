@@ -86,6 +86,17 @@ class Parts:
         self.roster.add(actor := Actor("agents", index))
         return actor
 
+    def lose(self, actor: Actor) -> None:
+        self.roster.remove(actor)
+        self.playing.lose(actor)
+
+    def replace(self, actor: Actor) -> Actor:
+        """Lose an agents actor. Another one has its episodes then."""
+        self.lose(actor)
+        other = self.agents(1)
+        self.pump()
+        return other
+
     def admit(self, count: int = 1) -> None:
         x = self.experience
         self.store.record(
@@ -204,8 +215,7 @@ async def test_another_attempt_is_answered_with_what_there_is_and_samples_nothin
     (second,) = p.lease()
     p.sample(second, 2)
     p.playing.on_note(actor, Note(number, 1, "tool", b"42"))
-    p.roster.remove(actor)
-    p.playing.lose(actor)
+    p.lose(actor)
     assert second.status is RolloutStatus.UNCLAIMED and not p.lease(), "nobody asks for it"
     other = p.agents(1)
     p.pump()
@@ -232,10 +242,7 @@ async def test_what_the_last_attempt_did_not_ask_is_orphaned_and_the_attempt_cou
     p.ask(actor, number, 0, 1, 2)
     (call,) = p.lease()
     p.answer(call)
-    p.roster.remove(actor)
-    p.playing.lose(actor)
-    other = p.agents(1)
-    p.pump()
+    other = p.replace(actor)
     for place, context in enumerate([5, 6]):
         p.ask(other, number, place, context, budget=2)
     assert p.playing.diverged == 1
@@ -255,10 +262,7 @@ async def test_equal_calls_of_an_attempt_have_draws_of_their_own_and_are_known_i
     p.ask(actor, number, 1, 1, 2)
     first, second = p.lease()
     assert first.key != second.key
-    p.roster.remove(actor)
-    p.playing.lose(actor)
-    other = p.agents(1)
-    p.pump()
+    other = p.replace(actor)
     p.ask(other, number, 0, 1, 2)
     assert p.lease() == [first]
     p.ask(other, number, 1, 1, 2)
@@ -285,10 +289,7 @@ async def test_a_later_attempt_may_say_at_once_that_it_has_enough_of_what_was_cu
     (call,) = p.lease()
     p.sample(call, 3)
     p.playing.on_enough(actor, Enough(number, 1, 0, 2))
-    p.roster.remove(actor)
-    p.playing.lose(actor)
-    other = p.agents(1)
-    p.pump()
+    other = p.replace(actor)
     p.ask(other, number, 0, 1, 2)
     p.playing.on_enough(other, Enough(number, 2, 0, 0))
     p.playing.on_played(other, Played(number, 2, "stop"))
@@ -299,8 +300,7 @@ async def test_an_actor_may_be_lost_before_it_hears_that_a_rollout_is_over() -> 
     p = Parts()
     actor, _ = p.begun()
     p.store.record(e.Dropped(0, "evaluation"))
-    p.roster.remove(actor)
-    p.playing.lose(actor)
+    p.lose(actor)
     p.pump()
     assert not actor.take(StopPlaying) and not p.playing.held(actor.name)
 
@@ -435,8 +435,7 @@ class Killed:
         if not self.kills or self.draw.random() < 0.5:
             return False
         self.kills -= 1
-        self.p.roster.remove(self.actor)
-        self.p.playing.lose(self.actor)
+        self.p.lose(self.actor)
         self.actor = self.p.agents(9 - self.kills)
         self.p.pump()
         self.actor.take(Play)
