@@ -91,8 +91,9 @@ $(TRL)/.ready: requirements/run.lock requirements/bench.lock $(TORCH)
 	$(TRL)/bin/python -m pip $(LOCAL) -e .
 	touch $@
 
-# What plays tasksets of the package `verifiers` (docs/agents.md), in an environment of its own, because its pins are others: 0.6 GB, a
-# minute, once. Without it the tests that need it skip, and say so.
+# The player of tasksets of the package `verifiers` (docs/agents.md), in an environment of its own,
+# because its pins are others: 0.6 GB, a minute, once. Without it the tests that need it skip, and
+# say so.
 VERIFIERS := .venv-verifiers
 verifiers: $(VERIFIERS)/.ready
 
