@@ -55,19 +55,22 @@ note that is kept, as token ids. It returns how it ended."""
 def script(seed: int, attempt: int, *, unsteady: bool) -> Script:
     """An agent of one to four turns. Each is one call, or up to three at a time, of which some have
     the same context. After a turn it goes on with the answer and a tool's result, or goes back to
-    what it had asked in an earlier turn. At the end it may leave two calls that it does not wait
-    for."""
+    what it had asked in an earlier turn. It may end early, and at its end it may leave three calls
+    that it does not wait for: together they may sample more than is left of its budget."""
     draw = random.Random(f"agent/{seed}")
     whims = random.Random(f"whims/{seed}/{attempt}") if unsteady and attempt > 1 else None
     context: tuple[int, ...] = (seed % 97 + 1, 7)
     earlier, number = list[tuple[int, ...]](), 0
+    hurry, leaves = random.Random(f"hurry/{seed}"), False
     for turn in range(draw.randint(1, 4)):
-        if whims and whims.random() < 0.4:
+        if leaves := hurry.random() < 0.1:
+            break
+        if whims and whims.random() < 0.1:
             context += (300 + attempt,)
         asks, budget = list[ScriptedAsk](), draw.choice(BUDGETS)
         for branch in range(draw.choice((1, 1, 1, 2, 3))):
             own, needs = (branch,) * (draw.random() < 0.5), draw.choice((*[None] * 4, 0, 1, 3))
-            if whims and whims.random() < 0.4:
+            if whims and whims.random() < 0.8:
                 needs = whims.choice((0, 1))
             most = budget if draw.random() < 0.7 else draw.choice(BUDGETS)
             asks.append(ScriptedAsk(context + own, most, needs))
@@ -89,8 +92,8 @@ def script(seed: int, attempt: int, *, unsteady: bool) -> Script:
             context = draw.choice(earlier) + kept * draw.randint(0, 1)
         else:
             context = asks[0].context + (answers[0] or ()) + kept
-    if draw.random() < 0.2:
-        yield [ScriptedAsk((*context, 9, n), 60, None, abandoned=True) for n in range(2)]
+    if leaves or draw.random() < 0.2:
+        yield [ScriptedAsk((*context, 9, n), 60, None, abandoned=True) for n in range(3)]
     if draw.random() < 0.7:
         yield ScriptedReward(None, draw.choice((0.0, 0.5, 1.0)))
     return "stop"
