@@ -41,7 +41,7 @@ from asyncrl.programs.bubblewrap import Bubblewrap
 from asyncrl.programs.languages import program_of
 from asyncrl.programs.program import GATEWAY, Program, Ran
 from asyncrl.programs.runner import run
-from asyncrl.programs.waiting import run_in_trio
+from asyncrl.programs.under_trio import run_in_trio
 
 MARK = f"hostile-{os.getpid()}"
 AT_A_TIME = 4

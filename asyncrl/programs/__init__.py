@@ -3,7 +3,7 @@
     program.py      a program, its limits, and what it came to: pure
     languages.py    how a source text of each language becomes a program
     runner.py       runs one and waits: the only place that starts, feeds, hears and ends them
-    waiting.py      the same for code of trio and of asyncio
+    under_trio.py, under_asyncio.py     the same for code of these
     bubblewrap.py, docker.py, unconfined.py     the kinds of sandboxes
     loopback.py     a program that speaks TCP to the gateway's socket, begun by forwarder.py
 

@@ -57,22 +57,20 @@ class Descriptors(msgspec.Struct, frozen=True):
     files: Mapping[str, int]
 
 
-def arguments(
-    program: Program, seen: View, given: Descriptors, most: Mapping[int, int]
-) -> list[str]:
-    """The arguments of `bwrap` for a program. `most` is what this process may have of each kind of
-    limit."""
+def arguments(program: Program, seen: View, given: Descriptors) -> list[str]:
+    """The arguments of `bwrap` for a program, before its command. They are given in a file: every
+    user of the machine may read a command line, and variables hold keys."""
     own = ["user", "ipc", "pid", "net", "uts", "cgroup-try"]
     words = [*(f"--unshare-{one}" for one in own), "--die-with-parent", "--new-session"]
     words += ["--as-pid-1", "--clearenv", "--hostname", "program"]
     words += ["--uid", str(NOBODY), "--gid", str(NOBODY)]
-    words += [word for path in seen.paths for word in ("--ro-bind", path, path)]
+    words += ["--perms", "0700", "--size", str(program.limits.scratch_bytes), "--tmpfs", WORK]
+    words += [word for path in seen.paths for word in ("--ro-bind", path, path)]  # some in WORK
     words += [word for place, path in seen.files.items() for word in ("--ro-bind", path, place)]
     words += [word for place, to in seen.links.items() for word in ("--symlink", to, place)]
     words += [word for path in DEVICES for word in ("--dev-bind-try", path, path)]
     if program.proc:
         words += ["--proc", "/proc", "--symlink", "/proc/self/fd", "/dev/fd"]
-    words += ["--perms", "0700", "--size", str(program.limits.scratch_bytes), "--tmpfs", WORK]
     for name, descriptor in given.files.items():
         words += ["--perms", "0700", "--file", str(descriptor), f"{WORK}/{name}"]
     if program.gateway:  # to connect is no writing; to change its mode is
@@ -80,8 +78,8 @@ def arguments(
     words += ["--remount-ro", "/", "--chdir", WORK]
     for name, value in environment_of(program, WORK).items():
         words += ["--setenv", name, value]
-    words += ["--seccomp", str(given.calls), "--json-status-fd", str(given.status), "--"]
-    return words + limited(program.argv, program.limits, most=most, processes=True)
+    words += ["--seccomp", str(given.calls), "--json-status-fd", str(given.status)]
+    return words
 
 
 class Bubblewrap:
@@ -102,10 +100,12 @@ class Bubblewrap:
                     _in_memory(theirs, seccomp.program(platform.machine())),
                     {name: _in_memory(theirs, data) for name, data in program.files.items()},
                 )
-                seen = system_view(program.paths, {})
+                words = arguments(program, system_view(program.paths, {}), given)
+                said = _in_memory(theirs, _as_file(words))
+                command = limited(program.argv, program.limits, most=hard_limits(), processes=True)
                 process = _popen(
-                    [executable, *arguments(program, seen, given, hard_limits())],
-                    (given.status, given.calls, *given.files.values()),
+                    [executable, "--args", str(said), "--", *command],
+                    (said, given.status, given.calls, *given.files.values()),
                 )
             ours.callback(_surely_end, process)
             inner = _child(status, deadline)
@@ -220,6 +220,14 @@ def _begin(inner: int, process: subprocess.Popen[bytes], deadline: float) -> boo
         return False
     except OSError as error:
         raise ProgramError(f"a sandbox cannot be told to go first: {error.strerror}") from None
+
+
+def _as_file(words: list[str]) -> bytes:
+    """Arguments as a file has them, each with a NUL behind it. Raises ProgramError where one has a
+    NUL in it, which would make two of it."""
+    if any("\0" in word for word in words):
+        raise ProgramError("a path or a variable of a program has a NUL in it; leave that out")
+    return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
 def _in_memory(kept: ExitStack, data: bytes) -> int:

@@ -20,15 +20,15 @@ async def main(port: int, socket: str, command: list[str]) -> int:
     """Returns the command's exit code, 128 + the signal's number where one ended it."""
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_unix_connection(socket)
-        with contextlib.suppress(ConnectionError):
-            await asyncio.gather(_copy(reader, back), _copy(there, writer))
-        for stream in (back, writer):
-            stream.close()
+        with contextlib.closing(writer), contextlib.suppress(OSError):
+            there, back = await asyncio.open_unix_connection(socket)
+            with contextlib.closing(back):
+                await asyncio.gather(_copy(reader, back), _copy(there, writer))
 
-    async with await asyncio.start_server(forward, "127.0.0.1", port):
-        process = await asyncio.create_subprocess_exec(*command)
-        code = await process.wait()
+    server = await asyncio.start_server(forward, "127.0.0.1", port)
+    process = await asyncio.create_subprocess_exec(*command)
+    code = await process.wait()
+    server.close()  # and is not waited for: what the command left behind may be connected
     return code if code >= 0 else 128 - code
 
 

@@ -1,8 +1,9 @@
 """Runs a program, and waits for it. Invariant: when `run` returns or raises, nothing that the
 program started in its sandbox lives, and no more of its output was kept than it may have.
 
-It blocks. Code of trio and asyncio calls it in a thread (`waiting.py`), and must: the kernel ends a
-sandbox when the *thread* that started it ends, and a library's thread may end before the program.
+It blocks. Code of trio and asyncio calls it in a thread (`under_trio.py`), and must: the kernel
+ends a sandbox when the *thread* that started it ends, and a library's thread may end before the
+program.
 """
 
 from __future__ import annotations

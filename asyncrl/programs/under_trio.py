@@ -1,11 +1,6 @@
-"""Programs that are run for code of trio and of asyncio, in a thread of their own.
-
-Cancelled, both kill the program, wait until it is gone, and then are cancelled.
-"""
+"""Programs that are run for code of trio, in a thread of their own."""
 
 from __future__ import annotations
-
-import asyncio
 
 import trio
 
@@ -14,7 +9,8 @@ from asyncrl.programs.runner import Sandbox, Stop, run
 
 
 async def run_in_trio(program: Program, sandbox: Sandbox) -> Ran:
-    """Run a program. As many run at a time as trio has threads. Raises ProgramError."""
+    """Run a program. As many run at a time as trio has threads. Cancelled, it kills the program,
+    waits until that is gone, and is cancelled then. Raises ProgramError."""
     with Stop() as stop:
 
         async def stopped() -> None:
@@ -33,16 +29,3 @@ async def run_in_trio(program: Program, sandbox: Sandbox) -> Ran:
             finally:
                 nursery.cancel_scope.cancel()
         raise failure
-
-
-async def run_in_asyncio(program: Program, sandbox: Sandbox) -> Ran:
-    """Run a program. As many run at a time as the loop's executor has threads. Raises
-    ProgramError."""
-    with Stop() as stop:
-        running = asyncio.ensure_future(asyncio.to_thread(run, program, sandbox, stop))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            stop.set()
-            await asyncio.wait([running])
-            raise
