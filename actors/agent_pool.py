@@ -140,14 +140,18 @@ class AgentPool:
 
 @asynccontextmanager
 async def open_agent_pool(
-    run: str | tuple[str, ...], waits: Waits, *, most_s: float
+    run: str | tuple[str, ...],
+    waits: Waits,
+    *,
+    most_s: float,
+    paths: tuple[str, ...] | None = None,
 ) -> AsyncIterator[AgentPool]:
     """Open the agent that `agent.run` says. An attempt takes at most `most_s` seconds, its calls
-    included. None of its processes outlives the block. Raises ConfigError where there is no such
-    agent, and WorkersLost."""
+    included. With `paths` a program is run in the sandbox, and sees them. None of its processes
+    outlives the block. Raises ConfigError where there is no such agent, and WorkersLost."""
     environment = isolated(os.environ)
     async with open_forks("actors.agent_process", waits, "agents", environment) as forks:
-        wrong = await forks.open(AgentOpening(run), deadline_s=OPENING_S)
+        wrong = await forks.open(AgentOpening(run, paths), deadline_s=OPENING_S)
         if wrong:
             raise ConfigError(escaped(wrong.decode(errors="replace")))
         yield AgentPool(forks, waits, most_s=most_s)

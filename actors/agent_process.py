@@ -41,9 +41,11 @@ SENTENCE_BYTES = 2**14
 
 
 class AgentOpening(msgspec.Struct, frozen=True, array_like=True):
-    """The first frame on the control socket: `agent.run`."""
+    """The first frame on the control socket: `agent.run`, and the `agent.paths` that a program sees
+    in the sandbox; None where there is no sandbox."""
 
     run: str | tuple[str, ...]
+    paths: tuple[str, ...] | None = None
 
 
 def play_episode(sockets: Sequence[socket.socket], agent: Agent) -> None:
@@ -91,7 +93,7 @@ def main(descriptor: int) -> None:
     if opening is None:
         return
     try:
-        agent = load_agent(opening.run)
+        agent = load_agent(opening.run, opening.paths)
         if (threads := threading.active_count()) > 1:
             raise ConfigError(
                 f"the agent {opening.run!r} cannot be forked, because {threads - 1} threads run "

@@ -16,11 +16,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
 import trio
 
 from actors.agent_pool import AgentAttempt, AgentClock
+from actors.episode_sockets import EpisodeSockets
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
 from asyncrl.agents.agent_episode import EpisodeFacts
@@ -48,7 +50,7 @@ class Player(Protocol):
 
 class EpisodePlayer:
     """Plays the episodes of one actor. Agents find `gateway` at `url`; an agent may have the ball
-    for `episode_s` seconds."""
+    for `episode_s` seconds; with `sockets` programs in a sandbox find it too."""
 
     def __init__(
         self,
@@ -60,10 +62,11 @@ class EpisodePlayer:
         *,
         url: str,
         episode_s: float,
+        sockets: EpisodeSockets | None = None,
     ) -> None:
         self._player, self._sessions, self._gateway = player, sessions, gateway
         self._prompt, self._reporter = prompt, reporter
-        self._url, self._episode_s = url, episode_s
+        self._url, self._episode_s, self._sockets = url, episode_s, sockets
         self._playing: dict[tuple[int, int], tuple[PlayedSession, trio.CancelScope]] = {}
 
     def begin(self, play: Play, nursery: trio.Nursery) -> None:
@@ -78,7 +81,12 @@ class EpisodePlayer:
     ) -> None:
         try:
             with scope:
-                attempt = await self._player.play(await self._facts(session), clock)
+                async with AsyncExitStack() as opened:
+                    socket = ""
+                    if self._sockets is not None:
+                        socket = await opened.enter_async_context(self._sockets.open(session.name))
+                    facts = await self._facts(session, socket)
+                    attempt = await self._player.play(facts, clock)
                 self._say(session, attempt)
         finally:
             del self._playing[session.play.rollout, session.play.attempt]
@@ -95,7 +103,7 @@ class EpisodePlayer:
         for found in self._playing.values():
             _end(*found)
 
-    async def _facts(self, session: PlayedSession) -> EpisodeFacts:
+    async def _facts(self, session: PlayedSession, socket: str) -> EpisodeFacts:
         play, key = session.play, self._sessions.key
         prompt, entry = await self._prompt(play.split, play.prompt_index)
         return EpisodeFacts(
@@ -107,6 +115,7 @@ class EpisodePlayer:
             base_url=f"{self._url}/sessions/{session.name}/v1",
             api_key=capability(key, session.name, "call"),
             reward_key=capability(key, session.name, "reward"),
+            socket=socket,
         )
 
     def _say(self, session: PlayedSession, attempt: AgentAttempt) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from actors.agent_pool import open_agent_pool
 from actors.agents import MODEL, chat_tokenizer
 from actors.agents_actor import EpisodePlayer, Player
 from actors.elsewhere import ElsewherePool
+from actors.episode_sockets import EpisodeSockets, private_folder
 from actors.reporting import Reporter
 from asyncrl.config import Config
 from asyncrl.config.schema import PLAYED_ELSEWHERE
@@ -45,15 +46,16 @@ logger = logging.getLogger(__name__)
 async def open_episodes(
     config: Config, run: Path, initial: Path, index: int, waits: Waits, reporter: Reporter
 ) -> AsyncIterator[tuple[EpisodePlayer, PlayedSessions]]:
-    """Open the agent of the run and the gateway that answers it, at a port of loopback. Raises
-    ConfigError where there is no such agent, TaskError, OSError where the port is taken, and
-    WorkersLost."""
+    """Open the agent of the run and the gateway that answers it, at a port of loopback, and at a
+    socket for each attempt where programs are in a sandbox. Raises ConfigError where there is no
+    such agent, TaskError, OSError where the port is taken, and WorkersLost."""
     agent = config.agent
     sessions = PlayedSessions(read_private(run / GATEWAY_KEY, 1024))
     tokenizer = await trio.to_thread.run_sync(chat_tokenizer, initial)
     task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
     gateway = Gateway(sessions, tokenizer, settings(config, tokenizer.sampled), waits)
     offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
+    app = agents_application(gateway, sessions, offers)
     reading = trio.CapacityLimiter(1)
 
     async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
@@ -66,13 +68,13 @@ async def open_episodes(
         while True:  # what is sampled for agents is in the run's journal
             await gateway.fetch()
 
-    async def attend(*, task_status: trio.TaskStatus[str]) -> None:
-        def refused(refusal: HttpRefusal) -> None:
-            reporter.count(f"agents_refused_{refusal}")
+    def refused(refusal: HttpRefusal) -> None:
+        reporter.count(f"agents_refused_{refusal}")
 
+    async def attend(*, task_status: trio.TaskStatus[str]) -> None:
         await serve(
             gateway,
-            agents_application(gateway, sessions, offers),
+            app,
             sessions.known,
             port=agent.port + index if agent.port else 0,
             close=trio.Event(),
@@ -81,17 +83,29 @@ async def open_episodes(
             task_status=task_status,
         )
 
-    async with _open_player(config, offers, waits) as player, trio.open_nursery() as nursery:
-        url = await nursery.start(attend)
-        nursery.start_soon(forget)
-        logger.info("agents are answered at %s", url)
-        yield (
-            EpisodePlayer(
-                player, sessions, gateway, prompt, reporter, url=url, episode_s=agent.episode_s
-            ),
-            sessions,
-        )
-        nursery.cancel_scope.cancel()
+    with ExitStack() as opened:
+        sockets = None
+        if agent.sandbox != "none":
+            folder = opened.enter_context(private_folder(sessions.key, index))
+            sockets = EpisodeSockets(folder, app, sessions.known, refused, waits)
+        async with _open_player(config, offers, waits) as player, trio.open_nursery() as nursery:
+            url = await nursery.start(attend)
+            nursery.start_soon(forget)
+            logger.info("agents are answered at %s", url)
+            yield (
+                EpisodePlayer(
+                    player,
+                    sessions,
+                    gateway,
+                    prompt,
+                    reporter,
+                    url=url,
+                    episode_s=agent.episode_s,
+                    sockets=sockets,
+                ),
+                sessions,
+            )
+            nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -104,7 +118,8 @@ async def _open_player(
         return
     agent = config.agent
     most_s = agent.episode_s + agent.max_calls * agent.call_s
-    async with open_agent_pool(agent.run, waits, most_s=most_s) as pool:
+    paths = None if agent.sandbox == "none" else agent.paths
+    async with open_agent_pool(agent.run, waits, most_s=most_s, paths=paths) as pool:
         yield pool
 
 

@@ -26,7 +26,9 @@ class ElsewherePool:
 
     async def play(self, facts: EpisodeFacts, clock: AgentClock) -> AgentAttempt:
         """Offer an episode, and wait for its end. The clock runs from when a program has it."""
-        said = msgspec.json.encode({"session": facts.session, **msgspec.structs.asdict(facts)})
+        told = {"session": facts.session, **msgspec.structs.asdict(facts)}
+        del told["socket"]  # nobody elsewhere is started in the run's sandbox
+        said = msgspec.json.encode(told)
         offer, owner = self._offers.put(facts.session, said), f"prompt {facts.prompt_index}"
         try:
             while not offer.taken.is_set():

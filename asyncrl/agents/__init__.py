@@ -12,6 +12,7 @@ that says so in a sentence, and never 0.
 """
 
 from asyncrl.agents.agent_episode import MODEL, AgentEpisode, BlockingEpisode
+from asyncrl.agents.agent_sandbox import with_model
 from asyncrl.agents.environments import Step
 
-__all__ = ["MODEL", "AgentEpisode", "BlockingEpisode", "Step"]
+__all__ = ["MODEL", "AgentEpisode", "BlockingEpisode", "Step", "with_model"]

@@ -42,7 +42,8 @@ ANSWER_S = 60.0
 class EpisodeFacts(msgspec.Struct, frozen=True):
     """The facts of an episode. `base_url` is `http://…/sessions/NAME/v1`, `api_key` the session's
     key for calls, and `reward_key` the one for rewards, which code that the model wrote must not
-    get. `attempt` counts from 0; all else is the same in each attempt."""
+    get. `attempt` counts from 0; all else is the same in each attempt, but for `socket`: the path
+    of a Unix socket that is the gateway to a program in the sandbox; "" where there is none."""
 
     prompt: str
     entry: dict[str, Any]
@@ -52,6 +53,7 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
     base_url: str
     api_key: str
     reward_key: str
+    socket: str = ""
 
     @property
     def session(self) -> str:
@@ -77,6 +79,7 @@ class _Seen:
         self.prompt_index, self.seed, self.attempt = facts.prompt_index, facts.seed, facts.attempt
         self.base_url, self.api_key = facts.base_url, facts.api_key
         self.reward_key = facts.reward_key
+        self.session, self.socket = facts.session, facts.socket
 
 
 class AgentEpisode(_Seen):

@@ -12,6 +12,9 @@ that line says none, the task's verifier judges the last reply. It is not posted
 program can say it that can print, and because exit code and reward come together: a program that
 fails after its reward has none. Another exit code than 0 is a failure, which shows the end of what
 it said on standard error.
+
+In the sandbox (`agent.sandbox`) a program is one that a model may have written. It has no key for
+rewards, and the verifier judges: one that says a reward has failed.
 """
 
 from __future__ import annotations
@@ -22,7 +25,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from asyncrl.agents.agent_episode import EpisodeFacts
+from asyncrl.agents.agent_sandbox import base_url, program_of_command, with_model
+from asyncrl.programs.bubblewrap import Bubblewrap
+from asyncrl.programs.under_asyncio import run_in_asyncio
 
 HEARD = 2**16
 """Bytes of a program's output that are kept: the last ones."""
@@ -35,7 +43,7 @@ class ProgramFailed(Exception):
 
 
 def environment_of(facts: EpisodeFacts) -> dict[str, str]:
-    """The variables that a program is given, beside those of this process."""
+    """The variables that a program is given, but for the key for rewards."""
     return {
         "OPENAI_BASE_URL": facts.base_url,
         "OPENAI_API_KEY": facts.api_key,
@@ -45,7 +53,6 @@ def environment_of(facts: EpisodeFacts) -> dict[str, str]:
         "ASYNCRL_SEED": str(facts.seed),
         "ASYNCRL_ATTEMPT": str(facts.attempt),
         "ASYNCRL_SESSION_URL": facts.session_url,
-        "ASYNCRL_REWARD_KEY": facts.reward_key,
     }
 
 
@@ -57,17 +64,43 @@ async def run_program(argv: Sequence[str], facts: EpisodeFacts) -> Any:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **environment_of(facts)},
+        env={
+            **os.environ,
+            **environment_of(facts),
+            "ASYNCRL_REWARD_KEY": facts.reward_key,
+        },
     )
     assert process.stdout and process.stderr
     said, errors, code = await asyncio.gather(
         _last(process.stdout), _last(process.stderr), process.wait()
     )
     if code:
-        ended = f"exit code {code}" if code > 0 else f"signal {-code}"
-        lines = errors.decode(errors="replace").strip().splitlines()[-LINES:]
-        raise ProgramFailed(" / ".join([ended, *lines]))
+        raise _failed(f"exit code {code}" if code > 0 else f"signal {-code}", errors)
     return _reward(said.decode(errors="replace"))
+
+
+async def run_in_sandbox(argv: Sequence[str], paths: Sequence[str], facts: EpisodeFacts) -> None:
+    """Run a program in the sandbox `bwrap` to its end; it sees `paths` besides its own files.
+    Raises ProgramFailed, also where it says a reward, and ProgramError where it cannot be
+    started."""
+    inside = msgspec.structs.replace(facts, base_url=base_url(facts.session))
+    command = program_of_command(argv, paths)
+    told = msgspec.structs.replace(command, environment=environment_of(inside))
+    ran = await run_in_asyncio(with_model(told, facts), Bubblewrap())
+    if ran.truncated:
+        raise _failed(f"it printed more than {command.output_bytes} bytes", ran.stderr)
+    if ran.code:
+        raise _failed(f"exit code {ran.code}", ran.stderr)
+    if _reward(ran.stdout.decode(errors="replace")) is not None:
+        raise ProgramFailed(
+            "it said a reward, and a program in the sandbox gives none: leave it to the task's "
+            "verifier, or set agent.sandbox to none"
+        )
+
+
+def _failed(ended: str, errors: bytes) -> ProgramFailed:
+    lines = errors.decode(errors="replace").strip().splitlines()[-LINES:]
+    return ProgramFailed(" / ".join([ended, *lines]))
 
 
 async def _last(stream: asyncio.StreamReader) -> bytes:

@@ -20,7 +20,7 @@ import httpx2
 import openai
 
 from asyncrl.agents.agent_episode import AgentEpisode, BlockingEpisode, EpisodeFacts
-from asyncrl.agents.agent_program import run_program
+from asyncrl.agents.agent_program import run_in_sandbox, run_program
 from asyncrl.agents.environments import play
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import load_named
@@ -33,11 +33,12 @@ RETRIES = 8
 FORM = "async def solve(client, episode)"
 
 
-def load_agent(run: str | Sequence[str]) -> Agent:
+def load_agent(run: str | Sequence[str], paths: Sequence[str] | None = None) -> Agent:
     """The agent that `module:name` names, a function or an environment's class, or that a command
-    line is. Raises ConfigError, which says what is wrong with it."""
+    line is. With `paths` a command is run in the sandbox, where it sees them. Raises ConfigError,
+    which says what is wrong with it."""
     if not isinstance(run, str):
-        return _of_program(list(run))
+        return _of_program(list(run), paths)
     found = load_named(run, "agent")
     if isinstance(found, type):
         return _of_class(run, found)
@@ -55,14 +56,14 @@ def load_agent(run: str | Sequence[str]) -> Agent:
     return partial(_play_sync, found)
 
 
-def _of_program(argv: list[str]) -> Agent:
+def _of_program(argv: list[str], paths: Sequence[str] | None) -> Agent:
     if not argv or not all(isinstance(word, str) and word for word in argv):
         raise ConfigError('agent.run is an empty command; give one, as in ["python", "agent.py"].')
     if shutil.which(argv[0]) is None:
         raise ConfigError(
             f"agent.run starts {argv[0]!r}, and there is no such program on PATH; give its path."
         )
-    return partial(run_program, argv)
+    return partial(run_program, argv) if paths is None else partial(run_in_sandbox, argv, paths)
 
 
 def _of_class(run: str, kind: type) -> Agent:

@@ -143,7 +143,8 @@ def _agent_rows(config: Config) -> list[Row]:
         return []
     run = agent.run if isinstance(agent.run, str) else " ".join(agent.run)
     means = f"plays each rollout, ≤ {agent.actors * agent.concurrency:,} at a time"
-    return [Row("agent", run, f"{means}, ≤ {agent.max_calls} calls each")]
+    sandbox = "" if agent.sandbox == "none" else f"; programs in {agent.sandbox}"
+    return [Row("agent", run, f"{means}, ≤ {agent.max_calls} calls each{sandbox}")]
 
 
 def derived(config: Config, available: int) -> list[Row]:

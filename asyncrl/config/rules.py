@@ -14,7 +14,7 @@ from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.losses import drops_equal, loss_contradictions
 from asyncrl.config.mix import each, held_out_size, members, mix_contradictions
 from asyncrl.config.other_policies import policy_contradictions
-from asyncrl.config.schema import Config, TaskConfig
+from asyncrl.config.schema import PLAYED_ELSEWHERE, Config, TaskConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OURS = ("--api-key", "--config")
@@ -108,6 +108,18 @@ def _agents(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         yield (
             ("agent.port", "agent.actors"),
             "each agents actor has a port of its own, and there are not so many: lower port",
+        )
+    if agent.sandbox != "none" and agent.run == PLAYED_ELSEWHERE:
+        yield (
+            ("agent.run", "agent.sandbox"),
+            "programs elsewhere are not started by the run, which cannot put them in a sandbox: "
+            "set sandbox to none",
+        )
+    if agent.paths and (agent.sandbox == "none" or isinstance(agent.run, str)):
+        yield (
+            ("agent.paths", "agent.sandbox"),
+            "paths are what a program of agent.run sees in the sandbox, and there is none: remove "
+            "paths, or set sandbox to bwrap and run to a command",
         )
     if rollout.truncated == "penalize":
         yield (

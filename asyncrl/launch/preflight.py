@@ -25,7 +25,7 @@ from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
 from asyncrl.config.mix import each, members, named
-from asyncrl.config.schema import PLAYED_ELSEWHERE, TaskConfig
+from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
 from asyncrl.experience.call import ImpossibleEvent
@@ -178,19 +178,24 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     check_policies(config, task)
     check_examples(config, task)
     if config.agent.run and config.agent.run != PLAYED_ELSEWHERE:
-        _agent(config.agent.run)
+        _agent(config.agent)
 
 
-def _agent(run: str | tuple[str, ...]) -> None:
-    """Look if who plays is there, by loading it as an agents actor does."""
+def _agent(agent: AgentConfig) -> None:
+    """Look if who plays is there, by loading it as an agents actor does, and if its sandbox can be
+    had, by starting one."""
     try:
+        from asyncrl.agents.agent_sandbox import refuse_without_sandbox
         from asyncrl.agents.load_agent import load_agent
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"agent.run is set, and agents need {error.name}, which is not installed: install "
             "asyncrl[agents]."
         ) from None
-    load_agent(run)
+    load_agent(agent.run)
+    if agent.sandbox == "bwrap":
+        argv = () if isinstance(agent.run, str) else agent.run
+        refuse_without_sandbox(argv, agent.paths)
 
 
 @contextmanager

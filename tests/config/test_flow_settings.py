@@ -59,6 +59,16 @@ ALONE: dict[str, object] = {"unit": "rollout", "advantage": "first_k"}
             {"rollout.group_size_max", "rollout.group_size"},
             "raise group_size_max",
         ),
+        (
+            {"agent": {"run": "http", "sandbox": "bwrap"}},
+            {"agent.run", "agent.sandbox"},
+            "set sandbox to none",
+        ),
+        (
+            {"agent": {"run": ("a", "b"), "paths": ("c",)}},
+            {"agent.paths", "agent.sandbox"},
+            "set sandbox to bwrap",
+        ),
     ],
 )
 def test_each_contradiction_names_its_keys_and_the_remedy(

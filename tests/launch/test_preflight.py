@@ -399,6 +399,21 @@ def test_an_agent_that_is_not_there_starts_nothing(run: str, said: str) -> None:
     assert said in refusal(config(f"agent.run={run}"))
 
 
+def test_an_agents_sandbox_that_cannot_be_had_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing falls back to a program that is kept from nothing."""
+    monkeypatch.setattr(preflight.Bubblewrap, "missing", lambda self: "no user namespaces")
+    for run in ('["true"]', "asyncrl.agents.examples.retry:solve"):
+        asked = config(f"agent.run={run}", "agent.sandbox=bwrap")
+        assert "agent.sandbox is bwrap, and this machine does not have it (no user" in refusal(
+            asked
+        )
+    preflight.check(config('agent.run=["true"]'), None, 2)
+    with pytest.raises(ConfigError, match=r"agent\.sandbox.*none, bwrap"):
+        config('agent.run=["true"]', "agent.sandbox=docker")
+
+
 def test_who_plays_is_shown_and_programs_elsewhere_need_nothing_here() -> None:
     for run in ("asyncrl.agents.examples.retry:solve", "http"):
         checked = config(f"agent.run={run}")

@@ -40,6 +40,24 @@ class AgentConfig(Section, frozen=True):
     attempts: Annotated[
         int, Meta(ge=1, description="failed attempts after which an episode is given up")
     ] = 3
+    sandbox: Annotated[
+        Literal["none", "bwrap"],
+        Meta(
+            description=(
+                "of a program of `run`, and of what tools start by asyncrl.programs: bwrap, it "
+                "reaches the model and gives no reward; none, it is this user's process"
+            )
+        ),
+    ] = "none"
+    paths: Annotated[
+        tuple[str, ...],
+        Meta(
+            description=(
+                "files and folders that a program of `run` sees in the sandbox, besides the "
+                "system and what its command names"
+            )
+        ),
+    ] = ()
     mask_failed: Annotated[
         tuple[str, ...],
         Meta(

@@ -1,0 +1,128 @@
+"""Programs of an episode in the sandbox: what each is given of the run, and how one of `agent.run`
+is shown what it needs. Invariant: it has the episode's key for calls, and never the one for
+rewards.
+
+    program (no network) ── 127.0.0.1:PORT ── forwarder ── the episode's socket ── gateway
+
+There is such a socket for each attempt, and it answers for that session alone
+(`actors.episode_sockets`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.agents.agent_episode import AgentEpisode, BlockingEpisode, EpisodeFacts
+from asyncrl.config.errors import ConfigError
+from asyncrl.programs.bubblewrap import Bubblewrap
+from asyncrl.programs.languages import trial
+from asyncrl.programs.loopback import by_loopback
+from asyncrl.programs.program import Program, ProgramError
+from asyncrl.programs.runner import run
+
+PORT = 8089
+"""The port of the sandbox's own loopback at which a program finds the gateway."""
+SECONDS = 7 * 86_400.0
+"""Seconds of a program of `agent.run`, whose attempt's clock ends it before."""
+_SEEN = 'test -x "$0" || exit 1; for one; do test -r "$one" || exit 2; done'
+
+
+class NoSocketError(Exception):
+    """The run's gateway has no sockets for sandboxes; the text says what to set."""
+
+
+def base_url(session: str) -> str:
+    """The session's base URL, inside."""
+    return f"http://127.0.0.1:{PORT}/sessions/{session}/v1"
+
+
+def with_model(program: Program, episode: AgentEpisode | BlockingEpisode | EpisodeFacts) -> Program:
+    """The program, which in the sandbox may call the model as the episode's agent does: any client
+    of OpenAI's finds what it needs in its environment. Raises NoSocketError.
+
+    ran = await run_in_asyncio(with_model(program, episode), Bubblewrap())
+    """
+    if not episode.socket:
+        raise NoSocketError(
+            "the run has no gateway for programs in a sandbox: set agent.sandbox to bwrap"
+        )
+    given = {"OPENAI_BASE_URL": base_url(episode.session), "OPENAI_API_KEY": episode.api_key}
+    return by_loopback(
+        msgspec.structs.replace(
+            program, gateway=episode.socket, environment={**program.environment, **given}
+        ),
+        PORT,
+    )
+
+
+def program_of_command(argv: Sequence[str], paths: Sequence[str]) -> Program:
+    """The program that a command line is. It sees its executable, the Python that this may be, the
+    files that are among its arguments, and `paths`."""
+    executable = Path(shutil.which(argv[0]) or argv[0]).absolute()
+    words, files = [str(executable)], []
+    for word in argv[1:]:
+        if Path(word).is_file():
+            files.append(str(Path(word).absolute()))
+            words.append(files[-1])
+        else:
+            words.append(word)
+    return Program(
+        argv=tuple(words),
+        paths=(
+            *(str(executable), *_of_python(executable)),
+            *(*files, *(str(Path(path).absolute()) for path in paths)),
+        ),
+        proc=True,
+        seconds=SECONDS,
+    )
+
+
+def _of_python(executable: Path) -> list[str]:
+    """The folders of a Python: its environment, and the one that this was made from."""
+    real = executable.resolve()
+    folders = [path.parent.parent for path in (executable, real)]
+    return [
+        str(folder)
+        for folder in folders
+        if (folder / "pyvenv.cfg").is_file() or (folder / "lib" / real.name).is_dir()
+    ]
+
+
+def refuse_without_sandbox(argv: Sequence[str], paths: Sequence[str]) -> None:
+    """Start a program in the sandbox, and one that looks for the command `argv` there; empty: there
+    is none. Raises ConfigError where either cannot be done."""
+    sandbox = Bubblewrap()
+    if missing := sandbox.missing():
+        raise ConfigError(
+            f"agent.sandbox is bwrap, and this machine does not have it ({missing}); allow user "
+            "namespaces, or set it to none, which keeps programs from nothing."
+        )
+    if problem := trial("python", sandbox):
+        raise ConfigError(
+            f"agent.sandbox is bwrap, in which a Python forwards calls to the gateway, and "
+            f"{problem}; install python3 for all users, or set it to none."
+        )
+    if not argv:
+        return
+    for path in paths:
+        if not Path(path).exists():
+            raise ConfigError(f"agent.paths has {path!r}, and there is none; give a path of here.")
+    program = program_of_command(argv, paths)
+    files = [str(Path(word).absolute()) for word in argv[1:] if Path(word).is_file()]
+    looking = msgspec.structs.replace(
+        program, argv=("sh", "-c", _SEEN, program.argv[0], *files), seconds=60.0
+    )
+    try:
+        ran = run(looking, sandbox)
+    except ProgramError as error:
+        raise ConfigError(f"agent.run cannot be started in the sandbox: {error}.") from None
+    if not ran.well:
+        what = "start" if ran.code == 1 else "read all files of"
+        raise ConfigError(
+            f"agent.sandbox is bwrap, in which {argv[0]!r} of agent.run cannot {what} its command: "
+            "name what it needs in agent.paths, and let all users read that."
+        )
