@@ -120,7 +120,11 @@ def calls(draw: random.Random, tools: str) -> Iterator[tuple[str, str]]:
 def tools_text(folder: Path) -> str:
     """The tools as the model's chat template shows them."""
     bundled.write_tokenizer(folder)
-    return Tokenizer(folder, chat=True).render([], calculator.TOOLS)  # type: ignore[arg-type]
+    shown = Tokenizer(folder, chat=True).render(
+        [{"role": "user", "content": "?"}],
+        calculator.TOOLS,  # type: ignore[arg-type]
+    )
+    return shown.removesuffix("?\n")
 
 
 def taught(folder: Path, seed: int, shown: Shown, frame: list[str], steps: int) -> Path:

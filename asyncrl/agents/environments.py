@@ -69,8 +69,7 @@ async def play(
         reply = answer.choices[0].message.content or ""
         text, given, done, failed = Step(*await _settled(environment.step(reply)))
         reward = as_reward(given)
-        if reward:  # none is zero, and each is a request
-            await episode.reward(reward)
+        await episode.reward(reward)
         if failed:
             await episode.failed(failed)
         total += reward

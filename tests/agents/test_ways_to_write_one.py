@@ -16,11 +16,14 @@ import httpx2
 import numpy as np
 import pytest
 from fake_gateway import REWARDS, FakeGateway, fake_gateway
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncrl.agents import AgentEpisode
 from asyncrl.agents.agent_episode import EpisodeError
 from asyncrl.agents.agent_rewards import LARGEST, WrongReward, as_outcome, as_reward
 from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, played
+from asyncrl.agents.examples.guess_the_number import Game
 from asyncrl.agents.load_agent import load_agent
 from asyncrl.config.errors import ConfigError
 from asyncrl.tasks.text import Tokenizer
@@ -351,8 +354,34 @@ def test_guess_the_number(gateway: FakeGateway) -> None:
     assert end_of(gateway, run, entry=entry) == AgentEnded(1.0)
     told = [message["content"] for message in gateway.asked[-1] if message["role"] == "user"]
     assert told == ["Guess.", "higher", "lower", "say a number"]
-    gateway.replies = ["1"]
-    assert end_of(gateway, run, entry=entry) == AgentEnded(0.0)
+    of_three = math.log2(3) / 4  # of 16 numbers 8 are left, then 9, 10 and 11
+    turns = [0.25, 0.75 - of_three, 0.0, of_three]
+    assert [reward for reward, _ in gateway.rewards] == pytest.approx(turns)
+
+
+def test_a_game_that_ends_without_the_number_earns_what_it_ruled_out() -> None:
+    game = Game()
+    game.reset({"prompt": "Guess.", "answer": 7, "largest": 7}, 0)
+    steps = [game.step(guess) for guess in ("1", "1", "6")]
+    assert [step.done for step in steps] == [False, False, True]  # as many as halving needs
+    left = (math.log2(7 / 6), 0.0, math.log2(6))
+    assert [step.reward for step in steps] == pytest.approx([bits / math.log2(7) for bits in left])
+    with pytest.raises(ValueError, match="20 is not one of the numbers 1 to 16"):
+        game.reset({"prompt": "Guess.", "answer": 20}, 0)
+
+
+@given(st.integers(2, 100), st.data())
+def test_a_game_that_finds_the_number_earns_1(largest: int, data: st.DataObject) -> None:
+    game, number = Game(), data.draw(st.integers(1, largest))
+    game.reset({"prompt": "Guess.", "answer": number, "largest": largest}, 0)
+    earned = 0.0
+    for guess in data.draw(st.lists(st.integers(-3, 103), max_size=largest.bit_length() - 1)):
+        earned += game.step(str(guess)).reward
+        if guess == number:
+            break
+    else:
+        earned += game.step(str(number)).reward
+    assert earned == 1.0
 
 
 def test_the_calculator(gateway: FakeGateway) -> None:

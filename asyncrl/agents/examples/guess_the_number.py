@@ -1,35 +1,52 @@
 """Guess the number: an environment. `agent.run = "asyncrl.agents.examples.guess_the_number:Game"`.
 
-A line of the task is `{"prompt": "Guess a number from 1 to 16.", "answer": 11}`. All rollouts of a
-prompt are told one number, because they are compared with each other.
+A line of the task is `{"prompt": "Guess a number from 1 to 16.", "answer": 11, "largest": 16}`. All
+rollouts of a prompt are told one number, because they are compared with each other.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.agents import Step
 
-GUESSES = 5
-"""Guesses that halving needs for 16 numbers."""
+LARGEST = 16
+"""The largest number, where a line says none."""
 
 
 class Game:
-    """Says `higher` or `lower`. The guess that is right earns 1."""
+    """Says `higher` or `lower`, for as many guesses as halving needs (5 for 16 numbers). A guess
+    earns what it rules out, in bits, as a share of all: finding the number earns 1 in all, with
+    luck or without (a reward by potential: Ng, Harada, Russell 1999).
+
+    Example: of 16 numbers, 8 is told `higher`, which leaves 8 of them: a quarter of four bits.
+    """
 
     def reset(self, entry: Mapping[str, Any], seed: int) -> str:
-        self._number, self._left = int(entry["answer"]), GUESSES
+        largest = int(entry.get("largest", LARGEST))
+        self._number, self._left = int(entry["answer"]), largest.bit_length()
+        if not 1 <= self._number <= largest or largest < 2:
+            raise ValueError(f"the answer {self._number} is not one of the numbers 1 to {largest}")
+        self._low, self._high, self._bits = 1, largest, math.log2(largest)
+        self._earned = 0.0
         return str(entry["prompt"])
 
     def step(self, reply: str) -> Step:
         self._left -= 1
-        guess = re.search(r"-?\d{1,9}", reply)
-        if guess and int(guess[0]) == self._number:
-            return Step("right", 1.0, done=True)
-        if not guess:
+        found = re.search(r"-?\d{1,9}", reply)
+        guess = int(found[0]) if found else None
+        if guess == self._number:
+            return Step("right", 1.0 - self._earned, done=True)
+        before = self._high - self._low + 1
+        if guess is None:
             text = "say a number"
+        elif guess < self._number:
+            text, self._low = "higher", max(self._low, guess + 1)
         else:
-            text = "higher" if int(guess[0]) < self._number else "lower"
-        return Step(text, 0.0, done=self._left == 0)
+            text, self._high = "lower", min(self._high, guess - 1)
+        reward = math.log2(before / (self._high - self._low + 1)) / self._bits
+        self._earned += reward
+        return Step(text, reward, done=self._left == 0)
