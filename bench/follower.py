@@ -10,6 +10,8 @@ and every token, verdict and prompt stands.
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Container
 from pathlib import Path
 
 from asyncrl.experience import events as e
@@ -30,21 +32,33 @@ class Wrong(Exception):
         self.what = what
 
 
-class Follower:
-    """`events` are all that were ever durable, the first at 0; `account` is what they come to.
-    `version` is the highest that was ever published, -1 for none. `resumed` are the versions that
-    training started again from."""
+class JournalFollower(ABC):
+    """`events` are all that were ever durable, the first at 0. `version` is the highest that was
+    ever published, -1 for none. `resumed` are the versions that training started again from. What
+    the events come to is a subclass's account."""
 
     def __init__(self, run: Path) -> None:
         self._journal = run / JOURNAL
         self.events: list[e.AnyEvent] = []
-        self.account = ReferenceState()
         self.version = -1
         self.resumed: list[int] = []
         self.redone: list[tuple[int, list[int]]] = []
         """Rollouts that had to be taken again when the last life began, and was not yet."""
         self._undone: set[int] = set()
         self._kept: list[tuple[int, int]] | None = None  # the snapshots that a dead run left
+
+    @abstractmethod
+    def compare(self, experience: Experience) -> None:
+        """Raises Wrong where this is not what the events come to."""
+
+    @abstractmethod
+    def go_on(self, undone: Container[int]) -> None:
+        """Begin the account of a life with what all events come to, but for those whose numbers
+        (from 1) are undone; and know what is to be `redone`."""
+
+    @abstractmethod
+    def take(self, number: int, event: e.AnyEvent) -> None:
+        """Take the next event into the account. Raises Wrong where it may never happen."""
 
     def look(self) -> int:
         """Take in what is new, and return how many events there are. Raises Wrong."""
@@ -60,7 +74,10 @@ class Follower:
         for number, event in fresh:
             if number != len(self.events) + 1:
                 raise Wrong("lost", f"event {number} follows event {len(self.events)}")
-            self._take(number, event)
+            self.take(number, event)
+            if isinstance(event, e.Published):
+                self.version = max(self.version, event.version)
+            self.events.append(event)
         return len(self.events)
 
     def dead(self) -> None:
@@ -82,8 +99,42 @@ class Follower:
             experience.apply(event)
         return experience
 
+    def _begin(self, kept: list[tuple[int, int]]) -> None:
+        """A life begins: undo what it undoes, and compare with the state that it wrote down."""
+        last, before = len(self.events), {version: number for number, version in kept}
+        history = SqliteHistory(self._journal)
+        if not (found := [version for number, version in history.snapshots() if number == last]):
+            raise Wrong(
+                "lost", f"a run went on after event {last}, and did not write down from what"
+            )
+        [version] = found
+        self.resumed.append(version)
+        self._undone.update(
+            n
+            for n in range(before.get(version, 0) + 1, last + 1)
+            if isinstance(self.events[n - 1], TRAINING)
+        )
+        self.go_on(self._undone)
+        self.compare(Experience.of(history.snapshot(last)))
+
+    def refuse_other(self, number: int, taken: e.Taken) -> None:
+        """Raises Wrong where a step takes other rollouts than have to be taken again first."""
+        if self.redone and (due := self.redone.pop(0)) != (taken.step, taken.rollouts):
+            raise Wrong(
+                "twice",
+                f"event {number} takes {taken.rollouts} for step {taken.step}, and {due} had to be "
+                "taken again first",
+            )
+
+
+class Follower(JournalFollower):
+    """Follows a run whose rollouts are responses of one turn."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__(run)
+        self.account = ReferenceState()
+
     def compare(self, experience: Experience) -> None:
-        """Raises Wrong where this is not what the events come to."""
         mine, tokens, rollouts = self.account, experience.ledger.tokens, experience.ledger.rollouts
         if not experience.ledger.balances():
             raise Wrong("lost", f"the ledger does not balance: {experience.ledger}")
@@ -108,25 +159,10 @@ class Follower:
             ):
                 raise Wrong("lost", f"rollout {id} is not what its events say")
 
-    def _begin(self, kept: list[tuple[int, int]]) -> None:
-        """A life begins: undo what it undoes, and compare with the state that it wrote down."""
-        last, before = len(self.events), {version: number for number, version in kept}
-        history = SqliteHistory(self._journal)
-        if not (found := [version for number, version in history.snapshots() if number == last]):
-            raise Wrong(
-                "lost", f"a run went on after event {last}, and did not write down from what"
-            )
-        [version] = found
-        self.resumed.append(version)
-        self._undone.update(
-            n
-            for n in range(before.get(version, 0) + 1, last + 1)
-            if isinstance(self.events[n - 1], TRAINING)
-        )
-        self.account, self.redone = gone_on(self.events, self._undone)
-        self.compare(Experience.of(history.snapshot(last)))
+    def go_on(self, undone: Container[int]) -> None:
+        self.account, self.redone = gone_on(self.events, undone)
 
-    def _take(self, number: int, event: e.AnyEvent) -> None:
+    def take(self, number: int, event: e.AnyEvent) -> None:
         match event:
             case e.Trained(rollout) | e.Judged(rollout) if rollout not in self.account.rollouts:
                 raise Wrong(
@@ -147,14 +183,7 @@ class Follower:
                         f"event {number} takes rollouts {again} for step {step}, and a step has "
                         "them",
                     )
-                if self.redone and (due := self.redone.pop(0)) != (step, rollouts):
-                    raise Wrong(
-                        "twice",
-                        f"event {number} takes {rollouts} for step {step}, and {due} had to be "
-                        "taken again first",
-                    )
-            case e.Published(version):
-                self.version = max(self.version, version)
+                self.refuse_other(number, event)
             case e.Extended(rollout, _, _, start):
                 held = len(self.account.rollouts[rollout].versions)
                 if start != held:
@@ -163,5 +192,4 @@ class Follower:
                         f"event {number}: rollout {rollout} goes on from token {start}, and "
                         f"{held} are journalled",
                     )
-        self.events.append(event)
         self.account.apply(event)

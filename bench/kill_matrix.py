@@ -33,10 +33,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Generic, TypeVar
 
-from follower import Follower, Wrong
+from follower import Follower, JournalFollower, Wrong
 
 from actors.coordinator.prompts import PromptSource
 from asyncrl import config as configuration
@@ -52,6 +54,7 @@ LOOK_S = 0.005
 GAP = 20, 260
 """Events between a run's going on and the next kill: about one to five steps."""
 LAST_STEPS = 3
+F = TypeVar("F", bound=JournalFollower)
 SETTINGS = {
     "task.name": '"spell_backward"',
     "task.eval_size": 4,
@@ -72,24 +75,44 @@ SETTINGS = {
 }
 
 
-class Matrix:
-    """One run and its kills. `went_on` are (role, seconds to work, seconds to a step); `command` is
-    what starts it, and `more` are settings beside SETTINGS."""
+class KillMatrix(Generic[F]):
+    """One run, which `follower` follows, and its kills. `went_on` are (role, seconds to work,
+    seconds to a step); `command` is what starts it, with the variables `environment` beside its
+    own, and `more` are settings beside SETTINGS.
+
+    Of `roles`, the run starts those anew that are `restarted`, and ends with the others. `work`
+    names, by the role killed, what begins newer work and what shows that it was done; the next kill
+    is `gap` events later.
+    """
+
+    roles: tuple[str, ...] = ROLES
+    restarted: tuple[str, ...] = ("rollout", "reward")
+    work: Mapping[str, tuple[type[e.Event], type[e.Event]]] = MappingProxyType(
+        {"reward": (e.Sealed, e.Judged)}
+    )
+    gap = GAP
+    hang_s = HANG_S
 
     def __init__(
-        self, run: Path, model: Path, seed: int, more: Mapping[str, object] | None = None
+        self,
+        run: Path,
+        model: Path,
+        seed: int,
+        follower: F,
+        more: Mapping[str, object] | None = None,
     ) -> None:
-        self._run = run
+        self.run = run
         self._first = [
             f"--set={key}={value}"
             for key, value in (
                 SETTINGS | {"model.path": f'"{model}"', "run.dir": f'"{run}"', **(more or {})}
             ).items()
         ]
-        self._draw = random.Random(seed)
+        self.draw = random.Random(seed)
         self.process: subprocess.Popen[bytes] | None = None
         self.command = [sys.executable, "-m", "asyncrl.cli"]
-        self.follower = Follower(run)
+        self.environment: dict[str, str] = {}
+        self.follower = follower
         self.went_on: list[tuple[str, float, float]] = []
         self.boundaries: list[int] = []
 
@@ -97,9 +120,14 @@ class Matrix:
 
     def start(self, *more: str) -> None:
         """Start the run, or go on with it."""
-        argv = ["--resume", str(self._run), *more] if self.follower.events else self._first
-        with (self._run.parent / "launcher.log").open("ab") as log:
-            self.process = subprocess.Popen([*self.command, "train", *argv], stdout=log, stderr=log)
+        argv = ["--resume", str(self.run), *more] if self.follower.events else self._first
+        with (self.run.parent / "launcher.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self.command, "train", *argv],
+                stdout=log,
+                stderr=log,
+                env=os.environ | self.environment,
+            )
 
     def actors(self) -> dict[str, int]:
         """The living processes of the run: role → process id."""
@@ -111,7 +139,7 @@ class Matrix:
                     state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 except (FileNotFoundError, ProcessLookupError):
                     continue
-                if str(self._run) in argv and "actors" in argv and state not in "ZX":
+                if str(self.run) in argv and "actors" in argv and state not in "ZX":
                     found[argv[argv.index("actors") + 1]] = int(entry.name)
         return found
 
@@ -122,14 +150,14 @@ class Matrix:
             self.process.wait()
 
     def wait(self, what: str, done: Callable[[], bool]) -> float:
-        """Look until it is so; the moment when it was. Raises Wrong after HANG_S."""
-        end = time.monotonic() + HANG_S
+        """Look until it is so; the moment when it was. Raises Wrong after `hang_s`."""
+        end = time.monotonic() + self.hang_s
         while True:
             self.follower.look()
             if done():
                 return time.monotonic()
             if time.monotonic() > end:
-                raise Wrong("hang", f"no {what} within {HANG_S:g} s")
+                raise Wrong("hang", f"no {what} within {self.hang_s:g} s")
             time.sleep(LOOK_S)
 
     # --------------------------------------------------------------------------------------- kills
@@ -137,15 +165,14 @@ class Matrix:
     def kill(self, role: str) -> None:
         """Let the run go on for a while, kill, and see that it goes on."""
         follower = self.follower
-        due = len(follower.events) + self._draw.randint(*GAP)
+        due = len(follower.events) + self.draw.randint(*self.gap)
         self.wait(f"event {due}", lambda: len(follower.events) >= due)
         assert self.process is not None
-        alive = self.actors()
-        killed = [self.process.pid, *alive.values()] if role == "everything" else [alive[role]]
+        killed = self.victims(role)
         began = time.monotonic()
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        if role in ("rollout", "reward"):
+        if role in self.restarted:
             follower.look()
             follower.compare(follower.folded())
         else:
@@ -157,25 +184,28 @@ class Matrix:
             follower.dead()
         before, version = len(follower.events), follower.version
         self.boundaries.append(before)
-        if role not in ("rollout", "reward"):
+        if role not in self.restarted:
             self.start()
         work = self.wait("work", lambda: self._worked(role, before))
         step = self.wait("step", lambda: follower.version > version)
         self.went_on.append((role, work - began, step - began))
 
+    def victims(self, role: str) -> list[int]:
+        """The processes to kill."""
+        assert self.process is not None
+        alive = self.actors()
+        return [self.process.pid, *alive.values()] if role == "everything" else [alive[role]]
+
     def _worked(self, role: str, before: int) -> bool:
         """True if there is work that was begun and done after event `before`."""
+        begins, does = self.work.get(role, (e.Leased, e.Extended))
         begun: set[int] = set()
         for event in itertools.islice(self.follower.events, before, None):
-            match event:
-                case e.Sealed(rollout) if role == "reward":
-                    begun.add(rollout)
-                case e.Leased(rollout) if role != "reward":
-                    begun.add(rollout)
-                case e.Judged(rollout) if role == "reward" and rollout in begun:
-                    return True
-                case e.Extended(rollout) if role != "reward" and rollout in begun:
-                    return True
+            rollout = getattr(event, "rollout", None)
+            if isinstance(event, begins) and rollout is not None:
+                begun.add(rollout)
+            elif isinstance(event, does) and rollout in begun:
+                return True
         return False
 
     # ----------------------------------------------------------------------------------------- end
@@ -187,29 +217,42 @@ class Matrix:
         self.wait("end of the actors", lambda: not self.actors())
         self.follower.dead()
         self.start(f"--set=train.steps={self.follower.version + LAST_STEPS}")
-        assert self.process is not None
-        process = self.process
-        self.wait("end of the run", lambda: process.poll() is not None)
-        self.follower.dead()
-        found = summary.read(self._run / SUMMARY)
-        if process.returncode or not found.ok or not found.balances():
-            raise Wrong(
-                "lost", f"the run ended with exit status {process.returncode}: {found.reason}"
-            )
-        config = configuration.read(self._run / "run.toml")
+        self.ended()
+        config = configuration.read(self.run / "run.toml")
         prompts = PromptSource(
             open_task(config.task, config.run.seed),
-            Tokenizer(self._run / INITIAL),
+            Tokenizer(self.run / INITIAL),
             seed=config.run.seed,
             epochs=config.task.epochs,
         )
         taken = [
             event.prompt_index
             for event in self.follower.events
-            if isinstance(event, e.Admitted) and event.split == "train"
+            if isinstance(event, e.Admitted) and event.split == "train" and event.restarts is None
         ]
         if taken != [prompts.train_item(cursor) for cursor in range(len(taken))]:
             raise Wrong("lost", "prompts were skipped or repeated")
+
+    def ended(self) -> None:
+        """Wait for the end of the run. Raises Wrong where it did not end well."""
+        assert self.process is not None
+        process = self.process
+        self.wait("end of the run", lambda: process.poll() is not None)
+        self.follower.dead()
+        if process.returncode:
+            raise Wrong("lost", f"the run ended with exit status {process.returncode}")
+        found = summary.read(self.run / SUMMARY)
+        if not found.ok or not found.balances():
+            raise Wrong("lost", f"the run did not end well: {found.reason}")
+
+
+class Matrix(KillMatrix[Follower]):
+    """A run of single turns, and its kills."""
+
+    def __init__(
+        self, run: Path, model: Path, seed: int, more: Mapping[str, object] | None = None
+    ) -> None:
+        super().__init__(run, model, seed, Follower(run), more)
 
 
 def tiny(path: Path) -> Path:
@@ -221,10 +264,10 @@ def tiny(path: Path) -> Path:
     return path
 
 
-def table(matrix: Matrix) -> str:
+def table(matrix: KillMatrix[F]) -> str:
     """The seconds by role."""
     lines = ["role         kills   work: mean  median     max   step: mean  median     max"]
-    for role in ROLES:
+    for role in matrix.roles:
         if rows := [row for row in matrix.went_on if row[0] == role]:
             figures = [
                 f"{f(values):{width}.1f}"
@@ -238,58 +281,77 @@ def table(matrix: Matrix) -> str:
 _FIGURES = (statistics.mean, 12), (statistics.median, 7), (max, 7)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def killed(matrix: KillMatrix[F], kills: int) -> Wrong | None:
+    """Kill one role after the other, so many times, and let the run finish. Prints each kill.
+    Returns what went wrong."""
+    try:
+        matrix.start()
+        for number in range(kills):
+            matrix.kill(matrix.roles[number % len(matrix.roles)])
+            role, work, step = matrix.went_on[-1]
+            print(
+                f"{number + 1:4} {role:<12} at event {matrix.boundaries[-1]:6}: work in "
+                f"{work:5.1f} s, step in {step:5.1f} s",
+                flush=True,
+            )
+        matrix.finish()
+    except Wrong as found:
+        return found
+    except KeyboardInterrupt:
+        print("interrupted: the run is not let finish")
+    finally:
+        matrix.close()
+    return None
+
+
+def told(matrix: KillMatrix[F], seconds: float) -> None:
+    """Print how often it was killed and resumed."""
+    follower, at = matrix.follower, matrix.boundaries
+    print(f"\n{len(at)} kills in {seconds:.0f} s, at events {at[:1]} to {at[-1:]}")
+    print(
+        f"resumed {len(follower.resumed)} times, from versions "
+        f"{sorted(set(follower.resumed))}; version {follower.version} at the end"
     )
-    parser.add_argument("--kills", type=int, default=200)
+
+
+def judged(matrix: KillMatrix[F], wrong: Wrong | None, whats: Sequence[str]) -> None:
+    """Print what went wrong, by name."""
+    print(table(matrix))
+    for what in whats:
+        print(f"{what:<6} {int(wrong is not None and wrong.what == what)}")
+    if wrong is not None:
+        print(f"after {len(matrix.boundaries)} kills: {wrong}", file=sys.stderr)
+
+
+def arguments(text: str, kills: int) -> argparse.ArgumentParser:
+    """The command line of a matrix of so many kills."""
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=kills)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--model", type=Path, help="a model directory (default: a tiny one is made)"
     )
     parser.add_argument("--run", type=Path, help="where the run is kept (default: nowhere)")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    args = arguments(__doc__ or "", 200).parse_args()
     with tempfile.TemporaryDirectory(prefix="kill-matrix-") as place:
         run = args.run or Path(place) / "run"
         run.parent.mkdir(parents=True, exist_ok=True)
         matrix = Matrix(run.absolute(), args.model or tiny(Path(place) / "model"), args.seed)
-        wrong, began = None, time.monotonic()
-        try:
-            matrix.start()
-            for number in range(args.kills):
-                matrix.kill(ROLES[number % len(ROLES)])
-                role, work, step = matrix.went_on[-1]
-                print(
-                    f"{number + 1:4} {role:<12} at event {matrix.boundaries[-1]:6}: work in "
-                    f"{work:5.1f} s, step in {step:5.1f} s",
-                    flush=True,
-                )
-            matrix.finish()
-        except Wrong as found:
-            wrong = found
-        except KeyboardInterrupt:
-            print("interrupted: the run is not let finish")
-        finally:
-            matrix.close()
-        follower = matrix.follower
-        account, at = follower.account, matrix.boundaries
-        print(
-            f"\n{len(at)} kills in {time.monotonic() - began:.0f} s, at events {at[:1]} to "
-            f"{at[-1:]}"
-        )
-        print(
-            f"resumed {len(follower.resumed)} times, from versions "
-            f"{sorted(set(follower.resumed))}; version {follower.version} at the end"
-        )
+        began = time.monotonic()
+        wrong = killed(matrix, args.kills)
+        told(matrix, time.monotonic() - began)
+        account = matrix.follower.account
         print(
             f"tokens journalled {account.tokens:,}, trained {account.tokens_trained:,}, live "
             f"{account.tokens_live:,}"
         )
-        print(table(matrix))
-        for what in ("lost", "twice", "hang"):
-            print(f"{what:<6} {int(wrong is not None and wrong.what == what)}")
-        if wrong is not None:
-            print(f"after {len(matrix.boundaries)} kills: {wrong}", file=sys.stderr)
+        judged(matrix, wrong, ("lost", "twice", "hang"))
     return int(wrong is not None)
 
 

@@ -155,6 +155,8 @@ class ReferenceEpisodes:
                     episode.used.remove(call.id)
                     episode.rewards.pop(call.id, None)
                     episode.failed.pop(call.id, None)
+            case e.Discarded():
+                self._end(self.episodes.pop(event.rollout), event.reason)
             case e.Dropped():
                 for episode in [x for x in self.episodes.values() if x.seat[0] == event.group]:
                     self._end(self.episodes.pop(episode.id), event.reason)
