@@ -1,7 +1,8 @@
 """Agents learn: the three bundled ones, each by one `asyncrl train` of the bundled model.
 
-    guess         guess-the-number, 16 numbers, five guesses. The model is shown games whose guesses
-                  have nothing to do with what it is told; halving is for it to find
+    guess         guess-the-number, 16 numbers, five guesses. The model is shown games of players
+                  who listen to what they are told one time in five; to listen always, and to halve,
+                  is for it to find
     calculator    sums, differences and products of two numbers below 100. The model is shown calls
                   of a tool drawn at random, and to say what the tool said; the right one is for it
                   to find
@@ -42,7 +43,7 @@ from asyncrl.training import bundled
 from asyncrl.training.warmup import teach
 
 RUN_TOML = Path(__file__).parent.parent / "run.toml"
-NUMBERS, GUESSES = 16, 5
+NUMBERS, GUESSES, LISTENS = 16, 5, 5
 GUESS = "Game ", ": guess a number from 1 to 16."
 """Before and behind the number of the game, which tells nothing."""
 WORDS = {"add": "plus", "subtract": "minus", "multiply": "times"}
@@ -85,15 +86,23 @@ def game(number: int) -> str:
 
 
 def games(draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Turns of games of a player who does not listen."""
+    """Whole games of players who listen one time in `LISTENS`: what the model reads first, and what
+    comes then, the game's replies as well."""
     while True:
-        number, text = draw.randint(1, NUMBERS), f"{game(draw.randrange(1_000))}\n"
-        for _ in range(GUESSES):
-            guess = draw.randint(1, NUMBERS)
-            yield text, str(guess)
-            if guess == number:
+        number, low, high = draw.randint(1, NUMBERS), 1, NUMBERS
+        said = ""
+        for left in reversed(range(GUESSES)):
+            listens = not draw.randrange(LISTENS)
+            guess = draw.randint(low, high) if listens else draw.randint(1, NUMBERS)
+            said += str(guess)
+            if guess == number or not left:
                 break
-            text += f"{guess}{bundled.END}{'higher' if guess < number else 'lower'}\n"
+            if guess < number:
+                reply, low = "higher", max(low, guess + 1)
+            else:
+                reply, high = "lower", min(high, guess - 1)
+            said += f"{bundled.END}{reply}\n"
+        yield f"{game(draw.randrange(1_000))}\n", said
 
 
 def sums(draw: random.Random) -> Iterator[tuple[str, str]]:
@@ -104,7 +113,8 @@ def sums(draw: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def calls(draw: random.Random, tools: str) -> Iterator[tuple[str, str]]:
-    """Calls of a tool drawn at random, and answers that repeat what it said."""
+    """Whole conversations: a call of a tool drawn at random, and an answer that repeats what it
+    said."""
     for question, _ in sums(draw):
         _, _, a, _, b = question.rstrip("?").split()
         tool = draw.choice(list(WORDS))
@@ -112,9 +122,7 @@ def calls(draw: random.Random, tools: str) -> Iterator[tuple[str, str]]:
             f'<tool_call>\n{{"name": "{tool}", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
         )
         result = calculator.calculate(tool, json.dumps({"a": int(a), "b": int(b)}))
-        given = f"{tools}{question}\n"
-        yield given, said
-        yield f"{given}{said}{bundled.END}{result}\n", result
+        yield f"{tools}{question}\n", f"{said}{bundled.END}{result}\n{result}"
 
 
 def tools_text(folder: Path) -> str:
@@ -149,7 +157,7 @@ def guess(folder: Path, seed: int) -> dict[str, object]:
     draw = random.Random(seed)
     turns = games(draw)
     shown = Shown([next(turns) for _ in range(20_000)])
-    model = taught(folder / "model", seed, shown, [GUESS[0], f"{GUESS[1]}\n"], 200)
+    model = taught(folder / "model", seed, shown, [GUESS[0], f"{GUESS[1]}\n"], 600)
     numbers = [(game(n), str(1 + n % NUMBERS)) for n in range(NUMBERS * 33)]
     return {
         "model.path": model,
@@ -158,8 +166,9 @@ def guess(folder: Path, seed: int) -> dict[str, object]:
         "agent.run": "asyncrl.agents.examples.guess_the_number:Game",
         "engine.context_tokens": 96,
         "rollout.max_new_tokens": 20,
-        "train.steps": 60,
-        "train.lr": 1e-3,
+        "train.steps": 100,
+        "train.batch_groups": 16,
+        "train.lr": 6e-4,
     }
 
 
@@ -167,8 +176,8 @@ def calculate(folder: Path, seed: int) -> dict[str, object]:
     draw = random.Random(seed)
     tools = tools_text(folder / "form")
     turns = calls(draw, tools)
-    shown = Shown([next(turns) for _ in range(40_000)])
-    model = taught(folder / "model", seed, shown, [tools, '<tool_call>\n{"name": "'], 800)
+    shown = Shown([next(turns) for _ in range(20_000)])
+    model = taught(folder / "model", seed, shown, [tools, '<tool_call>\n{"name": "'], 400)
     questions = sums(draw)
     return {
         "model.path": model,
