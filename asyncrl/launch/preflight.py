@@ -69,6 +69,7 @@ RESUMABLE = frozenset(
         "train.steps",
         "train.eval_every",
         "train.checkpoint_every",
+        "train.recompute_activations",
         "rollout.actors",
         "rollout.attempts",
         "rollout.lease_s",

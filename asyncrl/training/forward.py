@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from asyncrl.training.packing import PackedBatch, missing_to_size
+from asyncrl.training.recomputation import recomputed
 from asyncrl.training.trees.block_attention import BlockAttention, ComparedAttention
 from asyncrl.training.trees.table_attention import TableAttention
 
@@ -149,7 +150,7 @@ def response_logits(model: PreTrainedModel, packed: PackedBatch, temperature: fl
                 width = int(column[here].max()) + 1 if alone else table.keys.shape[1]
                 given = table.keys[first : first + size, :width].to(device)
                 wanted = (row[here] - first) * width + column[here]
-                with _output_at(model, wanted.to(device)):
+                with recomputed(model), _output_at(model, wanted.to(device)):
                     logits = model(input_ids=ids[given], use_cache=False).logits
                 pieces.append(logits[0, : len(here)])
                 places.append(here)
@@ -166,7 +167,7 @@ def packed_logits(model: PreTrainedModel, packed: PackedBatch, attention: TreeAt
     """Logits of each response token, [tokens, vocabulary], in one pass with this attention."""
     device = model.device
     places = packed.logit_positions.to(device)
-    with _attention(model), _output_at(model, places):
+    with _attention(model), recomputed(model), _output_at(model, places):
         found: Tensor = model(
             input_ids=packed.ids.to(device)[None],
             position_ids=packed.positions.to(device)[None],

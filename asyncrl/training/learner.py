@@ -35,6 +35,7 @@ from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.optimizer import adamw
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
+from asyncrl.training.recomputation import recompute
 from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
 from asyncrl.training.supervised import SupervisedLoss
@@ -84,6 +85,8 @@ class Learner:
     ) -> None:
         model.train(False)
         accelerate(model)
+        if train.recompute_activations:
+            recompute(model)
         self.model = model
         self.version = version
         self.master_weights = MasterWeights(model)

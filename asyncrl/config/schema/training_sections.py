@@ -138,6 +138,15 @@ class TrainConfig(Section, frozen=True):
     micro_tokens: Annotated[
         int, Meta(ge=1, description="tokens of a micro-batch, prompts included")
     ] = 8192
+    recompute_activations: Annotated[
+        bool,
+        Meta(
+            description=(
+                "layers are computed again in the backward pass, with the same gradients, in "
+                "place of keeping what is between: less memory, more time"
+            )
+        ),
+    ] = False
     lr: Annotated[float, Meta(gt=0, description="AdamW's learning rate after warm-up")] = 3e-4
     lr_warmup_steps: Annotated[int, Meta(ge=0, description="steps of linear warm-up")] = 10
     lr_schedule: Annotated[
