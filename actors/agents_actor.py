@@ -28,7 +28,6 @@ from actors.reporting import Reporter
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnd, AgentFailed
 from asyncrl.gateway.capability import capability
-from asyncrl.gateway.gateway import Gateway
 from asyncrl.gateway.played_session import PlayedSession
 from asyncrl.gateway.played_sessions import PlayedSessions
 from asyncrl.ipc.link import Link
@@ -49,14 +48,13 @@ class Player(Protocol):
 
 
 class EpisodePlayer:
-    """Plays the episodes of one actor. Agents find `gateway` at `url`; an agent may have the ball
+    """Plays the episodes of one actor. Agents find the gateway at `url`; an agent may have the ball
     for `episode_s` seconds; with `sockets` programs in a sandbox find it too."""
 
     def __init__(
         self,
         player: Player,
         sessions: PlayedSessions,
-        gateway: Gateway,
         prompt: PromptFacts,
         reporter: Reporter,
         *,
@@ -64,7 +62,7 @@ class EpisodePlayer:
         episode_s: float,
         sockets: EpisodeSockets | None = None,
     ) -> None:
-        self._player, self._sessions, self._gateway = player, sessions, gateway
+        self._player, self._sessions = player, sessions
         self._prompt, self._reporter = prompt, reporter
         self._url, self._episode_s, self._sockets = url, episode_s, sockets
         self._playing: dict[tuple[int, int], tuple[PlayedSession, trio.CancelScope]] = {}
@@ -91,7 +89,6 @@ class EpisodePlayer:
         finally:
             del self._playing[session.play.rollout, session.play.attempt]
             self._sessions.close(session)
-            self._gateway.leave(session.name)
 
     def stop(self, message: StopPlaying) -> None:
         """End an attempt, if it is played."""

@@ -12,14 +12,13 @@ from typing import Any
 import trio
 
 from actors.agent_pool import open_agent_pool
-from actors.agents import MODEL, chat_tokenizer
 from actors.agents_actor import EpisodePlayer, Player
 from actors.elsewhere import ElsewherePool
 from actors.episode_sockets import EpisodeSockets, private_folder
 from actors.reporting import Reporter
 from asyncrl.config import Config
 from asyncrl.config.schema import PLAYED_ELSEWHERE
-from asyncrl.gateway.agents_app import agents_application
+from asyncrl.gateway.app import application
 from asyncrl.gateway.gateway import Gateway
 from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.gateway.offers import Offers
@@ -30,14 +29,14 @@ from asyncrl.ipc.keys import read_private
 from asyncrl.ipc.messages import Split
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe.run_dir import GATEWAY_KEY
-from asyncrl.sessions.recorder import Bounds
-from asyncrl.tasks import open_task
+from asyncrl.tasks import TaskError, open_task
 from asyncrl.tasks.entry import entry_of
+from asyncrl.tasks.text import Tokenizer
 
+MODEL = "policy"
+"""The name by which agents call the model."""
 CALLS = 4
 """Calls that run at a time, for each episode."""
-IDLE_S = 60.0
-"""Seconds for which a session may be idle, beside those in which its agent has the ball."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ async def open_episodes(
     task = await trio.to_thread.run_sync(open_task, config.task, config.run.seed)
     gateway = Gateway(sessions, tokenizer, settings(config, tokenizer.sampled), waits)
     offers = Offers() if agent.run == PLAYED_ELSEWHERE else None
-    app = agents_application(gateway, sessions, offers)
+    app = application(gateway, sessions, offers)
     reading = trio.CapacityLimiter(1)
 
     async def prompt(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
@@ -64,21 +63,15 @@ async def open_episodes(
 
         return await trio.to_thread.run_sync(both, limiter=reading, abandon_on_cancel=True)
 
-    async def forget() -> None:
-        while True:  # what is sampled for agents is in the run's journal
-            await gateway.fetch()
-
     def refused(refusal: HttpRefusal) -> None:
         reporter.count(f"agents_refused_{refusal}")
 
     async def attend(*, task_status: trio.TaskStatus[str]) -> None:
         await serve(
-            gateway,
             app,
             sessions.known,
+            waits,
             port=agent.port + index if agent.port else 0,
-            close=trio.Event(),
-            drain_s=0.0,
             refused=refused,
             task_status=task_status,
         )
@@ -90,13 +83,11 @@ async def open_episodes(
             sockets = EpisodeSockets(folder, app, sessions.known, refused, waits)
         async with _open_player(config, offers, waits) as player, trio.open_nursery() as nursery:
             url = await nursery.start(attend)
-            nursery.start_soon(forget)
             logger.info("agents are answered at %s", url)
             yield (
                 EpisodePlayer(
                     player,
                     sessions,
-                    gateway,
                     prompt,
                     reporter,
                     url=url,
@@ -123,24 +114,22 @@ async def _open_player(
         yield pool
 
 
+def chat_tokenizer(initial: Path) -> Tokenizer:
+    """The model's tokenizer, with its chat template if it has one."""
+    try:
+        return Tokenizer(initial, chat=True)
+    except TaskError as error:
+        logger.info("agents have /v1/completions alone: %s", error)
+        return Tokenizer(initial)
+
+
 def settings(config: Config, vocabulary: int) -> Settings:
-    """Settings of the gateway: room for all calls of all episodes. The coordinator bounds them; the
-    clock of an attempt ends its session."""
-    agent, context = config.agent, config.engine.context_tokens
-    of_one = max(Bounds().tokens, 2 * (agent.max_calls + 1) * context)
-    bounds = Bounds(
-        sessions=max(Bounds().sessions, 2 * agent.concurrency),
-        calls=max(Bounds().calls, 4 * agent.max_calls),
-        tokens=of_one,
-        sequence_tokens=of_one,
-        all_tokens=2 * agent.concurrency * of_one,
-        idle_s=agent.episode_s + IDLE_S,
-    )
+    """Settings of the gateway: room for all calls of all episodes. The coordinator bounds them."""
+    agent = config.agent
     return Settings(
         model=MODEL,
-        context_tokens=context,
+        context_tokens=config.engine.context_tokens,
         vocabulary=vocabulary,
         calls=max(256, CALLS * agent.concurrency),
         call_s=agent.call_s,
-        bounds=bounds,
     )

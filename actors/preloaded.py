@@ -19,7 +19,6 @@ from asyncrl.engines.spec import engine_kind
 from asyncrl.processes import forkserver
 
 MODULES = (
-    "actors.agents",
     "actors.coordinator.coordinator",
     "actors.coordinator.resume",
     "actors.engines.embedded",

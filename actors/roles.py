@@ -246,22 +246,7 @@ async def rollout(place: ActorContext) -> None:
             return await receiver.receive(*rendezvous, plan, config.publication.deadline_s)
 
         reporter = Reporter(waits, report_s(config))
-        if not config.gateway.port:
-            await rollout_actor(link, engine, receive, reporter)
-            return
-        from actors.agents import open_agents
-
-        async with open_agents(
-            config,
-            place.run,
-            place.initial,
-            place.index,
-            place.incarnation,
-            engine,
-            waits,
-            reporter,
-        ) as agents:
-            await rollout_actor(link, engine, receive, reporter, agents)
+        await rollout_actor(link, engine, receive, reporter)
 
 
 async def reward(place: ActorContext) -> None:

@@ -123,34 +123,12 @@ def requests(message: Leases, ids: memoryview) -> list[Request]:
     return found
 
 
-class AgentsProtocol(Protocol):
-    """Agents, for whom the engine samples beside leases."""
-
-    def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Keep the chunks of agents. Returns those of leases."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-async def rollout_actor(
-    link: Link,
-    engine: Engine,
-    receive: Receive,
-    reporter: Reporter,
-    agents: AgentsProtocol | None = None,
-) -> None:
+async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: Reporter) -> None:
     """Serve the coordinator until it drains this actor. Raises the link's error if the link
     breaks, and CoordinatorLost if it ends before."""
     staging = _Staging(receive)
 
     async def emit(chunks: Sequence[Chunk]) -> None:
-        if agents is not None:
-            sampled = sum(len(c.ids) for c in chunks)
-            chunks = agents.take(chunks)
-            reporter.count("agents_tokens", sampled - sum(len(c.ids) for c in chunks))
-            if not chunks:
-                return
         heads = [
             ChunkHead(c.rollout, c.attempt, c.version, c.start, len(c.ids), c.finish)
             for c in chunks
@@ -195,7 +173,5 @@ async def rollout_actor(
                     )
         else:
             raise CoordinatorLost("a rollout actor")
-        if agents is not None:
-            await agents.close()
         nursery.cancel_scope.cancel()
     await link.send(Drained())

@@ -211,11 +211,6 @@ def derived(config: Config, available: int) -> list[Row]:
             else "off",
             "Prometheus",
         ),
-        *(
-            [Row("agents", f"http://127.0.0.1:{config.gateway.port}", _agents(config))]
-            if config.gateway.port
-            else []
-        ),
         *(Row("note", key, text) for key, text in advice(config)),
         *_large_state(config),
     ]
@@ -338,12 +333,6 @@ def _worst(config: Config, policy: AdmissionPolicy) -> Row:
     if bounded and lag > staleness.max_lag:
         return Row(name, str(staleness.max_lag), f"{older}; with this window some may be {lag} old")
     return Row(name, str(lag), f"{older}; with this window none is older than {lag}")
-
-
-def _agents(config: Config) -> str:
-    last = config.gateway.port + config.rollout.actors - 1
-    others = f", and the next ones up to {last}" if config.rollout.actors > 1 else ""
-    return f"OpenAI's API{others}; the key is in gateway.key, what they do in sessions"
 
 
 def _counts(parts: Sequence[tuple[int, ...]]) -> str:

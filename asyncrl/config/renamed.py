@@ -20,15 +20,20 @@ MOVED = {
     "run.start_s": "supervision.start_s",
     "run.stall_s": "supervision.stall_s",
     "run.grace_s": "supervision.grace_s",
-    "door.port": "gateway.port",
-    "door": "gateway",
 }
 """Old name of a setting or section → new one."""
+
+_PLAYED = (
+    "is gone: agents play episodes, which are trained; set agent.run (to http for programs that "
+    "run elsewhere) and agent.port"
+)
 
 GONE = {
     "rollout.top_p": (
         "is gone: the whole distribution is sampled, because no engine records the kept set"
-    )
+    ),
+    "gateway": _PLAYED,
+    "door": _PLAYED,
 }
 """Setting that there was → the end of the sentence that says why there is none."""
 

@@ -64,12 +64,6 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             "a slow verifier would be taken for a stalled run: stall_s must be larger than "
             "verdict_s",
         )
-    if c.gateway.port and c.gateway.port + rollout.actors > 2**16:
-        yield (
-            ("gateway.port", "rollout.actors"),
-            "each rollout actor's gateway has a port of its own, and there are not so many: "
-            "lower port",
-        )
     if c.agent.run:
         yield from _agents(config)
     if wrong := list(mix_contradictions(task)):

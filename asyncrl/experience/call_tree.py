@@ -37,18 +37,16 @@ _FIRST = 64 * ID
 
 class Sampled(msgspec.Struct, frozen=True):
     """The tokens that one call sampled and its agent was given. `ids` and `behaviour` have one item
-    for each token, and `spans` tile them from 0 on. `unused` tokens more were sampled after them,
-    and nobody saw them (they followed a stop string)."""
+    for each token, and `spans` tile them from 0 on."""
 
     ids: bytes
     behaviour: bytes
     spans: tuple[Span, ...]
     finish: Finish
-    unused: int = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens sampled, `unused` ones not counted."""
+        """Number of tokens sampled."""
         return len(self.ids) >> 2
 
 
@@ -106,11 +104,6 @@ class CallTree:
         self._asked: set[tuple[int, int]] = set()
         self.tokens = 0
         self.meetings: Counter[Meeting] = Counter()
-
-    @property
-    def sequence_tokens(self) -> int:
-        """The number of tokens of all leaves, shared ones once for each."""
-        return sum(strand.base + strand.tokens for strand in self._strands if strand.spans)
 
     def known(self, context: bytes) -> int:
         """The number of tokens of `context` (`int32`) that the tree holds already, from its

@@ -8,10 +8,9 @@ sampling; and those that ask for what an engine does not give.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -27,7 +26,7 @@ NEUTRAL = {
     "parallel_tool_calls": True,
 }
 """Values that these must have, where they are given at all."""
-IGNORED = ("seed",)
+IGNORED = ("seed", "temperature")
 """Parameters that are accepted and have no effect; an answer says so in the header `x-ignored`."""
 _STOPS, _STOP_CHARACTERS, _MESSAGES = 4, 256, 4096
 _NULL = b"null"
@@ -156,24 +155,6 @@ class TextRequest(CallRequest, kw_only=True):
 PromptIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class _Reward(msgspec.Struct, forbid_unknown_fields=True):
-    reward: float | None = None
-    prompt_index: PromptIndex | None = None
-
-
-class RewardGiven(NamedTuple):
-    """A session's reward, and the prompt of the task that it was about, where that was said."""
-
-    reward: float
-    prompt_index: int | None
-
-
-class RewardByTask(NamedTuple):
-    """The prompt of the task that a session's last reply answers: the task says the reward."""
-
-    prompt_index: int
-
-
 _Request = TypeVar("_Request", ChatRequest, TextRequest)
 
 
@@ -219,19 +200,6 @@ def parse(body: bytes, kind: type[_Request], items: int) -> _Request:
     return request
 
 
-def reward(body: bytes) -> RewardGiven | RewardByTask:
-    """The reward in `body`, or who says it. Raises GatewayError (400) unless it is a finite number,
-    or left to the task."""
-    asked = _decode(body, _Reward)
-    if asked.reward is None:
-        if asked.prompt_index is None:
-            raise bad("give a reward, or the prompt_index that the last reply answers", "reward")
-        return RewardByTask(asked.prompt_index)
-    if not math.isfinite(asked.reward):
-        raise bad("a reward must be a finite number", "reward")
-    return RewardGiven(asked.reward, asked.prompt_index)
-
-
 class TurnReward(msgspec.Struct, forbid_unknown_fields=True):
     """A reward for a turn, or, without one, for the whole."""
 
@@ -274,19 +242,6 @@ def given_up(body: bytes) -> FailedAttempt:
 def note(body: bytes) -> bytes:
     """The JSON of the value in `body`. Raises GatewayError (400)."""
     return bytes(_decode(body, _Noted).value)
-
-
-def prompt_index(text: str) -> int:
-    """The number of a prompt in a path. Raises GatewayError (404) for what is none."""
-    try:
-        return msgspec.convert(text, PromptIndex, strict=False)
-    except msgspec.ValidationError as error:
-        raise GatewayError(
-            404,
-            "unknown_prompt",
-            f"a prompt of the task is a number from 0 on, and {text[:20]!r} is none",
-            param="prompt_index",
-        ) from error
 
 
 def messages(request: ChatRequest, items: int) -> list[dict[str, Any]]:

@@ -1,332 +1,183 @@
-"""The gateway as an ASGI application. Invariant: no body is read before the key is proved, and
-every answer that is not what was asked for is one sentence in OpenAI's form.
+"""The gateway as an ASGI application: calls, notes and rewards of the episodes that agents play.
+Invariant: no body is read before the key is proved.
 
-    POST   /sessions/{session}/v1/chat/completions   `stream` or not
-    POST   /sessions/{session}/v1/completions        `stream` or not
-    GET    /sessions/{session}/v1/models
-    POST   /v1/sessions/{session}/reward             {"reward": 1.0}, or {"prompt_index": 17} for
-                                                     the task to judge: the session is complete
-    DELETE /v1/sessions/{session}                    its agent gives up
-    GET    /v1/prompts/{prompt_index}                a training prompt of the run's task
-    GET    /ready                                    without a key: 200 where calls are answered,
-                                                     503 where not
+    …      /sessions/NAME/v1/…             OpenAI's API (`call_routes`), with the key for calls
+    GET    /v1/sessions/NAME/notes/KEY     {"value": …}, or 404; with the key for calls
+    POST   /v1/sessions/NAME/notes/KEY     {"value": …}: the first of a key is kept, and returned
+    POST   /v1/sessions/NAME/reward        {"reward": 1.0, "turn": -1}, with the key for rewards: of
+                                           the turn of an answered call, from the last one where
+                                           negative; without turn, or null: of the whole
+    POST   /v1/episodes                    where programs elsewhere play: the next episode, or 204
+    DELETE /v1/sessions/NAME               where they do: the attempt has failed; it may say why:
+                                           {"reason": "…"}
+    GET    /ready                          without a key
 
-The session is in the base URL, so that an agent needs no change. A client that has several sessions
-at a time may leave it out of the path and send the header `x-session` with each call.
+The run's key opens everything.
 """
 
 from __future__ import annotations
 
-import hmac
-import re
-import secrets
-import time
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from typing import Literal
 
 import msgspec
+import trio
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from asyncrl.gateway import api_answers, api_requests
-from asyncrl.gateway.api_answers import AnswerPart, Envelope
-from asyncrl.gateway.errors import GatewayError, bad
+from asyncrl.gateway import api_requests
+from asyncrl.gateway.call_routes import HANDLERS, CallRoutes, Handler, session_of, whole
+from asyncrl.gateway.capability import Right, has_right
+from asyncrl.gateway.errors import GatewayError
 from asyncrl.gateway.gateway import Gateway
-from asyncrl.gateway.prompt_reader import Prompt
-from asyncrl.gateway.tools import Hermes, PlainText
-from asyncrl.httpd.asgi import Headers
-from asyncrl.ipc.waits import WaitExpired
+from asyncrl.gateway.offers import Offers
+from asyncrl.gateway.played_sessions import PlayedSessions
 
-_SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_JSON = "application/json"
-
-Handler = Callable[[Request, Send], Awaitable[None]]
-
-
-def has_key(key: bytes, headers: Headers) -> bool:
-    """True if a request with these headers comes from who has the key."""
-    given = next((value for name, value in headers if name == b"authorization"), b"")
-    return hmac.compare_digest(given, b"Bearer " + key)
+NAME = 200
+"""Characters of a note's key, at most."""
+LARGEST = 1e38
+"""Largest reward of either sign. A larger one could not be trained."""
+POLL_S = 20.0
+"""Seconds that a request for an episode waits for one."""
 
 
-def application(gateway: Gateway, key: str) -> Starlette:
-    """The routes above, for agents that have `key`."""
-    app = _RunRoutes(gateway, key.encode())
-    routes: list[BaseRoute] = [Route("/ready", app.ready, methods=["GET"])]
-    for prefix in ("", "/sessions/{session}"):
-        routes += [
-            Route(f"{prefix}/v1/chat/completions", app.guarded(app.chat), methods=["POST"]),
-            Route(f"{prefix}/v1/completions", app.guarded(app.text), methods=["POST"]),
-            Route(f"{prefix}/v1/models", app.guarded(app.models), methods=["GET"]),
-        ]
-    routes += [
-        Route("/v1/sessions/{session}/reward", app.guarded(app.reward), methods=["POST"]),
-        Route("/v1/sessions/{session}", app.guarded(app.give_up), methods=["DELETE"]),
-        Route("/v1/prompts/{prompt_index}", app.guarded(app.prompt), methods=["GET"]),
+def application(gateway: Gateway, sessions: PlayedSessions, offers: Offers | None) -> Starlette:
+    """The routes above. With `offers` programs elsewhere play."""
+    app = _EpisodeRoutes(gateway, sessions, offers)
+    calls, session = "/sessions/{session}/v1", "/v1/sessions/{session}"
+    note = session + "/notes/{name:path}"
+    routes: list[BaseRoute] = [
+        Route("/ready", app.ready, methods=["GET"]),
+        Route(f"{calls}/chat/completions", app.of("call", app.chat), methods=["POST"]),
+        Route(f"{calls}/completions", app.of("call", app.text), methods=["POST"]),
+        Route(f"{calls}/models", app.of("call", app.models), methods=["GET"]),
+        Route(note, app.of("call", app.noted), methods=["GET"]),
+        Route(note, app.of("call", app.note), methods=["POST"]),
+        Route(f"{session}/reward", app.of("reward", app.reward), methods=["POST"]),
+        Route(f"{session}/failed", app.of("reward", app.failed), methods=["POST"]),
     ]
+    if offers is not None:
+        routes += [
+            Route("/v1/episodes", app.of("run", app.episode), methods=["POST"]),
+            Route(session, app.of("reward", app.give_up), methods=["DELETE"]),
+        ]
     return Starlette(routes=routes, exception_handlers=HANDLERS)
 
 
-class _Guarded:
-    """An ASGI endpoint for who has the key."""
+class _KeyGuarded:
+    """An ASGI endpoint for who has the key of its session for `right`, or the run's."""
 
-    def __init__(self, key: bytes, handler: Handler) -> None:
-        self._key, self._handler = key, handler
+    def __init__(
+        self, sessions: PlayedSessions, right: Right | Literal["run"], handler: Handler
+    ) -> None:
+        self._sessions, self._right, self._handler = sessions, right, handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not has_key(self._key, scope["headers"]):
-            raise GatewayError(
-                401,
-                "invalid_api_key",
-                "this is not the key of this run's gateway; give it as the client's api_key",
-            )
-        await self._handler(Request(scope, receive), send)
+        request = Request(scope, receive)
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not self._sessions.is_run_key(given) and (
+            self._right == "run"
+            or not has_right(given, self._sessions.key, session_of(request), self._right)
+        ):
+            raise GatewayError(401, "invalid_api_key", _WRONG[self._right])
+        await self._handler(request, send)
 
 
-class CallRoutes:
-    """The handlers of OpenAI's API."""
-
-    ignored: Sequence[str] = api_requests.IGNORED
-    """Parameters that are accepted and have no effect."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def ready(self, request: Request) -> Response:
-        return Response(status_code=200 if self._gateway.ready else 503)
-
-    async def models(self, request: Request, send: Send) -> None:
-        await whole(request, send, api_answers.models(self._gateway.settings.model))
-
-    async def chat(self, request: Request, send: Send) -> None:
-        session = session_of(request)
-        with self._gateway.slot():
-            asked, prompt = await self._gateway.reader.chat(session, await self._body(request))
-            envelope = self._envelope(api_answers.Chat, "chatcmpl", asked)
-            tools = bool(asked.offered)
-            await self._answer(request, send, session, asked, prompt, envelope, tools=tools)
-
-    async def text(self, request: Request, send: Send) -> None:
-        session = session_of(request)
-        with self._gateway.slot():
-            asked, prompt = await self._gateway.reader.text(session, await self._body(request))
-            envelope = self._envelope(api_answers.Text, "cmpl", asked)
-            await self._answer(request, send, session, asked, prompt, envelope, tools=False)
-
-    async def _answer(
-        self,
-        request: Request,
-        send: Send,
-        session: str,
-        asked: api_requests.CallRequest,
-        prompt: Prompt,
-        envelope: Envelope,
-        *,
-        tools: bool,
-    ) -> None:
-        """Sample, and answer in one or as a stream."""
-        headers = {"x-session": session}
-        if ignored := [name for name in self.ignored if getattr(asked, name) is not None]:
-            headers["x-ignored"] = ", ".join(ignored)
-        stream = _Stream(send, headers) if asked.stream else None
-        parts: list[AnswerPart] = []
-
-        async def write(read: AnswerPart) -> None:
-            if stream is None:
-                parts.append(read)
-            else:
-                await stream.send(envelope.part(read))
-
-        try:
-            answer = await self._gateway.answer(
-                session,
-                prompt,
-                budget=asked.budget,
-                temperature=1.0 if asked.temperature is None else asked.temperature,
-                stops=asked.stops,
-                parser=Hermes() if tools else PlainText(),
-                scored=asked.scored,
-                write=write,
-                gone=lambda: self._gone(request),
-            )
-        except GatewayError as error:
-            if stream is None or not stream.begun:
-                raise
-            await stream.end(api_answers.failed(error))
-            return
-        if answer is None:
-            return
-        if stream is None:
-            await whole(request, send, envelope.whole(parts, answer.finish, answer.usage), headers)
-        else:
-            await stream.end(
-                envelope.last(answer.finish, answer.usage if asked.usage else None)
-                + api_answers.DONE
-            )
-
-    async def _gone(self, request: Request) -> None:
-        """Return when nobody waits for the answer any more."""
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    def _envelope(
-        self, kind: type[Envelope], prefix: str, asked: api_requests.CallRequest
-    ) -> Envelope:
-        return kind(
-            number=f"{prefix}-{secrets.token_hex(12)}",
-            model=asked.model,
-            created=int(time.time()),
-            scored=asked.scored,
-        )
-
-    async def _body(self, request: Request) -> bytes:
-        """The whole body. Raises GatewayError where it is too large, or too slow."""
-        settings, body = self._gateway.settings, bytearray()
-        # a length that was said, so that what is too large is not read at all
-        if int(request.headers.get("content-length", "0")) > settings.body_bytes:
-            raise _too_large(settings.body_bytes)
-        try:
-            with self._gateway.waits.on(
-                "a request's body", owner="an agent", deadline_s=settings.body_s
-            ):
-                async for data in request.stream():
-                    body += data
-                    if len(body) > settings.body_bytes:
-                        raise _too_large(settings.body_bytes)
-        except WaitExpired as error:
-            raise GatewayError(
-                408, "too_slow", f"the request was not here after {settings.body_s:g} s"
-            ) from error
-        return bytes(body)
+_WRONG = {
+    "call": "this is not this session's key for calls (episode.api_key)",
+    "reward": "this is not this session's key for rewards (episode.reward_key)",
+    "run": "this is not the run's key, which is in its directory (gateway.key)",
+}
 
 
-class _RunRoutes(CallRoutes):
-    """The handlers for who has the run's key."""
+class _EpisodeRoutes(CallRoutes):
+    """The handlers of all routes."""
 
-    def __init__(self, gateway: Gateway, key: bytes) -> None:
-        super().__init__(gateway)
-        self._key = key
+    def __init__(self, gateway: Gateway, sessions: PlayedSessions, offers: Offers | None) -> None:
+        super().__init__(gateway, sessions)
+        self._offers = offers
 
-    def guarded(self, handler: Handler) -> _Guarded:
-        return _Guarded(self._key, handler)
+    def of(self, right: Right | Literal["run"], handler: Handler) -> _KeyGuarded:
+        return _KeyGuarded(self._sessions, right, handler)
+
+    async def noted(self, request: Request, send: Send) -> None:
+        value = self.session(request).noted(_name(request))
+        if value is None:
+            raise GatewayError(404, "no_note", "nothing is noted under this key")
+        await whole(request, send, _value(value))
+
+    async def note(self, request: Request, send: Send) -> None:
+        self.session(request)
+        name, value = _name(request), api_requests.note(await self.body(request))
+        kept = self.session(request).note(name, value)
+        await whole(request, send, _value(kept))
 
     async def reward(self, request: Request, send: Send) -> None:
-        session = session_of(request)
-        match api_requests.reward(await self._body(request)):
-            case api_requests.RewardByTask(prompt_index):
-                with self._gateway.slot():
-                    reward = await self._gateway.judge(session, prompt_index)
-            case api_requests.RewardGiven(reward, prompt_index):
-                self._gateway.reward(session, reward, prompt_index)
-        await whole(request, send, msgspec.json.encode({"session": session, "reward": reward}))
+        self.session(request)
+        asked = api_requests.turn_reward(await self.body(request))
+        if not math.isfinite(asked.reward) or abs(asked.reward) > LARGEST:
+            raise GatewayError(
+                422,
+                "invalid_value",
+                f"a reward must be a finite number of at most {LARGEST:g}",
+                param="reward",
+            )
+        session = self.session(request)
+        session.reward(asked.reward, asked.turn)
+        if self._offers is not None and asked.turn is None:
+            self._offers.end(session.name, "rewarded")
+        said = {"session": session.name, "reward": asked.reward, "turn": asked.turn}
+        await whole(request, send, msgspec.json.encode(said))
 
-    async def prompt(self, request: Request, send: Send) -> None:
-        prompt_index = api_requests.prompt_index(request.path_params["prompt_index"])
-        with self._gateway.slot():
-            text = await self._gateway.task_prompt(prompt_index)
-        await whole(
-            request, send, msgspec.json.encode({"prompt_index": prompt_index, "prompt": text})
-        )
+    async def failed(self, request: Request, send: Send) -> None:
+        self.session(request)
+        asked = api_requests.turn_failed(await self.body(request))
+        session = self.session(request)
+        session.fail(asked.tool, asked.turn)
+        said = {"session": session.name, "tool": asked.tool, "turn": asked.turn}
+        await whole(request, send, msgspec.json.encode(said))
 
     async def give_up(self, request: Request, send: Send) -> None:
-        session = session_of(request)
-        self._gateway.give_up(session)
-        await whole(request, send, msgspec.json.encode({"session": session, "reward": None}))
+        self.session(request)
+        assert self._offers is not None, "there is this route with offers alone"
+        asked = api_requests.given_up(await self.body(request))
+        session = self.session(request)
+        self._offers.end(session.name, "given_up", asked.reason)
+        await whole(request, send, msgspec.json.encode({"session": session.name}))
+
+    async def episode(self, request: Request, send: Send) -> None:
+        """The next episode; 204 where there is none within `POLL_S`. A program that leaves takes
+        none."""
+        assert self._offers is not None, "there is this route with offers alone"
+        await self.body(request)
+        facts: bytes | None = None
+
+        async def leave() -> None:
+            await self.gone(request)
+            scope.cancel()
+
+        with trio.move_on_after(POLL_S) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(leave)
+                facts = await self._offers.take()
+                nursery.cancel_scope.cancel()
+        if facts is None:
+            await Response(status_code=204)(request.scope, request.receive, send)
+        else:
+            await whole(request, send, facts)
 
 
-class _Stream:
-    """Server-sent events; the response begins with the first, so that what fails before has a
-    status of its own."""
-
-    def __init__(self, send: Send, headers: dict[str, str]) -> None:
-        self._send, self._headers = send, headers
-        self.begun = False
-
-    async def send(self, data: bytes, *, more: bool = True) -> None:
-        if not self.begun:
-            self.begun = True
-            headers = {
-                "content-type": "text/event-stream; charset=utf-8",
-                "cache-control": "no-store",
-                **self._headers,
-            }
-            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": raw})
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def end(self, data: bytes) -> None:
-        await self.send(data, more=False)
-
-
-async def whole(
-    request: Request, send: Send, body: bytes, headers: dict[str, str] | None = None
-) -> None:
-    """Answer with JSON."""
-    await Response(body, 200, headers, _JSON)(request.scope, request.receive, send)
-
-
-def session_of(request: Request) -> str:
-    """The session of a request: in its path, or in its header. Raises GatewayError."""
-    path, header = request.path_params.get("session"), request.headers.get("x-session")
-    name: str | None = path or header
-    if name is None:
-        raise bad(
-            "no session: use the base URL /sessions/NAME/v1, or send the header x-session with "
-            "each call",
-            code="no_session",
-        )
-    if path and header and path != header:
-        raise bad(
-            f"the path names session {path!r}, and the header x-session {header!r}; send one of "
-            "them",
-            code="two_sessions",
-        )
-    if not _SESSION.fullmatch(name):
-        raise bad(
-            "a session's name is 1 to 64 letters, digits, dots, dashes and underscores, the "
-            "first a letter or digit",
-            code="session_name",
+def _name(request: Request) -> str:
+    name: str = request.path_params["name"]
+    if not 0 < len(name) <= NAME:
+        raise GatewayError(
+            422, "note_key", f"the key of a note is a text of 1 to {NAME} characters"
         )
     return name
 
 
-def _too_large(most: int) -> GatewayError:
-    return GatewayError(
-        413, "too_large", f"a request may have {most} bytes here; this one has more"
-    )
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, GatewayError)
-    return error.response()
-
-
-async def _no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    what = (
-        "there is nothing at this path"
-        if error.status_code == 404
-        else "this path does not take this method"
-    )
-    return GatewayError(error.status_code, "no_route", what).response()
-
-
-async def _left(request: Request, error: Exception) -> Response:
-    return GatewayError(400, "gone", "the request ended before its body did").response()
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    """Starlette raises the error again after this, so that the server logs it."""
-    return GatewayError(500, "internal_error", "the gateway failed; its log says why").response()
-
-
-HANDLERS = {
-    GatewayError: _refused,
-    HTTPException: _no_route,
-    ClientDisconnect: _left,
-    Exception: _failed,
-}
-"""Answers to what a handler raises."""
+def _value(text: bytes) -> bytes:
+    return b'{"value":' + text + b"}"

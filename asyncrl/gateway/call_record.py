@@ -1,5 +1,5 @@
 """The record of one call, made as its tokens come. Invariant: what is recorded is what could be
-read, up to what ended it; of what came after that only the number of tokens is kept."""
+read, up to what ended it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 
 from asyncrl.experience.call_tree import Sampled
 from asyncrl.gateway.api_answers import AnswerPart, Token
-from asyncrl.gateway.generator import GeneratedPiece
+from asyncrl.gateway.generation import GeneratedPiece
 from asyncrl.gateway.reading import ReplyReader
 from asyncrl.gateway.tools import ToolCall
 from asyncrl.ipc.messages import Finish, Span
@@ -29,7 +29,6 @@ class CallRecord:
         self.ids: list[int] = []
         self._behaviour: list[float] = []
         self._spans: list[Span] = []
-        self._unused = 0
         self.finish: Finish = "interrupted"
         self.called = False
         self.broken = ""
@@ -44,14 +43,13 @@ class CallRecord:
         return self._reading.stopped or bool(self.broken)
 
     def take(self, piece: GeneratedPiece) -> AnswerPart:
-        """Read a piece; what comes when it is closed is counted and left out."""
+        """Read a piece; what comes when it is closed is left out."""
         read, start = AnswerPart(), len(self.ids)
         self.broken = self.broken or self._wrong(piece)
         self.refused = self.refused or piece.refused
         for token, behaviour in zip(piece.ids.tolist(), piece.behaviour.tolist(), strict=True):
             if self.closed:
-                self._unused += 1
-                continue
+                break
             self.ids.append(token)
             self._behaviour.append(behaviour)
             read.deltas += self._reading.push(token)
@@ -85,5 +83,4 @@ class CallRecord:
             behaviour,
             tuple(self._spans),
             self.finish,
-            self._unused,
         )

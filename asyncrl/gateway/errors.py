@@ -6,15 +6,6 @@ from __future__ import annotations
 import msgspec
 from starlette.responses import Response
 
-from asyncrl.sessions.recorder import (
-    SessionBusy,
-    SessionEnded,
-    SessionFull,
-    SessionRefused,
-    TooManySessions,
-    UnknownSession,
-)
-
 _CHARACTERS = 1000
 
 
@@ -66,26 +57,3 @@ class GatewayError(Exception):
 def bad(message: str, param: str | None = None, code: str = "invalid_value") -> GatewayError:
     """The error of a request that can never be done."""
     return GatewayError(400, code, message, param=param)
-
-
-def closing() -> GatewayError:
-    """The error of a call that comes before weights are there, or when the gateway closes."""
-    return GatewayError(
-        503, "not_ready", "the gateway has no weights yet, or closes; see /ready", retry_s=1
-    )
-
-
-def refusal(error: SessionRefused) -> GatewayError:
-    """The HTTP error of a recorder's refusal."""
-    match error:
-        case UnknownSession():
-            return GatewayError(404, "unknown_session", str(error))
-        case SessionEnded():
-            return GatewayError(410, "session_ended", str(error))
-        case SessionBusy():
-            return GatewayError(409, "not_now", str(error))
-        case SessionFull():
-            return bad(str(error), code="session_full")
-        case TooManySessions():
-            return GatewayError(429, "too_many_sessions", str(error), retry_s=1)
-    raise AssertionError(f"no answer for {type(error).__name__}")

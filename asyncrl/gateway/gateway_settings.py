@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.sessions.recorder import Bounds
-
 _BODY_BYTES, _TOKEN_BYTES = 64 << 10, 32
 _ITEMS, _TOKEN_ITEMS = 4096, 2
 
@@ -22,7 +20,6 @@ class Settings(msgspec.Struct, frozen=True):
     calls: int = 256
     call_s: float = 600.0
     body_s: float = 30.0
-    bounds: Bounds = Bounds()
 
     @property
     def body_bytes(self) -> int:

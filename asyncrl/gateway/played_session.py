@@ -24,7 +24,8 @@ import numpy as np
 import trio
 
 from asyncrl.gateway.errors import GatewayError
-from asyncrl.gateway.generator import GeneratedPiece, Generation
+from asyncrl.gateway.generation import GeneratedPiece, Generation
+from asyncrl.gateway.known_text import KnownText
 from asyncrl.ipc.messages import (
     Ask,
     Enough,
@@ -102,6 +103,8 @@ class PlayedSession:
         self._rewarded: set[int | None] = set()
         self._failed: set[int] = set()
         self._gone: list[Enough] = []
+        self.known = KnownText()
+        """Text that its model has seen or said."""
         self.full = False
         """True if it was refused a call, because it is as long as it may be."""
         self.over = False
@@ -118,8 +121,9 @@ class PlayedSession:
     def ask(
         self, ids: Sequence[int], max_new_tokens: int, stops: Sequence[str]
     ) -> Iterator[Generation]:
-        """Ask the model; see `generator.Generator`. Raises GatewayError where the attempt is
-        over."""
+        """Ask the model for at most `max_new_tokens` (at least 1) after `ids`. The caller
+        interrupts the answer at one of the texts `stops`. Leaving the block ends it, with what is
+        still to come lost. Raises GatewayError where the attempt is over."""
         if self.over:
             raise ended(self.name)
         number, self._calls = self._calls, self._calls + 1

@@ -1,20 +1,17 @@
-"""The sessions that agents of one actor play: a `Generator` whose answers come over a link.
-
-Invariant: what waits to be sent is bounded: there are no new calls while much of it waits.
-"""
+"""The sessions that agents of one actor play. Invariant: what waits to be sent to the coordinator
+is bounded: there are no new calls while much of it waits."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import trio
 
 from asyncrl.gateway.capability import capability
-from asyncrl.gateway.generator import Generation
 from asyncrl.gateway.played_session import PlayedSession, ended
 from asyncrl.httpd.asgi import Headers
 from asyncrl.ipc.link import Link
@@ -60,18 +57,6 @@ class PlayedSessions:
         if (session := self._names.get(name)) is None:
             raise ended(name)
         return session
-
-    def generate(
-        self,
-        session: str,
-        ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        stops: Sequence[str],
-    ) -> AbstractContextManager[Generation]:
-        """See `Generator`. The temperature is the run's, whatever is asked for."""
-        return self.named(session).ask(ids, max_new_tokens, stops)
 
     def take(self, reply: Reply, ids: memoryview, behaviour: memoryview) -> None:
         """Give a reply to its session, if it is still played."""

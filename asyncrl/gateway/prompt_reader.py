@@ -16,6 +16,7 @@ import trio
 from asyncrl.gateway import api_requests
 from asyncrl.gateway.errors import GatewayError, bad
 from asyncrl.gateway.gateway_settings import Settings
+from asyncrl.gateway.known_text import KnownText
 from asyncrl.ipc.waits import WaitExpired, Waits
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
@@ -36,26 +37,14 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class PromptReader:
-    """Reads one request at a time. `known` says, of a session and a text (UTF-8), how many bytes
-    from its start the session has seen or said, and their `int32` ids."""
+    """Reads one request at a time, each with what its session knows."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        settings: Settings,
-        waits: Waits,
-        known: Callable[[str, bytes], tuple[int, bytes]],
-    ) -> None:
-        self._tokenizer, self._settings, self._waits, self._known = (
-            tokenizer,
-            settings,
-            waits,
-            known,
-        )
+    def __init__(self, tokenizer: Tokenizer, settings: Settings, waits: Waits) -> None:
+        self._tokenizer, self._settings, self._waits = tokenizer, settings, waits
         self._turn, self._thread = trio.Lock(), trio.CapacityLimiter(1)
         self._due = -math.inf  # when the next request is read
 
-    async def chat(self, session: str, body: bytes) -> tuple[api_requests.ChatRequest, Prompt]:
+    async def chat(self, known: KnownText, body: bytes) -> tuple[api_requests.ChatRequest, Prompt]:
         """The request in a body of `/v1/chat/completions`. Raises GatewayError."""
 
         def read() -> tuple[api_requests.ChatRequest, str]:
@@ -68,9 +57,9 @@ class PromptReader:
                 raise bad(str(error), "messages") from error
 
         asked, text = await self._in_turn(read)
-        return asked, await self._prompt(session, text, "messages")
+        return asked, await self._prompt(known, text, "messages")
 
-    async def text(self, session: str, body: bytes) -> tuple[api_requests.TextRequest, Prompt]:
+    async def text(self, known: KnownText, body: bytes) -> tuple[api_requests.TextRequest, Prompt]:
         """The request in a body of `/v1/completions`. Raises GatewayError."""
 
         def read() -> api_requests.TextRequest:
@@ -81,14 +70,14 @@ class PromptReader:
         asked = await self._in_turn(read)
         match asked.prompt:
             case str(text) | [str(text)]:
-                return asked, await self._prompt(session, text, "prompt")
+                return asked, await self._prompt(known, text, "prompt")
             case several:
                 ids = [token for token in several if isinstance(token, int)]
                 if len(ids) < len(several):
                     raise bad("prompt must be one text, or the ids of one", "prompt")
                 return asked, Prompt(ids, None)
 
-    async def _prompt(self, session: str, text: str, param: str) -> Prompt:
+    async def _prompt(self, known: KnownText, text: str, param: str) -> Prompt:
         """A text as the model will see it: as far as the session has seen or said it, by the tokens
         that it had there."""
         try:
@@ -97,20 +86,20 @@ class PromptReader:
             raise bad(
                 "the text has half of a surrogate pair, which is no character", param
             ) from error
-        length, known = self._known(session, data)
-        ids: list[int] = np.frombuffer(known, np.int32).tolist()
+        length, found = known.longest(data)
+        ids: list[int] = np.frombuffer(found, np.int32).tolist()
         start, most = param == "prompt" and not ids, self._settings.context_tokens - len(ids)
 
         def read() -> list[int]:
-            found = self._tokenizer.ids_within(data[length:].decode(), most, start=start)
-            if found is None:
+            rest = self._tokenizer.ids_within(data[length:].decode(), most, start=start)
+            if rest is None:
                 raise bad(
                     f"a text of {len(text)} characters exceeds the model's context of "
                     f"{self._settings.context_tokens} tokens",
                     param,
                     "context_length_exceeded",
                 )
-            return found
+            return rest
 
         return Prompt(ids + await self._in_turn(read), data)
 

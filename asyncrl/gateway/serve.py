@@ -1,5 +1,4 @@
-"""The gateway on a socket. Invariant: it listens on loopback alone, and what it leaves behind when
-it closes is finished sessions."""
+"""The gateway on a socket. Invariant: it listens on loopback alone."""
 
 from __future__ import annotations
 
@@ -9,10 +8,10 @@ from collections.abc import Callable
 
 import trio
 
-from asyncrl.gateway.gateway import Gateway
 from asyncrl.httpd.asgi import Application, Headers, HttpRefusal
 from asyncrl.httpd.http_limits import HttpLimits
 from asyncrl.httpd.http_server import HttpServer
+from asyncrl.ipc.waits import Waits
 
 
 def _uncounted(refusal: HttpRefusal) -> None:
@@ -20,22 +19,19 @@ def _uncounted(refusal: HttpRefusal) -> None:
 
 
 async def serve(
-    gateway: Gateway,
     app: Application,
     known: Callable[[Headers], bool],
+    waits: Waits,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    close: trio.Event,
-    drain_s: float,
     refused: Callable[[HttpRefusal], None] = _uncounted,
     limits: HttpLimits | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer agents by `app` until `close` is set, then drain (see `Gateway.drain`) and
-    return. Starts with the URL, without a path; port 0 is any free one. `refused` is called for
-    each connection that had to be closed, and `known` says of a request's headers if its client is
-    known; `limits` are those of the process where not given.
+    """Answer agents by `app` until cancelled. Starts with the URL, without a path; port 0 is any
+    free one. `refused` is called for each connection that had to be closed, and `known` says of a
+    request's headers if its client is known; `limits` are those of the process where not given.
 
     Raises ValueError for a host that is not loopback, and OSError where the port is taken.
     """
@@ -46,19 +42,14 @@ async def serve(
         limits or HttpLimits.of_descriptors(),
         known=known,
         refused=refused,
-        waits=gateway.waits,
+        waits=waits,
         owner="the agents' gateway",
     )
 
-    async def closing() -> None:
-        await close.wait()
-        await gateway.drain(drain_s)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(gateway.run)
-        task_status.started(f"http://{f'[{address}]' if ':' in address else address}:{bound}")
-        await server.run(trio.SocketListener(trio.socket.from_stdlib_socket(listening)), closing)
-        nursery.cancel_scope.cancel()
+    task_status.started(f"http://{f'[{address}]' if ':' in address else address}:{bound}")
+    await server.run(
+        trio.SocketListener(trio.socket.from_stdlib_socket(listening)), trio.sleep_forever
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

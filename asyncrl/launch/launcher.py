@@ -98,7 +98,7 @@ class _Launch:
     async def run(self) -> int:
         """Run to the end; returns the exit status."""
         write_key(self._run / KEY, new_key())
-        if self._config.gateway.port or self._config.agent.run:
+        if self._config.agent.run:
             write_key(self._run / GATEWAY_KEY, secrets.token_urlsafe().encode())
         for old in (SUMMARY, STATUS, STALL):  # of the run that this one resumes
             (self._run / old).unlink(missing_ok=True)

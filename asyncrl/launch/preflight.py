@@ -61,7 +61,6 @@ RESUMABLE = frozenset(
         "staleness",
         "publication",
         "engine.sglang",
-        "gateway",
     )
     or (field.section == "agent" and key != "agent.run")
     or key
@@ -158,10 +157,8 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     if resume:
         refuse_unreadable(Path(config.run.dir))
     _port(config.metrics.host, config.metrics.port)
-    if config.gateway.port:
-        _ports("gateway.port", config.gateway.port, config.rollout.actors, zero="no gateway")
     if config.agent.run and config.agent.port:
-        _ports("agent.port", config.agent.port, config.agent.actors, zero="any free one")
+        _agents_ports(config.agent)
     if config.train.device == "cuda":
         _gpu()
     engine_kind(config.engine.kind).check(config)
@@ -396,14 +393,13 @@ def _port(host: str, port: int) -> None:
     )
 
 
-def _ports(setting: str, first: int, actors: int, *, zero: str) -> None:
-    """Check the ports of loopback that a setting gives so many actors, one each. `zero` is the
-    meaning of 0."""
-    for port in range(first, first + actors):
+def _agents_ports(agent: AgentConfig) -> None:
+    """Check the ports of loopback that agents actors have, one each."""
+    for port in range(agent.port, agent.port + agent.actors):
         if (error := _refused("127.0.0.1", port)) is not None:
             raise ConfigError(
-                f"{setting} gives an actor port {port}, and that port {_why(error)}; choose "
-                f"another, or 0 for {zero}."
+                f"agent.port gives an actor port {port}, and that port {_why(error)}; choose "
+                "another, or 0 for any free one."
             )
 
 

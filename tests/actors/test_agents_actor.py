@@ -414,7 +414,7 @@ async def test_programs_elsewhere_take_episodes(
 async def test_an_episode_goes_to_a_program_that_waits(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.gateway.agents_app.POLL_S", 0.05)
+    monkeypatch.setattr("asyncrl.gateway.app.POLL_S", 0.05)
     offers = Offers()
     with trio.fail_after(PATIENCE_S):
         async with (
@@ -434,6 +434,6 @@ async def test_an_episode_goes_to_a_program_that_waits(
 
 
 def test_the_actor_needs_no_torch() -> None:
-    modules = "actors.agents_actor, asyncrl.gateway.agents_app"
+    modules = "actors.agents_actor, asyncrl.gateway.app"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path.cwd()).returncode == 0

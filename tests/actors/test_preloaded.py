@@ -64,7 +64,7 @@ async def test_a_forked_actor_computes_with_its_threads_and_imports_nothing(tmp_
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     drawn: set[float] = set()
     folder = Path(preloaded.__file__).parent
-    names = ("roles", "agents", "engines/embedded", "engines/scripted")
+    names = ("roles", "engines/embedded", "engines/scripted")
     places = [str(folder / f"{name}.py") for name in names]
     async with forking(tmp_path, BEFORE.format(settings=settings), **threads) as fork:
         for used in (cores, cores[:1]):

@@ -3,19 +3,15 @@ travels of it is enough to tell what it was."""
 
 from __future__ import annotations
 
-import base64
 import struct
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.experience import events as e
-from asyncrl.experience.call_tree import CallTree, Sampled
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
 from asyncrl.ipc.messages import Sample, Scored, Span
-from asyncrl.sessions.finished import FinishedSession
 
 
 def ints(*values: int) -> bytes:
@@ -121,17 +117,3 @@ def test_what_travels_tells_what_every_sequence_was(
         assert bytes(marked) == sequence.mask
         assert sample.sampled_tokens == sequence.trained and not any(marked[end:])
     assert not ids_there and not logs_there
-
-
-def test_a_finished_session_is_written_as_it_was_before_its_leaves_were_sequences() -> None:
-    """Bytes of RUN/sessions/*.jsonl: others read them."""
-    tree = CallTree()
-    tree.add(ints(1, 2), Sampled(ints(3, 4), floats(-1, -2), (Span(5, 0, 2),), "stop"))
-    session = FinishedSession("a", "rewarded", 1.0, 6, 1, 2, 0, {"opened": 1}, tuple(tree.leaves()))
-    arrays = (ints(1, 2, 3, 4), bytes([0, 0, 1, 1]), floats(0, 0, -1, -2))
-    ids, mask, behaviour = (base64.b64encode(array).decode() for array in arrays)
-    assert msgspec.json.encode(session).decode() == (
-        '{"session":"a","end":"rewarded","reward":1.0,"prompt_index":6,"calls":1,"sampled":2,'
-        '"unused":0,"meetings":{"opened":1},"leaves":[{"ids":"' + ids + '","mask":"' + mask + '",'
-        '"behaviour":"' + behaviour + '","spans":[[5,2,4]],"finish":"stop","errors":[]}]}'
-    )

@@ -10,18 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from gateway_world import MODEL, Says, chat, opened, say, scripted, write_chat
+from gateway_world import CONTEXT, MODEL, Says, chat, opened, say, scripted, write_chat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from asyncrl.gateway import api_requests
 from asyncrl.gateway.errors import GatewayError
+from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.tasks import TaskError
 from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.bundled import VOCABULARY
 
 ITEMS = 1000
-CHAT, TEXT = "/sessions/s1/v1/chat/completions", "/sessions/s1/v1/completions"
+LIMITS = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY)
+CHAT, TEXT = "/sessions/r1-1/v1/chat/completions", "/sessions/r1-1/v1/completions"
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +77,11 @@ def accepted(body: bytes, tokenizer: Tokenizer) -> None:
 @given(body=st.binary(max_size=60) | ANY.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_a_request_or_a_sentence(tokenizer: Tokenizer, body: bytes) -> None:
     accepted(body, tokenizer)
-    try:
-        api_requests.reward(body)
-    except GatewayError as error:
-        assert error.status == 400
+    for read in (api_requests.turn_reward, api_requests.turn_failed, api_requests.note):
+        try:
+            read(body)
+        except GatewayError as error:
+            assert 400 <= error.status < 500
 
 
 @settings(max_examples=300)
@@ -173,7 +177,7 @@ async def test_each_is_refused_by_name(
 
 async def test_bodies_that_are_none(tokenizer: Tokenizer, virtual: MockClock) -> None:
     engine = scripted(Says(say("x")))
-    async with opened(engine, tokenizer, body_s=5.0) as (gateway, client):
+    async with opened(engine, tokenizer, body_s=5.0) as (_, client):
         await engine.load(0, None)
         for body in (
             b"",
@@ -186,7 +190,7 @@ async def test_bodies_that_are_none(tokenizer: Tokenizer, virtual: MockClock) ->
             response = await client.post(CHAT, content=body)
             assert response.status_code == 400 and response.json()["error"]["message"], body
         assert (await client.post(CHAT, content=DEEP)).json()["error"]["code"] == "too_large"
-        large = chat("x" * gateway.settings.body_bytes)
+        large = chat("x" * LIMITS.body_bytes)
         assert (await client.post(CHAT, json=large)).status_code == 413
         assert (await client.post(TEXT, json={"model": "other", "prompt": "x"})).json()["error"][
             "code"
@@ -221,9 +225,9 @@ async def test_json_of_too_many_items_is_a_sentence(
 ) -> None:
     """In the request, in the arguments of a call, and where commas are escaped there."""
     engine = scripted(Says(say("x")))
-    async with opened(engine, tokenizer) as (gateway, client):
+    async with opened(engine, tokenizer) as (_, client):
         await engine.load(0, None)
-        many = '{"a": [' + ",".join(["1"] * (gateway.settings.items + 2)) + "]}"
+        many = '{"a": [' + ",".join(["1"] * (LIMITS.items + 2)) + "]}"
         called = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}
         called["tool_calls"][0]["function"]["arguments"] = many  # type: ignore[index]
         bodies = [
@@ -259,10 +263,8 @@ async def test_a_template_that_refuses_is_a_sentence(tmp_path: Path, virtual: Mo
     write_chat(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('system last') }}")
     engine = scripted(Says(say("x")))
-    async with opened(engine, Tokenizer(tmp_path, chat=True)) as (_, client):
+    async with opened(engine, Tokenizer(tmp_path, chat=True)) as (coordinator, client):
         await engine.load(0, None)
         response = await client.post(CHAT, json=chat("hi"))
         assert response.status_code == 400 and "system last" in response.json()["error"]["message"]
-        assert (
-            await client.post("/v1/sessions/s1/reward", json={"reward": 1})
-        ).status_code == 404, "no session was opened"
+    assert coordinator.asks == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncrl.gateway.api_answers import AnswerPart, Chat
 from asyncrl.gateway.api_requests import ChatRequest, parse
 from asyncrl.gateway.call_record import CallRecord
-from asyncrl.gateway.generator import GeneratedPiece
+from asyncrl.gateway.generation import GeneratedPiece
 from asyncrl.gateway.reading import Detokenizer, ReplyReader, StopStrings
 from asyncrl.gateway.tools import Delta, Hermes, PlainText, ToolCall
 from asyncrl.tasks.text import Tokenizer

@@ -6,21 +6,15 @@ import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
-from gateway_world import KEY, MODEL, Says, chat, say, scripted, write_chat
+from gateway_world import KEY, MODEL, Says, chat, say, scripted, served, write_chat
 
-from asyncrl.gateway.app import application, has_key
-from asyncrl.gateway.engine_generator import EngineGenerator
-from asyncrl.gateway.gateway import Gateway
 from asyncrl.gateway.gateway_settings import Settings
-from asyncrl.gateway.serve import serve
 from asyncrl.httpd.asgi import HttpRefusal
 from asyncrl.httpd.http_limits import HttpLimits
-from asyncrl.ipc.waits import Waits
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import VOCABULARY
 
@@ -58,7 +52,7 @@ class Door:
                 pass  # it did not want to read all
         return said
 
-    async def post(self, body: bytes, path: str = "/sessions/s/v1/chat/completions") -> bytes:
+    async def post(self, body: bytes, path: str = "/sessions/r1-1/v1/chat/completions") -> bytes:
         head = f"POST {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n"
         head += f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         return await self.send(head.encode() + body)
@@ -78,34 +72,16 @@ async def opened(tokenizer: Tokenizer) -> AsyncIterator[Door]:
     """A gateway of a model with a long context. It must still run at the end."""
     engine = scripted(Says(say("x")))
     await engine.load(0, None)
-    generator, waits, close = EngineGenerator(engine), Waits(), trio.Event()
-    settings = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY)
-    gateway = Gateway(generator, tokenizer, settings, waits)
     refused: list[HttpRefusal] = []
+    limits = HttpLimits(connections=8, strangers=4)
     with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(generator.run)
-
-            async def serving(task_status: trio.TaskStatus[str]) -> None:
-                await serve(
-                    gateway,
-                    application(gateway, KEY),
-                    partial(has_key, KEY.encode()),
-                    close=close,
-                    drain_s=1.0,
-                    refused=refused.append,
-                    limits=HttpLimits(connections=8, strangers=4),
-                    task_status=task_status,
-                )
-
-            async with trio.open_nursery() as inner:
-                url: str = await inner.start(serving)
-                door = Door(int(url.rpartition(":")[2]))
-                door.refused = refused
-                yield door
-                assert await door.ready()
-                close.set()
-            nursery.cancel_scope.cancel()
+        async with served(
+            engine, tokenizer, context_tokens=CONTEXT, refused=refused.append, limits=limits
+        ) as (_, url):
+            door = Door(int(url.rpartition(":")[2]))
+            door.refused = refused
+            yield door
+            assert await door.ready()
 
 
 def h2(method: bytes, path: bytes) -> bytes:
@@ -199,8 +175,8 @@ async def refused(door: Door, name: str, sent: bytes) -> None:
 
 async def test_a_body_that_is_too_large_is_not_read(tokenizer: Tokenizer) -> None:
     async with opened(tokenizer) as door:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n"
-        sent = f"{head}x-session: s\r\ncontent-length: {1 << 40}\r\n\r\n"
+        head = "POST /sessions/r1-1/v1/completions HTTP/1.1\r\nhost: a\r\n"
+        sent = f"{head}authorization: Bearer {KEY}\r\ncontent-length: {1 << 40}\r\n\r\n"
         said = await door.send(sent.encode())
         assert b" 413 " in said and b"too_large" in said
 
@@ -226,6 +202,6 @@ async def test_what_cannot_fit_is_not_tokenized(tmp_path: Path) -> None:
     async with opened(tokenizer) as door:
         for _ in range(3):
             sent = json.dumps({"model": MODEL, "prompt": "word " * 200_000}).encode()
-            said = await door.post(sent, "/sessions/s/v1/completions")
+            said = await door.post(sent, "/sessions/r1-1/v1/completions")
             assert b"context_length_exceeded" in said
     assert counting.characters < 3 * 2 * CONTEXT

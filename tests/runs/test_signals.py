@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from agents_run import AgentsRun
 from train_support import DEADLINE_S, command, end, processes, started, steps_done, wait_for
 
 from asyncrl.observe import summary
@@ -19,16 +18,22 @@ from asyncrl.observe.why import why
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
-def test_sigterm_drains_and_ends_with_0(talked_to: AgentsRun) -> None:
-    starting, training = talked_to.whys
-    assert "The run starts" in starting and "The run trains" in training
-    assert talked_to.status == 0, talked_to.said
-    found = summary.read(talked_to.run / "summary.json")
+def test_sigterm_drains_and_ends_with_0(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(command(model, run, train__steps=100_000, supervision__grace_s=60.0)) as process:
+        wait_for("status", lambda: (run / "status.json").exists())
+        starting = why(run, time.time())[0]
+        wait_for("training", lambda: "The run trains" in why(run, time.time())[0])
+        process.send_signal(signal.SIGTERM)
+        code, out, err = end(process)
+    assert "The run starts" in starting
+    assert code == 0, out + err
+    found = summary.read(run / "summary.json")
     assert found.ok and found.balances() and "--resume" in found.reason
-    assert why(talked_to.run, time.time())[0].endswith(
+    assert why(run, time.time())[0].endswith(
         "ago: stopped early, as asked; continue with --resume."
     )
-    assert processes(talked_to.run) == {}
+    assert processes(run) == {}
 
 
 @pytest.mark.explore

@@ -4,6 +4,7 @@ client, by a program elsewhere that speaks plain HTTP, and by a taskset of `veri
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -142,3 +143,14 @@ def test_a_taskset_of_verifiers_is_trained(model: Path, tmp_path: Path) -> None:
     events = trained(run)
     assert any(isinstance(event, e.Called) for event in events)
     assert sum(isinstance(event, e.Rewarded) for event in events) >= 16
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(model: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        argv = command(model, tmp_path / "run", agent__run="http", agent__port=port)
+        with started(argv) as process:
+            code, _, err = end(process)
+    assert code == 2 and "agent.port" in err and not (tmp_path / "run").exists()

@@ -1,10 +1,9 @@
-"""An agent behind the gateway of a real server: its calls are sessions like those of any other
-engine, also during a publication."""
+"""An agent whose calls a real server answers: what it is told is what the server sampled, also
+during a publication."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,21 @@ import numpy as np
 import openai
 import pytest
 import trio
+from gateway_world import KEY, MODEL, served
 from real_sglang import Server
 
 from asyncrl.engines.options import EngineOptions
+from asyncrl.engines.protocol import Chunk, Emit
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang import client as client_module
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.engine import SglangEngine
 from asyncrl.engines.sglang.weight_loader import WeightLoader
 from asyncrl.engines.sglang.weight_transfer import DiskTransfer
-from asyncrl.gateway.app import application, has_key
-from asyncrl.gateway.engine_generator import EngineGenerator
-from asyncrl.gateway.gateway import Gateway
-from asyncrl.gateway.gateway_settings import Settings
-from asyncrl.gateway.serve import serve
-from asyncrl.ipc.waits import Waits
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training.bundled import END_ID, VOCABULARY, new_model
 
 CONTEXT = 600
-KEY, MODEL = "the-key-of-this-run", "policy"
 SEEDS = [21, 22]
 """Of the weights of versions 0 and 1."""
 
@@ -52,7 +46,9 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
 
     def agent(url: str, publish: Callable[[], Any]) -> None:
         """Two calls; as the second streams, the weights change."""
-        with openai.OpenAI(base_url=f"{url}/sessions/one/v1", api_key=KEY, max_retries=0) as client:
+        with openai.OpenAI(
+            base_url=f"{url}/sessions/r1-1/v1", api_key=KEY, max_retries=0
+        ) as client:
             said.append(
                 client.completions.create(model=MODEL, prompt="hello", max_tokens=8).choices[0].text
             )
@@ -70,16 +66,9 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
                 said.append(part.choices[0].text)
                 if at == 1:
                     trio.from_thread.run(publish)
-        answer = httpx2.post(
-            f"{url}/v1/sessions/one/reward",
-            json={"reward": 1.0},
-            headers={"authorization": f"Bearer {KEY}"},
-            timeout=60,
-        )
-        answer.raise_for_status()
 
     with trio.fail_after(120):
-        async with Client.open(sglang_server.url) as client, trio.open_nursery() as nursery:
+        async with Client.open(sglang_server.url) as client:
             text = canary.text(VOCABULARY, {END_ID})
             publisher = WeightLoader(
                 client,
@@ -101,52 +90,33 @@ async def test_an_agent_is_answered_by_a_real_server_during_a_publication(
                 vocab_size=VOCABULARY,
                 stop_ids=frozenset({END_ID}),
             )
-            generator = EngineGenerator(engine)
-            nursery.start_soon(generator.run)
-            await engine.load(0, weights(SEEDS[0]))
-            settings = Settings(model=MODEL, context_tokens=CONTEXT, vocabulary=VOCABULARY)
-            gateway, close = (
-                Gateway(generator, Tokenizer(sglang_server.model), settings, Waits()),
-                trio.Event(),
-            )
+            chunks = list[Chunk]()
+            run = engine.run
 
-            async def serving(task_status: trio.TaskStatus[str]) -> None:
-                await serve(
-                    gateway,
-                    application(gateway, KEY),
-                    partial(has_key, KEY.encode()),
-                    close=close,
-                    drain_s=10.0,
-                    task_status=task_status,
-                )
+            async def kept(emit: Emit) -> None:
+                async def keep(found: Sequence[Chunk]) -> None:
+                    chunks.extend(found)
+                    await emit(found)
 
-            url = await nursery.start(serving)
-            await trio.to_thread.run_sync(agent, url, lambda: engine.load(1, weights(SEEDS[1])))
-            finished = await gateway.fetch()
-            close.set()
-            nursery.cancel_scope.cancel()
+                await run(keep)
+
+            monkeypatch.setattr(engine, "run", kept)
+            tokenizer = Tokenizer(sglang_server.model)
+            async with served(engine, tokenizer, context_tokens=CONTEXT) as (coordinator, url):
+                await engine.load(0, weights(SEEDS[0]))
+                await trio.to_thread.run_sync(agent, url, lambda: engine.load(1, weights(SEEDS[1])))
     httpx2.post(
         f"{sglang_server.url}/slow_down", json={"forward_sleep_time": None}, timeout=60
     ).raise_for_status()
 
-    assert (
-        finished.calls == 2
-        and finished.reward == 1.0
-        and finished.meetings == {"opened": 1, "continued": 1}
-    )
-    (leaf,) = finished.leaves
-    ids, behaviour = (
-        np.frombuffer(leaf.ids, np.int32).copy(),
-        np.frombuffer(leaf.behaviour, np.float32),
-    )
-    assert leaf.trained == finished.sampled == 408 and [span.version for span in leaf.spans] == [
-        0,
-        1,
-    ], "both versions in the second call"
-    assert leaf.spans[0].start == len("hello") and leaf.spans[0].end - leaf.spans[0].start > 8
-    for span in leaf.spans:
-        expected = np.array(canary.reference(new_model(0), weights(SEEDS[span.version]), ids))
-        assert (
-            np.abs(behaviour[span.start : span.end] - expected[span.start - 1 : span.end - 1]).max()
-            <= 1e-5
-        ), span
+    assert len(coordinator.asks) == 2
+    first, second = ([c for c in chunks if c.rollout == call] for call in (0, 1))
+    ids = np.concatenate([np.array(tokenizer.ids("hello"), np.int32), *(c.ids for c in chunks)])
+    behaviour = np.concatenate([chunk.behaviour for chunk in chunks])
+    assert sum(len(c.ids) for c in first) == 8 and sum(len(c.ids) for c in second) == 400
+    versions = np.concatenate([np.full(len(c.ids), c.version) for c in chunks])
+    assert set(versions[:8]) == {0} and set(versions[8:]) == {0, 1}, "both in the second call"
+    assert "".join(said) == tokenizer.decode(ids[5:].tolist())
+    for version in (0, 1):
+        expected = np.array(canary.reference(new_model(0), weights(SEEDS[version]), ids))[4:]
+        assert np.abs(behaviour - expected)[versions == version].max() <= 1e-5, version

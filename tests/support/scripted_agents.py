@@ -15,7 +15,7 @@ from actors.agents_actor import EpisodePlayer, agents_actor
 from actors.reporting import Reporter
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import AgentEnd
-from asyncrl.gateway.agents_app import agents_application
+from asyncrl.gateway.app import application
 from asyncrl.gateway.gateway import Gateway
 from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.gateway.offers import Offers
@@ -112,9 +112,8 @@ async def played(
         return f"{split} {prompt_index}?", {"answer": "42"}
 
     async def attend(*, task_status: trio.TaskStatus[str]) -> None:
-        app = agents_application(gateway, sessions, offers)
-        close = trio.Event()
-        await serve(gateway, app, sessions.known, close=close, drain_s=0.0, task_status=task_status)
+        app = application(gateway, sessions, offers)
+        await serve(app, sessions.known, waits, task_status=task_status)
 
     async def drained() -> None:
         await agents_actor(theirs, episodes, sessions, reporter)
@@ -123,9 +122,7 @@ async def played(
     ended = trio.Event()
     async with ours, theirs, trio.open_nursery() as nursery:
         url = await nursery.start(attend)
-        episodes = EpisodePlayer(
-            player, sessions, gateway, prompt, reporter, url=url, episode_s=episode_s
-        )
+        episodes = EpisodePlayer(player, sessions, prompt, reporter, url=url, episode_s=episode_s)
         nursery.start_soon(drained)
         coordinator = ScriptedCoordinator(ours, url)
         yield coordinator

@@ -5,7 +5,7 @@ It is frozen, and unknown keys are errors (`load.py` says the nearest name). `de
 follows from the settings.
 """
 
-from asyncrl.config.schema.engine_sections import EngineConfig, GatewayConfig, SglangConfig
+from asyncrl.config.schema.engine_sections import EngineConfig, SglangConfig
 from asyncrl.config.schema.process_sections import (
     JournalConfig,
     MachineConfig,
@@ -50,7 +50,6 @@ __all__ = [
     "Credit",
     "EngineConfig",
     "EvaluationConfig",
-    "GatewayConfig",
     "JournalConfig",
     "MachineConfig",
     "MetricsConfig",

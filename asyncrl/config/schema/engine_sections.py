@@ -108,22 +108,3 @@ class EngineConfig(Section, frozen=True):
         ),
     ] = False
     sglang: SglangConfig = SglangConfig()
-
-
-class GatewayConfig(Section, frozen=True):
-    """OpenAI's API for agents, in front of each rollout actor's engine (docs/agents.md)."""
-
-    port: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65535,
-            description=(
-                "on loopback, of the first rollout actor; the next has the next one; 0: off"
-            ),
-        ),
-    ] = 0
-    session_bytes: Annotated[
-        int,
-        Meta(ge=1, description="bytes of sessions on disk; then no new session is opened"),
-    ] = 16 * 2**30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.config.schema.engine_sections import EngineConfig, GatewayConfig
+from asyncrl.config.schema.engine_sections import EngineConfig
 from asyncrl.config.schema.process_sections import (
     JournalConfig,
     MachineConfig,
@@ -30,7 +30,6 @@ class Config(Section, frozen=True):
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
-    gateway: GatewayConfig = GatewayConfig()
     agent: AgentConfig = AgentConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from calls_world import Samples, check, ids, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
-from sessions_world import Samples, check, ids, tokens
 
 from asyncrl.experience.call_tree import CallTree, Sampled, common
 from asyncrl.ipc.messages import Span
@@ -226,13 +226,3 @@ def test_a_long_conversation_costs_what_is_new(without_gc: None) -> None:
         seconds.append(time.thread_time() - begun)
         assert place.strand is tree._root.strand and len(list(tree.leaves())) == 1
     assert seconds[1] < 40 * seconds[0] + 0.2
-
-
-def test_the_tokens_of_all_sequences_are_those_of_the_leaves() -> None:
-    tree = CallTree()
-    one = Sampled(ids([3, 4]), bytes(8), (Span(0, 0, 2),), "stop")
-    assert tree.sequence_tokens == 0
-    tree.add(ids([1, 2]), one)
-    tree.add(ids([1, 9]), one)
-    tree.add(ids([1, 2, 3, 4, 5]), one)
-    assert tree.sequence_tokens == sum(leaf.tokens for leaf in tree.leaves()) == 11

@@ -1,10 +1,9 @@
-"""The protocol of whatever generates for the gateway. Invariant: every token that was sampled
-arrives once, in a piece; the last has a `finish`."""
+"""An answer of the model as it comes. Invariant: every token that was sampled arrives once, in a
+piece; the last has a `finish`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 import msgspec
@@ -38,28 +37,4 @@ class Generation(Protocol):
 
     def abandon(self) -> None:
         """Stop like that, because nobody reads it any more: its agent has left, or has died."""
-        ...
-
-
-class Generator(Protocol):
-    """Samples answers. A change of weights meanwhile is latency, and shows as pieces of two
-    versions."""
-
-    @property
-    def ready(self) -> bool:
-        """True if it has weights, and so samples."""
-        ...
-
-    def generate(
-        self,
-        session: str,
-        ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        stops: Sequence[str],
-    ) -> AbstractContextManager[Generation]:
-        """Sample for a session at most `max_new_tokens` (at least 1) after `ids` at `temperature`
-        (0: greedy). The caller interrupts it at one of the texts `stops`. Leaving the block ends
-        it, with what is still to come lost. Raises ValueError for what the engine cannot take."""
         ...

@@ -1,0 +1,64 @@
+"""Texts whose tokens are known: what the model of an episode has seen and said. Invariant: a text
+that is found was added, byte for byte (by its 128-bit digest).
+
+A template renders a conversation anew for each call, and the same text may have other tokens than
+were sampled. So a call's text is looked up first: as far as it is a text that the model saw or
+said, its tokens are those. Of a text only its length and its digest are kept, and a lookup reads
+the text once, however many are known. The tokens that two calls share are kept once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from asyncrl.experience.call_tree import CallTree, Sampled, TreePosition
+
+
+def _hasher() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)
+
+
+class KnownText:
+    """The calls of one attempt that were answered. They are bounded by what the coordinator grants
+    an episode."""
+
+    def __init__(self) -> None:
+        self._tree = CallTree()
+        self._places: dict[bytes, TreePosition] = {}
+        self._lengths: list[int] = []
+
+    def add(self, context: bytes, sampled: Sampled, texts: Sequence[tuple[bytes, int]]) -> None:
+        """Add a call. `texts` are texts that later contexts may start with: pairs of a text (UTF-8)
+        and its number of tokens, from the start of `context` on. Of two calls with the same text
+        the latest is found. Raises ValueError as `CallTree.add` does, with nothing changed."""
+        end = self._tree.add(context, sampled)
+        for text, tokens in texts:
+            self._note(text, TreePosition(end.strand, tokens - end.strand.base))
+
+    def longest(self, text: bytes) -> tuple[int, bytes]:
+        """The longest known text that `text` (UTF-8) starts with: its length in bytes, and its
+        `int32` ids. (0, b"") where there is none.
+
+        Example: the text "hi:" of ids [1, 2] was answered by [77, 9], which is "yo$". Then "hi:yo$,
+        and" gives (6, [1, 2, 77, 9]), and "hi:no" gives (3, [1, 2]).
+        """
+        hasher, done, found = _hasher(), 0, None
+        view = memoryview(text)
+        for length in self._lengths:
+            if length > len(text):
+                break
+            hasher.update(view[done:length])
+            done = length
+            if (place := self._places.get(hasher.copy().digest())) is not None:
+                found = length, place
+        return (0, b"") if found is None else (found[0], self._tree.ids(found[1]))
+
+    def _note(self, text: bytes, place: TreePosition) -> None:
+        hasher = _hasher()
+        hasher.update(text)
+        self._places[hasher.digest()] = place
+        at = bisect_left(self._lengths, len(text))
+        if self._lengths[at : at + 1] != [len(text)]:
+            self._lengths.insert(at, len(text))
