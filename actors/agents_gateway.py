@@ -132,4 +132,5 @@ def settings(config: Config, vocabulary: int) -> Settings:
         vocabulary=vocabulary,
         calls=max(256, CALLS * agent.concurrency),
         call_s=agent.call_s,
+        as_sampled=agent.history == "as_sampled",
     )

@@ -1,5 +1,5 @@
 """Alarms about what a policy answers: most responses never end; the reward rises while accuracy
-falls.
+falls; what an episode's model said comes back to it otherwise.
 
 Invariant: chance alone raises neither often: what differs must differ by more than twice its
 standard error.
@@ -39,6 +39,30 @@ def response_alarms(
     return (
         *_never_ends(metrics, most_truncated),
         *_reward_against_accuracy(rewards, accuracy, prompts),
+    )
+
+
+def history_alarms(metrics: Mapping[str, float], most_rewritten: float) -> tuple[Alarm, ...]:
+    """The alarm about the history of a step's episodes. `metrics` has the number of `responses`,
+    their mean number of `turns`, and the share of the calls behind the first one in whose context a
+    reply was `rewritten`, of which `most_rewritten` may be.
+
+    >>> (alarm,) = history_alarms({"responses": 64, "turns": 3.0, "rewritten": 0.5}, 0.1)
+    >>> alarm.name
+    'rewritten'
+    """
+    share = metrics.get("rewritten", 0.0)
+    if share <= most_rewritten or metrics["responses"] < FEW["rollouts"]:
+        return ()
+    return (
+        Alarm(
+            "rewritten",
+            f"{share:.0%} of the calls behind an episode's first one are given a reply with other "
+            f"tokens than were sampled, where {most_rewritten:.0%} may be: such a call shares less "
+            "with those before it, and costs more to train. If the chat template does it (some "
+            "drop earlier thoughts), set agent.history = 'as_sampled'; else the agent edits "
+            "replies.",
+        ),
     )
 
 

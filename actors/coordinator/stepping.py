@@ -64,7 +64,7 @@ from asyncrl.processes.standstill import shifted
 from asyncrl.strategies.replay_choice import Candidate, replayed, useful
 from staleness.advantages.to_go import by_turn
 from staleness.alarms import Alarm, alarms
-from staleness.response_alarms import response_alarms
+from staleness.response_alarms import history_alarms, response_alarms
 from staleness.truncation import loss_mask, trainable_by_lag
 
 logger = logging.getLogger(__name__)
@@ -418,6 +418,7 @@ class Stepping:
                     accuracy,
                     self._config.task.eval_size,
                 ),
+                *history_alarms(responses, self._config.agent.alarm_rewritten),
             ),
             message.version,
         )

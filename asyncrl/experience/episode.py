@@ -207,6 +207,42 @@ def failed_tokens(
     return tuple(found)
 
 
+def rewritten(turns: Sequence[Turn], strands: Sequence[Strand]) -> int:
+    """The number of strands that leave their parent inside a reply: it came back with other tokens
+    than were sampled, because it was edited, cut, or because the chat template renders it in
+    another way. One that samples again from where a reply begins is a retry.
+
+    Example: turn 0 samples two tokens behind two of the prompt. A call that is given the prompt,
+    one of them and another token is rewritten; so is one that has the prompt and other tokens.
+
+    >>> some = [Turn(2, "stop"), Turn(1, "stop"), Turn(1, "stop")]
+    >>> first = Strand(None, 0, [bytes(8), 0])
+    >>> rewritten(some, [first, Strand(0, 3, [bytes(4), 1]), Strand(0, 2, [bytes(4), 2])])
+    2
+    >>> rewritten(some, [first, Strand(0, 1, [bytes(4), 1]), Strand(0, 2, [2])])  # fork, retry
+    0
+    """
+
+    def before(number: int, at: int) -> int | None:
+        """The tokens of its turn that lie before this token of a path; None where it was given."""
+        strand = strands[number]
+        if at < strand.tokens and strand.parent is not None:
+            return before(strand.parent, at)
+        at -= strand.tokens
+        for piece in strand.pieces:
+            tokens = turns[piece].tokens if isinstance(piece, int) else len(piece) // ID_BYTES
+            if at < tokens:
+                return at if isinstance(piece, int) else None
+            at -= tokens
+        return None
+
+    def inside(strand: Strand) -> bool:
+        sampled = None if strand.parent is None else before(strand.parent, strand.tokens)
+        return sampled is not None and (sampled > 0 or isinstance(strand.pieces[0], bytes))
+
+    return sum(map(inside, strands))
+
+
 def path_tokens(turns: Sequence[Turn], strands: Sequence[Strand]) -> int:
     """The tokens of all strands, each from the root to its leaf.
 

@@ -9,7 +9,7 @@ from asyncrl.experience.call_tree import Sampled
 from asyncrl.gateway.api_answers import AnswerPart, Token
 from asyncrl.gateway.generation import GeneratedPiece
 from asyncrl.gateway.reading import ReplyReader
-from asyncrl.gateway.tools import ToolCall
+from asyncrl.gateway.tools import Delta, ToolCall
 from asyncrl.ipc.messages import Finish, Span
 from asyncrl.tasks.text import Tokenizer
 
@@ -27,10 +27,10 @@ class CallRecord:
             scored,
         )
         self.ids: list[int] = []
+        self.deltas: list[Delta] = []
         self._behaviour: list[float] = []
         self._spans: list[Span] = []
         self.finish: Finish = "interrupted"
-        self.called = False
         self.broken = ""
         """The fault of what the engine gave, in words."""
         self.refused = ""
@@ -41,6 +41,11 @@ class CallRecord:
         """True if nothing more is to be had of this answer: a stop string is complete, or the
         engine is not to be believed."""
         return self._reading.stopped or bool(self.broken)
+
+    @property
+    def called(self) -> bool:
+        """True if the answer has a call of a tool."""
+        return any(isinstance(delta, ToolCall) for delta in self.deltas)
 
     def take(self, piece: GeneratedPiece) -> AnswerPart:
         """Read a piece; what comes when it is closed is left out."""
@@ -60,7 +65,7 @@ class CallRecord:
         if piece.finish:
             read.deltas += self._reading.end()
             self.finish = "interrupted" if self.broken else "stop" if self.closed else piece.finish
-        self.called |= any(isinstance(delta, ToolCall) for delta in read.deltas)
+        self.deltas += read.deltas
         return read
 
     def _wrong(self, piece: GeneratedPiece) -> str:

@@ -136,7 +136,10 @@ class Gateway:
         finally:
             if record.ids:
                 context = np.array(prompt.ids, np.int32).tobytes()
-                session.known.add(context, record.sampled(), self._texts(prompt, record))
+                texts, reply = self._texts(prompt, record), None
+                if prompt.conversation is not None and record.finish != "interrupted":
+                    reply = prompt.conversation.replied(record.deltas)
+                session.known.add(context, record.sampled(), texts, reply)
         if "gone" in cut:
             return None
         if record.refused:

@@ -12,7 +12,8 @@ _ITEMS, _TOKEN_ITEMS = 4096, 2
 class Settings(msgspec.Struct, frozen=True):
     """`model` is the name that agents ask for; `context_tokens` and `vocabulary` are the engine's.
     At most `calls` run at a time, each for at most `call_s` seconds. A body comes within `body_s`
-    seconds, and has its turn to be read within as many."""
+    seconds, and has its turn to be read within as many. With `as_sampled` a chat's earlier replies
+    are the tokens that were sampled, whatever its template makes of them."""
 
     model: str
     context_tokens: int
@@ -20,6 +21,7 @@ class Settings(msgspec.Struct, frozen=True):
     calls: int = 256
     call_s: float = 600.0
     body_s: float = 30.0
+    as_sampled: bool = False
 
     @property
     def body_bytes(self) -> int:

@@ -28,12 +28,22 @@ class KnownText:
         self._tree = CallTree()
         self._places: dict[bytes, TreePosition] = {}
         self._lengths: list[int] = []
+        self._replies: dict[bytes, TreePosition] = {}
 
-    def add(self, context: bytes, sampled: Sampled, texts: Sequence[tuple[bytes, int]]) -> None:
+    def add(
+        self,
+        context: bytes,
+        sampled: Sampled,
+        texts: Sequence[tuple[bytes, int]],
+        reply: bytes | None = None,
+    ) -> None:
         """Add a call. `texts` are texts that later contexts may start with: pairs of a text (UTF-8)
-        and its number of tokens, from the start of `context` on. Of two calls with the same text
-        the latest is found. Raises ValueError as `CallTree.add` does, with nothing changed."""
+        and its number of tokens, from the start of `context` on. `reply` is the digest of its
+        conversation up to its end. Of two calls with the same text the latest is found. Raises
+        ValueError as `CallTree.add` does, with nothing changed."""
         end = self._tree.add(context, sampled)
+        if reply is not None:
+            self._replies[reply] = end
         for text, tokens in texts:
             self._note(text, TreePosition(end.strand, tokens - end.strand.base))
 
@@ -54,6 +64,11 @@ class KnownText:
             if (place := self._places.get(hasher.copy().digest())) is not None:
                 found = length, place
         return (0, b"") if found is None else (found[0], self._tree.ids(found[1]))
+
+    def replied(self, reply: bytes) -> bytes | None:
+        """The ids (`int32`) of a conversation up to the end of a reply, by its digest."""
+        place = self._replies.get(reply)
+        return None if place is None else self._tree.ids(place)
 
     def _note(self, text: bytes, place: TreePosition) -> None:
         hasher = _hasher()

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import trio
 
 from asyncrl.gateway import api_requests
+from asyncrl.gateway.conversation import Conversation, Messages, Render
 from asyncrl.gateway.errors import GatewayError, bad
 from asyncrl.gateway.gateway_settings import Settings
 from asyncrl.gateway.known_text import KnownText
@@ -30,10 +32,11 @@ _T = TypeVar("_T")
 
 class Prompt(msgspec.Struct, frozen=True):
     """A call's context: its ids, and the text (UTF-8) that it was made of; None where ids were
-    given."""
+    given, or sampled. Its conversation, where replies are kept as they were sampled."""
 
     ids: list[int]
     text: bytes | None
+    conversation: Conversation | None = None
 
 
 class PromptReader:
@@ -47,17 +50,47 @@ class PromptReader:
     async def chat(self, known: KnownText, body: bytes) -> tuple[api_requests.ChatRequest, Prompt]:
         """The request in a body of `/v1/chat/completions`. Raises GatewayError."""
 
-        def read() -> tuple[api_requests.ChatRequest, str]:
+        def read() -> tuple[api_requests.ChatRequest, list[dict[str, Any]]]:
             asked = api_requests.parse(body, api_requests.ChatRequest, self._settings.items)
             self._served(asked)
-            messages = api_requests.messages(asked, self._settings.items)
+            api_requests.tools(asked)
+            return asked, api_requests.messages(asked, self._settings.items)
+
+        asked, messages = await self._in_turn(read)
+
+        def render(said: Messages) -> str:
             try:
-                return asked, self._tokenizer.render(messages, api_requests.tools(asked))
+                return self._tokenizer.render(said, asked.offered)
             except TaskError as error:
                 raise bad(str(error), "messages") from error
 
-        asked, text = await self._in_turn(read)
-        return asked, await self._prompt(known, text, "messages")
+        if self._settings.as_sampled:
+            conversation = await self._in_turn(lambda: Conversation(messages, asked.offered))
+            if (ids := await self._as_sampled(known, conversation, render)) is not None:
+                return asked, Prompt(ids, None, conversation)
+        else:
+            conversation = None
+        text = await self._in_turn(lambda: render(messages))
+        prompt = await self._prompt(known, text, "messages")
+        return asked, msgspec.structs.replace(prompt, conversation=conversation)
+
+    async def _as_sampled(
+        self, known: KnownText, conversation: Conversation, render: Render
+    ) -> list[int] | None:
+        """The ids of a conversation with the last reply that is known, as it was sampled; None
+        where none is known, or its template cannot be told apart."""
+
+        def rest(at: int) -> str | None:
+            try:
+                return conversation.rest(at, render)
+            except GatewayError:  # a template may refuse the mark in the reply's place
+                return None
+
+        for at, digest in conversation.replies():
+            if (sampled := known.replied(digest)) is not None:
+                text = await self._in_turn(partial(rest, at))
+                return None if text is None else await self._behind(sampled, text)
+        return None
 
     async def text(self, known: KnownText, body: bytes) -> tuple[api_requests.TextRequest, Prompt]:
         """The request in a body of `/v1/completions`. Raises GatewayError."""
@@ -93,15 +126,33 @@ class PromptReader:
         def read() -> list[int]:
             rest = self._tokenizer.ids_within(data[length:].decode(), most, start=start)
             if rest is None:
-                raise bad(
-                    f"a text of {len(text)} characters exceeds the model's context of "
-                    f"{self._settings.context_tokens} tokens",
-                    param,
-                    "context_length_exceeded",
-                )
+                raise self._too_long(f"a text of {len(text)} characters exceeds", param)
             return rest
 
         return Prompt(ids + await self._in_turn(read), data)
+
+    async def _behind(self, sampled: bytes, rest: str) -> list[int]:
+        """The ids of a conversation: those up to a reply (`int32`), and those of the text behind
+        it, in which the end of the reply may stand again."""
+        ids: list[int] = np.frombuffer(sampled, np.int32).tolist()
+        if ids[-1] in self._tokenizer.stop_ids:
+            rest = rest.removeprefix(self._tokenizer.decode(ids[-1:], special=True))
+        most = self._settings.context_tokens - len(ids)
+
+        def read() -> list[int]:
+            found = self._tokenizer.ids_within(rest, most) if most >= 0 else None
+            if found is None:
+                raise self._too_long("the conversation exceeds", "messages")
+            return found
+
+        return ids + await self._in_turn(read)
+
+    def _too_long(self, what: str, param: str) -> GatewayError:
+        return bad(
+            f"{what} the model's context of {self._settings.context_tokens} tokens",
+            param,
+            "context_length_exceeded",
+        )
 
     async def _in_turn(self, work: Callable[[], _T]) -> _T:
         try:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Iterator
-
-import pytest
 from calls_world import Samples, check, ids, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from asyncrl.experience.call_tree import CallTree, Sampled, common
-from asyncrl.ipc.messages import Span
+from asyncrl.experience.call_tree import CallTree
+from asyncrl.experience.episode import Strand, Turn, rewritten
 
 TOKENS = st.lists(
     st.integers(0, 2), max_size=6
@@ -98,131 +93,19 @@ def _shared(one: list[int], other: list[int]) -> int:
     )
 
 
-@given(
-    calls=st.lists(
-        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=8), TOKENS), max_size=6
-    ),
-    data=st.data(),
-)
-def test_the_order_of_calls_loses_nothing(
-    calls: list[tuple[list[int], list[int]]], data: st.DataObject
+FEW = st.lists(st.integers(0, 1), min_size=1, max_size=5)
+
+
+@settings(max_examples=300)
+@given(calls=st.lists(st.tuples(FEW, FEW), max_size=6, unique_by=lambda call: tuple(call[0])))
+def test_rewritten_calls_are_told_from_the_strands(
+    calls: list[tuple[list[int], list[int]]],
 ) -> None:
-    for order in (calls, data.draw(st.permutations(calls))):
-        tree, samples = CallTree(), Samples()
-        for context, sampled in order:
-            tree.add(ids(context), samples(context, sampled, 0))
-        check(list(tree.leaves()), samples.made)
-
-
-@given(data=st.data(), a=st.integers(0, 3), b=st.integers(0, 3), same=st.integers(0, 900))
-def test_what_two_have_incommon(data: st.DataObject, a: int, b: int, same: int) -> None:
-    some = st.lists(st.integers(0, 1), max_size=5)
-    tail, other = data.draw(some), data.draw(some)
-    found = common(
-        bytearray(ids([7] * a + [5] * same + tail)), 4 * a, ids([8] * b + [5] * same + other), 4 * b
-    )
-    assert found == 4 * (same + _shared(tail, other))
-
-
-def names(*calls: tuple[list[int], list[int]]) -> dict[str, int]:
+    """By the strands alone, as by the tree, which saw the calls one after the other. (The same
+    context again is a retry to the tree, and leaves where the first one left.)"""
     tree, samples = CallTree(), Samples()
-    for context, sampled in calls:
-        tree.add(ids(context), samples(context, sampled, 0))
-    check(list(tree.leaves()), samples.made)
-    return dict(tree.meetings)
-
-
-def test_a_conversation_is_one_leaf() -> None:
-    tree, samples = CallTree(), Samples()
-    tree.add(ids([1, 2]), samples([1, 2], [3, 4], 0))
-    tree.add(ids([1, 2, 3, 4, 5]), samples([1, 2, 3, 4, 5], [6, 7], 0, change=1))
-    (leaf,) = tree.leaves()
-    assert tokens(leaf.ids) == [1, 2, 3, 4, 5, 6, 7]
-    assert list(leaf.mask) == [0, 0, 1, 1, 0, 1, 1]
-    assert leaf.spans == (Span(0, 2, 4), Span(0, 5, 6), Span(1, 6, 7))
-    assert tree.meetings == {"opened": 1, "continued": 1}
-
-
-def test_how_a_call_met_the_others_is_named() -> None:
-    first = ([1, 2], [3, 4])
-    assert names(first, ([1, 2], [3, 4])) == {"opened": 1, "retried": 1}
-    assert names(first, ([1, 2, 3, 9], [3])) == {"opened": 1, "rewritten": 1}
-    assert names(first, ([1, 2, 9], [3])) == {"opened": 1, "rewritten": 1}
-    assert names(first, ([1, 2, 3], [3])) == {"opened": 1, "rewritten": 1}
-    assert names(first, ([1, 9], [3])) == {"opened": 1, "forked": 1}
-    assert names(first, ([9], [3])) == {"opened": 2}
-    assert names(first, ([1, 2, 3, 4], [3])) == {"opened": 1, "continued": 1}
-    assert names(([1, 2], []), ([1, 2], [3])) == {"opened": 1, "retried": 1}
-
-
-def test_a_reply_that_came_back_otherwise_stays_a_leaf_of_its_own() -> None:
-    tree, samples = CallTree(), Samples()
-    tree.add(ids([1, 2]), samples([1, 2], [3, 4, 5], 0))
-    tree.add(ids([1, 2, 3, 8, 9]), samples([1, 2, 3, 8, 9], [6], 1))
-    first, second = tree.leaves()
-    assert (tokens(first.ids), list(first.mask)) == ([1, 2, 3, 4, 5], [0, 0, 1, 1, 1])
-    assert (tokens(second.ids), list(second.mask)) == ([1, 2, 3, 8, 9, 6], [0, 0, 0, 0, 0, 1])
-    assert tree.tokens == 5 + 3
-
-
-def test_what_is_sampled_again_hides_nothing() -> None:
-    """The second reply goes on beyond the first; the third call begins where the first ended, and
-    samples what the second had there."""
-    tree, samples = CallTree(), Samples()
-    for context, sampled in (([1], [2]), ([1], [2, 3, 4]), ([1, 2], [3, 9])):
-        tree.add(ids(context), samples(context, sampled, 0))
-    assert tree.known(ids([1, 2, 3, 4])) == tree.known(ids([1, 2, 3, 9])) == 4
-    check(list(tree.leaves()), samples.made)
-
-
-@pytest.mark.parametrize(
-    ("context", "sampled", "message"),
-    [
-        (b"", Sampled(b"", b"", (), "stop"), "context"),
-        (b"123", Sampled(b"", b"", (), "stop"), "context"),
-        (ids([1]), Sampled(ids([1]), b"", (Span(0, 0, 1),), "stop"), "parallel"),
-        (ids([1]), Sampled(b"123", b"123", (), "stop"), "parallel"),
-        (ids([1]), Sampled(ids([1]), ids([1]), (), "stop"), "tile"),
-        (ids([1]), Sampled(ids([1, 2]), ids([1, 2]), (Span(0, 1, 2),), "stop"), "tile"),
-        (
-            ids([1]),
-            Sampled(ids([1, 2]), ids([1, 2]), (Span(0, 0, 1), Span(1, 0, 2)), "stop"),
-            "tile",
-        ),
-        (ids([1]), Sampled(ids([1]), ids([1]), (Span(-1, 0, 1),), "stop"), "tile"),
-    ],
-)
-def test_a_call_that_cannot_be_changes_nothing(
-    context: bytes, sampled: Sampled, message: str
-) -> None:
-    tree = CallTree()
-    with pytest.raises(ValueError, match=message):
-        tree.add(context, sampled)
-    assert not tree.tokens and not tree.meetings and not list(tree.leaves())
-
-
-@pytest.fixture
-def without_gc() -> Iterator[None]:
-    """A collection looks at all that other tests have imported, which takes longer than what is
-    timed."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def test_a_long_conversation_costs_what_is_new(without_gc: None) -> None:
-    """Ten times as many calls: about ten times the time for what is new, and a memory comparison
-    for what is not."""
-    seconds = []
-    for calls in (200, 2000):
-        tree, samples, context = CallTree(), Samples(), [1]
-        made = [samples(context, [2] * 16, 0) for _ in range(calls)]
-        data = ids([1])
-        begun = time.thread_time()
-        for sampled in made:
-            place = tree.add(data, sampled)
-            data += sampled.ids + ids([3] * 16)
-        seconds.append(time.thread_time() - begun)
-        assert place.strand is tree._root.strand and len(list(tree.leaves())) == 1
-    assert seconds[1] < 40 * seconds[0] + 0.2
+    ends = [tree.add(ids(context), samples(context, reply, 0)) for context, reply in calls]
+    sizes = [len(reply) for _, reply in calls]
+    strands = [Strand(*strand) for strand in tree.strands(ends, sizes)] if calls else []
+    found = rewritten([Turn(size, "stop") for size in sizes], strands)
+    assert found == tree.meetings["rewritten"]

@@ -48,3 +48,9 @@ def test_figures_are_means_over_responses_with_a_reward() -> None:
     parts = ResponseSums.of(rollouts[:1]).merge(ResponseSums.of(rollouts[1:]))
     assert parts == ResponseSums.of(rollouts)
     assert ResponseSums().metrics() == ResponseSums.of(rollouts[3:]).metrics() == {}
+
+
+def test_episodes_have_turns_and_the_share_of_replies_that_came_back_otherwise() -> None:
+    sums = ResponseSums(4, tokens=8, later=6, rewritten=3).metrics()
+    assert (sums["turns"], sums["rewritten"]) == (2.5, 0.5)
+    assert "turns" not in ResponseSums(4, tokens=8).metrics(), "rollouts of one turn have none"

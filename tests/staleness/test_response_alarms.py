@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from staleness.response_alarms import response_alarms
+from staleness.response_alarms import history_alarms, response_alarms
 
 
 def names(
@@ -75,3 +75,12 @@ def test_the_steps_just_after_the_best_evaluation_are_compared_and_none_before()
     for before in ({}, {29: -9.0, 30: -9.0}, {29: 9.0, 30: 9.0}):
         (alarm,) = response_alarms({}, 0.5, before | level | between | later, accuracy, 128)
         assert "went from 0.501 to 0.601" in alarm.sentence
+
+
+@pytest.mark.parametrize(("share", "responses"), [(0.1, 64.0), (0.9, 7.0)])
+def test_few_rewritten_calls_or_few_episodes_are_no_alarm(share: float, responses: float) -> None:
+    metrics = {"responses": responses, "turns": 3.0, "rewritten": share}
+    assert history_alarms(metrics, 0.1) == ()
+    (alarm,) = history_alarms({**metrics, "responses": 64.0, "rewritten": 0.9}, 0.1)
+    assert alarm.name == "rewritten" and "agent.history = 'as_sampled'" in alarm.sentence
+    assert history_alarms({"responses": 64.0}, 0.0) == (), "nobody plays"

@@ -67,6 +67,26 @@ class AgentConfig(Section, frozen=True):
             )
         ),
     ] = ()
+    history: Annotated[
+        Literal["template", "as_sampled"],
+        Meta(
+            description=(
+                "of a chat's earlier replies, what the next call is given: what the chat template "
+                "makes of them, or the very tokens that were sampled"
+            )
+        ),
+    ] = "template"
+    alarm_rewritten: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description=(
+                "above this share of later calls that are given a reply with other tokens than "
+                "were sampled: alarm"
+            ),
+        ),
+    ] = 0.1
     port: Annotated[
         int,
         Meta(
