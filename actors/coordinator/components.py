@@ -6,6 +6,7 @@ them on another. A part that needs one of the loop's actions is given it as a fu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -143,6 +144,7 @@ def assemble(
         prompts=prompts.evaluation_items(),
         every=config.train.eval_every,
         sampling=config.evaluation,
+        hold_s=config.agent.eval_s if config.agent.run else math.inf,
         label=partial(prompts.label, "evaluation"),
         known=curve.accuracy,
         evaluated=evaluated,

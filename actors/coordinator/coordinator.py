@@ -152,8 +152,7 @@ class Coordinator:
         """Bring the trainer's version to the engines, unless the trainer is about to change it, or
         has to make again what a crash undid, or engines must keep the one that is evaluated."""
         evaluation = self.parts.evaluation
-        evaluated_first = evaluation.running is not None and not self.parts.engines.keeps
-        if not (stepping.closing or stepping.redoing or evaluated_first):
+        if not (stepping.closing or stepping.redoing or evaluation.holds_publication):
             last = stepping.finished or stepping.starved
             self.parts.publishing.pump(stepping.version, evaluation.due(stepping.version, last))
 

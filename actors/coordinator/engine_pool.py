@@ -22,8 +22,8 @@ asking."""
 
 SPLITS: tuple[Split, Split] = ("train", "evaluation")
 Service = tuple[Split, int | None]
-"""The work that an engine can do: `("train", None)` trains with whatever weights are current;
-`(split, version)` samples with the weights of one version."""
+"""The work that an engine can do: `(split, None)` samples with whatever weights are current;
+`(split, version)` with those of one version."""
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class EngineHandle:
         """
         if self.version is None:
             return []
-        current: list[Service] = [] if self.committing else [("train", None)]
+        current: list[Service] = [] if self.committing else [(split, None) for split in SPLITS]
         return current + [(split, version) for version in self.kept for split in SPLITS]
 
     def room(self, split: Split) -> int:

@@ -1,18 +1,22 @@
 """Measures held-out accuracy, beside training: of a greedy answer to each prompt, and of sampled
 ones where they are asked for.
 
-Invariant: every answer of one evaluation was sampled under one version.
+Invariant: every answer of one evaluation was sampled under one version, or is counted as mixed.
 
 The version is pinned in the engines when it is committed. They serve it to the evaluation's leases
 alone until every answer is judged; training and its publications go on meanwhile. If an engine
 holds one version only (`Capabilities.keeps_versions`), the next publication waits for the last
-answer. If the last engine that had the version is lost, the evaluation is given up by name, and the
-next version is evaluated in its place.
+answer. Agents' tools may take long: where they play, it waits for `hold_s` seconds, and then the
+rest is answered under whatever is current, as mixed. If the last engine that had the version is
+lost, the evaluation is given up by name, and the next version is evaluated in its place.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+
+import trio
 
 from actors.coordinator.admission import Admission
 from actors.coordinator.engine_pool import EnginePool
@@ -24,6 +28,7 @@ from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.config.schema import EvaluationConfig
 from asyncrl.experience.events import Dropped
 from asyncrl.observe.evaluation_figures import Figures, evaluation_figures
+from asyncrl.processes.standstill import shifted
 
 PERFECT = 1.0
 """The reward of a correct answer. Verifiers may give less for a part of it."""
@@ -45,13 +50,15 @@ class Evaluation:
         prompts: range,
         every: int,
         sampling: EvaluationConfig,
+        hold_s: float,
         label: Callable[[int], str],
         known: Mapping[int, float],
         evaluated: Callable[[int, float, Figures], None],
     ) -> None:
         """`prompts` are the held-out ones, by their index. Every `every`-th version is evaluated; 0
         stands for none but the first and the last. `sampling` says how often each prompt is
-        answered beside the greedy answer, and `label(prompt_index)` names its task, where there
+        answered beside the greedy answer, `hold_s` is how many seconds an engine that holds one
+        version gets no other meanwhile, and `label(prompt_index)` names its task, where there
         are several. What is `known`, an accuracy by version, is not measured again.
         `evaluated(version, accuracy, figures)` hears of each result: the greedy accuracy, from 0 to
         1, and what sampled answers and single tasks say."""
@@ -65,12 +72,15 @@ class Evaluation:
         self._prompts = prompts
         self._every = every
         self._sampling = sampling
+        self._hold_s = hold_s
         self._labels = [label(prompt_index) for prompt_index in prompts]
         self._evaluated = evaluated
         self._first: int | None = None
         self._given_up = False  # the last evaluation was
         self.running: int | None = None
         """The version under evaluation; None if there is none."""
+        self._since = 0.0
+        self._mixed = 0  # groups of which an answer has tokens of another version
         self._correct: dict[int, int] = {}  # greedy answers that are, by prompt
         self._right: dict[int, int] = {}  # sampled answers that are correct, by prompt
         self._open = self._asked = 0  # groups whose answers are not judged, and all
@@ -95,13 +105,31 @@ class Evaluation:
         regular = version == self._first or bool(self._every and version % self._every == 0)
         return regular or last or self._given_up
 
+    @property
+    def holds_publication(self) -> bool:
+        """True if engines must keep the version that is evaluated, and do so by getting no
+        other."""
+        return self.running is not None and not self._engines.keeps and not self._mixing
+
+    @property
+    def _mixing(self) -> bool:
+        """True if what is not answered yet may be answered under any version."""
+        held_s = trio.current_time() - self._since
+        return not self._engines.keeps and held_s >= self._hold_s
+
+    def shift(self, stood: float, now: float) -> None:
+        """Nothing could be answered for `stood` seconds until `now`."""
+        self._since = shifted(self._since, stood, now)
+
     def start(self, version: int) -> None:
         """Ask the held-out prompts. `version` is pinned in every engine that serves it."""
-        self.running, self._given_up = version, False
+        self.running, self._given_up, self._mixed = version, False, 0
+        self._since = trio.current_time()
         self._correct, self._right = {}, {}
+        pinned = version if self._engines.keeps or math.isinf(self._hold_s) else None
         ways = (0, self._sampling.samples) if self._sampling.samples else (0,)
         self._open = self._asked = sum(
-            self._admission.start("evaluation", prompt_index, version=version, samples=samples)
+            self._admission.start("evaluation", prompt_index, version=pinned, samples=samples)
             for samples in ways
             for prompt_index in self._prompts
         )
@@ -110,12 +138,16 @@ class Evaluation:
         """Lease the answers that wait, and count those that are judged."""
         if self.running is None:
             return
-        if not self._engines.serves("evaluation", self.running):
+        pinned = None if self._mixing else self.running
+        if pinned is not None and not self._engines.serves("evaluation", pinned):
             self._give_up()
             return
         self._playing.begin("evaluation")
-        self._placement.lease("evaluation", self.running)
+        self._placement.lease("evaluation", pinned)
         for group in self._store.experience.ready("evaluation"):
+            self._mixed += any(
+                span.version != self.running for member in group.members for span in member.spans
+            )
             answers = self._right if group.sampled else self._correct
             answers[group.prompt_index] = sum(reward >= PERFECT for reward in group.rewards)
             self._open -= 1
@@ -128,8 +160,9 @@ class Evaluation:
 
     def _figures(self) -> Figures:
         """The figures of sampled answers, and of each task by itself. A prompt that has no answer
-        is answered wrongly."""
-        return evaluation_figures(
+        is answered wrongly. Of answers that mixed versions, their groups' share."""
+        mixed = {"mixed": self._mixed / self._asked} if self._mixed else {}
+        return mixed | evaluation_figures(
             [self._correct.get(prompt_index, 0) for prompt_index in self._prompts],
             [self._right.get(prompt_index, 0) for prompt_index in self._prompts],
             self._labels,

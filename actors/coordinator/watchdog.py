@@ -70,6 +70,7 @@ def _put_off(parts: Components, stood: float, now: float) -> None:
     parts.chunks.shift(stood, now)
     parts.scoring.shift(stood, now)
     parts.publishing.shift(stood, now)
+    parts.evaluation.shift(stood, now)
     parts.lifecycle.shift(stood, now)
     if parts.stepping is not None:
         parts.stepping.shift(stood, now)

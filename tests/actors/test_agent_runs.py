@@ -132,6 +132,37 @@ async def test_a_slow_tool_is_no_stall(autojump_clock: Any) -> None:
     await run_well(world)
 
 
+@pytest.mark.parametrize(("eval_s", "mixed"), [(5.0, True), (500.0, False)])
+async def test_agents_hold_up_an_engine_of_one_version_for_so_long(
+    eval_s: float, mixed: bool, autojump_clock: Any
+) -> None:
+    """A held-out episode takes a minute. With five seconds of it the next version comes meanwhile,
+    and it says so; with more than it needs nothing is mixed."""
+    world = AgentWorld(
+        ScriptedAgents(held_out_s=30.0),
+        agent={"eval_s": eval_s},
+        engine={"kind": "sglang", "slots": 8, "chunk_tokens": 4, "context_tokens": 64},
+        train={"steps": 12, "eval_every": 4},
+        staleness={"max_lag": 4, "depth": 2},
+    )
+    began = trio.current_time()
+    await run_well(world)
+    evaluation = world.coordinator.parts.evaluation
+    assert {0, 12} <= evaluation.accuracy.keys()
+    shares = [evaluation.figures[version].get("mixed", 0.0) for version in evaluation.accuracy]
+    assert (max(shares) > 0) == mixed and shares[-1] == 0.0, "the last one holds up nothing"
+    assert (trio.current_time() - began < 150) == mixed
+
+
+async def test_an_engine_that_keeps_versions_is_never_evaluated_mixed(autojump_clock: Any) -> None:
+    world = AgentWorld(
+        ScriptedAgents(held_out_s=30.0), agent={"eval_s": 1.0}, train={"steps": 12, "eval_every": 4}
+    )
+    await run_well(world)
+    figures = world.coordinator.parts.evaluation.figures
+    assert figures and all("mixed" not in found for found in figures.values())
+
+
 async def test_an_episode_too_old_to_be_trained_is_buried(autojump_clock: Any) -> None:
     world = AgentWorld(
         ScriptedAgents(think_s=0.4, slow_s=40.0),

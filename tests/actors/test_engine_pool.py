@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,7 +102,7 @@ def test_engines_are_found_by_their_services_and_their_room(operations: list[tup
                 for kept in naive.kept.values():
                     kept.discard(version)
             case "hold", split, version, rollout:
-                service = split, None if split == "train" and version else version
+                service = split, version or None
                 if any(rollout in held for held in naive.held.values()) or not any(
                     naive.rooms(*service).values()
                 ):
@@ -125,13 +127,10 @@ def test_engines_are_found_by_their_services_and_their_room(operations: list[tup
         assert engines.kept == set().union(*naive.kept.values()) and engines.current == set(
             naive.version.values()
         )
-        for split, version in (
-            ("train", None),
-            *((split, version) for version in range(3) for split in SPLITS),
-        ):
-            rooms = naive.rooms(split, version)  # type: ignore[arg-type]
-            assert engines.serves(split, version) == bool(rooms)  # type: ignore[arg-type]
-            assert engines.room(split, version) == sum(rooms.values())  # type: ignore[arg-type]
+        for split, version in product(SPLITS, (None, *range(3))):
+            rooms = naive.rooms(split, version)
+            assert engines.serves(split, version) == bool(rooms)
+            assert engines.room(split, version) == sum(rooms.values())
         for split in SPLITS:
             assert engines.held[split] == sum(
                 len(held) for (_, of), held in naive.held.items() if of == split

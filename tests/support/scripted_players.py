@@ -32,10 +32,10 @@ TOOL = 9
 
 class ScriptedAgents:
     """Agents of `turns` calls of `budget` tokens, with `think_s` seconds of virtual time between,
-    or `slow_s` those of every third seed. `reward(prompt_index, seed)` is what each gives in the
-    end; None: nothing. The calls `failing`, by number, are said to be failed calls of `search`.
-    `seen` are the contexts and answers of the episodes that were played to
-    their end, by rollout."""
+    or `slow_s` those of every third seed, and `held_out_s` those of held-out prompts.
+    `reward(prompt_index, seed)` is what each gives in the end; None: nothing. The calls `failing`,
+    by number, are said to be failed calls of `search`. `seen` are the contexts and answers of the
+    episodes that were played to their end, by rollout."""
 
     def __init__(
         self,
@@ -43,13 +43,20 @@ class ScriptedAgents:
         budget: int = 8,
         think_s: float = 0.1,
         slow_s: float | None = None,
+        held_out_s: float | None = None,
         reward: Callable[[int, int], float | None] = lambda prompt_index, seed: float(seed % 2),
         failing: tuple[int, ...] = (),
     ) -> None:
         self.turns, self.budget, self.reward, self.failing = turns, budget, reward, failing
         self.think_s, self.slow_s = think_s, think_s if slow_s is None else slow_s
+        self.held_out_s = held_out_s
         self.seen: dict[int, list[tuple[list[int], list[int]]]] = {}
         self.attempts: list[tuple[int, int]] = []
+
+    def _thinks(self, play: Play) -> float:
+        if play.split == "evaluation" and self.held_out_s is not None:
+            return self.held_out_s
+        return self.think_s if play.seed % 3 else self.slow_s
 
     async def serve(self, link: Link, waits: Waits) -> None:
         """Be the actor until the coordinator drains it, or its link ends."""
@@ -81,7 +88,7 @@ class ScriptedAgents:
                     if number in self.failing:
                         await link.send(GiveFailure(play.rollout, play.attempt, number, "search"))
                     context = [*context, *answer, TOOL]
-                    await trio.sleep(self.think_s if play.seed % 3 else self.slow_s)
+                    await trio.sleep(self._thinks(play))
                 given = self.reward(play.prompt_index, play.seed)
                 if given is not None:
                     await link.send(GiveReward(play.rollout, play.attempt, None, given))
