@@ -154,19 +154,20 @@ class FakeLearner:
                 at + sample.prompt_tokens,
                 at + sample.prompt_tokens + sample.response_tokens,
             )
-            lets = mask[place : place + sample.response_tokens]
+            lets = mask[place : place + sample.sampled_tokens]
+            sampled = [ids[at + span.start : at + span.end] for span in sample.spans]
             if self.proximal is not None:
                 scores = self.proximal.known(sample, ids[start:end], {self.version: self.weights})
                 self._observer.on_scores(batch.step, sample, scores, lets)
                 self.proximal.remember(sample, scores)
             self._added += policy.contribution(
-                ids[at:start].tobytes(), ids[start:end], lets, sample.reward
+                ids[at:start].tobytes(), np.concatenate(sampled), lets, sample.reward
             )
             stale, fresh, cut, wrong = (int((lets == why).sum()) for why in range(4))
             left_out = {"stale": stale, "truncated": cut, "error": wrong}
             discarded = {reason: count for reason, count in left_out.items() if count}
             counts.append(TokenCount(sample.rollout, fresh, discarded))
-            at, place = end, place + sample.response_tokens
+            at, place = end, place + sample.sampled_tokens
         if not self._holds:
             return counts
         self._held += counts

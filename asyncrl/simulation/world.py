@@ -43,6 +43,7 @@ from asyncrl.processes.run_supervisor import RunSupervisor
 from asyncrl.processes.supervisor import Child
 from asyncrl.simulation.network import MemoryPipe, pipes
 from asyncrl.simulation.observer import WorldObserver
+from asyncrl.simulation.scripted_agents import ScriptedAgents
 from asyncrl.simulation.sim_process import SimProcess, leaves
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class World(ABC):
         self.processes: dict[str, SimProcess] = {}
         self.coordinator: Coordinator | None = None
         self.supervisor: RunSupervisor
+        self.agents: ScriptedAgents | None = None
+        """The agents of a run whose rollouts are episodes; None where nobody plays."""
         self.dialled: Callable[[SimProcess, MemoryPipe], None] = lambda process, pipe: None
         """Hears of each actor's new end of a connection, before anything is sent."""
 
@@ -116,7 +119,9 @@ class World(ABC):
 
     async def play(self, link: Link, process: SimProcess) -> None:
         """Be an agents actor at the end of its link. Raises RuntimeError where nobody plays."""
-        raise RuntimeError("no agent plays in this world")
+        if self.agents is None:
+            raise RuntimeError("no agent plays in this world")
+        await self.agents.serve(link, process.waits)
 
     def curve(self) -> Curve:
         """The curve of the run so far, to which the coordinator adds."""

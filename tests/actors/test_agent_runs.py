@@ -8,25 +8,22 @@ from typing import Any
 
 import pytest
 import trio
-from scripted_players import FIRST, TOOL, ScriptedAgents
 from scripted_world import ScriptedWorld, configured
 
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.ipc.link import Link
-from asyncrl.simulation.sim_process import SimProcess
+from asyncrl.simulation.scripted_agents import FIRST, TOOL, ScriptedAgents
 
 
 class AgentWorld(ScriptedWorld):
     """A run whose rollouts are played by `agents`."""
 
+    agents: ScriptedAgents
+
     def __init__(self, agents: ScriptedAgents | None = None, **sections: dict[str, object]) -> None:
         sections["agent"] = {"run": "my_agent:solve"} | sections.get("agent", {})
         super().__init__(configured(**sections))
         self.agents = agents or ScriptedAgents()
-
-    async def play(self, link: Link, process: SimProcess) -> None:
-        await self.agents.serve(link, process.waits)
 
     def check(self) -> None:
         """The books balance, no rollout is trained twice, and nothing older than may be."""

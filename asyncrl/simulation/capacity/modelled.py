@@ -35,6 +35,7 @@ from asyncrl.simulation.capacity.lockstep import LockstepEngine
 from asyncrl.simulation.fake_world import FakeWorld, Speeds
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.run import silence
+from asyncrl.simulation.scripted_agents import ScriptedAgents
 from asyncrl.simulation.sim_disk import SimDisk
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.task_order import replayable
@@ -307,16 +308,17 @@ def measure(
     first: int,
     last: int,
     prefill_token_s: float = 0.0,
+    agents: ScriptedAgents | None = None,
 ) -> Measured:
     """Run the cluster from its start to the publication of version `last`, and measure from that of
     `first` on, the run's steps being more than that. `length` gives a response's tokens by its key,
     `decode_s` the seconds of a decode step with so many slots busy, and `prefill_token_s` those in
-    which an engine reads a token that a request comes with. Raises RuntimeError where an
-    invariant does not hold, or the run ends before."""
+    which an engine reads a token that a request comes with. `agents` play, if they are given.
+    Raises RuntimeError where an invariant does not hold, or the run ends before."""
     with replayable(config.run.seed), silence(), rare_collections():
         clock = MockClock(autojump_threshold=0)
         return trio.run(
-            partial(_run, config, length, decode_s, speeds, first, last, prefill_token_s),
+            partial(_run, config, length, decode_s, speeds, first, last, prefill_token_s, agents),
             clock=clock,
             strict_exception_groups=True,
         )
@@ -330,6 +332,7 @@ async def _run(
     first: int,
     last: int,
     prefill_token_s: float,
+    agents: ScriptedAgents | None,
 ) -> Measured:
     def trainer_idle_s() -> float:
         return world.processes["trainer-0"].waits.idle().get("command", 0.0)
@@ -348,7 +351,7 @@ async def _run(
 
     meter = _Meter(first, last, trainer_idle_s)
     world = FakeWorld(config.run.seed, config, meter, speeds)
-    world.sim_disk, world.engine = NullDisk(), engine
+    world.sim_disk, world.engine, world.agents = NullDisk(), engine, agents
     reason = f"nothing came of it in {LIMIT_S:g} virtual seconds"
     with trio.move_on_after(LIMIT_S):
         async with trio.open_nursery() as nursery:
