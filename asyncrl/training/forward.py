@@ -6,17 +6,22 @@ a function that can be chosen. Ours gives each place of a prefix tree its own pa
 samples share is computed once, and autograd adds up the gradients that each of them gives it. A
 model that looks at other tokens in another way gets whole samples, as rows or one after the other.
 `asyncrl.training.trial` finds out which of these a model computes rightly.
+
+Logits are the largest tensor of a pass: 5 GB of 8,000 tokens and 151,936 ids. So no more of them
+than LOGIT_BYTES are made at a time where nothing but its output layer makes a model's logits, and
+they are made again in the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, PreTrainedModel
 
 from asyncrl.training.packing import PackedBatch, missing_to_size
@@ -28,6 +33,12 @@ NAME, PLAIN = "asyncrl_packed", "sdpa"
 """Our attention function among those of transformers, and the one that it stands for."""
 
 
+LOGIT_BYTES = 2**28
+"""Bytes of float32 logits that are made at a time."""
+Measure = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""Figures of tokens, each [tokens], by their logits (float32 [tokens, vocabulary]) and their ids
+(int64 [tokens])."""
+
 Passes = Literal["packed", "padded", "alone"]
 """The ways to give a model samples: each token once, with our attention; row by row, padded on the
 right; or each row in a pass of its own, without padding."""
@@ -36,6 +47,8 @@ _FOUND = "asyncrl_passes"
 """Attribute of a model that has been tried: its `Passes`."""
 _BLOCKS = "asyncrl_blocks"
 """Attribute of a model whose attention is computed by blocks."""
+_CHUNKS = "asyncrl_chunks"
+"""Attribute of a model whose logits are made in chunks."""
 
 
 def passes(model: PreTrainedModel) -> Passes:
@@ -91,6 +104,12 @@ def attend_in_blocks(model: PreTrainedModel) -> None:
     setattr(model, _BLOCKS, True)
 
 
+def make_logits_in_chunks(model: PreTrainedModel) -> None:
+    """Have the model's logits made in chunks from now on. Its output layer alone must make them
+    (`output_layer.makes_the_logits`)."""
+    setattr(model, _CHUNKS, True)
+
+
 def may_share(model: PreTrainedModel) -> bool:
     """True if a model says that it can be given each token once: all its layers have full
     attention, computed by torch's own function through the interface that ours is registered with,
@@ -108,8 +127,37 @@ def may_share(model: PreTrainedModel) -> bool:
 def log_probabilities(model: PreTrainedModel, packed: PackedBatch, temperature: float) -> Tensor:
     """Log-probability of each response token under the temperature-scaled distribution,
     float32 [tokens], with gradient."""
-    logits = response_logits(model, packed, temperature)
-    return -F.cross_entropy(logits, packed.targets.to(model.device), reduction="none")
+    (found,) = measured(model, packed, temperature, lambda *given: (log_probability(*given),))
+    return found
+
+
+def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
+    """Log-probability of each target (int64 [tokens]) by its logits (float32 [tokens, vocabulary]):
+    float32 [tokens]."""
+    return -F.cross_entropy(logits, targets, reduction="none")
+
+
+def measured(
+    model: PreTrainedModel, packed: PackedBatch, temperature: float, measure: Measure
+) -> tuple[Tensor, ...]:
+    """Figures that `measure` gives of all response tokens and the logits that they are drawn from, over the
+    temperature; with gradient. It is called for each chunk of them, and must not mix tokens."""
+    targets = packed.targets.to(model.device)
+    layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    ids: Any = layer.weight
+    chunk = max(1, LOGIT_BYTES // (4 * ids.shape[0]))
+    if len(targets) <= chunk or not getattr(model, _CHUNKS, False):
+        return measure(response_logits(model, packed, temperature), targets)
+
+    def of_chunk(inputs: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
+        return measure(_exact(layer(inputs)) / temperature, wanted)
+
+    inputs = torch.split(_outputs(model, packed, inputs=True), chunk)
+    parts = zip(inputs, torch.split(targets, chunk), strict=True)
+    found = [
+        checkpoint(of_chunk, *part, use_reentrant=False, preserve_rng_state=False) for part in parts
+    ]
+    return tuple(torch.cat(each) for each in zip(*found, strict=True))
 
 
 def entropies(logits: Tensor) -> Tensor:
@@ -131,8 +179,14 @@ def response_logits(model: PreTrainedModel, packed: PackedBatch, temperature: fl
     The output layer runs at the positions that predict response tokens only (and a few more, so
     that there are few sizes), and what follows is float32 at least, whatever the model's type.
     """
+    return _exact(_outputs(model, packed, inputs=False)) / temperature
+
+
+def _outputs(model: PreTrainedModel, packed: PackedBatch, *, inputs: bool) -> Tensor:
+    """Logits of each response token, [tokens, vocabulary]; or the `inputs` of the output layer
+    there, [tokens, size]."""
     if shares(model):
-        return _exact(packed_logits(model, packed, attention_of(model, packed))) / temperature
+        return _packed(model, packed, attention_of(model, packed), inputs=inputs)
     device = model.device
     ids = packed.ids.to(device)
     column = packed.positions[packed.logit_positions]
@@ -150,12 +204,10 @@ def response_logits(model: PreTrainedModel, packed: PackedBatch, temperature: fl
                 width = int(column[here].max()) + 1 if alone else table.keys.shape[1]
                 given = table.keys[first : first + size, :width].to(device)
                 wanted = (row[here] - first) * width + column[here]
-                with recomputed(model), _output_at(model, wanted.to(device)):
-                    logits = model(input_ids=ids[given], use_cache=False).logits
-                pieces.append(logits[0, : len(here)])
+                pieces.append(_at(model, wanted.to(device), inputs=inputs, input_ids=ids[given]))
                 places.append(here)
     order = torch.argsort(torch.cat(places)).to(device)
-    return _exact(torch.cat(pieces)[order]) / temperature
+    return torch.cat(pieces)[order]
 
 
 def _exact(logits: Tensor) -> Tensor:
@@ -165,34 +217,47 @@ def _exact(logits: Tensor) -> Tensor:
 
 def packed_logits(model: PreTrainedModel, packed: PackedBatch, attention: TreeAttention) -> Tensor:
     """Logits of each response token, [tokens, vocabulary], in one pass with this attention."""
+    return _packed(model, packed, attention, inputs=False)
+
+
+def _packed(
+    model: PreTrainedModel, packed: PackedBatch, attention: TreeAttention, *, inputs: bool
+) -> Tensor:
     device = model.device
-    places = packed.logit_positions.to(device)
-    with _attention(model), recomputed(model), _output_at(model, places):
-        found: Tensor = model(
+    with _attention(model):
+        return _at(
+            model,
+            packed.logit_positions.to(device),
+            inputs=inputs,
             input_ids=packed.ids.to(device)[None],
             position_ids=packed.positions.to(device)[None],
-            use_cache=False,
             tree=attention,
-        ).logits
-    return found[0, : len(places)]
+        )
 
 
-@contextmanager
-def _output_at(model: PreTrainedModel, places: Tensor) -> Iterator[None]:
-    """Meanwhile the output layer runs at these places of its input, flattened, and then at the
-    first of all for what is missing to a size. By a hook, so that whatever the model does to its
-    logits afterwards (scale, soft cap) is done to these too."""
-    places = F.pad(places, (0, missing_to_size(len(places))))
+def _at(model: PreTrainedModel, places: Tensor, *, inputs: bool, **given: Any) -> Tensor:
+    """Logits of a pass at these places of the output layer's input, flattened; or that input. The
+    layer runs there, and then at the first of all for what is missing to a size; or at one place
+    alone. By a hook, so that whatever the model does to its logits afterwards (scale, soft cap) is
+    done to these too."""
+    padded = F.pad(places, (0, missing_to_size(len(places))))
+    caught: list[Tensor] = []
 
-    def select(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0].flatten(0, 1).index_select(0, places).unsqueeze(0), *inputs[1:])
+    def select(_: Any, layer_inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        flat = layer_inputs[0].flatten(0, 1)
+        if inputs:
+            caught.append(flat.index_select(0, places))
+            return (flat[None, :1], *layer_inputs[1:])
+        return (flat.index_select(0, padded).unsqueeze(0), *layer_inputs[1:])
 
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    hook = head.register_forward_pre_hook(select)
+    layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    hook = layer.register_forward_pre_hook(select)
     try:
-        yield
+        with recomputed(model):
+            logits: Tensor = model(**given, use_cache=False).logits
     finally:
         hook.remove()
+    return caught[0] if inputs else logits[0, : len(places)]
 
 
 @contextmanager

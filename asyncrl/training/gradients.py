@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from asyncrl.config.schema import Credit
 from asyncrl.ipc.messages import MicroBatch
 from asyncrl.training.batch import Batch
-from asyncrl.training.forward import log_probabilities, response_logits
+from asyncrl.training.forward import log_probabilities, log_probability, measured
 from asyncrl.training.packing import part_of
 from staleness.advantages import Advantage, GroupAdvantage, RewardedSamples
 from staleness.advantages.as_tensors import advantage_tensors, to_go_tensor
@@ -108,13 +107,17 @@ class ModelGradients:
         log, token_norm = torch.zeros_like(batch.behaviour), torch.zeros_like(batch.behaviour)
         usable = torch.zeros_like(batch.mask)
         for packed in batch.packed:
+            tokens = packed.tokens
             with torch.no_grad():
-                logits = response_logits(self._model, packed, self._temperature)
-            targets, tokens = packed.targets.to(logits.device), packed.tokens
-            current = -F.cross_entropy(logits, targets, reduction="none")
+                current, norm = measured(
+                    self._model,
+                    packed,
+                    self._temperature,
+                    lambda *given: (log_probability(*given), logit_norm(*given)),
+                )
             of_packed, finite = log_ratio(current, batch.behaviour[tokens].to(current.device))
             log[tokens], usable[tokens] = of_packed.cpu(), batch.mask[tokens] & finite.cpu()
-            token_norm[tokens] = logit_norm(logits, targets).nan_to_num(0.0).cpu()
+            token_norm[tokens] = norm.nan_to_num(0.0).cpu()
         total = torch.zeros(self._samples, dtype=torch.float64).index_add(
             0, batch.sample_index, torch.where(usable, log, 0.0).double()
         )

@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -25,7 +24,7 @@ from asyncrl.config.losses import advantage_of, clips_nothing, updates
 from asyncrl.config.schema import StalenessConfig, TrainConfig
 from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
 from asyncrl.training.batch import Batch, read
-from asyncrl.training.forward import entropies, response_logits, shares
+from asyncrl.training.forward import entropies, log_probability, measured, shares
 from asyncrl.training.gradients import token_advantages
 from asyncrl.training.held import HeldBatch, HeldPart, minibatches, token_counts
 from asyncrl.training.kl_terms import KlAdded, KlTerms, Served
@@ -296,10 +295,13 @@ class Learner:
     def _predict(self, packed: PackedBatch) -> tuple[Tensor, Tensor | None]:
         """Log-probability of each response token, and the entropy that it was drawn from where that
         is needed; float32 [tokens], with a gradient where the loss has one."""
-        logits = response_logits(self.model, packed, self._temperature)
-        current = -F.cross_entropy(logits, packed.targets.to(logits.device), reduction="none")
+        found = measured(self.model, packed, self._temperature, self._measure)
+        return found[0], found[1] if self._loss.needs_entropy else None
+
+    def _measure(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        current = log_probability(logits, targets)
         if not self._loss.needs_entropy:
-            return current, None
+            return (current,)
         return current, entropies(logits if self._loss.learns_entropy else logits.detach())
 
     def _backward(

@@ -1,5 +1,6 @@
-"""An output layer that computes in float32, whatever type the model has. Invariant: the same layer
-with the same parameters under the same names.
+"""The output layer of a model: one that computes in float32, whatever type the model has, and
+whether it alone makes the logits. Invariant: the same layer with the same parameters under the same
+names.
 
 In bfloat16 a logit near 20 is a multiple of 1/8, and engine and trainer round differently there:
 MiniMax-M1 (arXiv 2506.13585, section 3.2) found most of their mismatch in this one layer. Its
@@ -8,6 +9,9 @@ weights stay as they are, tied or not.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -35,3 +39,25 @@ def float32_output(model: PreTrainedModel) -> None:
             "weights"
         )
     layer.__class__ = Float32Linear
+
+
+def makes_the_logits(model: PreTrainedModel) -> bool:
+    """True if the model's logits are what its output layer gives, and nothing is done to them
+    afterwards (a scale, a soft cap). It is tried with numbers that a trained model may have: those
+    of a new one are so small that a soft cap would not show."""
+    layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    made: list[Tensor] = []
+
+    def replace(_: Any, __: Any, output: Tensor) -> Tensor:
+        numbers = torch.arange(output.numel(), device=output.device) % 101 - 50
+        made.append(numbers.view(output.shape).to(output.dtype))  # exact in every type
+        return made[0]
+
+    hook = layer.register_forward_hook(replace)
+    try:
+        with torch.no_grad():
+            ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+            logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    return len(made) == 1 and logits.shape == made[0].shape and torch.equal(logits, made[0])

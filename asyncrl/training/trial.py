@@ -29,9 +29,11 @@ from asyncrl.training.forward import (
     blocks_distance,
     give,
     log_probabilities,
+    make_logits_in_chunks,
     may_share,
 )
 from asyncrl.training.models import ModelError
+from asyncrl.training.output_layer import makes_the_logits
 from asyncrl.training.packing import pack
 
 TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
@@ -134,6 +136,8 @@ def try_passes(model: PreTrainedModel, tokens: int) -> Trial:
             if distance <= TOLERANCE.get(model.dtype, COARSE):
                 cuda = way == "packed" and model.device.type == "cuda"
                 attention = try_blocks(model, tokens) if cuda else ""
+                if makes_the_logits(model):
+                    make_logits_in_chunks(model)
                 return Trial(way, distance, tuple(refused), attention)
             refused.append(f"{way} passes are {distance:.1g} nats off")
     raise ModelError(
