@@ -93,7 +93,7 @@ class ServerGroup:
         host: str, ranks: int, *, bucket_bytes: int, device: torch.device | str = "cpu"
     ) -> AsyncIterator[ServerGroup]:
         """Host the store on `host` alone, an address of this machine, for a server of `ranks`
-        ranks. Raises TransferError."""
+        ranks. A `device` of CUDA has a number. Raises TransferError."""
         # served for as long as this refers to it
         store = await trio.to_thread.run_sync(serve_tcp_store, host)
         group = ServerGroup(host, int(store.port), ranks, torch.device(device), bucket_bytes)

@@ -15,6 +15,7 @@ import trio
 
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.engines import Capabilities
+from asyncrl.config.gpus import gpus_of
 from asyncrl.config.schema import SglangConfig
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
@@ -206,6 +207,7 @@ async def _launched(context: EngineContext) -> AsyncIterator[Server]:
         tensor_parallel=sglang.tensor_parallel,
         seed=config.run.seed,
         arguments=sglang.arguments,
+        gpus=servers[index] if (servers := gpus_of(config).servers) else (),
     )
     log = context.run / FOLDER / f"server-{index}.log"
     async with (
@@ -239,6 +241,7 @@ async def _weight_loader(context: EngineContext, client: Client) -> AsyncIterato
 
     config, tokenizer = context.config, context.tokenizer
     sglang, publication = config.engine.sglang, config.publication
+    senders = gpus_of(config).senders
     async with AsyncExitStack() as stack:
         transfer: WeightTransfer
         if sglang.transfer == "broadcast":
@@ -246,7 +249,7 @@ async def _weight_loader(context: EngineContext, client: Client) -> AsyncIterato
                 sglang.host,
                 sglang.tensor_parallel,
                 bucket_bytes=publication.bucket_bytes,
-                device="cuda" if sglang.backend == "nccl" else "cpu",
+                device=f"cuda:{senders[context.index]}" if senders else "cpu",
             )
             group = await stack.enter_async_context(opened)
             transfer = BroadcastTransfer(group, publication.deadline_s)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from asyncrl.config.advice import advice
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.flow import admission_policy, max_group_size, penalty_band
+from asyncrl.config.gpus import gpus_of
 from asyncrl.config.losses import (
     clip_bounds,
     clips_nothing,
@@ -204,6 +205,7 @@ def derived(config: Config, available: int) -> list[Row]:
             f"{total} of {available}",
             f"trainer {_counts(share.trainers)}; rollout actors {_counts(share.rollouts)}",
         ),
+        *([Row("GPUs", str(gpus.needed), str(gpus))] if (gpus := gpus_of(config)).needed else []),
         Row(
             "metrics",
             f"http://{config.metrics.host}:{port}/metrics"

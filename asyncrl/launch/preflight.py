@@ -24,6 +24,7 @@ import msgspec
 from asyncrl import config as configuration
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
+from asyncrl.config.gpus import Gpus, gpus_of
 from asyncrl.config.mix import each, members, named
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.engines.spec import engine_kind
@@ -159,8 +160,8 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     _port(config.metrics.host, config.metrics.port)
     if config.agent.run and config.agent.port:
         _agents_ports(config.agent)
-    if config.train.device == "cuda":
-        _gpu()
+    if (gpus := gpus_of(config)).needed:
+        _gpus(gpus, torch_computes=bool(gpus.trainer or gpus.senders))
     engine_kind(config.engine.kind).check(config)
     if config.model.path:
         check_directory("model.path", Path(config.model.path))
@@ -422,24 +423,23 @@ def _why(error: OSError) -> str:
     )
 
 
-def _gpu() -> None:
-    """Check for a driver with a GPU, and a torch that can use it, without importing torch."""
+def _gpus(gpus: Gpus, *, torch_computes: bool) -> None:
+    """Check for a driver with that many GPUs, and a torch that can use them where it is to, without
+    importing torch."""
     count = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        found = (
-            not driver.cuInit(0)
-            and not driver.cuDeviceGetCount(ctypes.byref(count))
-            and count.value > 0
-        )
+        known = not driver.cuInit(0) and not driver.cuDeviceGetCount(ctypes.byref(count))
     except OSError:
-        found = False
-    if not found:
+        known = False
+    if (found := count.value if known else 0) < gpus.needed:
         raise ConfigError(
-            "train.device is 'cuda', and this machine has no GPU that it may use; set it to cpu."
+            f"the run needs GPUs ({gpus}), and this machine has {found or 'no GPU'} that it may "
+            "use: set train.device or engine.sglang.device to cpu, or lower rollout.actors "
+            "or engine.sglang.tensor_parallel."
         )
-    if "+cpu" in version("torch"):
+    if torch_computes and "+cpu" in version("torch"):
         raise ConfigError(
-            f"train.device is 'cuda', and torch {version('torch')} is built for CPUs; install a "
-            "CUDA build, or set it to cpu."
+            f"train.device or engine.sglang.backend is for GPUs, and torch {version('torch')} is "
+            "built for CPUs; install a CUDA build, or set them to cpu and gloo."
         )

@@ -140,8 +140,9 @@ def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
 def measured(
     model: PreTrainedModel, packed: PackedBatch, temperature: float, measure: Measure
 ) -> tuple[Tensor, ...]:
-    """Figures that `measure` gives of all response tokens and the logits that they are drawn from, over the
-    temperature; with gradient. It is called for each chunk of them, and must not mix tokens."""
+    """Figures that `measure` gives of all response tokens and the logits that they are drawn from,
+    over the temperature; with gradient. It is called for each chunk of them, and must not mix
+    tokens."""
     targets = packed.targets.to(model.device)
     layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     ids: Any = layer.weight

@@ -69,4 +69,7 @@ def test_a_model_that_does_not_say_what_it_is_is_refused(text: bytes, here: Path
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_refused() -> None:
-    assert "no GPU" in refusal(config("train.device=cuda"))
+    assert "(trainer 0), and this machine has no GPU" in refusal(config("train.device=cuda"))
+    launch = 'engine.sglang.launch=["env", "python3"]'
+    launched = (SGLANG, launch, "engine.sglang.device=cuda", "model.dtype=bfloat16")
+    assert "(server-0 0), and this machine has no GPU" in refusal(config(*launched))

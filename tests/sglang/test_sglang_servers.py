@@ -44,7 +44,7 @@ def script(code: str) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------- the command line
 
 
-def test_the_command_of_a_server() -> None:
+def test_the_command_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     python = "docker", "run", "--rm", "image", "python3"
     cuda = Launch(
         python,
@@ -80,6 +80,11 @@ def test_the_command_of_a_server() -> None:
         not {"SGLANG_PLATFORM", "OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND"}
         & environment(cuda, [0]).keys()
     )
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    two = msgspec.structs.replace(cuda, gpus=(1, 2))
+    assert environment(two, [0])["CUDA_VISIBLE_DEVICES"] == "5,6"
+    assert "CUDA_VISIBLE_DEVICES" not in environment(cuda, [0])
 
     cpu = launch("/python")
     pairs = dict(pairwise(command(cpu, 1, key_file)))

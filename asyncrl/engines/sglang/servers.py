@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from asyncrl.config.gpus import visible
 from asyncrl.engines.sglang import canary
 from asyncrl.engines.sglang.client import Client
 from asyncrl.engines.sglang.errors import ServerGone
@@ -39,7 +40,7 @@ holds nothing."""
 class Launch(msgspec.Struct, frozen=True):
     """The start of a server. `python` is the command of a Python that has SGLang: a path, or
     `docker run … python3`. It decodes `slots` rollouts of at most `context_tokens` tokens at a
-    time, and the canary."""
+    time, and the canary. `gpus` are those of this machine that it may use; all where empty."""
 
     python: tuple[str, ...]
     model: str
@@ -50,6 +51,7 @@ class Launch(msgspec.Struct, frozen=True):
     tensor_parallel: int = 1
     seed: int = 0
     arguments: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()
 
 
 def command(launch: Launch, port: int, key_file: Path) -> list[str]:
@@ -104,6 +106,9 @@ def environment(launch: Launch, cores: Sequence[int]) -> dict[str, str]:
     always = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     # longer than the model's, for what is unusable of it
     always["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    if launch.gpus:
+        allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        always["CUDA_VISIBLE_DEVICES"] = visible(launch.gpus, allowed)
     if launch.device != "cpu":
         return always
     ranks = "|".join(str(cores[rank % len(cores)]) for rank in range(launch.tensor_parallel))
