@@ -34,7 +34,8 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(args.threads)
-    from actors.roles import ROLES, ActorContext
+    from actors.actor_context import ActorContext
+    from actors.roles import ROLES
 
     place = ActorContext(
         args.role,

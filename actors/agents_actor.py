@@ -131,7 +131,7 @@ class EpisodePlayer:
             )
             kind = end.kind.replace(" ", "_")
             self._reporter.count(f"agents_failed_{kind}")
-            self._sessions.say(Played(play.rollout, play.attempt, "", kind))
+            self._sessions.say(Played(play.rollout, play.attempt, "", kind, end.text))
             return
         if end.reward is not None:
             given = end.reward if isinstance(end.reward, float) else math.fsum(end.reward.values())

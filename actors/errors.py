@@ -9,3 +9,12 @@ class CoordinatorLost(ConnectionError):
         super().__init__(
             f"{actor} lost its coordinator before it was drained; see the coordinator's log for why"
         )
+
+
+class RankLost(ConnectionError):
+    """A rank of the trainer ended in the middle of the run."""
+
+    def __init__(self, rank: int, at: str) -> None:
+        super().__init__(
+            f"rank {rank} of the trainer was lost at its {at}; see logs/trainer-{rank}.log for why"
+        )

@@ -27,7 +27,7 @@ MODULES = (
     "actors.roles",
     "actors.rollout_actor",
     "actors.scoring_servers",
-    "actors.trainer_actor",
+    "actors.trainer_process",
     "asyncrl.engines.embedded.engine",
     "asyncrl.engines.scripted",
     "asyncrl.journal",

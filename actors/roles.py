@@ -10,88 +10,46 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
+from actors.actor_context import ActorContext, refused_as_input
 from actors.reporting import Reporter, report_s
-from asyncrl.config import Config
 from asyncrl.config.errors import BAD_INPUT, ConfigError
 from asyncrl.config.mix import named
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.endpoints import connect, serve
 from asyncrl.ipc.keys import read_key
-from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Hello,
-    MicroBatch,
     Prepare,
-    Publish,
-    Role,
-    ScoreProximal,
-    TokenCount,
 )
 from asyncrl.ipc.waits import Waits
 from asyncrl.observe import run_status
 from asyncrl.observe.run_dir import (
     COORDINATOR,
-    INITIAL,
     JOURNAL,
     KEY,
     LAUNCHER,
     METRICS,
-    MODEL,
-    MODEL_EMA,
     STALL,
     STATUS,
     SUMMARY,
-    WEIGHT_STORE,
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from actors.coordinator.coordinator import Coordinator
-    from actors.scoring_servers import ScoringServers
     from asyncrl.journal import Journal
-    from asyncrl.training.learner import Learner
-    from weightsync.buckets import Plan
-    from weightsync.collective import Sender
-    from weightsync.epoch_group import SendResult, Staged
+    from weightsync.epoch_group import Staged
 
 STATUS_S = 1.0
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ActorContext:
-    """The actor that this process is, and its place in the run."""
-
-    role: Role
-    index: int
-    incarnation: int
-    threads: int
-    pid: int
-    run: Path
-    config: Config
-    resume: bool
-
-    @property
-    def initial(self) -> Path:
-        """The model that the run started from."""
-        return self.run / INITIAL
-
-    async def link(self) -> Link:
-        """A link to the coordinator, which knows who is at this end."""
-        link = await connect(UnixAddress(self.run / COORDINATOR), read_key(self.run / KEY))
-        await link.send(Hello(self.role, self.index, self.incarnation, self.pid))
-        return link
 
 
 async def coordinator(place: ActorContext) -> None:
@@ -229,9 +187,9 @@ async def rollout(place: ActorContext) -> None:
     from weightsync.collective import Receiver
 
     config, waits = place.config, Waits()
-    model, tokenizer = empty_model(place.initial, _dtype(config)), Tokenizer(place.initial)
+    model, tokenizer = empty_model(place.initial, place.dtype), Tokenizer(place.initial)
     if config.model.output_dtype == "float32":
-        with _refused_as_input():
+        with refused_as_input():
             float32_output(model)
     plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
     context = EngineContext(config, place.run, place.initial, place.index, model, tokenizer, waits)
@@ -291,151 +249,10 @@ async def agents(place: ActorContext) -> None:
 
 
 async def trainer(place: ActorContext) -> None:
-    """The trainer's process: a learner from the newest checkpoint, or from the initial model, and a
-    sender of weights."""
-    import torch
+    """The process of one rank of the trainer."""
+    from actors.trainer_process import trainer_process
 
-    from actors.scoring_servers import ScoringServers
-    from actors.trainer_actor import trainer_actor
-    from asyncrl.tasks.text import Tokenizer
-    from asyncrl.training.checkpoint_index import latest
-    from asyncrl.training.checkpoint_io import restore
-    from asyncrl.training.models import parameters_for_publication
-    from weightsync.buckets import Plan
-    from weightsync.collective import Sender
-
-    config, waits = place.config, Waits()
-    torch.manual_seed(config.run.seed)
-    checkpoint = latest(place.run) if place.resume else None
-    with _refused_as_input():
-        learner = _learner(config, checkpoint or place.initial, place.initial)
-    if checkpoint is not None:
-        restore(checkpoint, learner)
-    plan = Plan.of(parameters_for_publication(learner.model), config.publication.bucket_bytes)
-    async with ScoringServers.open(config, waits) as servers:
-        with _refused_as_input():
-            own, patience_s = Tokenizer(place.initial), config.supervision.start_s / 2
-            await servers.refuse_other_vocabularies(own, patience_s)
-        async with (
-            Sender.open(config.publication.host, place.run / WEIGHT_STORE) as sender,
-            await place.link() as link,
-        ):
-            transfer = _Transfer(sender, learner, plan, config.publication.deadline_s)
-            await trainer_actor(
-                link, _Threaded(learner, servers, place), transfer, waits, Reporter(waits)
-            )
-
-
-@contextmanager
-def _refused_as_input() -> Iterator[None]:
-    """Have a model or a server that cannot be used end this process as bad input does, by its
-    sentence."""
-    from asyncrl.training.models import ModelError
-
-    try:
-        yield
-    except (ConfigError, ModelError) as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(BAD_INPUT) from error
-
-
-def _learner(config: Config, path: Path, initial: Path) -> Learner:
-    """The learner of the model at `path`, in passes that were tried; `initial` is the model that
-    the run started from. Raises ModelError for a model that cannot be trained."""
-    import torch
-
-    from asyncrl.training.kl_terms import open_kl_terms
-    from asyncrl.training.learner import Learner
-    from asyncrl.training.models import load_model
-    from asyncrl.training.output_layer import float32_output
-    from asyncrl.training.supervised import open_supervised
-    from asyncrl.training.trial import try_passes
-
-    model = load_model(path, _dtype(config))
-    if config.model.output_dtype == "float32":
-        float32_output(model)
-    torch.nn.Module.to(model, config.train.device)
-    logger.info("tried on a few texts: %s", try_passes(model, config.engine.context_tokens))
-    return Learner(
-        model,
-        config.train,
-        config.staleness,
-        config.rollout.temperature,
-        budget=config.rollout.max_new_tokens,
-        kl_terms=open_kl_terms(config, initial, _dtype(config)),
-        supervised=open_supervised(config, initial),
-    )
-
-
-@dataclass(frozen=True)
-class _Threaded:
-    """A learner that computes in a thread, and knows where its checkpoints go."""
-
-    learner: Learner
-    servers: ScoringServers
-    place: ActorContext
-
-    @property
-    def version(self) -> int:
-        return self.learner.version
-
-    @property
-    def counts(self) -> list[TokenCount]:
-        return self.learner.counts
-
-    async def accumulate(
-        self, batch: MicroBatch, buffers: Sequence[memoryview]
-    ) -> list[TokenCount]:
-        served = await self.servers.scores(batch, buffers)
-        return await trio.to_thread.run_sync(self.learner.accumulate, batch, buffers, served)
-
-    async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
-        await trio.to_thread.run_sync(self.learner.score_proximal, message, buffers)
-
-    async def step(self) -> dict[str, float]:
-        return await trio.to_thread.run_sync(self.learner.step)
-
-    async def save(self, cursor: int) -> Path:
-        """A checkpoint; after the last step also the model alone, for use elsewhere."""
-        return await trio.to_thread.run_sync(self._save, cursor)
-
-    def _save(self, cursor: int) -> Path:
-        from asyncrl.training.checkpoint_io import export, save
-
-        path = save(self.place.run, self.learner, cursor, self.place.initial)
-        if self.learner.version >= self.place.config.train.steps:
-            export(self.place.run / MODEL, self.learner.model, self.place.initial)
-            if average := self.learner.average:
-                export(self.place.run / MODEL_EMA, average.policy.model, self.place.initial)
-        return path
-
-
-@dataclass(frozen=True)
-class _Transfer:
-    """A sender that knows what it sends."""
-
-    sender: Sender
-    learner: Learner
-    plan: Plan
-    deadline_s: float
-
-    @property
-    def store(self) -> str:
-        return self.sender.store
-
-    async def send(self, message: Publish) -> SendResult:
-        from asyncrl.training.models import parameters_for_publication
-
-        tensors = parameters_for_publication(self.learner.model)
-        return await self.sender.send(
-            message.epoch, message.world, self.plan, tensors, self.deadline_s
-        )
-
-
-def _dtype(config: Config) -> torch.dtype:
-    import torch
-
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
+    await trainer_process(place)
 
 
 ROLES = {

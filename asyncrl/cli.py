@@ -145,6 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     trial.add_argument(
         "--jobs", type=_positive, default=1, metavar="N", help="processes (default 1)"
     )
+    trial.add_argument(
+        "--agents", action="store_true", help="only runs whose rollouts are agents' episodes"
+    )
     trial.add_argument("--json", action="store_true", help="print what the seeds came to as JSON")
     explain = verbs.add_parser("why", help=WHY, description=WHY)
     explain.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
@@ -183,9 +186,9 @@ def _simulate(args: argparse.Namespace) -> int:
     from asyncrl.simulation.command import cluster, command
 
     if args.engines is not None:
-        return cluster(args.engines, 3600.0 * args.hours)
+        return cluster(args.engines, 3600.0 * args.hours, agents=args.agents)
     seeds = args.seeds if args.seed is None else range(args.seed, args.seed + 1)
-    return command(seeds, jobs=args.jobs, as_json=args.json)
+    return command(seeds, agents=args.agents, jobs=args.jobs, as_json=args.json)
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -238,6 +241,7 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
     from asyncrl.config.derived import derived
     from asyncrl.launch import preflight
     from asyncrl.launch.private import refuse_foreign
+    from asyncrl.launch.trainer_memory import memory_rows
     from asyncrl.observe.display import show_derived
     from asyncrl.observe.run_dir import RUN_TOML
     from asyncrl.processes.machine import available_cores
@@ -251,7 +255,7 @@ def _checked(args: argparse.Namespace, resume: Path | None, console: Console) ->
         configuration.load(path, args.sets, os.environ), resume, datetime.now()
     )
     preflight.check(config, resume, cores)
-    show_derived(derived(config, cores), console)
+    show_derived([*derived(config, cores), *memory_rows(config)], console)
     if config.task.sandbox == "process" and (missing := support().missing):
         console.print(
             f"This machine does not have the sandbox strict ({missing}): what judges answers can "

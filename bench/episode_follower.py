@@ -1,6 +1,5 @@
 """A run of agents' episodes, followed through its journal alone (`follower.py`). The account is
-kept by `asyncrl.simulation.episodes.episode_reference`, which shares no code with the product's
-heart.
+kept by `asyncrl.simulation.checker.reference_state`, which shares no code with the product's heart.
 
 The agent must be deterministic: each attempt asks for what the one before asked for, in the same
 order. So an attempt that makes a new call while there is one that it has not made again has one
@@ -17,8 +16,8 @@ from follower import JournalFollower, Wrong
 
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.simulation.checker.reference_state import taken_again
-from asyncrl.simulation.episodes.episode_reference import ReferenceEpisode, ReferenceEpisodes
+from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceEpisode
+from asyncrl.simulation.checker.reference_state import ReferenceState, gone_on
 
 
 class EpisodeFollower(JournalFollower):
@@ -33,7 +32,7 @@ class EpisodeFollower(JournalFollower):
 
     def __init__(self, run: Path) -> None:
         super().__init__(run)
-        self.account = ReferenceEpisodes()
+        self.account = ReferenceState()
         self.ended_early, self.dropped = Counter[str](), Counter[str]()
         self.calls = self.calls_reused = self.reused = 0
         self.sealed: set[int] = set()
@@ -49,25 +48,22 @@ class EpisodeFollower(JournalFollower):
         if not experience.ledger.balances():
             raise Wrong("lost", f"the ledger does not balance: {experience.ledger}")
         for what, counted, booked in (
-            ("tokens generated", mine.generated, tokens.total),
-            ("tokens live", mine.live, tokens.live),
-            ("tokens trained", mine.trained, tokens.trained),
-            ("tokens discarded", dict(+mine.discarded), tokens.discarded),
-            ("rollouts live", sorted(mine.episodes), sorted(experience.rollouts)),
+            ("tokens generated", mine.tokens, tokens.total),
+            ("tokens live", mine.tokens_live, tokens.live),
+            ("tokens trained", mine.tokens_trained, tokens.trained),
+            ("tokens discarded", dict(+mine.tokens_discarded), tokens.discarded),
+            ("rollouts live", sorted(mine.rollouts), sorted(experience.rollouts)),
             ("prompts", self._cursor, experience.prompts["train"]),
         ):
             if counted != booked:
                 raise Wrong("lost", f"{what}: {counted} by the events, {booked} by the run")
-        for id, episode in mine.episodes.items():
-            if _told(episode) != _held(experience, id):
-                raise Wrong("lost", f"episode {id} is not what its events say")
+        for episode in mine.episodes:
+            if _told(episode) != _held(experience, episode.id):
+                raise Wrong("lost", f"episode {episode.id} is not what its events say")
 
     def go_on(self, undone: Container[int]) -> None:
-        self.account = ReferenceEpisodes(
-            event for number, event in enumerate(self.events, 1) if number not in undone
-        )
+        self.account, self.redone = gone_on(self.events, undone)
         self._taken = set()
-        self.redone = taken_again(self.events, self.account.episodes)
 
     # ------------------------------------------------------------------------ what may never happen
 
@@ -113,17 +109,16 @@ class EpisodeFollower(JournalFollower):
                 if event.rollout in self.sealed or episode.status != "played":
                     raise Wrong("twice", f"this episode is {episode.status}")
                 self.sealed.add(event.rollout)
-                group, member = episode.seat
-                if group in self._prompts:
-                    turns = [episode.calls[id] for id in episode.used]
-                    self.responses[self._prompts[group], member] = [
+                rollout, turns = episode.rollout, [episode.calls[id] for id in episode.used]
+                if (group := rollout.group.event.group) in self._prompts:
+                    self.responses[self._prompts[group], rollout.member] = [
                         (bytes(call.ids), bytes(call.behaviour)) for call in turns
                     ]
             case e.Judged() | e.Trained():
                 if self._episode(event.rollout).status != "sealed":
                     raise Wrong("twice", "this episode is not over")
             case e.Taken():
-                if ended := [id for id in event.rollouts if id not in self.account.episodes]:
+                if ended := [id for id in event.rollouts if id not in self.account.rollouts]:
                     raise Wrong("twice", f"episodes {ended} have ended")
                 if again := self._taken.intersection(event.rollouts):
                     raise Wrong("twice", f"a step has {sorted(again)}")
@@ -131,7 +126,7 @@ class EpisodeFollower(JournalFollower):
 
     def _episode(self, id: int) -> ReferenceEpisode:
         """The live episode of this number. Raises Wrong if there is none."""
-        if (episode := self.account.episodes.get(id)) is None:
+        if (episode := self.account.episode(id)) is None:
             raise Wrong("twice", "this episode has ended, or never began")
         return episode
 
@@ -146,7 +141,7 @@ class EpisodeFollower(JournalFollower):
     def _lease(self, event: e.Leased | e.Extended) -> None:
         """Raises Wrong where a call is sampled that is answered, or not from its last token on."""
         call = self.account.call(event.rollout)
-        if call is None or not call.used:
+        if not isinstance(call, ReferenceAgentCall) or not call.used:
             raise Wrong("lost", "nobody waits for this call")
         if call.over:
             raise Wrong("again", f"this call was answered, with {len(call.versions)} tokens")
@@ -166,7 +161,8 @@ def _told(episode: ReferenceEpisode) -> Told:
         turns = [episode.calls[id] for id in episode.used]
         ids = b"".join(bytes(call.ids) for call in turns)
         behaviour = b"".join(bytes(call.behaviour) for call in turns)
-        rewards = {None: episode.rewards[None]} if None in episode.rewards else {}
+        given = episode.rewards.get(None)
+        rewards: dict[int | None, float] = {} if given is None else {None: given}
         return [(episode.id, b"", ids, behaviour, True)], {}, rewards
     calls = [
         (call.id, call.context, bytes(call.ids), bytes(call.behaviour), call.over)

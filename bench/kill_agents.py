@@ -168,11 +168,11 @@ def costs(follower: EpisodeFollower) -> None:
     account, early = follower.account, follower.ended_early
     print(
         f"episodes over {len(follower.sealed):,}; calls {follower.calls:,}; tokens journalled "
-        f"{account.generated:,}, trained {account.trained:,}, live {account.live:,}, discarded "
-        f"{dict(+account.discarded)}"
+        f"{account.tokens:,}, trained {account.tokens_trained:,}, live {account.tokens_live:,}, "
+        f"discarded {dict(+account.tokens_discarded)}"
     )
     print(f"attempts that ended early: {dict(early)}")
-    lost, sampled = sum(follower.dropped.values()), max(1, account.generated)
+    lost, sampled = sum(follower.dropped.values()), max(1, account.tokens)
     print(
         f"reused {follower.calls_reused:,} calls, {follower.reused:,} tokens "
         f"({follower.reused / sampled:.3f} of those sampled)"

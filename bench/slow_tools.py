@@ -8,11 +8,11 @@ second in each of their slots, and the trainer is quick, so that generation alon
     slow tools    the same, and behind each call a tool of 500 s: ten times as slow as decoding
 
 A slot is held only while a call is decoded, so an engine of so many slots is kept busy by eleven
-times as many episodes, which `agent.concurrency` has to allow (`--concurrency`, in shares of that)
-and `staleness.depth` too. Busy are an engine's slots for each token that it generates; the ratio is
-that of slow tools to the single turn.
+times as many episodes. The coordinator finds that out, as far as `agent.concurrency` allows (as
+much as can be, or `--concurrency`) and `staleness.depth` too. Busy are an engine's slots for each
+token that it generates; the ratio is that of slow tools to the single turn.
 
-    python bench/slow_tools.py [--concurrency 0.5,1,1.25,1.5] [--slots 16]
+    python bench/slow_tools.py [--concurrency 4096] [--slots 16]
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ TOOL = 10.0
 DEPTH = 8
 FIRST, LAST = 6, 14
 AIM = 0.9
+MOST = 4096
+"""The largest `agent.concurrency`."""
 
 
 def run(slots: int, groups: int, agents: ScriptedAgents | None, concurrency: int) -> Measured:
@@ -62,13 +64,12 @@ def main() -> None:
     )
     parser.add_argument(
         "--concurrency",
-        default="0.5,1,1.25,1.5",
-        help="episodes at a time, in shares of what keeps every slot busy in the mean",
+        default=str(MOST),
+        help="agent.concurrency: the episodes that may be live, also where engines can use more",
     )
     parser.add_argument("--slots", type=int, default=16, help="of each of two engines")
     arguments = parser.parse_args()
     slots, began = arguments.slots, time.process_time()
-    needed = round(ENGINES * slots * (1 + TOOL))
     groups = max(1, ENGINES * slots // 4)
     print(f"{'':<34}{'busy':>7}{'s/step':>9}{'mean lag':>10}{'masked':>9}")
 
@@ -80,13 +81,14 @@ def main() -> None:
         )
         return busy
 
-    alone = row("single turn", run(slots, groups, None, needed))
+    alone = row("single turn", run(slots, groups, None, MOST))
     budget = 10 * MEAN // TURNS
-    row("no tools", run(slots, groups, ScriptedAgents(TURNS, budget, 0.0), needed))
+    row("no tools", run(slots, groups, ScriptedAgents(TURNS, budget, 0.0), MOST))
     think_s = TOOL * MEAN / TURNS
-    for share in map(float, arguments.concurrency.split(",")):
-        agents, concurrency = ScriptedAgents(TURNS, budget, think_s), round(share * needed)
-        busy = row(f"slow tools, {concurrency} episodes", run(slots, groups, agents, concurrency))
+    for concurrency in map(int, arguments.concurrency.split(",")):
+        agents = ScriptedAgents(TURNS, budget, think_s)
+        what = "slow tools" + (f", at most {concurrency}" if concurrency < MOST else "")
+        busy = row(what, run(slots, groups, agents, concurrency))
         print(f"{'':<6}over the single turn {busy / alone:.3f} (aim: {AIM})")
     print(f"{time.process_time() - began:.0f} s of this machine")
 

@@ -8,6 +8,10 @@ may be split, and is divided once.
     constant    the sum over all tokens, divided by the rollouts times the tokens that one may have
                 (Dr. GRPO, arXiv 2503.20783): the divisor knows nothing of the lengths
 
+Where an episode's branches count whole (`train.branches`), a token counts once for each branch that
+it is in, in the sum and in the number: that is the mean over the tokens of all branches, each as a
+sequence by itself. Only a mean over tokens is one over branches so.
+
 A rollout without a token that counts is not counted. One of several sequences (an episode of an
 agent) counts as much as one of one: each of its sequences counts by its share of the tokens.
 
@@ -38,12 +42,18 @@ class MeanWeights(NamedTuple):
 
 
 def mean_weights(
-    mean: Mean, counted: Tensor, sample_index: Tensor, share: Tensor, budget: int
+    mean: Mean,
+    counted: Tensor,
+    sample_index: Tensor,
+    share: Tensor,
+    budget: int,
+    leaves: Tensor | None = None,
 ) -> MeanWeights:
     """Weights of the tokens of some whole sequences. `counted` (bool [tokens]) are the tokens that
     count in the divisor, `sample_index` (int64 [tokens]) says of which sequence each is, `share`
-    (float32 [sequences]) how much of a rollout each is, and `budget` >= 1 how many tokens a rollout
-    may have.
+    (float32 [sequences]) how much of a rollout each is, `budget` >= 1 how many tokens a rollout may
+    have, and `leaves` (float32 [tokens]) how often a token counts in a mean over tokens; None:
+    once. Raises ValueError for leaves in another mean.
 
     Two rollouts, of three tokens and of one:
 
@@ -56,6 +66,10 @@ def mean_weights(
     rollout [0.33, 0.33, 0.33, 1.0] 2.0
     constant [1.0, 1.0, 1.0, 1.0] 20.0
     """
+    if leaves is not None:
+        if mean != "token":
+            raise ValueError(f"branches count whole in a mean over tokens, and this is {mean!r}")
+        return MeanWeights(leaves, float(leaves.double()[counted].sum()))
     tokens = sum_by_rollout(counted.double(), counted, sample_index).tokens
     share = share[: len(tokens)].to(tokens)
     rollouts = float(share[tokens > 0].sum())

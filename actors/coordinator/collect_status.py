@@ -55,7 +55,7 @@ def collect_status(parts: Components) -> RunStatus:
             _actor(parts, name, now, statuses[RolloutStatus.TAKEN])
             for name in parts.lifecycle.expected
         ],
-        waits=parts.waits.table(),
+        waits=parts.waits.table() + parts.episode_placement.waits,
         publication=parts.publishing.under_way(now),
         evaluating=parts.evaluation.running,
         rollouts={status.value: count for status, count in statuses.items()},
@@ -74,6 +74,8 @@ def collect_status(parts: Components) -> RunStatus:
         ledger=RolloutTotals.of(experience.ledger.rollouts),
         journal=parts.journal_status(),
         restarts=dict(statistics.restarts),
+        episodes=parts.playing.counts,
+        failing=parts.episode_placement.failing,
         alarms=[alarm.sentence for alarm in stepping.alarms] if stepping else [],
         ok=outcome.ok if outcome and parts.lifecycle.phase is Phase.STOP else None,
         reason=outcome.reason if outcome else "",
@@ -189,7 +191,8 @@ def _phase(parts: Components) -> tuple[str, str]:
             if stepping is not None and stepping.finished:
                 evaluating = parts.evaluation.running is not None
                 return "finishing", "evaluating the last version" if evaluating else ""
-            removed = parts.lifecycle.removed
-            return "training", f"without {listed(list(removed))}" if removed else ""
+            notes = [f"without {listed(list(gone))}"] if (gone := parts.lifecycle.removed) else []
+            notes += [f"{agents.name} fails" for agents in parts.episode_placement.failing]
+            return "training", ", ".join(notes)
         case _:
             return "draining", ""

@@ -17,6 +17,7 @@ from actors.coordinator.admission import Admission
 from actors.coordinator.changes import Changes
 from actors.coordinator.chunks import ChunkIntake
 from actors.coordinator.engine_pool import EnginePool
+from actors.coordinator.episode_placement import EpisodePlacement
 from actors.coordinator.evaluation import Evaluation
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
@@ -62,6 +63,7 @@ class Components:
     reclaiming: Reclaiming
     pinning: Pinning
     placement: Placement
+    episode_placement: EpisodePlacement
     playing: Playing
     admission: Admission
     chunks: ChunkIntake
@@ -112,12 +114,12 @@ def assemble(
     reclaiming = Reclaiming(store, engines, leases, config)
     pinning = Pinning(store, engines, leases, reclaiming, config)
     placement = Placement(store, engines, leases, reclaiming, pinning, config)
+    episode_placement = EpisodePlacement(roster, engines, config.agent.concurrency)
     playing = Playing(
         store,
-        roster,
+        episode_placement,
         reclaiming,
         PlayingLimits(
-            concurrency=config.agent.concurrency,
             max_calls=config.agent.max_calls,
             attempts=config.agent.attempts,
             context_tokens=config.engine.context_tokens,
@@ -167,6 +169,7 @@ def assemble(
         reclaiming=reclaiming,
         pinning=pinning,
         placement=placement,
+        episode_placement=episode_placement,
         playing=playing,
         admission=admission,
         chunks=chunks,

@@ -134,6 +134,7 @@ class Coordinator:
             parts.playing.pump(stepping.version - max_lag(parts.config))
             self._generate(stepping)
             parts.evaluation.pump()
+            parts.playing.observe()
         parts.scoring.dispatch()
         if stepping.starved and not stepping.unsaved:
             stepping.save()

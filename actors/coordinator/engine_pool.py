@@ -76,18 +76,22 @@ class EnginePool:
         self._versions: Counter[int | None] = Counter()  # no count is zero
         self.held: Counter[Split] = Counter()
         """Rollouts that are with engines."""
+        self.slots = 0
+        """Rollouts that engines decode at a time."""
 
     def add(self, engine: EngineHandle) -> None:
         """Take in a new engine without weights. It replaces one of its name."""
         self.remove(engine.name)
         self._engines[engine.name] = engine
         self._count(engine, 1)
+        self.slots += engine.slots
 
     def remove(self, name: str) -> EngineHandle | None:
         """Take out the named engine; None if there is none."""
         if (engine := self._engines.pop(name, None)) is not None:
             self._leave(engine)
             self._count(engine, -1)
+            self.slots -= engine.slots
             self.held.subtract({split: len(held) for split, held in engine.held.items()})
         return engine
 

@@ -4,7 +4,9 @@ Invariant: an engine is given a rollout only if it has room for it and serves th
 rollout needs: the one that it is pinned to, or any from the committed one on.
 
 Resumed rollouts come first, then new ones. The engine with the most room is taken. A group stays
-together on one engine as far as there is room, so that its prompt is read once.
+together on one engine as far as there is room, so that its prompt is read once. A call of an agent
+that goes on from another one goes where that was, if a slot is free there: an engine that caches
+prefixes has read most of it.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Placement:
         self._reclaiming = reclaiming
         self._pinning = pinning
         self._config = config
+        self._last: dict[int, str] = {}  # the engine that had an agent's call last, by call
 
     def lease(self, split: Split, version: int | None = None) -> None:
         """Give waiting rollouts of `split` to the engines that have room. `version` is the one that
@@ -59,6 +62,9 @@ class Placement:
             given.setdefault(engine, []).append((call, pinned))
         for engine, calls in given.items():
             self._hand_over(engine, calls, split)
+        live = self._store.experience.calls
+        if len(self._last) > 2 * len(live):
+            self._last = {call: name for call, name in self._last.items() if call in live}
 
     def _placed(
         self, split: Split, version: int | None
@@ -80,6 +86,9 @@ class Placement:
                     yield call, pinned, alone
                 continue
             late_engine = self._reclaiming.late_engine(call)
+            if (before := self._engine_before(call, split, pinned, late_engine)) is not None:
+                yield call, pinned, before
+                continue
             if (
                 engine is None
                 or call.group != group
@@ -119,6 +128,19 @@ class Placement:
                 return engine
         return None
 
+    def _engine_before(
+        self, call: Call, split: Split, version: int | None, late: str
+    ) -> EngineHandle | None:
+        """The engine that had the call that this one of an agent goes on from, if it has a free
+        slot for it; None where there is none, or it was `late`."""
+        if not isinstance(call, AgentCall) or call.after is None:
+            return None
+        name = self._last.get(call.after[0], "")
+        engine = self._engines.get(name)
+        if engine is None or name == late or (split, version) not in engine.services:
+            return None
+        return engine if sum(map(len, engine.held.values())) < engine.slots else None
+
     def _hand_over(
         self, engine: EngineHandle, calls: list[tuple[Call, int | None]], split: Split
     ) -> None:
@@ -143,6 +165,8 @@ class Placement:
             )
             ids += context
             ids += call.ids
+            if isinstance(call, AgentCall):
+                self._last[call.id] = engine.name
             self._store.record(Leased(call.id, engine.name, attempt))
             self._leases.give(
                 call.id, attempt, call.tokens, trio.current_time(), pinned, engine.version

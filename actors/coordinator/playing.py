@@ -4,7 +4,7 @@ Invariant: an episode is with one agents actor, for one attempt, or waits for on
 agent is a call in the heart before anything is sampled for it, and is answered with what the heart
 has: with what an earlier attempt had sampled first.
 
-    begin    a waiting episode goes to the agents actor that has the most room
+    begin    a waiting episode goes to an agents actor (episode_placement.py)
     ask      the call is known by its key (reused), or is new (called); placement.py leases it
     reply    tokens go to the agent as they come, and the end of the answer after them
     over     what engines still have of it is taken back; the rollout is sealed, or waits for
@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import trio
 
+from actors.coordinator.episode_placement import EpisodePlacement
 from actors.coordinator.event_store import EventStore
-from actors.coordinator.peers import Peer, Roster
+from actors.coordinator.peers import Peer
 from actors.coordinator.reclaiming import Reclaiming
 from asyncrl.experience.call import RolloutStatus
 from asyncrl.experience.episode import AgentCall, Episode
@@ -55,6 +57,7 @@ from asyncrl.ipc.messages import (
     Split,
     StopPlaying,
 )
+from asyncrl.observe.run_status import EpisodeCounts
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +65,9 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class PlayingLimits(msgspec.Struct, frozen=True):
-    """`concurrency` episodes of a split at an agents actor at a time; `max_calls` of one attempt;
-    `attempts` of one episode that fail; `context_tokens` of a call, given and sampled."""
+    """`max_calls` of one attempt; `attempts` of one episode that fail; `context_tokens` of a call,
+    given and sampled."""
 
-    concurrency: int
     max_calls: int
     attempts: int
     context_tokens: int
@@ -96,12 +98,12 @@ class Playing:
     def __init__(
         self,
         store: EventStore,
-        roster: Roster,
+        placement: EpisodePlacement,
         reclaiming: Reclaiming,
         limits: PlayingLimits,
         temperature: Callable[[Group], float],
     ) -> None:
-        self._store, self._roster, self._reclaiming = store, roster, reclaiming
+        self._store, self._placement, self._reclaiming = store, placement, reclaiming
         self._limits, self._temperature = limits, temperature
         self._attempts: dict[int, _Attempt] = {}
         self.last_activity = trio.current_time()
@@ -144,34 +146,29 @@ class Playing:
         time may have sampled more together: that is cut off before the agent sees it."""
         rollout = self._store.experience.rollouts[attempt.rollout]
         episode = _episode_of(rollout)
-        if (over := -_left(rollout)) < 0:
-            return
         for number, sent in list(attempt.sent.items()):
+            if (over := -_left(rollout)) < 0:
+                return  # there is more to sample where a call was given up, with its tokens
             call = self._call(attempt, number)
             self._take_back(call)
             tokens = max(call.tokens - over, episode.needed(call), sent)
             if call.status is RolloutStatus.WAITING or (call.finish and call.tokens > tokens):
-                over -= call.tokens - tokens
                 self._store.record(Cut(rollout.id, attempt.attempt, call.id, tokens))
 
     def begin(self, split: Split) -> None:
-        """Give waiting episodes of `split` to the agents actors that have room. Each split has room
-        of its own: training that rests keeps no evaluation from being played."""
-        experience = self._store.experience
-        room = dict.fromkeys(self._roster.of("agents"), self._limits.concurrency)
+        """Give waiting episodes of `split` to agents actors, as many as may be live."""
+        experience, live = self._store.experience, Counter[Peer]()
         for attempt in self._attempts.values():
             rollout = experience.rollouts.get(attempt.rollout)
-            if attempt.peer in room and rollout is not None and self._split(rollout) == split:
-                room[attempt.peer] -= 1
-        for rollout in experience.to_begin(split, max(0, sum(room.values()))):
-            peer = max(room, key=lambda p: room[p] if p.has_room() else 0)
-            if not peer.has_room() or room[peer] <= 0:
-                return
+            live[attempt.peer] += rollout is not None and self._split(rollout) == split
+        most = max(0, self._placement.most - live.total())
+        for rollout, peer in zip(
+            experience.to_begin(split, most), self._placement.places(live), strict=False
+        ):
             assert rollout.episode is not None
             number = rollout.episode.attempt + 1
             self._store.record(Begun(rollout.id, peer.name, number))
             self._attempts[rollout.id] = _Attempt(peer, rollout.id, number)
-            room[peer] -= 1
             group = experience.groups[rollout.group]
             peer.send(
                 Play(
@@ -185,6 +182,10 @@ class Playing:
                     notes=rollout.episode.notes,
                 )
             )
+
+    def observe(self) -> None:
+        """All that is due is done: from now on agents have the ball, and engines decode."""
+        self._placement.observe(self.thinking)
 
     def _reply(self, attempt: _Attempt) -> None:
         """Send what came of its answers since, and how those ended that have."""
@@ -200,6 +201,7 @@ class Playing:
                 ending: Finish = call.finish or ("length" if spent else "stop")
                 self._say(attempt, number, call, call.tokens, end, ending)
                 del attempt.sent[number]
+                self._placement.call_ended()
             elif call.status is RolloutStatus.BURIED:
                 self._refuse(attempt, number, "the engines could not answer this call")
                 del attempt.sent[number]
@@ -313,6 +315,7 @@ class Playing:
         if call.status is RolloutStatus.BURIED:
             return
         del attempt.sent[message.number]
+        self._placement.call_ended()
         tokens = min(call.tokens, max(message.tokens, episode.needed(call)))
         if call.status is RolloutStatus.WAITING or (call.finish and call.tokens > tokens):
             self._store.record(Cut(attempt.rollout, attempt.attempt, call.id, tokens))
@@ -370,11 +373,13 @@ class Playing:
             return
         if message.failed:
             self._leave(attempt, message.failed, failed=True)
+            self._placement.failed(sender, f"{message.failed}: {message.text}")
         else:
             self._end_if_spent(attempt)
             self._take_back_all(attempt)
             self._store.record(Sealed(attempt.rollout, attempt.attempt, message.finish or "stop"))
             del self._attempts[attempt.rollout]
+            self._placement.played(sender)
 
     def lose(self, peer: Peer) -> None:
         """An agents actor is gone: its episodes wait for another attempt, but for those that are
@@ -394,9 +399,16 @@ class Playing:
                 del self._attempts[attempt.rollout]
 
     @property
-    def thinking(self) -> bool:
-        """True if an agent has the ball: none of its calls is still to be answered."""
-        return any(not attempt.sent for attempt in self._attempts.values())
+    def thinking(self) -> int:
+        """Count the agents that have the ball: none of their calls is still to be answered."""
+        return sum(not attempt.sent for attempt in self._attempts.values())
+
+    @property
+    def counts(self) -> EpisodeCounts:
+        """Count the episodes."""
+        return EpisodeCounts(
+            live=len(self._attempts), thinking=self.thinking, most=self._placement.most
+        )
 
     def held(self, name: str) -> int:
         """Count the episodes that an agents actor has."""

@@ -99,8 +99,10 @@ class Scoring:
         verdict = message.verdict
         if isinstance(verdict, Scored) and not verdict.fits(_reply(rollout)[0]):
             verdict = NoVerdict("error spans: they are not in the response")
-        if isinstance(verdict, Scored) and rollout.turns:
-            verdict = msgspec.structs.replace(verdict, errors=[])  # of one response alone
+        if isinstance(verdict, Scored):  # it was shown the last tokens alone
+            before = rollout.tokens - _reply(rollout)[0]
+            errors = [(start + before, end + before) for start, end in verdict.errors]
+            verdict = msgspec.structs.replace(verdict, errors=errors)
         self.last_activity = trio.current_time()
         prompt_index = self._store.experience.groups[rollout.group].prompt_index
         self.slowest = max(self.slowest, (message.seconds, prompt_index))

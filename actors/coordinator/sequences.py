@@ -12,7 +12,7 @@ import msgspec
 from actors.coordinator.eligibility import baseline
 from asyncrl.config import Config
 from asyncrl.experience.call import RolloutStatus
-from asyncrl.experience.episode import failed_tokens, turn_tokens
+from asyncrl.experience.episode import failed_tokens, leaves_through, turn_tokens
 from asyncrl.experience.replay_buffer import ReplayGroup, ReplayMember
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.experience.sequence import TrainingSequence
@@ -54,6 +54,7 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
     (`train.unit = rollout`)."""
     alone = config.train.unit == "rollout" and rollout.status is RolloutStatus.TAKEN
     reward = rollout.verdict.reward if isinstance(rollout.verdict, Scored) else None
+    leaves = _leaves(rollout, config)
     return [
         SequenceToTrain(
             sequence.sample(
@@ -65,6 +66,7 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
                 strand=strand,
                 share=_share(sequence, rollout.tokens),
                 turns=_turns(rollout, strand),
+                leaves=leaves[strand] if leaves else (),
             ),
             _without_failed(sequence, rollout, strand, config),
         )
@@ -75,6 +77,7 @@ def of_rollout(group: Group, rollout: Rollout, config: Config) -> list[SequenceT
 def of_replayed(kept: ReplayGroup, place: int, config: Config) -> list[SequenceToTrain]:
     """The sequences of member `place` of a group that was trained before."""
     member = kept.members[place]
+    leaves = _leaves(member, config)
     return [
         SequenceToTrain(
             sequence.sample(
@@ -85,6 +88,7 @@ def of_replayed(kept: ReplayGroup, place: int, config: Config) -> list[SequenceT
                 strand=strand,
                 share=_share(sequence, len(member.ids) // 4),
                 turns=_turns(member, strand),
+                leaves=leaves[strand] if leaves else (),
             ),
             _without_failed(sequence, member, strand, config),
         )
@@ -95,11 +99,12 @@ def of_replayed(kept: ReplayGroup, place: int, config: Config) -> list[SequenceT
 def _without_failed(
     sequence: TrainingSequence, of: Rollout | ReplayMember, strand: int, config: Config
 ) -> TrainingSequence:
-    """The sequence, with the tokens of failed calls of tools as errors where `agent.mask_failed`
-    says so."""
+    """The sequence, with the tokens of failed calls of tools as errors, beside those that a
+    verifier found, where `agent.mask_failed` says so."""
     if not of.strands or not config.agent.mask_failed:
         return sequence
-    errors = failed_tokens(of.turns, of.strands[strand], config.agent.mask_failed)
+    failed = failed_tokens(of.turns, of.strands[strand], config.agent.mask_failed)
+    errors = tuple(sorted({*sequence.errors, *failed}))
     return msgspec.structs.replace(sequence, errors=errors)
 
 
@@ -112,3 +117,10 @@ def _share(sequence: TrainingSequence, tokens: int) -> float:
 def _turns(of: Rollout | ReplayMember, strand: int) -> list[tuple[int, int]]:
     """The turns of a strand and their tokens; none where no agent played."""
     return turn_tokens(of.turns, of.strands[strand]) if of.strands else []
+
+
+def _leaves(of: Rollout | ReplayMember, config: Config) -> list[list[tuple[int, int]]]:
+    """Runs of each strand's sampled tokens that count as often; none where all count once."""
+    if config.train.branches == "token" or len(of.strands) < 2:
+        return []
+    return leaves_through(of.turns, of.strands)

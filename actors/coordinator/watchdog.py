@@ -158,3 +158,6 @@ def _measure(parts: Components) -> None:
     metrics.leasing(times.p95_s, times.deadline_s)
     metrics.journalled(journal.disk_bytes, journal.pending_bytes)
     metrics.pumped(parts.statistics.pump_s)
+    if parts.config.agent.run:
+        episodes = parts.playing.counts
+        metrics.playing(episodes.live, episodes.thinking, episodes.most)

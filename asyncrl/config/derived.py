@@ -22,6 +22,7 @@ from asyncrl.config.losses import (
 )
 from asyncrl.config.mix import each, members, shares, trained_size
 from asyncrl.config.other_policies import policy_rows
+from asyncrl.config.ranks import ranks_of
 from asyncrl.config.schema import Config, TaskConfig
 from staleness.admission import AdmissionPolicy
 
@@ -34,6 +35,7 @@ LARGE_STATE = 10**9
 LOG_BYTES = 8 * 2**20
 """Bytes that the journal's write-ahead log is cut back to."""
 
+RANKS = "processes that train the model together, each with a shard of it (FSDP2)"
 SANDBOXES = {
     "auto": "strict where this machine has it",
     "strict": "no key, no network, no file but Python's; executed answers each in a fresh process",
@@ -155,7 +157,9 @@ def derived(config: Config, available: int) -> list[Row]:
     policy = admission_policy(config)
     live = policy.max_live * max_group_size(config)
     total = config.machine.cores or available
-    share = divide_cores(range(total), 1, rollout.actors, config.machine.trainer_cores)
+    share = divide_cores(
+        range(total), ranks_of(train), rollout.actors, config.machine.trainer_cores
+    )
     prompts = steps(config) * train.batch_groups
     params = ", ".join(f"{name}={value}" for name, value in task.params.items())
     return [
@@ -200,6 +204,7 @@ def derived(config: Config, available: int) -> list[Row]:
         *_updates(config),
         Row("proximal policy", staleness.proximal, _proximal(config, live)),
         *(Row(*row) for row in policy_rows(config)),
+        *([Row("ranks", str(ranks), RANKS)] if (ranks := ranks_of(train)) > 1 else []),
         Row(
             "cores",
             f"{total} of {available}",

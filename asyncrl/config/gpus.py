@@ -1,8 +1,9 @@
 """The GPUs of this machine, by who has them. Invariant: nobody shares one.
 
-The trainer has the first one, then each server that a rollout actor starts has as many as it has
-ranks. With the backend `nccl` a rollout actor has one of its own, from which it sends weights to
-its server: NCCL refuses two ranks on one GPU. Numbers count those that this process may use.
+Each rank of the trainer has one, from the first on. Then each server that a rollout actor starts
+has as many as it has ranks. With the backend `nccl` a rollout actor has one of its own, from which
+it sends weights to its server: NCCL refuses two ranks on one GPU. Numbers count those that this
+process may use.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from asyncrl.config.schema import Config
 
 
 class Gpus(NamedTuple):
-    """Numbers of GPUs: the trainer's; those of each rollout actor's server; those that rollout
-    actors send from. Empty where they use none.
+    """Numbers of GPUs: that of each of the trainer's ranks; those of each rollout actor's server;
+    those that rollout actors send from. Empty where they use none.
 
     Example: a trainer on CUDA and two servers of two ranks have 0, (1, 2) and (3, 4).
     """
@@ -30,7 +31,7 @@ class Gpus(NamedTuple):
         return len(self.trainer) + sum(map(len, self.servers)) + len(self.senders)
 
     def __str__(self) -> str:
-        parts = [f"trainer {number}" for number in self.trainer]
+        parts = [f"trainer {', '.join(map(str, self.trainer))}"] if self.trainer else []
         for index, numbers in enumerate(self.servers):
             parts.append(f"server-{index} {', '.join(map(str, numbers))}")
         for index, number in enumerate(self.senders):
@@ -48,7 +49,7 @@ def gpus_of(config: Config) -> Gpus:
         and sglang.transfer == "broadcast"
         and sglang.backend == "nccl"
     )
-    trainer = (0,) if config.train.device == "cuda" else ()
+    trainer = tuple(range(config.train.ranks or 1)) if config.train.device == "cuda" else ()
     start, ranks = len(trainer), sglang.tensor_parallel if on_gpus else 0
     servers = tuple(
         tuple(range(start + index * ranks, start + (index + 1) * ranks)) for index in range(actors)

@@ -188,6 +188,12 @@ def _advantages(config: Config) -> Contradictions:
             f"{train.advantage} cannot compare rewards to go turn by turn without a bias: set "
             "advantage to rloo or dr_grpo (and unit to group), or credit to episode",
         )
+    if train.branches == "branch" and (mean := loss_mean(train)) != "token":
+        yield (
+            ("train.branches", "train.objective" if mean == "rollout" else "train.loss_mean"),
+            "a branch counts whole only in a mean over all tokens: set loss_mean to token, with an "
+            "objective of tokens, or branches to token",
+        )
     if train.unit == "rollout" and train.replay_groups:
         yield (
             ("train.unit", "train.replay_groups"),

@@ -14,6 +14,7 @@ from asyncrl.config.flow import flow_contradictions
 from asyncrl.config.losses import drops_equal, loss_contradictions
 from asyncrl.config.mix import each, held_out_size, members, mix_contradictions
 from asyncrl.config.other_policies import policy_contradictions
+from asyncrl.config.ranks import rank_contradictions
 from asyncrl.config.schema import PLAYED_ELSEWHERE, Config, TaskConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -83,6 +84,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
         )
     yield from flow_contradictions(config)
     yield from loss_contradictions(config)
+    yield from rank_contradictions(config)
     yield from policy_contradictions(config)
     yield from _task(config)
     declared = capabilities(c.engine.kind)

@@ -1,4 +1,4 @@
-"""The tree of a session's tokens. Invariant: every sampled token is in exactly one strand, and a
+"""The tree of a session's tokens. Invariant: what each call sampled is in exactly one strand, and a
 strand has exactly one end, its leaf.
 
 A strand is a run of tokens: given and sampled ones by turns, as a conversation goes. A call that
@@ -14,69 +14,31 @@ work is proportional to what is new.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import msgspec
 
-from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.ipc.messages import Finish, Span
-
-Meeting = Literal["opened", "continued", "retried", "rewritten", "forked"]
-"""The relation of a call's context to what the tree holds. `opened`: it shares no token with any
-earlier call. `continued`: it goes on where an earlier call ended. `retried`: it is a context that
-was sampled from before. `rewritten`: it leaves inside a reply, so that the reply came back with
-other tokens than were sampled (edited, cut, or tokenized anew). `forked`: it leaves inside what was
-given (another history, a sub-agent)."""
+from asyncrl.ipc.messages import Span
 
 ID = 4
-"""Bytes of a token id; of a log-probability, too."""
+"""Bytes of a token id."""
 _FIRST = 64 * ID
 
 
-class Sampled(msgspec.Struct, frozen=True):
-    """The tokens that one call sampled and its agent was given. `ids` and `behaviour` have one item
-    for each token, and `spans` tile them from 0 on."""
-
-    ids: bytes
-    behaviour: bytes
-    spans: tuple[Span, ...]
-    finish: Finish
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens sampled."""
-        return len(self.ids) >> 2
-
-
 class _Strand:
-    """Tokens of one path from where it hangs (`parent`'s token `at`) to a leaf; `base` tokens lie
-    before them on the path."""
+    """Tokens of one path (`ids`, `int32`) from where it hangs (`parent`'s token `at`) to a leaf;
+    `base` tokens lie before them on the path."""
 
-    __slots__ = ("at", "base", "behaviour", "finish", "ids", "mask", "parent", "spans")
+    __slots__ = ("at", "base", "ids", "parent")
 
     def __init__(self, parent: _Strand | None, at: int) -> None:
         self.parent, self.at = parent, at
         self.base: int = parent.base + at if parent is not None else 0
-        self.ids, self.behaviour, self.mask = bytearray(), bytearray(), bytearray()
-        self.spans: list[Span] = []
-        self.finish: Finish = ""
+        self.ids = bytearray()
 
     @property
     def tokens(self) -> int:
-        return len(self.mask)
-
-    def extend(self, given: bytes, sampled: Sampled) -> None:
-        tokens = len(given) // ID
-        self.ids += given + sampled.ids
-        self.behaviour += bytes(len(given)) + sampled.behaviour
-        self.mask += bytes(tokens) + b"\x01" * sampled.tokens
-        start = self.base + self.tokens - sampled.tokens
-        self.spans += [
-            Span(span.version, start + span.start, start + span.end) for span in sampled.spans
-        ]
-        self.finish = sampled.finish
+        return len(self.ids) // ID
 
 
 class TreePosition(msgspec.Struct, frozen=True, eq=False):
@@ -87,12 +49,11 @@ class TreePosition(msgspec.Struct, frozen=True, eq=False):
 
 
 class CallTree:
-    """All calls of one session. `tokens` is the number that it holds, given ones once for each
-    strand that does not share them.
+    """All calls of one session.
 
     Example: a call with the context [1, 2] samples [3, 4], and the next one with [1, 2, 3, 4, 5]
-    samples [6]. That is one leaf: ids [1, 2, 3, 4, 5, 6], mask [0, 0, 1, 1, 0, 1]. A third call
-    with [1, 2, 9], which samples [7], makes a second leaf: ids [1, 2, 9, 7], mask [0, 0, 0, 1].
+    samples [6]. That is one strand, [1, 2, 3, 4, 5, 6]. A third call with [1, 2, 9], which samples
+    [7], makes a second one, [9, 7], which hangs behind the first two tokens.
     """
 
     def __init__(self) -> None:
@@ -101,36 +62,22 @@ class CallTree:
         self._strands = [root]
         self._branches: dict[tuple[int, int, bytes], TreePosition] = {}
         self._ends: dict[tuple[int, int], _Strand] = {}
-        self._asked: set[tuple[int, int]] = set()
-        self.tokens = 0
-        self.meetings: Counter[Meeting] = Counter()
 
-    def known(self, context: bytes) -> int:
-        """The number of tokens of `context` (`int32`) that the tree holds already, from its
-        start."""
-        return self._walk(self._root, context)[1]
-
-    def add(self, context: bytes, sampled: Sampled) -> TreePosition:
-        """One call: what it was given and what it sampled. Returns the place after its last token.
-
-        Raises ValueError, with nothing changed, where the arrays of `sampled` are not parallel,
-        hold no whole tokens or are not tiled by its spans, and where `context` is empty or no whole
-        tokens.
-        """
-        _refuse(context, sampled)
+    def add(self, context: bytes, sampled: bytes) -> TreePosition:
+        """One call: what it was given and what it sampled (`int32` ids). Returns the place after
+        its last token. Raises ValueError, with nothing changed, where `context` is empty, or either
+        is no whole tokens."""
+        if not context or len(context) % ID or len(sampled) % ID:
+            raise ValueError(
+                f"a call of {len(context)} bytes of context and {len(sampled)} sampled ones is not "
+                "of int32, at least one of them given"
+            )
         place, known = self._walk(self._root, context)
         given = context[known * ID :]
-        self.meetings[self._meeting(place, known, given)] += 1
-        new = given + sampled.ids
-        last, shared = (place, 0) if given else self._walk(place, sampled.ids)
-        strand = self._ending(place, shared) if new else place.strand
-        self._asked.add(
-            (id(strand), strand.tokens + len(given) // ID)
-            if given
-            else (id(place.strand), place.tokens)
-        )
-        if not new:
+        if not (new := given + sampled):
             return place
+        last, shared = (place, 0) if given else self._walk(place, sampled)
+        strand = self._ending(place, shared)
         if shared * ID == len(new):
             self._ends[id(last.strand), last.tokens] = strand
         elif last.strand is not strand:
@@ -138,8 +85,7 @@ class CallTree:
             self._branches[id(last.strand), last.tokens, first] = TreePosition(
                 strand, strand.tokens + shared
             )
-        strand.extend(given, sampled)
-        self.tokens += len(new) // ID
+        strand.ids += new
         return TreePosition(strand, strand.tokens)
 
     def ids(self, place: TreePosition) -> bytes:
@@ -152,20 +98,6 @@ class CallTree:
                 break
             strand, tokens = strand.parent, strand.at
         return b"".join(reversed(pieces))
-
-    def leaves(self) -> Iterator[TrainingSequence]:
-        """One sequence for each strand in which anything was sampled, in the order in which they
-        began."""
-        for strand in self._strands:
-            if strand.spans:
-                before = bytes(strand.base)
-                yield TrainingSequence(
-                    ids=self.ids(TreePosition(strand, strand.tokens)),
-                    mask=before + strand.mask,
-                    behaviour=before * ID + strand.behaviour,
-                    spans=tuple(joined(strand.spans)),
-                    finish=strand.finish,
-                )
 
     def strands(
         self, ends: Sequence[TreePosition], sizes: Sequence[int]
@@ -218,16 +150,6 @@ class CallTree:
             self._strands.append(found)
         return found
 
-    def _meeting(self, place: TreePosition, known: int, given: bytes) -> Meeting:
-        strand, at = place.strand, place.tokens
-        if not known:
-            return "opened"
-        if not given and (id(strand), at) in self._asked:
-            return "retried"
-        if at == strand.tokens or (id(strand), at) in self._ends:
-            return "continued"
-        return "rewritten" if strand.mask[at] else "forked"
-
 
 def common(one: bytes | bytearray, a: int, other: bytes, b: int) -> int:
     """The number of bytes, in whole tokens, that `one` from `a` on and `other` from `b` on have in
@@ -258,22 +180,3 @@ def joined(spans: Sequence[Span]) -> list[Span]:
             span = Span(span.version, found.pop().start, span.end)
         found.append(span)
     return found
-
-
-def _refuse(context: bytes, sampled: Sampled) -> None:
-    if not context or len(context) % ID:
-        raise ValueError(
-            f"a call's context of {len(context)} bytes is not a positive number of int32"
-        )
-    if len(sampled.ids) != len(sampled.behaviour) or len(sampled.ids) % ID:
-        raise ValueError(
-            f"{len(sampled.ids)} bytes of ids and {len(sampled.behaviour)} of log-probabilities "
-            "are not parallel"
-        )
-    starts = [0, *(span.end for span in sampled.spans)]
-    whole = all(
-        span.start == start < span.end and span.version >= 0
-        for start, span in zip(starts, sampled.spans, strict=False)
-    )
-    if not whole or starts[-1] != sampled.tokens:
-        raise ValueError(f"the spans {sampled.spans} do not tile {sampled.tokens} tokens")

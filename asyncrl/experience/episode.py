@@ -9,14 +9,14 @@ left of it but its turns, in the order in which they were made, and the strands 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
-from itertools import accumulate, count
+from itertools import accumulate, count, pairwise
 
 import msgspec
 
 from asyncrl.experience.call import Call, ImpossibleEvent
-from asyncrl.experience.call_tree import CallTree, Sampled, common, joined
+from asyncrl.experience.call_tree import CallTree, common, joined
 from asyncrl.experience.sequence import ID_BYTES, TrainingSequence
 from asyncrl.ipc.messages import Finish, Span
 
@@ -156,12 +156,7 @@ def gathered(
     for call in [episode.find(number) for number in episode.used]:
         if not call.tokens:
             continue
-        places.append(
-            tree.add(
-                episode.context(call),
-                Sampled(bytes(call.ids), bytes(call.behaviour), tuple(call.spans), call.finish),
-            )
-        )
+        places.append(tree.add(episode.context(call), bytes(call.ids)))
         at = len(ids) // ID_BYTES
         ids += call.ids
         behaviour += call.behaviour
@@ -205,6 +200,64 @@ def failed_tokens(
             found.append((at, at + tokens))
         at += tokens
     return tuple(found)
+
+
+def errors_in(
+    turns: Sequence[Turn], strand: Strand, errors: Iterable[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """The part of `errors`, [start, end) of the tokens of all turns, that lies in a strand, counted
+    from its first sampled token.
+
+    >>> turns = [Turn(2, "stop"), Turn(3, "stop"), Turn(4, "stop")]
+    >>> errors_in(turns, Strand(None, 0, [bytes(8), 0, 2]), [(1, 3), (6, 8)])
+    ((1, 2), (3, 5))
+    """
+    starts = [0, *accumulate(turn.tokens for turn in turns)]
+    found, at = list[tuple[int, int]](), 0
+    for turn, tokens in turn_tokens(turns, strand):
+        moved = at - starts[turn]
+        for start, end in errors:
+            low, high = max(start, starts[turn]), min(end, starts[turn] + tokens)
+            if low < high:
+                found.append((low + moved, high + moved))
+        at += tokens
+    return tuple(found)
+
+
+def leaves_through(turns: Sequence[Turn], strands: Sequence[Strand]) -> list[list[tuple[int, int]]]:
+    """Of each strand, its sampled tokens in runs: the number of leaves whose paths they are in, and
+    how many tokens are in as many.
+
+    Example: of a strand [2 given, a turn of 3], behind whose first 4 tokens another one hangs, two
+    of the sampled tokens are in both paths.
+
+    >>> some = [Turn(3, "stop"), Turn(2, "stop")]
+    >>> leaves_through(some, [Strand(None, 0, [bytes(8), 0]), Strand(0, 4, [bytes(4), 1])])
+    [[(2, 2), (1, 1)], [(1, 2)]]
+    """
+    leaves, hanging = [1] * len(strands), [list[tuple[int, int]]() for _ in strands]
+    for number in reversed(range(len(strands))):  # a strand hangs from an earlier one
+        if (parent := strands[number].parent) is not None:
+            leaves[parent] += leaves[number]
+            hanging[parent].append((strands[number].tokens, leaves[number]))
+    found = list[list[tuple[int, int]]]()
+    for strand, others in zip(strands, hanging, strict=True):
+        runs, at = list[tuple[int, int]](), strand.tokens
+        for piece in strand.pieces:
+            if isinstance(piece, bytes):
+                at += len(piece) // ID_BYTES
+                continue
+            end = at + turns[piece].tokens
+            bounds = sorted({at, end, *(place for place, _ in others if at < place < end)})
+            for low, high in pairwise(bounds):
+                through = 1 + sum(count for place, count in others if place >= high)
+                if runs and runs[-1][0] == through:
+                    runs[-1] = through, runs[-1][1] + high - low
+                else:
+                    runs.append((through, high - low))
+            at = end
+        found.append(runs)
+    return found
 
 
 def rewritten(turns: Sequence[Turn], strands: Sequence[Strand]) -> int:
@@ -265,9 +318,11 @@ def sequences(
     spans: Sequence[Span],
     turns: Sequence[Turn],
     strands: Sequence[Strand],
+    errors: Sequence[tuple[int, int]] = (),
 ) -> list[TrainingSequence]:
     """One sequence for each strand, from the root to its leaf. The mask of one alone marks a
-    sampled token: that of its own strand. The arguments are what `gathered` gives.
+    sampled token: that of its own strand. The arguments are what `gathered` gives, and the `errors`
+    that a verifier found, [start, end) of the tokens of all turns.
 
     Example: of the strands above, with `prompt` and `other` of two tokens each, `tool_result` of
     one, and turns of two, one and three tokens, the masks are 001101 and 0000000111.
@@ -299,7 +354,12 @@ def sequences(
             finish = turns[piece].finish
         found.append(
             TrainingSequence(
-                bytes(path), bytes(mask), bytes(logprobs), tuple(joined(placed)), finish
+                bytes(path),
+                bytes(mask),
+                bytes(logprobs),
+                tuple(joined(placed)),
+                finish,
+                errors_in(turns, strand, errors),
             )
         )
     return found

@@ -62,7 +62,12 @@ class ReplayGroup(msgspec.Struct, array_like=True):
         """Sequences of a member, to be trained again, as `Group.sequences` gave them."""
         if member.strands:
             return sequences(
-                member.ids, member.behaviour, member.spans, member.turns, member.strands
+                member.ids,
+                member.behaviour,
+                member.spans,
+                member.turns,
+                member.strands,
+                member.errors,
             )
         return [
             TrainingSequence.single_turn(

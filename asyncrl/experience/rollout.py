@@ -218,11 +218,11 @@ class Group(msgspec.Struct):
     def sequences(self, member: Rollout) -> list[TrainingSequence]:
         """All that is trained of a member: the prompt and what there is of its response; of a
         sealed episode a sequence for each strand."""
+        errors = member.verdict.errors if isinstance(member.verdict, Scored) else ()
         if member.strands:
             return sequences(
-                member.ids, member.behaviour, member.spans, member.turns, member.strands
+                member.ids, member.behaviour, member.spans, member.turns, member.strands, errors
             )
-        errors = member.verdict.errors if isinstance(member.verdict, Scored) else ()
         return [
             TrainingSequence.single_turn(
                 self.prompt, member.ids, member.behaviour, member.spans, member.finish, errors

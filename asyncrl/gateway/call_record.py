@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from asyncrl.experience.call_tree import Sampled
 from asyncrl.gateway.api_answers import AnswerPart, Token
 from asyncrl.gateway.generation import GeneratedPiece
 from asyncrl.gateway.reading import ReplyReader
 from asyncrl.gateway.tools import Delta, ToolCall
-from asyncrl.ipc.messages import Finish, Span
+from asyncrl.ipc.messages import Finish
 from asyncrl.tasks.text import Tokenizer
 
 
@@ -28,8 +27,6 @@ class CallRecord:
         )
         self.ids: list[int] = []
         self.deltas: list[Delta] = []
-        self._behaviour: list[float] = []
-        self._spans: list[Span] = []
         self.finish: Finish = "interrupted"
         self.broken = ""
         """The fault of what the engine gave, in words."""
@@ -49,19 +46,16 @@ class CallRecord:
 
     def take(self, piece: GeneratedPiece) -> AnswerPart:
         """Read a piece; what comes when it is closed is left out."""
-        read, start = AnswerPart(), len(self.ids)
+        read = AnswerPart()
         self.broken = self.broken or self._wrong(piece)
         self.refused = self.refused or piece.refused
         for token, behaviour in zip(piece.ids.tolist(), piece.behaviour.tolist(), strict=True):
             if self.closed:
                 break
             self.ids.append(token)
-            self._behaviour.append(behaviour)
             read.deltas += self._reading.push(token)
             if self._scored:
                 read.tokens.append(Token(self._tokenizer.decode([token], special=True), behaviour))
-        if len(self.ids) > start:
-            self._spans.append(Span(piece.version, start, len(self.ids)))
         if piece.finish:
             read.deltas += self._reading.end()
             self.finish = "interrupted" if self.broken else "stop" if self.closed else piece.finish
@@ -79,13 +73,4 @@ class CallRecord:
             ""
             if np.isfinite(piece.behaviour).all()
             else "the engine gave a log-probability that is no number"
-        )
-
-    def sampled(self) -> Sampled:
-        behaviour = np.array(self._behaviour, np.float32).tobytes()
-        return Sampled(
-            np.array(self.ids, np.int32).tobytes(),
-            behaviour,
-            tuple(self._spans),
-            self.finish,
         )

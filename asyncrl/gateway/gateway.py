@@ -139,7 +139,7 @@ class Gateway:
                 texts, reply = self._texts(prompt, record), None
                 if prompt.conversation is not None and record.finish != "interrupted":
                     reply = prompt.conversation.replied(record.deltas)
-                session.known.add(context, record.sampled(), texts, reply)
+                session.known.add(context, np.array(record.ids, np.int32).tobytes(), texts, reply)
         if "gone" in cut:
             return None
         if record.refused:

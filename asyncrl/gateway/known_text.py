@@ -13,7 +13,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from asyncrl.experience.call_tree import CallTree, Sampled, TreePosition
+from asyncrl.experience.call_tree import CallTree, TreePosition
 
 
 def _hasher() -> hashlib.blake2b:
@@ -33,14 +33,15 @@ class KnownText:
     def add(
         self,
         context: bytes,
-        sampled: Sampled,
+        sampled: bytes,
         texts: Sequence[tuple[bytes, int]],
         reply: bytes | None = None,
     ) -> None:
-        """Add a call. `texts` are texts that later contexts may start with: pairs of a text (UTF-8)
-        and its number of tokens, from the start of `context` on. `reply` is the digest of its
-        conversation up to its end. Of two calls with the same text the latest is found. Raises
-        ValueError as `CallTree.add` does, with nothing changed."""
+        """Add a call: what it was given and what it sampled (`int32` ids). `texts` are texts that
+        later contexts may start with: pairs of a text (UTF-8) and its number of tokens, from the
+        start of `context` on. `reply` is the digest of its conversation up to its end. Of two calls
+        with the same text the latest is found. Raises ValueError as `CallTree.add` does, with
+        nothing changed."""
         end = self._tree.add(context, sampled)
         if reply is not None:
             self._replies[reply] = end

@@ -1,7 +1,7 @@
 """Start of a run's processes, and the words and the exit status that a run ends with.
 
-    fork server → prepare the model → supervise: coordinator, trainer, rollout × N, reward × M →
-    show the summary
+    fork server → prepare the model → supervise: coordinator, trainer × ranks, rollout × N,
+    reward × M → show the summary
 
 `asyncrl.processes.run_supervisor` starts actors again, listens to the coordinator and ends the run;
 here is how one actor is started as a process, and what the user sees. Each actor leads a session of
@@ -24,6 +24,8 @@ from rich.console import Console
 from asyncrl.config import Config
 from asyncrl.config.cores import divide_cores
 from asyncrl.config.errors import BAD_INPUT
+from asyncrl.config.gpus import gpus_of, visible
+from asyncrl.config.ranks import ranks_of
 from asyncrl.escape import escaped, escaped_lines
 from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.ipc.address import UnixAddress
@@ -46,6 +48,7 @@ from asyncrl.observe.run_dir import (
     LAUNCHER,
     METRICS,
     PROGRESS,
+    RANK_STORE,
     STALL,
     STATUS,
     SUMMARY,
@@ -89,7 +92,10 @@ class _Launch:
         self._run = Path(config.run.dir)
         self._cores = sorted(os.sched_getaffinity(0))[: config.machine.cores or available_cores()]
         self._shares = divide_cores(
-            self._cores, 1, config.rollout.actors, config.machine.trainer_cores
+            self._cores,
+            ranks_of(config.train),
+            config.rollout.actors,
+            config.machine.trainer_cores,
         )
         self._supervisor = RunSupervisor(config, self, self)
         self._signalled: signal.Signals | None = None
@@ -100,14 +106,16 @@ class _Launch:
         write_key(self._run / KEY, new_key())
         if self._config.agent.run:
             write_key(self._run / GATEWAY_KEY, secrets.token_urlsafe().encode())
-        for old in (SUMMARY, STATUS, STALL):  # of the run that this one resumes
+        for old in (SUMMARY, STATUS, STALL, RANK_STORE):  # of the run that this one resumes
             (self._run / old).unlink(missing_ok=True)
+        (self._run / RANK_STORE).touch(0o600)
         (self._run / FOLDER).mkdir(exist_ok=True)
         with logs.kept(self._run, "launcher", 0):
             with self._display:
                 end = await self._supervisor.run()
-            # A trainer that was killed, or had not ended when the run was over, has left its own.
-            (self._run / WEIGHT_STORE).unlink(missing_ok=True)
+            # A trainer that was killed, or had not ended when the run was over, has left them.
+            for store in (WEIGHT_STORE, RANK_STORE):
+                (self._run / store).unlink(missing_ok=True)
             return self._report(end)
 
     # ----------------------------------------------------------------------------------- RunActors
@@ -143,8 +151,18 @@ class _Launch:
             arguments,
             log=log_path(self._run, role, index),
             cores=cores,
-            env=ENVIRONMENT if cores else SMALL,
+            env=(ENVIRONMENT if cores else SMALL) | self._of_rank(role, index),
         )
+
+    def _of_rank(self, role: Role, index: int) -> dict[str, str]:
+        """Environment of one rank of a trainer: its GPU, and the way to the others on a CPU."""
+        gpus = gpus_of(self._config).trainer
+        if role != "trainer" or ranks_of(self._config.train) == 1:
+            return {}
+        if gpus:
+            allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+            return {"CUDA_VISIBLE_DEVICES": visible([gpus[index]], allowed)}
+        return {"GLOO_SOCKET_IFNAME": "lo"}
 
     def _cores_of(self, role: Role, index: int) -> tuple[int, ...] | None:
         """The cores that an actor has of its own; None for an actor that has none."""

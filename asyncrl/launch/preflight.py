@@ -26,6 +26,7 @@ from asyncrl.config import Config, ConfigError
 from asyncrl.config.fields import FIELDS, lookup, quoted
 from asyncrl.config.gpus import Gpus, gpus_of
 from asyncrl.config.mix import each, members, named
+from asyncrl.config.ranks import ranks_of, settled_ranks
 from asyncrl.config.schema import PLAYED_ELSEWHERE, AgentConfig, TaskConfig
 from asyncrl.engines.spec import engine_kind
 from asyncrl.escape import escaped
@@ -70,6 +71,7 @@ RESUMABLE = frozenset(
         "train.eval_every",
         "train.checkpoint_every",
         "train.recompute_activations",
+        "train.ranks",
         "rollout.actors",
         "rollout.attempts",
         "rollout.lease_s",
@@ -83,8 +85,8 @@ journal and weights mean."""
 
 def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
     """Give `config` absolute paths, a run directory (the one resumed, the one set, or
-    `runs/<task>-<time>`), and where they are not set the sandbox that this machine has, and the
-    reward that suits the data set."""
+    `runs/<task>-<time>`), and where they are not set the sandbox that this machine has, the
+    reward that suits the data set, and the number of ranks."""
     run = resume or (Path(config.run.dir) if config.run.dir else _fresh(named(config.task), now))
     absolute: dict[str, dict[str, Any]] = {
         section: {
@@ -122,6 +124,7 @@ def resolved(config: Config, resume: Path | None, now: datetime) -> Config:
         teacher=msgspec.structs.replace(config.teacher, **absolute["teacher"]),
         supervised=msgspec.structs.replace(config.supervised, **absolute["supervised"]),
         engine=msgspec.structs.replace(config.engine, sglang=sglang),
+        train=msgspec.structs.replace(config.train, ranks=settled_ranks(config, gpus_here())),
         run=msgspec.structs.replace(config.run, dir=str(run.absolute())),
     )
 
@@ -289,6 +292,11 @@ def _cores(config: Config, available: int) -> None:
             f"machine.trainer_cores is {trainer} of {cores} cores, which leaves none for "
             "generation: set it to less, or to 0."
         )
+    if config.train.device == "cpu" and (ranks := ranks_of(config.train)) > cores:
+        raise ConfigError(
+            f"train.ranks is {ranks}, and there are {cores} cores: ranks that take turns on a core "
+            f"train no faster than one; set it to {cores} or less."
+        )
 
 
 def _directory(config: Config, resume: Path | None) -> None:
@@ -423,16 +431,20 @@ def _why(error: OSError) -> str:
     )
 
 
-def _gpus(gpus: Gpus, *, torch_computes: bool) -> None:
-    """Check for a driver with that many GPUs, and a torch that can use them where it is to, without
-    importing torch."""
+def gpus_here() -> int:
+    """GPUs that this process may use, by their driver, without importing torch."""
     count = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         known = not driver.cuInit(0) and not driver.cuDeviceGetCount(ctypes.byref(count))
     except OSError:
-        known = False
-    if (found := count.value if known else 0) < gpus.needed:
+        return 0
+    return count.value if known else 0
+
+
+def _gpus(gpus: Gpus, *, torch_computes: bool) -> None:
+    """Check for a driver with that many GPUs, and a torch that can use them where it is to."""
+    if (found := gpus_here()) < gpus.needed:
         raise ConfigError(
             f"the run needs GPUs ({gpus}), and this machine has {found or 'no GPU'} that it may "
             "use: set train.device or engine.sglang.device to cpu, or lower rollout.actors "

@@ -62,6 +62,11 @@ def _broken(status: RunStatus) -> Iterator[str]:
         )
     for gone in (actor for actor in absent if actor.role == "trainer"):
         yield f"{gone.name} is gone, {duration(gone.seconds)} ago, and the run ends with it."
+    for agents in status.failing[:1]:
+        yield (
+            f"All of the last {agents.episodes} episodes of {agents.name} failed, the last one by "
+            f"`{agents.reason}`, and the next begin one at a time."
+        )
     if silent := [
         actor
         for actor in status.actors
@@ -147,6 +152,8 @@ def _trainer_waits(status: RunStatus) -> Iterator[str]:
             f"The trainer has nothing to do, and waits until version {status.evaluating} is "
             f"evaluated: {leased + sealed} answers to come."
         )
+    if _with_agents(status):
+        yield f"The trainer waits for experience, and agents are the slow side: {_episodes(status)}"
     if leased:
         mute = [
             a
@@ -183,6 +190,8 @@ def _engines_wait(status: RunStatus) -> Iterator[str]:
             "Rollout actors wait for weights, and the next publication has not begun: the "
             "trainer is still at its step."
         )
+    if _with_agents(status):
+        yield f"Rollout actors are idle, and agents are the slow side: {_episodes(status)}"
     if groups.max_live and groups.live >= groups.max_live:
         full = f"admission is full: {groups.live} groups of at most {groups.max_live} are live"
         if sealed > taken:
@@ -237,6 +246,25 @@ def _awaited_by_all(status: RunStatus) -> bool:
 
 def _awaits_weights(status: RunStatus) -> bool:
     return status.idle.get("rollout", {}).get("weights", 0.0) >= IDLE
+
+
+def _with_agents(status: RunStatus) -> bool:
+    """True if engines are idle while most episodes are with their agents."""
+    idle_engines = (idle(status, "rollout") or 0.0) >= IDLE
+    return idle_engines and 2 * status.episodes.thinking > status.episodes.live
+
+
+def _episodes(status: RunStatus) -> str:
+    """Say how many episodes are with their agents, and what allows more."""
+    episodes = status.episodes
+    return (
+        f"{episodes.thinking} of {episodes.live} episodes are with their agents, and "
+        f"{episodes.most} may be live as engines can use them; more need a larger "
+        "agent.concurrency or staleness.depth."
+        if episodes.live < episodes.most
+        else f"{episodes.thinking} of {episodes.live} episodes are with their agents; more begin "
+        "as it is known how long agents take."
+    )
 
 
 def _awaited(status: RunStatus, holders: Iterable[str] | None = None) -> str:

@@ -207,6 +207,13 @@ class Metrics:
         self._lease_deadline = Gauge(
             "asyncrl_lease_deadline_seconds", "What the next lease is given.", registry=registry
         )
+        self._episodes = Gauge(
+            "asyncrl_episodes",
+            "Episodes that agents play: live, of these with their agents (thinking), and the most "
+            "that engines can use (most).",
+            ["state"],
+            registry=registry,
+        )
         self._journal_bytes = Gauge(
             "asyncrl_journal_bytes", "What the journal takes on disk.", registry=registry
         )
@@ -285,6 +292,12 @@ class Metrics:
         """Set the seconds that leases took (None if too few have ended) and that the next has."""
         self._lease_p95.set(math.nan if p95_s is None else p95_s)
         self._lease_deadline.set(deadline_s)
+
+    def playing(self, live: int, thinking: int, most: int) -> None:
+        """Set how many episodes are live, how many of these are with their agents, and how many of
+        a split may be."""
+        for state, count in (("live", live), ("thinking", thinking), ("most", most)):
+            self._episodes.labels(state).set(count)
 
     def journalled(self, disk_bytes: int, pending_bytes: int) -> None:
         """Set the bytes that the journal takes on disk, and those that wait for it."""

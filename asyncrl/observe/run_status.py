@@ -95,6 +95,23 @@ class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
     patience: int = 0
 
 
+class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Episodes: those that are `live`, of these those whose agents have the ball, `thinking`, and
+    the `most` of a split that may be live, as engines can use them."""
+
+    live: int = 0
+    thinking: int = 0
+    most: int = 0
+
+
+class FailedEpisodes(msgspec.Struct, frozen=True, kw_only=True):
+    """The agents actor `name`, all of whose last `episodes` failed, the last one for a reason."""
+
+    name: str
+    episodes: int
+    reason: str
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the whole run. `at` is in seconds since 1970; `seconds` have passed since the
     coordinator started. Actors report every `report_s`.
@@ -135,6 +152,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     ledger: RolloutTotals
     journal: JournalStatus
     restarts: dict[str, int]
+    episodes: EpisodeCounts = EpisodeCounts()
+    failing: list[FailedEpisodes] = []
     alarms: list[str] = []
     ok: bool | None = None
     reason: str = ""

@@ -1,5 +1,5 @@
 """The share of this machine that this process has. Invariant: it is asked in one place, so that no
-two roles count cores differently or choose ports in another way."""
+two roles count cores or memory differently or choose ports in another way."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
+MEMORY, MEMORY_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 20_000
 """Below it are services."""
@@ -24,6 +25,21 @@ def available_cores(quota: Path = QUOTA) -> int:
     except (OSError, ValueError):
         return cores
     return cores if limit == "max" else max(1, min(cores, math.floor(int(limit) / int(period))))
+
+
+def memory_bytes(memory: Path = MEMORY, limit: Path = MEMORY_LIMIT) -> int:
+    """Bytes of memory that processes here may have: the machine's, or a container's limit where
+    that is less; 0 where nobody says."""
+    try:
+        text = memory.read_text()
+        total = 1024 * int(text.partition("MemTotal:")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        total = 0
+    try:
+        allowed = int(limit.read_text())
+    except (OSError, ValueError):  # no container, or "max"
+        return total
+    return min(total, allowed) if total else allowed
 
 
 def free_port(host: str = "127.0.0.1", ephemeral: Path = EPHEMERAL) -> int:

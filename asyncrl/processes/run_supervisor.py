@@ -1,8 +1,8 @@
 """Supervision of a run: its actors are started, started again, ended, and its coordinator is
 listened to.
 
-    coordinator → once it is ready: trainer, rollout × N, reward × M, agents × K → the coordinator
-    says how the run ended → everything is cancelled, which kills every actor
+    coordinator → once it is ready: trainer × ranks, rollout × N, reward × M, agents × K → the
+    coordinator says how the run ended → everything is cancelled, which kills every actor
 
 `asyncrl.launch.launcher` brings processes, `asyncrl.simulation.world` brings tasks in virtual time;
 both are supervised by this code. Invariant: when `RunSupervisor.run` returns, every actor that it
@@ -19,6 +19,7 @@ import msgspec
 import trio
 
 from asyncrl.config import Config
+from asyncrl.config.ranks import ranks_of
 from asyncrl.ipc.errors import LinkError
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
@@ -180,7 +181,7 @@ class RunSupervisor:
 
     def _others(self) -> Iterator[tuple[Role, int]]:
         """Every actor but the coordinator."""
-        yield "trainer", 0
+        yield from (("trainer", index) for index in range(ranks_of(self._config.train)))
         yield from (("rollout", index) for index in range(self._config.rollout.actors))
         yield from (("reward", index) for index in range(self._config.reward.actors))
         if self._config.agent.run:

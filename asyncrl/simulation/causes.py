@@ -14,7 +14,7 @@ from asyncrl.simulation.injector import Injector
 _FROZEN = r"stop_.*|link_.*"
 _ENGINES = r"engine_.*|garbage_.*|lost_.*|wrong_weights|reception_fails|transfer_slow|kill_rollout"
 _VERIFIERS = r"verifier_(hangs|dies|slow)|kill_reward"
-_NAMES = r"(?:trainer|rollout|reward)-\d+"
+_NAMES = r"(?:trainer|rollout|reward|agents)-\d+"
 
 HUNG_S = 42.0
 """Seconds for which a reward actor may owe a verdict: 6 times `task.verdict_s`, and 30."""
@@ -35,8 +35,8 @@ class _BadEnd(NamedTuple):
 
 CAUSES = (
     _BadEnd(r"stopped early|grace period", r"restart_everything", lambda c: 1.0),
-    _BadEnd(r"everything was killed", r"kill_everything|checkpoint_damaged", lambda c: 1.0),
-    _BadEnd(r"coordinator-0 was killed", r"kill_coordinator", lambda c: 1.0),
+    _BadEnd(r"everything was killed", r"kill_everything.*|checkpoint_damaged", lambda c: 1.0),
+    _BadEnd(r"coordinator-0 was killed", r"kill_coordinator.*", lambda c: 1.0),
     _BadEnd(r"JournalError: .*the simulated disk is", r"disk_.*", lambda c: 1.0),
     _BadEnd(r"the last checkpoint was not written", r"checkpoint_fails", lambda c: AFTERMATH_S),
     _BadEnd(
@@ -57,6 +57,12 @@ CAUSES = (
     _BadEnd(
         r"trainer",
         rf"kill_trainer|checkpoint_cut|transfer_slow|{_FROZEN}",
+        lambda c: AFTERMATH_S,
+        named=True,
+    ),
+    _BadEnd(
+        r"agents-\d+ ",
+        rf"restart_beside_agents|agents_lost|kill_agents.*|{_FROZEN}",
         lambda c: AFTERMATH_S,
         named=True,
     ),

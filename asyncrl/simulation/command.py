@@ -11,27 +11,31 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from asyncrl.simulation.fault_kinds import KINDS
-from asyncrl.simulation.run import simulate
+from asyncrl.simulation.faults import ALL_KINDS
+from asyncrl.simulation.run import SeedReport, simulate, simulate_agents
 
 FAILED = 1
 SHARE = 25
 """Seeds that a process of several takes at a time."""
+PLAYED = 5
+"""Of so many seeds one has a second run, whose rollouts are episodes."""
 
 
 class SeedFailure(msgspec.Struct, frozen=True):
-    """A seed whose run violated an invariant."""
+    """A seed whose run violated an invariant; `agents` if the run's rollouts are episodes."""
 
     seed: int
     violation: str
+    agents: bool = False
 
 
 class Tally(msgspec.Struct):
-    """Sums over some seeds. By kind of fault, `faults` counts how often it was injected, and
-    `seeds_with` in how many seeds. `lost_tail` counts events that were not durable when a
-    coordinator died."""
+    """Sums over some seeds. `played` counts the runs whose rollouts are episodes. By kind of fault,
+    `faults` counts how often it was injected, and `seeds_with` in how many seeds. `lost_tail`
+    counts events that were not durable when a coordinator died."""
 
     seeds: int = 0
+    played: int = 0
     virtual_s: float = 0.0
     events: int = 0
     lives: int = 0
@@ -44,6 +48,7 @@ class Tally(msgspec.Struct):
     def add(self, other: Tally) -> None:
         """Add the sums of other seeds."""
         self.seeds += other.seeds
+        self.played += other.played
         self.virtual_s += other.virtual_s
         self.events += other.events
         self.lives += other.lives
@@ -54,30 +59,39 @@ class Tally(msgspec.Struct):
         self.failures += other.failures
 
 
-def tally(seeds: Iterable[int]) -> Tally:
-    """Run these seeds, here."""
+def tally(seeds: Iterable[int], *, agents: bool = False) -> Tally:
+    """Run these seeds, here. Each has a run of single turns, and one of `PLAYED` a second one whose
+    rollouts are episodes; with `agents`, each has that one alone."""
     found = Tally()
     for seed in seeds:
-        report = simulate(seed)
-        failures = [] if report.violation is None else [SeedFailure(seed, str(report.violation))]
-        found.add(
-            Tally(
-                seeds=1,
-                virtual_s=report.virtual_s,
-                events=report.events,
-                lives=len(report.lives),
-                lost_tail=report.lost_tail,
-                faults=report.faults,
-                seeds_with=dict.fromkeys(report.faults, 1),
-                checks=report.checks,
-                failures=failures,
-            )
-        )
+        found.seeds += 1
+        if not agents:
+            found.add(_tallied(simulate(seed), agents=False))
+        if agents or seed % PLAYED == PLAYED // 2:
+            found.add(_tallied(simulate_agents(seed), agents=True))
     return found
 
 
-def shared(seeds: range, jobs: int) -> Tally:
-    """Run these seeds in `jobs` processes at a time."""
+def _tallied(report: SeedReport, *, agents: bool) -> Tally:
+    """The sums of one run."""
+    failures = []
+    if report.violation is not None:
+        failures = [SeedFailure(report.seed, str(report.violation), agents)]
+    return Tally(
+        played=int(agents),
+        virtual_s=report.virtual_s,
+        events=report.events,
+        lives=len(report.lives),
+        lost_tail=report.lost_tail,
+        faults=report.faults,
+        seeds_with=dict.fromkeys(report.faults, 1),
+        checks=report.checks,
+        failures=failures,
+    )
+
+
+def shared(seeds: range, jobs: int, *, agents: bool = False) -> Tally:
+    """Run these seeds as `tally` does, in `jobs` processes at a time."""
     found, running = Tally(), list[subprocess.Popen[bytes]]()
     shares = iter([seeds[at : at + SHARE] for at in range(0, len(seeds), SHARE)])
     try:
@@ -92,6 +106,7 @@ def shared(seeds: range, jobs: int) -> Tally:
                     "--seeds",
                     f"{share.start}:{share.stop}",
                     "--json",
+                    *(["--agents"] if agents else []),
                 ]
                 running.append(subprocess.Popen(argv, stdout=subprocess.PIPE))
             if not running:
@@ -110,24 +125,24 @@ def sentences(found: Tally, seconds: float) -> Iterator[str]:
     """The lines that are printed."""
     yield f"seeds     {found.seeds:,}, in {seconds:,.1f} s"
     yield (
-        f"runs      {found.virtual_s:,.0f} virtual s, {found.lives:,} lives, "
-        f"{found.events:,} events"
+        f"runs      {found.played:,} of agents; {found.virtual_s:,.0f} virtual s, "
+        f"{found.lives:,} lives, {found.events:,} events"
     )
     yield f"checks    {sum(found.checks.values()):,}: " + ", ".join(
         f"{name} {count:,}" for name, count in sorted(found.checks.items())
     )
     yield (
-        f"faults    {sum(found.faults.values()):,} of {len(KINDS)} kinds, each with the "
+        f"faults    {sum(found.faults.values()):,} of {len(ALL_KINDS)} kinds, each with the "
         "seeds that had it:"
     )
     yield "          " + ", ".join(
         f"{kind} {found.faults.get(kind, 0)} ({found.seeds_with.get(kind, 0)})"
-        for kind in sorted(KINDS)
+        for kind in sorted(ALL_KINDS)
     )
     yield f"lost      {found.lost_tail:,} events that were not durable when a coordinator died"
     for failure in found.failures:
         yield f"seed {failure.seed} violates {failure.violation}"
-        yield f"  again: asyncrl simulate --seed {failure.seed}"
+        yield f"  again: asyncrl simulate{' --agents' * failure.agents} --seed {failure.seed}"
     yield (
         f"{len(found.failures)} of {found.seeds:,} seeds failed"
         if found.failures
@@ -135,10 +150,10 @@ def sentences(found: Tally, seconds: float) -> Iterator[str]:
     )
 
 
-def command(seeds: range, *, jobs: int, as_json: bool) -> int:
+def command(seeds: range, *, agents: bool, jobs: int, as_json: bool) -> int:
     """Run seeds and print their sums. Returns the exit status."""
     began = time.perf_counter()
-    found = shared(seeds, jobs) if jobs > 1 else tally(seeds)
+    found = shared(seeds, jobs, agents=agents) if jobs > 1 else tally(seeds, agents=agents)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.encode(found))
         return 0
@@ -146,15 +161,16 @@ def command(seeds: range, *, jobs: int, as_json: bool) -> int:
     return FAILED if found.failures else 0
 
 
-def cluster(engines: int, seconds: float) -> int:
-    """Run a cluster and print its counts. Returns the exit status."""
+def cluster(engines: int, seconds: float, *, agents: bool) -> int:
+    """Run a cluster, of agents or of single turns, and print its counts. Returns the exit
+    status."""
     from asyncrl.simulation.capacity.scale import scale
 
     began = time.process_time()
-    came = scale(engines, seconds)
-    cpu = time.process_time() - began
+    came = scale(engines, seconds, agents=agents)
+    cpu, what = time.process_time() - began, "calls" if agents else "rollouts"
     print(
-        f"engines   {came.engines:,}; {came.in_flight:,.0f} rollouts in flight on average\n"
+        f"engines   {came.engines:,}; {came.in_flight:,.0f} {what} in flight on average\n"
         f"time      {came.virtual_s:,.0f} virtual s in {cpu:,.1f} s of one core\n"
         f"work      {came.events:,} events, {came.tokens:,} tokens, {came.steps} steps; "
         f"{came.checks:,} checks of the ledger"

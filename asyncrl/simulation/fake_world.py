@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import trio
 
+from actors.agents_actor import EpisodePlayer, agents_actor
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.prompts import PromptSource
 from actors.coordinator.resume import begin_again, resumed
+from actors.reporting import Reporter
 from asyncrl.config import Config
 from asyncrl.config.engines import capabilities
 from asyncrl.config.losses import updates
@@ -22,12 +24,15 @@ from asyncrl.config.mix import members
 from asyncrl.engines.protocol import Engine
 from asyncrl.experience.events import AnyEvent
 from asyncrl.experience.experience import Experience
+from asyncrl.gateway.played_sessions import PlayedSessions
+from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import Role, Split
 from asyncrl.journal import Journal
 from asyncrl.journal.writer import BeforeCommit
 from asyncrl.observe.curve import Curve, kept, point_of
 from asyncrl.simulation import fakes, policy
 from asyncrl.simulation.fake_learner import Broadcast, FakeLearner, FakeProximal
+from asyncrl.simulation.fake_player import AgentsLost, FakePlayer
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.sim_disk import Mount, SimCheckpoint, SimDisk
 from asyncrl.simulation.sim_process import SimProcess
@@ -49,6 +54,8 @@ class Speeds:
     trained_token_s: float = 0.0005
     step_s: float = 0.1
     save_s: float = 0.1
+    think_s: Callable[[int], float] = lambda seed: 0.05
+    """Draws the seconds between two acts of the agent of a seed."""
     quiet: int = 0
     """The version whose step takes `quiet_s` longer, once; 0: none."""
     quiet_s: float = 3600.0
@@ -68,6 +75,7 @@ class FakeWorld(World):
     expected: ClassVar[dict[Role, tuple[type[BaseException], ...]]] = World.expected | {
         "rollout": (*World.expected["rollout"], fakes.EngineCrash),
         "reward": (*World.expected["reward"], fakes.VerifiersLost),
+        "agents": (*World.expected["agents"], AgentsLost),
     }
 
     def __init__(
@@ -77,9 +85,13 @@ class FakeWorld(World):
         observer: WorldObserver,
         speeds: Speeds | None = None,
         rewards: policy.Rewards = ALL_REWARDS,
+        *,
+        steady: bool = True,
     ) -> None:
+        """`steady` agents, where there are any, do the same in each attempt."""
         super().__init__(config, observer)
         self.seed, self.speeds, self.rewards = seed, speeds or Speeds(), rewards
+        self.steady = steady
         self.sim_disk = SimDisk()
         self.checkpoints: list[SimCheckpoint] = []
         self.engine: Callable[[SimProcess], Engine] = self._fake_engine
@@ -195,6 +207,25 @@ class FakeWorld(World):
         )
         return process.verifiers
 
+    async def play(self, link: Link, process: SimProcess) -> None:
+        """Be the product's agents actor, with agents that are scripted."""
+        if self.agents is not None:
+            await super().play(link, process)
+            return
+        sessions, reporter = PlayedSessions(b"the run's key"), Reporter(process.waits)
+        process.player = FakePlayer(
+            sessions, self.speeds.think_s, self.observer.on_agent_end, steady=self.steady
+        )
+        episodes = EpisodePlayer(
+            process.player,
+            sessions,
+            _no_text,
+            reporter,
+            url="",
+            episode_s=self.config.agent.episode_s,
+        )
+        await agents_actor(link, episodes, sessions, reporter)
+
     def make_learner(self, process: SimProcess) -> FakeLearner:
         """A learner with the weights of the newest checkpoint, and the scores in it."""
         version, weights = 0, policy.initial(self.seed)
@@ -244,6 +275,12 @@ class FakeWorld(World):
             self.checkpoints = [*others, checkpoint]
             self.observer.on_checkpoint(checkpoint.version)
         return f"step-{learner.version}"
+
+
+async def _no_text(split: Split, prompt_index: int) -> tuple[str, dict[str, Any]]:
+    """The text of a prompt and its entry: scripted agents need none."""
+    await trio.lowlevel.checkpoint()
+    return "", {}
 
 
 class _ObservedLog:

@@ -152,9 +152,10 @@ class FakeEngine:
 
     def _script(self, request: Request) -> Script:
         draws = self._draws[request.rollout, request.attempt]
-        left = max(0, policy.length(draws, self._most) - request.prefix_tokens)
+        most = request.prefix_tokens + request.max_new_tokens
+        left = max(0, policy.length(draws, most) - request.prefix_tokens)
         ends: Literal["stop", "length"] = (
-            "length" if request.prefix_tokens + left >= self._most else "stop"
+            "length" if request.prefix_tokens + left >= most else "stop"
         )
         return Script(np.zeros(left, np.int32), np.zeros(left, np.float32), self._pace(), ends)
 

@@ -7,7 +7,7 @@ next verdict) is counted when it strikes.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 import trio
@@ -37,13 +37,15 @@ def _seconds(draw: random.Random) -> float:
 # --------------------------------------------------------------------------------------- processes
 
 
-async def _kill(role: Role, injector: Injector, draw: random.Random) -> None:
+async def kill(role: Role, injector: Injector, draw: random.Random) -> None:
+    """SIGKILL of an actor."""
     if (process := await injector.one(draw, [role], connected=draw.random() < 0.9)) is not None:
         injector.happened(f"kill_{role}", process)
         process.kill()
 
 
-async def _stop(role: Role, injector: Injector, draw: random.Random) -> None:
+async def stop(role: Role, injector: Injector, draw: random.Random) -> None:
+    """SIGSTOP of an actor, and SIGCONT."""
     if (process := await injector.one(draw, [role])) is not None:
         process.freeze(True)
         await injector.during(f"stop_{role}", _seconds(draw), process)
@@ -51,8 +53,8 @@ async def _stop(role: Role, injector: Injector, draw: random.Random) -> None:
 
 
 for _role in ("rollout", "reward", "trainer", "coordinator"):
-    KINDS[f"kill_{_role}"] = partial(_kill, _role)
-    KINDS[f"stop_{_role}"] = partial(_stop, _role)
+    KINDS[f"kill_{_role}"] = partial(kill, _role)
+    KINDS[f"stop_{_role}"] = partial(stop, _role)
 
 
 @kind
@@ -71,58 +73,70 @@ async def restart_everything(injector: Injector, draw: random.Random) -> None:
         injector.world.supervisor.interrupt()
 
 
-@kind
-async def restart_beside(injector: Injector, draw: random.Random) -> None:
+async def restart_beside(
+    what: str, roles: Sequence[Role], injector: Injector, draw: random.Random
+) -> None:
     """A successor that comes before its predecessor is gone."""
-    if (process := await injector.one(draw, ["rollout", "reward"])) is not None:
-        injector.happened("restart_beside", process)
+    if (process := await injector.one(draw, roles)) is not None:
+        injector.happened(what, process)
         injector.world.double(process)
+
+
+KINDS["restart_beside"] = partial(restart_beside, "restart_beside", ["rollout", "reward"])
 
 
 # ------------------------------------------------------------------------------------------- links
 
 
-@kind
-async def link_delayed(injector: Injector, draw: random.Random) -> None:
+async def delay_link(
+    what: str, roles: Sequence[Role], injector: Injector, draw: random.Random
+) -> None:
     """Have what is sent arrive late, in order."""
-    if (process := await injector.one(draw, ACTORS)) is not None:
+    if (process := await injector.one(draw, roles)) is not None:
         wires = process.pipes[0].out, process.pipes[0].into
         for wire in wires:
             wire.delay_s = draw.uniform(0.05, 3.0)
-        await injector.during("link_delayed", _seconds(draw), process)
+        await injector.during(what, _seconds(draw), process)
         for wire in wires:
             wire.delay_s = 0.0
 
 
-@kind
-async def link_cut(injector: Injector, draw: random.Random) -> None:
+async def cut_link(
+    what: str, roles: Sequence[Role], injector: Injector, draw: random.Random
+) -> None:
     """A connection is reset."""
-    if (process := await injector.one(draw, ACTORS)) is not None:
-        injector.happened("link_cut", process)
+    if (process := await injector.one(draw, roles)) is not None:
+        injector.happened(what, process)
         process.pipes[0].cut()
 
 
-@kind
-async def link_half_open(injector: Injector, draw: random.Random) -> None:
+async def half_open_link(
+    what: str, roles: Sequence[Role], injector: Injector, draw: random.Random
+) -> None:
     """One direction is silent for a while, or until the connection is reset."""
-    if (process := await injector.one(draw, ACTORS)) is not None:
+    if (process := await injector.one(draw, roles)) is not None:
         pipe = process.pipes[0]
         wire = draw.choice((pipe.out, pipe.into))
         wire.hold(True)
-        await injector.during("link_half_open", _seconds(draw), process)
+        await injector.during(what, _seconds(draw), process)
         wire.hold(False)
         if draw.random() < 0.5:
             pipe.cut()
 
 
-@kind
-async def link_repeats(injector: Injector, draw: random.Random) -> None:
+async def repeat_link(roles: Sequence[Role], injector: Injector, draw: random.Random) -> None:
     """An actor that comes back says again what it had said last."""
-    if (process := await injector.one(draw, ["rollout", "reward"])) is not None:
+    if (process := await injector.one(draw, roles)) is not None:
         await injector.until(lambda: len(process.pipes[0].sent) > 3 or not process.alive)
         injector.repeat(process)
-        injector.struck("link_repeats", process)
+        injector.struck(injector.repeated(process), process)
         process.kill()
+
+
+KINDS["link_delayed"] = partial(delay_link, "link_delayed", ACTORS)
+KINDS["link_cut"] = partial(cut_link, "link_cut", ACTORS)
+KINDS["link_half_open"] = partial(half_open_link, "link_half_open", ACTORS)
+KINDS["link_repeats"] = partial(repeat_link, ["rollout", "reward"])
 
 
 # ----------------------------------------------------------------------------------------- engines

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import trio
 
+from asyncrl.simulation.agent_faults import AGENT_KINDS
 from asyncrl.simulation.fault_kinds import KINDS
 from asyncrl.simulation.injector import Injector
 
 FROM_S, UNTIL_S = 0.05, 4.0
 """Range of the times at which faults begin, in virtual seconds of a run."""
+ALL_KINDS = KINDS | AGENT_KINDS
 LIE_IN_WAIT = {
     "lost_committed",
     "lost_prepared",
@@ -38,8 +40,18 @@ class Fault:
 def plan(seed: int, more: Sequence[str] = ()) -> list[Fault]:
     """The faults of a seed: up to ten different kinds, and those that its theme has `more`; none
     for each 25th seed."""
-    draw = random.Random(f"plan/{seed}")
-    names = sorted(KINDS)
+    return _drawn(seed, f"plan/{seed}", sorted(KINDS), more)
+
+
+def agents_plan(seed: int, more: Sequence[str] = ()) -> list[Fault]:
+    """The faults of a seed's run whose rollouts are episodes: of the kinds that agents meet, and of
+    those that every run does."""
+    of_agents = _drawn(seed, f"agents' plan/{seed}", sorted(AGENT_KINDS), ())
+    return sorted(of_agents + plan(seed, more)[::2], key=lambda fault: fault.kind)
+
+
+def _drawn(seed: int, source: str, names: list[str], more: Sequence[str]) -> list[Fault]:
+    draw = random.Random(source)
     turns = {
         names[(step * seed + step) % len(names)] for step in (1, 3, 5, 7)
     }  # so that no kind is left to chance alone
@@ -59,7 +71,7 @@ async def carry_out(faults: Sequence[Fault], injector: Injector) -> None:
 
     async def one(fault: Fault) -> None:
         await trio.sleep(fault.at)
-        await KINDS[fault.kind](injector, random.Random(fault.seed))
+        await ALL_KINDS[fault.kind](injector, random.Random(fault.seed))
 
     async with trio.open_nursery() as nursery:
         for fault in faults:

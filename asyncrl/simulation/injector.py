@@ -132,6 +132,11 @@ class Injector:
         garbled = self.world.start_of(process) in self._garbled
         self._repeats[process.name] = list(process.pipes[0].sent), garbled
 
+    @staticmethod
+    def repeated(process: SimProcess) -> str:
+        """The kind of fault that an actor which repeats itself has."""
+        return "link_repeats_agents" if process.role == "agents" else "link_repeats"
+
     def _dialled(self, process: SimProcess, pipe: MemoryPipe) -> None:
         pipe.sent = deque(maxlen=6)
         frames, garbled = self._repeats.pop(process.name, ([], False))
@@ -143,7 +148,7 @@ class Injector:
                 yield frame
                 if first:
                     first = False
-                    self.happened("link_repeats", process)
+                    self.happened(self.repeated(process), process)
                     if garbled:
                         self.garbled(process, len(frames))
                     yield from (old for old in frames if b"Hello" not in old)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,10 @@ from numpy.typing import NDArray
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.lifecycle import Outcome
 from asyncrl.experience import events as e
-from asyncrl.ipc.messages import Message, MicroBatch, Sample, StatusUpdate
+from asyncrl.ipc.messages import Message, MicroBatch, Play, Sample, StatusUpdate
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class Violation(Exception):
@@ -83,7 +87,7 @@ class WorldObserver:
     def on_blame(self, start: str, reason: str) -> None:
         """The coordinator has an actor replaced. `start` names one start of it."""
 
-    def on_told(self, start: str, message: Message) -> None:
+    def on_told(self, start: str, message: Message, buffers: Sequence[Buffer]) -> None:
         """The coordinator tells an actor this."""
 
     def on_heard(self, start: str, message: Message) -> None:
@@ -92,7 +96,7 @@ class WorldObserver:
     def on_hung_up(self, start: str) -> None:
         """The coordinator's end of an actor's connection is closed."""
 
-    def on_delivered(self, start: str, message: Message) -> None:
+    def on_delivered(self, start: str, message: Message, buffers: Sequence[Buffer]) -> None:
         """The coordinator has received this from an actor."""
 
     # --------------------------------------------------------------------------------- the actors
@@ -123,6 +127,10 @@ class WorldObserver:
     ) -> None:
         """The learner trains a sample with these proximal log-probabilities of its response, NaN
         where it knows none, and with this mask. Both are [tokens]."""
+
+    def on_agent_end(self, play: Play, failed: str, left: Collection[int]) -> None:
+        """The agent of an attempt has ended; `failed` is the reason why another attempt is due,
+        empty if none is, and `left` are the calls whose whole answers it did not want."""
 
     def on_judging(self, start: str, answers: int) -> None:
         """The verifiers of a reward actor begin with an answer: so many are open now."""

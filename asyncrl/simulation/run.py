@@ -21,11 +21,11 @@ from asyncrl.simulation.causes import unexplained
 from asyncrl.simulation.checker.checker import Checker
 from asyncrl.simulation.fake_learner import loss_of
 from asyncrl.simulation.fake_world import BETWEEN_LIVES_S, FakeWorld
-from asyncrl.simulation.faults import Fault, carry_out, plan
+from asyncrl.simulation.faults import Fault, agents_plan, carry_out, plan
 from asyncrl.simulation.injector import Injector
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.policy import Rewards
-from asyncrl.simulation.shapes import Shape, drawn, speeds
+from asyncrl.simulation.shapes import Shape, drawn, drawn_agents, speeds
 from asyncrl.simulation.task_order import replayable
 from asyncrl.simulation.world import LifeOutcome, World
 
@@ -99,7 +99,19 @@ def simulate(
 ) -> SeedReport:
     """Run a seed to its end. `config` and `faults` are those of the seed's shape unless given."""
     shape = drawn(seed) if config is None else Shape(config, speeds(seed), Rewards())
-    faults = plan(seed, shape.kinds) if faults is None else faults
+    return _simulated(seed, shape, plan(seed, shape.kinds) if faults is None else faults)
+
+
+def simulate_agents(
+    seed: int, *, config: Config | None = None, faults: Sequence[Fault] | None = None
+) -> SeedReport:
+    """Run a seed's run whose rollouts are episodes to its end, as `simulate` does its other run."""
+    shape = drawn_agents(seed)
+    faults = agents_plan(seed, shape.kinds) if faults is None else faults
+    return _simulated(seed, shape if config is None else shape._replace(config=config), faults)
+
+
+def _simulated(seed: int, shape: Shape, faults: Sequence[Fault]) -> SeedReport:
     clock = MockClock(autojump_threshold=0)
     with replayable(seed), silence():
         return trio.run(
@@ -119,8 +131,8 @@ def silence() -> Iterator[None]:
 
 
 async def _run(seed: int, shape: Shape, faults: Sequence[Fault], clock: MockClock) -> SeedReport:
-    checker = Checker(seed, shape.config, shape.rewards)
-    world = FakeWorld(seed, shape.config, checker, shape.speeds, shape.rewards)
+    checker = Checker(seed, shape.config, shape.rewards, steady=shape.steady)
+    world = FakeWorld(seed, shape.config, checker, shape.speeds, shape.rewards, steady=shape.steady)
     checker.prompts = world.prompts()
     checker.clock = trio.current_time
     injector = Injector(world, clock)
@@ -207,6 +219,7 @@ def _judge(world: FakeWorld, checker: Checker) -> None:
         and rollout.sizing == "fixed"
         and rollout.overprovision == 1.0
         and not train.replay_groups
+        and not config.agent.run
     )
     if staleness.max_lag == staleness.depth == 0 and plain and not lost and not cut:
         prompts, groups = world.prompts(), config.train.batch_groups

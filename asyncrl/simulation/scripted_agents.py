@@ -34,7 +34,8 @@ class ScriptedAgents:
     """Agents of `turns` calls of `budget` tokens, with `think_s` seconds of virtual time between,
     or `slow_s` those of every third seed, and `held_out_s` those of held-out prompts.
     `reward(prompt_index, seed)` is what each gives in the end; None: nothing. The calls `failing`,
-    by number, are said to be failed calls of `search`. `seen` are the contexts and answers of the
+    by number, are said to be failed calls of `search`. Until the second `broken_s` of virtual time
+    each fails at once. `seen` are the contexts and answers of the
     episodes that were played to their end, by rollout."""
 
     def __init__(
@@ -46,10 +47,11 @@ class ScriptedAgents:
         held_out_s: float | None = None,
         reward: Callable[[int, int], float | None] = lambda prompt_index, seed: float(seed % 2),
         failing: tuple[int, ...] = (),
+        broken_s: float = 0.0,
     ) -> None:
         self.turns, self.budget, self.reward, self.failing = turns, budget, reward, failing
         self.think_s, self.slow_s = think_s, think_s if slow_s is None else slow_s
-        self.held_out_s = held_out_s
+        self.held_out_s, self.broken_s = held_out_s, broken_s
         self.seen: dict[int, list[tuple[list[int], list[int]]]] = {}
         self.attempts: list[tuple[int, int]] = []
 
@@ -78,6 +80,10 @@ class ScriptedAgents:
 
         async def played(play: Play) -> None:
             self.attempts.append((play.rollout, play.attempt))
+            if trio.current_time() < self.broken_s:
+                failed = Played(play.rollout, play.attempt, "", "raised", "KeyError: 'answer'")
+                await link.send(failed)
+                return
             context, seen = [play.prompt_index % 32 + 1, FIRST], []
             with scopes.setdefault((play.rollout, play.attempt), trio.CancelScope()):
                 for number in range(self.turns):

@@ -20,6 +20,8 @@ from asyncrl.simulation.policy import Rewards
 
 AHEAD = ((0, 0), (0, 0), (1, 0), (1, 1), (2, 1), (4, 2))
 """Pairs of max_lag and depth."""
+PROMPT = 4
+"""Tokens of the longest prompt."""
 
 
 Settings = dict[str, dict[str, Any]]
@@ -140,12 +142,13 @@ def _settings(seed: int) -> Settings:
 
 class Shape(NamedTuple):
     """One run: its settings, how long things take, its rewards, and the kinds of fault that it has
-    beside those of its plan."""
+    beside those of its plan. `steady` agents, where there are any, do the same in each attempt."""
 
     config: Config
     speeds: Speeds
     rewards: Rewards
     kinds: Sequence[str] = ()
+    steady: bool = True
 
 
 @dataclass
@@ -341,6 +344,21 @@ def given_up(shape: _Draft, draw: random.Random) -> None:
     shape.kinds.append("verifier_times_out")
 
 
+OF_AGENTS = [
+    one_version,
+    many_micro_batches,
+    slow_trainer,
+    tiny,
+    impatient,
+    lonely_engine,
+    storm,
+    quiet,
+    given_up,
+]
+"""The themes that a run whose rollouts are episodes may have. The others are of the rewards of
+verifiers, which agents give as well, of `finish_on = own`, and of the number of leases."""
+
+
 def drawn(seed: int) -> Shape:
     """The shape of a seed's run."""
     draft = _Draft(_settings(seed), speeds(seed))
@@ -352,6 +370,44 @@ def drawn(seed: int) -> Shape:
     if random.Random(f"errors/{seed}").random() < 0.25 and not exact:
         draft.rewards = draft.rewards._replace(errors=True)
     return Shape(config, draft.speeds, draft.rewards, draft.kinds)
+
+
+def drawn_agents(seed: int) -> Shape:
+    """The shape of a seed's run whose rollouts are episodes: settings, theme and speeds are those
+    of its other run as far as there are such episodes, and the rest is drawn beside."""
+    draft, draw = _Draft(_settings(seed), speeds(seed)), random.Random(f"agents/{seed}")
+    if seed % 2:
+        OF_AGENTS[seed // 2 % len(OF_AGENTS)](draft, random.Random(f"theme/{seed}"))
+    settings, context = draft.settings, draft.settings["engine"]["context_tokens"]
+    pace, late = draw.choice((0.02, 0.1, 0.5)), draw.choice((1.0, 1.0, 30.0))
+    settings["agent"] = {
+        "run": "scripted:agent",
+        "actors": draw.choice((1, 2)),
+        "concurrency": draw.choice((1, 2, 4)),
+        "episode_s": late * pace * draw.choice((40.0, 200.0)),
+        "eval_s": draw.choice((2.0, 300.0)),
+        "max_calls": draw.choice((3, 8, 8)),
+        "attempts": draw.choice((2, 3)),
+        "mask_failed": draw.choice(((), ("search",), ("*",))),
+    }
+    budget = draw.choice((6, 16, 40))
+    draft.change(
+        rollout={
+            "max_new_tokens": budget
+            if budget + PROMPT <= context
+            else settings["rollout"]["max_new_tokens"],
+            "truncated": draw.choice(("keep", "mask")),
+        },
+        staleness={"finish_on": "mixed", "proximal": "behaviour"},
+    )
+    # each third agent may be so late that its episode grows old
+    draft.speeds.think_s = lambda seed: (
+        pace * draw.choice((0.2, 1.0, 1.0, 8.0)) * (1.0 if seed % 3 else late)
+    )
+    config = msgspec.convert(settings, Config)
+    steady, errors = draw.random() < 0.6, draw.random() < 0.25
+    rewards = draft.rewards._replace(errors=errors)
+    return Shape(config, draft.speeds, rewards, draft.kinds, steady=steady)
 
 
 def speeds(seed: int) -> Speeds:

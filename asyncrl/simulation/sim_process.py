@@ -15,6 +15,7 @@ import trio
 from asyncrl.ipc.messages import Role
 from asyncrl.ipc.waits import Waits
 from asyncrl.simulation.fake_learner import FakeLearner
+from asyncrl.simulation.fake_player import FakePlayer
 from asyncrl.simulation.fakes import FakeEngine, FakeReceiver, FakeVerifiers
 from asyncrl.simulation.network import MemoryPipe
 
@@ -40,6 +41,7 @@ class SimProcess:
         self.receiver: FakeReceiver | None = None
         self.learner: FakeLearner | None = None
         self.verifiers: FakeVerifiers | None = None
+        self.player: FakePlayer | None = None
         self.on_death: Callable[[], None] = lambda: None
         self.frozen = False
         self._failed = failed

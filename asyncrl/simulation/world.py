@@ -340,11 +340,11 @@ class _ObservedLink(Link):
 
     async def receive(self) -> tuple[Message, tuple[memoryview, ...]]:
         message, buffers = await super().receive()
-        self._observer.on_delivered(self.start, message)
+        self._observer.on_delivered(self.start, message, buffers)
         return message, buffers
 
     async def send(self, message: Message, *buffers: Buffer) -> None:
-        self._observer.on_told(self.start, message)
+        self._observer.on_told(self.start, message, buffers)
         await super().send(message, *buffers)
 
 

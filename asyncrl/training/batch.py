@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     `sample_index` the place of its sample in the batch (int64), `version` the version that sampled
     it, and `lag` the step minus that (int64 >= 0). `scores` are its log-probabilities under the
     policies that do not learn, by their names (float32). `share` is float32 [samples]
-    (`Sample.share`).
+    (`Sample.share`), and `leaves` how often each token counts (float32); None: all once.
     """
 
     packed: list[PackedBatch]
@@ -45,12 +45,20 @@ class Batch(NamedTuple):
     errors: Tensor
     share: Tensor
     scores: Mapping[str, Tensor] = {}
+    leaves: Tensor | None = None
 
 
-def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bool) -> Batch:
+def read(
+    batch: MicroBatch,
+    buffers: Sequence[memoryview | bytes],
+    *,
+    shared: bool,
+    device: str = "cpu",
+) -> Batch:
     """The tensors of a micro-batch with at least one sample; what samples have in common at their
-    start is `shared` or not (`pack`). Raises ValueError where the buffers or the spans do not fit
-    it, or a token is newer than the policy that the step starts from."""
+    start is `shared` or not, and passes are for the type of `device` (`pack`). Raises ValueError
+    where the buffers or the spans do not fit it, or a token is newer than the policy that the step
+    starts from."""
     if len(buffers) != 3:
         raise ValueError(f"a micro-batch comes with 3 buffers, not {len(buffers)}")
     ids, behaviour, mask = (
@@ -70,7 +78,7 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bo
             f"{batch.step} starts from"
         )
     return Batch(
-        texts(batch.samples, ids, shared=shared),
+        texts(batch.samples, ids, shared=shared, device=device),
         torch.from_numpy(behaviour.copy()),
         torch.from_numpy(mask == TRAINABLE_TOKEN),
         torch.repeat_interleave(torch.tensor(sampled)),
@@ -79,14 +87,35 @@ def read(batch: MicroBatch, buffers: Sequence[memoryview | bytes], *, shared: bo
         torch.from_numpy(mask == TRUNCATED_TOKEN),
         torch.from_numpy(mask == ERROR_TOKEN),
         torch.tensor([sample.share for sample in batch.samples], dtype=torch.float32),
+        leaves=_leaves(batch.samples),
     )
 
 
-def texts(samples: Sequence[Sample], ids: NDArray[np.int32], *, shared: bool) -> list[PackedBatch]:
+def _leaves(samples: Sequence[Sample]) -> Tensor | None:
+    """Give the times that each sampled token counts, float32; None where all count once. Raises
+    ValueError where the runs are not of a sample's tokens."""
+    if not any(sample.leaves for sample in samples):
+        return None
+    runs = list[tuple[int, int]]()
+    for sample in samples:
+        if sample.leaves and sum(tokens for _, tokens in sample.leaves) != sample.sampled_tokens:
+            raise ValueError(f"the leaves of rollout {sample.rollout} are not of its tokens")
+        runs += sample.leaves or [(1, sample.sampled_tokens)]
+    counts, tokens = torch.tensor(runs).T
+    return torch.repeat_interleave(counts.float(), tokens)
+
+
+def texts(
+    samples: Sequence[Sample], ids: NDArray[np.int32], *, shared: bool, device: str = "cpu"
+) -> list[PackedBatch]:
     """Sequences laid out for forward passes as `pack` does, in which sampled tokens alone are
     predicted. Raises ValueError where the ids are not of the samples."""
     every = pack(
-        ids, [s.prompt_tokens for s in samples], [s.response_tokens for s in samples], shared=shared
+        ids,
+        [s.prompt_tokens for s in samples],
+        [s.response_tokens for s in samples],
+        shared=shared,
+        device=device,
     )
     if all(s.sampled_tokens == s.response_tokens for s in samples):
         return every

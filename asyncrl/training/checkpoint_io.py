@@ -62,13 +62,17 @@ def save(
 ) -> Path:
     """Write the checkpoint of the learner's version, with the tokenizer files of the model
     directory `tokenizer`; then delete all but the newest `keep` (at least 1), or warn of those that
-    cannot be deleted. Call it between two steps. Raises CheckpointError where it cannot be written;
-    what was there stays."""
+    cannot be deleted. Call it between two steps, and on every rank: rank 0 writes, and any number
+    of ranks can go on from it. Raises CheckpointError where it cannot be written; what was there
+    stays."""
     path = place(run_dir, learner.version)
+    model, state = learner.rank.gathered(learner.model), _state(learner)
+    if model is None:
+        return path
 
     def write(folder: Path) -> None:
-        _write_model(folder, learner.model, Path(tokenizer))
-        save_file(_state(learner), folder / TENSORS)
+        _write_model(folder, model, Path(tokenizer))
+        save_file(state, folder / TENSORS)
         files = {file.name: digested(file) for file in sorted(folder.iterdir())}
         (folder / SCALARS).write_bytes(msgspec.json.encode(Scalars(learner.version, cursor, files)))
 
@@ -137,7 +141,9 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
             )
         # a copy: mapped from the file it lies at any address, and kernels round differently there
         state.setdefault(parameter, {})[key] = (
-            tensor.clone() if key == "step" else tensor.clone().to(parameters[parameter].device)
+            tensor.clone()
+            if key == "step"
+            else learner.rank.sharded(tensor.clone(), like=parameters[parameter])
         )
     try:
         if learner.proximal_logprobs:
@@ -150,7 +156,7 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
             f"training cannot go on from {path}, because in its {TENSORS} {error}"
         ) from error
     for name, tensor in copies.items():
-        tensor.copy_(stored_masters[name])
+        tensor.copy_(learner.rank.sharded(stored_masters[name], like=tensor))
     learner.optimizer.state.clear()
     for parameter, moments in state.items():
         learner.optimizer.state[parameters[parameter]] = moments
@@ -161,17 +167,20 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
 
 def _state(learner: Learner) -> dict[str, Tensor]:
     """Give the optimizer's state as `<moment>/<parameter>`, the scores and weights of earlier
-    versions, and the generator's state."""
-    state = {
-        f"{key}/{name}": value.detach().contiguous()
-        for name, parameter in learner.master_weights.named()
-        for key, value in learner.optimizer.state.get(parameter, {}).items()
-    }
+    versions, and the generator's state. Every rank takes part in it; all but rank 0 get a part."""
+    state = dict[str, Tensor]()
+
+    def gather(name: str, tensor: Tensor) -> None:
+        whole = learner.rank.whole(tensor)
+        if learner.rank.index == 0:
+            state[name] = whole.contiguous()
+
+    for name, parameter in learner.master_weights.named():
+        for key, value in learner.optimizer.state.get(parameter, {}).items():
+            gather(f"{key}/{name}", value)
+    for name, tensor in learner.master_weights.copies().items():
+        gather(_MASTER + name, tensor)
     proximal = learner.proximal_logprobs.tensors() if learner.proximal_logprobs else {}
-    state |= {
-        _MASTER + name: tensor.contiguous()
-        for name, tensor in learner.master_weights.copies().items()
-    }
     policies = learner.kl_terms.tensors(learner.version)
     average = learner.average.tensors() if learner.average else {}
     return (

@@ -34,6 +34,7 @@ from asyncrl.training.master_weights import MasterWeights
 from asyncrl.training.optimizer import adamw
 from asyncrl.training.packing import PackedBatch
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
+from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.recomputation import recompute
 from asyncrl.training.schedule import learning_rate
 from asyncrl.training.sums import Sums
@@ -67,7 +68,8 @@ class Learner:
     off: current and behaviour log-probabilities must be of the same policy. `past` is what is known
     of earlier versions, where the proximal policy is one of them. `counts` are what `accumulate`
     returns, of the micro-batches that were held until the last step was closed. `kl_terms` are what
-    policies that do not learn add; `supervised` is the loss of examples.
+    policies that do not learn add; `supervised` is the loss of examples. `rank` is this process's
+    among those that train the model, which has its shards of it; each of them is told the same.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Learner:
         budget: int | None = None,
         kl_terms: KlTerms | None = None,
         supervised: SupervisedLoss | None = None,
+        rank: Rank = ALONE,
     ) -> None:
         model.train(False)
         accelerate(model)
@@ -88,7 +91,7 @@ class Learner:
             recompute(model)
         self.model = model
         self.version = version
-        self.master_weights = MasterWeights(model)
+        self.master_weights = MasterWeights(model, rank.computes(model))
         self.optimizer = adamw(self._changed, train)
         most = {"boundary": max(1, staleness.max_lag), "snapshot": staleness.max_lag}.get(
             staleness.proximal
@@ -99,6 +102,7 @@ class Learner:
         self.kl_terms = kl_terms or KlTerms()
         self._supervised = supervised
         self.average = WeightAverage(model, self.master_weights, train.ema) if train.ema else None
+        self.rank = rank
         self._train, self._staleness, self._temperature = train, staleness, temperature
         self._loss = Loss(train, staleness, budget)
         self._advantage = advantage_of(train)
@@ -155,7 +159,7 @@ class Learner:
             )
         if not batch.samples:
             return []
-        tensors = read(batch, buffers, shared=shares(self.model))
+        tensors = read(batch, buffers, shared=shares(self.model), device=self.model.device.type)
         tensors = tensors._replace(scores=self.kl_terms.scores(tensors, served))
         batch = self.kl_terms.rewarded(batch, tensors)
         advantage, trainable = token_advantages(
@@ -166,10 +170,14 @@ class Learner:
         if self._holds:
             self._held.append(self._hold(batch, tensors, advantage, trainable, scores))
         else:
-            fates = torch.empty_like(tensors.sample_index)
-            for packed in tensors.packed:
-                fate = self._add(tensors, packed, advantage, trainable, scores)
-                fates[packed.tokens] = fate.cpu()
+            fates = torch.full_like(tensors.sample_index, -1)
+            for packed in self.rank.share(tensors.packed):
+                if packed is None:
+                    self.rank.keep_up(self.model)
+                else:
+                    fate = self._add(tensors, packed, advantage, trainable, scores)
+                    fates[packed.tokens] = fate.cpu()
+            fates = self.rank.joined(fates)
             counts = token_counts(batch.samples, tensors.sample_index, fates, self._loss.reasons)
         if (
             self.proximal_logprobs
@@ -193,6 +201,7 @@ class Learner:
         `trainable` is bool [samples]."""
         facts, fate = self._facts(batch, packed, advantage, trainable)
         if not facts.arrived.any():
+            self.rank.keep_up(self.model)
             return fate
         current, entropy = self._predict(packed)
         prox, unknown = self._proximal(batch, packed, current, facts, scores)
@@ -287,6 +296,7 @@ class Learner:
             sample_index,
             fresh & trained,
             batch.share.to(sample_index.device),
+            None if batch.leaves is None else batch.leaves[packed.tokens].to(sample_index.device),
         )
         masked = torch.where(batch.truncated[packed.tokens].to(fresh.device), TRUNCATED, STALE)
         masked = torch.where(batch.errors[packed.tokens].to(fresh.device), ERROR, masked)
@@ -310,8 +320,11 @@ class Learner:
         """Add the gradient of these tokens' losses; returns the fates (int64) of those that
         arrived."""
         found = self._loss.of(facts, tokens, corrected, added)
-        if found.total is not None:
-            found.total.backward()  # type: ignore[no-untyped-call]
+        total = found.total
+        if total is None and self.rank.size > 1:  # others wait for this backward pass
+            total = tokens.current.sum() * 0.0
+        if total is not None:
+            total.backward()  # type: ignore[no-untyped-call]
         self._sums = self._sums.merge(found.sums)
         return found.fate
 
@@ -393,7 +406,7 @@ class Learner:
     def _update(self, number: int) -> Updated:
         """Divide the gradient by the divisor of its tokens, add that of examples, clip it, and
         change the weights."""
-        sums, supervised = self._sums, 0.0
+        sums, supervised = self.rank.summed(self._sums), 0.0
         scale = learning_rate_scale(sums.by_lag.total.ess, self._train.ess_base)
         rate = learning_rate(self._train, self.version) * scale
         norm = 0.0
@@ -404,7 +417,8 @@ class Learner:
             )
             if self._supervised:
                 supervised = self._supervised.backward(self.model, self.version, number)
-            norm = float(torch.nn.utils.clip_grad_norm_(changed, self._train.grad_clip))
+            total = torch.nn.utils.clip_grad_norm_(changed, self._train.grad_clip)
+            norm = float(self.rank.whole(total))
         taken = sums.trained > 0 and math.isfinite(norm)
         if taken:
             for group in self.optimizer.param_groups:

@@ -36,8 +36,9 @@ class ResponseTokens(NamedTuple):
     """Facts of a packed batch's response tokens, each a tensor of shape [tokens]: the
     log-probability `behaviour` (float32), its `advantage` (float32), its `lag` and
     `sample_index` (int64), and `arrived` (bool): it may enter the loss. `share` (float32) is of the
-    samples: the part of a rollout that each is. `start` (float32) is a token's log-probability
-    under the policy that the step starts from; None where that is the current one.
+    samples: the part of a rollout that each is. `leaves` (float32) says how often each token
+    counts; None: all once. `start` (float32) is a token's log-probability under the policy that the
+    step starts from; None where that is the current one.
     """
 
     behaviour: Tensor
@@ -46,6 +47,7 @@ class ResponseTokens(NamedTuple):
     sample_index: Tensor
     arrived: Tensor
     share: Tensor
+    leaves: Tensor | None = None
     start: Tensor | None = None
 
 
@@ -145,7 +147,9 @@ class Loss:
         kept = corrected.kept & usable
         minimized = token_loss(self._objective, tokens._replace(mask=kept), self._bounds)
         counted = kept if self._divisor == "kept" else usable
-        weights = mean_weights(self._mean, counted, facts.sample_index, facts.share, self._budget)
+        weights = mean_weights(
+            self._mean, counted, facts.sample_index, facts.share, self._budget, facts.leaves
+        )
         each = corrected.weight * minimized.loss + added.loss.where(counted, 0.0)
         whole = log_ratio(tokens.current, facts.behaviour).value
         if self._kl_tau:

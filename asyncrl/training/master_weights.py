@@ -18,7 +18,8 @@ from torch import Tensor, nn
 class MasterWeights:
     """Weights that the optimizer changes. For a float32 parameter that is the parameter itself; for
     one of a smaller type a float32 copy with a gradient of its own, to which the parameter's
-    gradient is added as soon as it is complete.
+    gradient is added as soon as it is complete. `computes` is the type that the model computes in
+    where that is not its parameters' own, as that of several ranks may be.
 
     A step of 2^-9 is lost in bfloat16 at 1, and is not in the master:
 
@@ -33,7 +34,8 @@ class MasterWeights:
     1.0078125
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, computes: torch.dtype | None = None) -> None:
+        self._computes = computes
         self._pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = []
         for name, parameter in model.named_parameters():
             master = parameter
@@ -47,11 +49,12 @@ class MasterWeights:
         return ((name, master) for name, _, master in self._pairs)
 
     def copies(self) -> dict[str, Tensor]:
-        """The masters that are not the parameters themselves, by name, detached."""
+        """The masters that are more than what is published, by name, detached: those of a smaller
+        type, and all where the model computes in a smaller one (`computes`)."""
         return {
             name: master.detach()
             for name, parameter, master in self._pairs
-            if master is not parameter
+            if master is not parameter or self._computes not in (None, parameter.dtype)
         }
 
     @torch.no_grad()

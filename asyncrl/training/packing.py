@@ -25,6 +25,13 @@ PACKED_TOKENS = 3072
 """Largest cost of a packed batch, in tokens, its rows counted with QUERY_SHARE and KEY_SHARE: so
 much stays in the caches of a CPU core while it is worked on. Where twice the cost of the longest
 sample of the micro-batch alone is more, it is that: there must be memory for it anyway."""
+CUDA_TOKENS = 10_240
+"""The same on a GPU: a micro-batch of 8,192 tokens whatever its lengths, or the longest sample. Its
+caches hold no pass: weights and gradients go through its memory once a pass, in bfloat16 with
+float32 gradients about 18 bytes of a parameter, for 6 operations with each token. An H100 does 295
+of them in the time of a byte (989 TFLOP/s, 3.35 TB/s), so memory takes as long as they do at 900
+tokens, and a ninth of it at 8,192. Activations grow with tokens, so it is no more. No GPU has shown
+that yet."""
 TREE_TOKENS = 8192
 """Largest cost of a packed batch where it would be divided deep inside a tree, which has what is
 shared there computed once more: as many tokens as a micro-batch has if nobody says otherwise."""
@@ -85,10 +92,12 @@ def pack(
     response_tokens: Sequence[int],
     *,
     shared: bool,
+    device: str = "cpu",
 ) -> list[PackedBatch]:
     """Lay out samples: `ids` has, for each, its prompt (at least one token) and then its response.
     What they have in common at their start is `shared`, or stands once for each. A sample is in one
-    packed batch, whole. Raises ValueError where lengths and ids disagree or a prompt is empty."""
+    packed batch, whole, of a size for this type of `device`. Raises ValueError where lengths and
+    ids disagree or a prompt is empty."""
     prompts, responses = (
         np.asarray(prompt_tokens, dtype=np.int64),
         np.asarray(response_tokens, dtype=np.int64),
@@ -120,7 +129,7 @@ def pack(
     targets = ids[ranges((starts + prompts)[ordered], counts)].astype(np.int64)
     tokens = ranges(answers[ordered], counts)
     packed = []
-    for begin, end in _divided(tree):
+    for begin, end in _divided(tree, device):
         inside = slice(*np.searchsorted(sequences, [begin, end]))
         packed.append(
             _packed(
@@ -134,7 +143,17 @@ def pack(
     return packed
 
 
-def _divided(tree: PrefixTree) -> list[tuple[int, int]]:
+def pass_tokens(device: str, longest: float) -> float:
+    """Largest cost of a packed batch on this type of device, where the longest sample has that cost
+    by itself.
+
+    >>> [pass_tokens(device, longest) for device in ("cpu", "cuda") for longest in (100, 11000)]
+    [3072, 22000, 10240, 11000]
+    """
+    return max(CUDA_TOKENS, longest) if device == "cuda" else max(PACKED_TOKENS, 2 * longest)
+
+
+def _divided(tree: PrefixTree, device: str) -> list[tuple[int, int]]:
     """The sequences [begin, end) of each packed batch. What shares nothing begins a new one where
     all that shares with it fits there and not in this one; otherwise a tree is divided where it
     costs too much for one, with what is shared there in both."""
@@ -142,7 +161,7 @@ def _divided(tree: PrefixTree) -> list[tuple[int, int]]:
     alone, cost = (
         (1 + QUERY_SHARE) * own + keys for own in (tree.length, tree.length - tree.shared)
     )
-    most = max(PACKED_TOKENS, 2 * float(alone.max()))
+    most = pass_tokens(device, float(alone.max()))
     roots = np.flatnonzero(tree.shared == 0)
     whole = dict(zip(roots.tolist(), np.add.reduceat(cost, roots).tolist(), strict=True))
     begins, used = [0], 0.0
@@ -177,6 +196,12 @@ def _packed(
         torch.from_numpy(np.pad(home, (0, missing))),
         *map(torch.from_numpy, (places, sequences, targets, tokens)),
     )
+
+
+def cost(packed: PackedBatch) -> float:
+    """Cost of a packed batch's passes, in tokens: its places and its rows (QUERY_SHARE,
+    KEY_SHARE)."""
+    return (1 + QUERY_SHARE) * len(packed.ids) + KEY_SHARE * float(packed.tree.length.sum())
 
 
 def part_of(packed: PackedBatch, wanted: Tensor) -> PackedBatch:

@@ -56,7 +56,10 @@ class ProximalLogprobs:
             raise ValueError(f"texts to be scored come with 1 buffer, not {len(buffers)}")
         if message.samples:
             every = texts(
-                message.samples, np.frombuffer(buffers[0], "<i4"), shared=shares(self._model)
+                message.samples,
+                np.frombuffer(buffers[0], "<i4"),
+                shared=shares(self._model),
+                device=self._model.device.type,
             )
             of_token, scores = (
                 torch.from_numpy(versions(message.samples)),

@@ -4,8 +4,10 @@ on how the step was split."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import msgspec
+import torch
 from torch import Tensor
 
 from staleness.diagnostics import ByLag
@@ -52,6 +54,23 @@ class Sums(NamedTuple):
             },
         )
 
+    def encoded(self) -> bytes:
+        """These sums as bytes, for other ranks."""
+        *numbers, by_lag, corrections, policies = self
+        assert isinstance(by_lag, ByLag)
+        scalars = {name: float(value) for name, value in corrections.items()}
+        return _encode((*numbers, by_lag.sums.tolist(), scalars, dict(policies)))
+
+    @classmethod
+    def decoded(cls, said: bytes) -> Self:
+        """The sums that `encoded` gave."""
+        trained, arrived, clipped, unknown, loss, divisor, by_lag, scalars, policies = _decode(said)
+        corrections = {
+            name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()
+        }
+        sums = ByLag(torch.tensor(by_lag, dtype=torch.float64))
+        return cls(trained, arrived, clipped, unknown, loss, divisor, sums, corrections, policies)
+
     def metrics(self) -> dict[str, float]:
         """Give `loss` as it is minimized, `clip_fraction` of the trained tokens, `weight_mean`, the
         mean weight that the corrections give them, `kept_fraction` (trained of the tokens not
@@ -73,3 +92,10 @@ class Sums(NamedTuple):
             "proximal_unknown": float(self.proximal_unknown),
             "proximal_unknown_fraction": self.proximal_unknown / max(1, self.arrived),
         }
+
+
+_Encoded = tuple[
+    int, int, int, int, float, float, list[list[float]], dict[str, float], dict[str, float]
+]
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Encoded).decode

@@ -59,7 +59,7 @@ class SupervisedLoss:
         ids = np.array([i for e in examples for i in (*e.prompt, *e.response)], np.int32)
         lengths = [len(e.prompt) for e in examples], [len(e.response) for e in examples]
         total = 0.0
-        for packed in pack(ids, *lengths, shared=shares(model)):
+        for packed in pack(ids, *lengths, shared=shares(model), device=model.device.type):
             loss = -log_probabilities(model, packed, 1.0).sum()
             (self._coefficient / tokens * loss).backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())

@@ -3,15 +3,19 @@ time."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import trio
 from scripted_world import ScriptedWorld, configured
 
+from actors.coordinator.agent_failures import LONGEST_S
 from asyncrl.experience import events as e
 from asyncrl.experience.call import RolloutStatus
+from asyncrl.observe.diagnosis import diagnose
+from asyncrl.observe.run_status import RunStatus
 from asyncrl.simulation.scripted_agents import FIRST, TOOL, ScriptedAgents
 
 
@@ -190,3 +194,44 @@ async def test_a_drained_run_leaves_its_episodes_for_another_attempt(
     statuses = experience.statuses()
     assert statuses[RolloutStatus.WAITING] and not statuses[RolloutStatus.BEGUN]
     assert not statuses[RolloutStatus.LEASED]
+
+
+async def test_where_all_agents_fail_few_are_begun_and_the_run_says_so(autojump_clock: Any) -> None:
+    """Ten minutes in which each agent fails at once; then all is well."""
+    began = trio.current_time()
+    world = AgentWorld(ScriptedAgents(broken_s=began + 600.0))
+    seen: list[tuple[int, RunStatus]] = []
+
+    async def look() -> None:
+        await trio.sleep(595)
+        seen.append((len(world.of(e.Begun)), world.coordinator.status()))
+
+    await run_well(world, look)
+    ((begun, status),) = seen
+    # as many as there are slots, one after 1, 2, 4, 8, 16 and 32 s, and then one a minute
+    assert 14 <= begun <= 8 + 8 + 6 + 600 // 60
+    (failing,) = status.failing
+    assert failing.name == "agents-0" and failing.reason == "raised: KeyError: 'answer'"
+    assert f"All of the last {failing.episodes} episodes of agents-0 failed" in diagnose(status)
+    (wait,) = [wait for wait in status.waits if wait.owner == "agents-0"]
+    assert wait.name == "agents that fail" and 0 <= wait.seconds < wait.deadline_s <= LONGEST_S
+    after = world.coordinator.status()
+    assert not after.failing and not [w for w in after.waits if w.owner == "agents-0"]
+    assert trio.current_time() - began < 600 + LONGEST_S + 60, "one that is well, and all begin"
+
+
+async def test_a_call_goes_to_the_engine_that_has_read_most_of_it(autojump_clock: Any) -> None:
+    """Of four engines, where a slot is free."""
+    world = AgentWorld(
+        ScriptedAgents(turns=4, budget=4),
+        rollout={"actors": 4, "max_new_tokens": 16},
+        engine={"kind": "scripted", "slots": 8, "chunk_tokens": 4, "context_tokens": 64},
+    )
+    await run_well(world)
+    holders: defaultdict[int, list[str]] = defaultdict(list)
+    rollouts = {event.call: event.rollout for event in world.of(e.Called)}
+    for event in world.of(e.Leased):
+        holders[rollouts[event.rollout]].append(event.holder)
+    again = [one == two for found in holders.values() for one, two in pairwise(found)]
+    assert len(again) > 100 and sum(again) >= 0.9 * len(again)
+    assert len({name for found in holders.values() for name in found}) == 4, "all are used"

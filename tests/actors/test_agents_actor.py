@@ -248,7 +248,10 @@ async def test_what_is_wrong_is_said_and_changes_nothing(
                 GiveReward(17, 1, 0, 0.5),
                 GiveFailure(17, 1, 0, "search"),
                 GiveReward(17, 1, None, 1.0),
-                Played(17, 1, "", "two_rewards"),
+                Played(
+                    *(17, 1, "", "two_rewards"),
+                    "the agent gave the episode a reward, and returned another; do one of these",
+                ),
             ]
             others.set()
             assert (await coordinator.hear())[0] == Played(18, 1, "stop")
@@ -289,7 +292,9 @@ async def test_what_the_coordinator_refuses_the_agent_is_told(tokenizer: Tokeniz
             await coordinator.play()
             ask, _ = await coordinator.ask()
             await coordinator.reply(ask, "", "", refused="as many calls as it may")
-            assert (await coordinator.hear())[0] == Played(17, 1, "", "raised")
+            assert (await coordinator.hear())[0] == Played(
+                *(17, 1, "", "raised", "as many calls as it may")
+            )
 
 
 @pytest.mark.parametrize("died", [False, True])
@@ -314,7 +319,9 @@ async def test_a_client_that_leaves_has_enough_unless_its_agent_died(
             await trio.testing.wait_all_tasks_blocked(0.2)
             left.set()
             if died:  # its next attempt is given the whole answer
-                assert (await coordinator.hear())[0] == Played(17, 1, "", "crashed")
+                assert (await coordinator.hear())[0] == Played(
+                    17, 1, "", "crashed", "the agent's process died"
+                )
                 return
             assert [(await coordinator.hear())[0] for _ in range(3)] == [
                 Enough(17, 1, 0, 3),
@@ -400,7 +407,9 @@ async def test_programs_elsewhere_take_episodes(
             why = {"reason": "the game\x1b[2J\nbroke"}
             ended = await door(facts, client)("DELETE", gone, why, facts.reward_key)
             assert ended.status_code == 200
-            assert (await coordinator.hear())[0] == Played(18, 1, "", "given_up")
+            assert (await coordinator.hear())[0] == Played(
+                *(18, 1, "", "given_up", "the game\\x1b[2J broke")
+            )
             assert "(given up): the game\\x1b[2J broke" in caplog.text
         async with (
             played(tokenizer, pool, offers=offers, episode_s=0.2) as coordinator,
@@ -408,7 +417,9 @@ async def test_programs_elsewhere_take_episodes(
         ):
             await coordinator.play(19)
             await episode(coordinator, client)  # and is silent
-            assert (await coordinator.hear())[0] == Played(19, 1, "", "timeout")
+            assert (await coordinator.hear())[0] == Played(
+                *(19, 1, "", "timeout", "the program had the ball for 0.2 s")
+            )
 
 
 async def test_an_episode_goes_to_a_program_that_waits(

@@ -120,6 +120,7 @@ def test_engines_are_found_by_their_services_and_their_room(operations: list[tup
                         engines.release(name, rollout, split)
                         held.remove(rollout)
         assert {engine.name: engine.slots for engine in engines} == naive.slots
+        assert engines.slots == sum(naive.slots.values())
         for version in range(3):
             assert {engine.name for engine in engines.behind(version)} == {
                 name for name in naive.slots if naive.version.get(name) != version

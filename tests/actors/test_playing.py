@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_parts import MemoryLog
 from scripted_world import configured
+from trio.testing import MockClock
 
 from actors.coordinator.engine_pool import EngineHandle, EnginePool
+from actors.coordinator.episode_placement import EpisodePlacement
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
 from actors.coordinator.peers import Peer, Roster
@@ -41,7 +43,7 @@ from asyncrl.ipc.messages import (
     StopPlaying,
 )
 
-LIMITS = PlayingLimits(concurrency=2, max_calls=4, attempts=2, context_tokens=40)
+LIMITS = PlayingLimits(max_calls=4, attempts=2, context_tokens=40)
 BUDGET = 16
 
 
@@ -69,14 +71,24 @@ class Actor(Peer):
 class Parts:
     """A coordinator's parts around one engine and agents actors."""
 
-    def __init__(self, limits: PlayingLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        limits: PlayingLimits = LIMITS,
+        *,
+        concurrency: int = 2,
+        slots: int = 8,
+        **rollout: object,
+    ) -> None:
         self.log = MemoryLog()
         self.store, self.roster = EventStore(Experience(), self.log), Roster(lambda: None)
         self.pool, self.leases = EnginePool(), LeaseTable(50.0)
-        self.reclaiming = Reclaiming(self.store, self.pool, self.leases, configured())
+        self.reclaiming = Reclaiming(
+            self.store, self.pool, self.leases, configured(rollout=rollout)
+        )
         self.engine = Actor("rollout")
-        self.pool.add(EngineHandle(self.engine, slots=8))
-        self.playing = Playing(self.store, self.roster, self.reclaiming, limits, lambda group: 1.0)
+        self.pool.add(EngineHandle(self.engine, slots))
+        placement = EpisodePlacement(self.roster, self.pool, concurrency)
+        self.playing = Playing(self.store, placement, self.reclaiming, limits, lambda group: 1.0)
 
     @property
     def experience(self) -> Experience:
@@ -110,6 +122,7 @@ class Parts:
     def pump(self) -> None:
         self.playing.pump(0)
         self.playing.begin("train")
+        self.playing.observe()
 
     def begun(self) -> tuple[Actor, int]:
         """One episode, with an agent."""
@@ -322,6 +335,24 @@ async def test_calls_at_one_time_sample_no_more_than_the_episode_may_in_all() ->
     assert p.rollout(number).tokens == BUDGET
 
 
+async def test_a_call_that_is_given_up_leaves_what_it_had_sampled_to_the_others() -> None:
+    p = Parts(max_resumes=1)
+    actor, number = p.begun()
+    for place in range(2):
+        p.ask(actor, number, place, 1, 2, place, budget=BUDGET)
+    one, two = p.lease()
+    p.reclaiming.take_back(one, "interrupted")
+    p.lease()
+    p.sample(one, 9)
+    p.sample(two, 7)
+    p.pump()
+    assert one.status is RolloutStatus.BURIED, "it was taken back twice, and may be once"
+    assert two.status is RolloutStatus.LEASED, "7 of 16 tokens are sampled"
+    p.answer(two)
+    p.pump()
+    assert len(replies(actor)[0]) == two.tokens == BUDGET
+
+
 async def test_bounds_are_refused_by_name_and_the_agent_goes_on() -> None:
     p = Parts()
     actor, number = p.begun()
@@ -419,6 +450,43 @@ async def test_actors_are_given_what_they_have_room_for_the_emptiest_first() -> 
     assert [len(actor.take(Play)) for actor in actors] == [2, 2]
     assert [p.playing.held(actor.name) for actor in actors] == [2, 2]
     assert len(p.experience.to_begin("train", 9)) == 1
+
+
+async def test_before_anything_is_known_as_many_begin_as_there_are_slots(
+    autojump_clock: MockClock,
+) -> None:
+    p = Parts(concurrency=99, slots=3)
+    actor = p.agents()
+    p.admit(99)
+    p.pump()
+    await trio.sleep(50)  # nobody has been answered: that agents have the ball says nothing yet
+    p.pump()
+    assert len(actor.take(Play)) == 3
+
+
+@pytest.mark.parametrize(("concurrency", "live"), [(99, 10), (5, 5)])
+async def test_more_begin_as_agents_take_longer_than_decoding_as_far_as_there_is_room(
+    autojump_clock: MockClock, concurrency: int, live: int
+) -> None:
+    p = Parts(concurrency=concurrency, slots=2)
+    actor = p.agents()
+    p.admit(99)
+    p.pump()
+    for play in actor.take(Play):
+        assert isinstance(play, Play)
+        p.ask(actor, play.rollout, 0, 1)
+    calls = p.lease()
+    p.pump()
+    await trio.sleep(10)
+    for call in calls:
+        p.answer(call)
+    p.pump()
+    assert p.playing.counts.live == 3, "of agents that take no time there are 2 × 1.25"
+    await trio.sleep(20)
+    p.pump()
+    p.pump()
+    # 3 × 20 s with agents, after 2 × 10 s in slots: 2 × (1 + 3) × 1.25
+    assert (p.playing.counts.live, p.playing.counts.most) == (live, 10)
 
 
 class Killed:

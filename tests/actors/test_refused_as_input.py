@@ -15,7 +15,8 @@ import pytest
 import torch
 from train_support import tiny_model
 
-from actors import roles
+from actors import roles, trainer_process
+from actors.actor_context import ActorContext
 from asyncrl.config import load
 from asyncrl.config.errors import BAD_INPUT
 from asyncrl.ipc.messages import Role
@@ -37,10 +38,10 @@ async def test_an_output_layer_that_cannot_compute_in_float32(
 
         return open_model
 
-    for name in ("load_model", "empty_model"):
-        monkeypatch.setattr(models, name, headless(getattr(models, name)))
+    for module, name in ((trainer_process, "load_model"), (models, "empty_model")):
+        monkeypatch.setattr(module, name, headless(getattr(models, name)))
     config = load(None, ["model.dtype=bfloat16", "model.output_dtype=float32"], {})
-    place = roles.ActorContext(role, 0, 0, 1, os.getpid(), tmp_path, config, False)
+    place = ActorContext(role, 0, 0, 1, os.getpid(), tmp_path, config, False)
     with pytest.raises(SystemExit) as ended:
         await roles.ROLES[role](place)
     assert ended.value.code == BAD_INPUT
@@ -79,9 +80,7 @@ async def test_a_teacher_whose_server_has_another_vocabulary(
 ) -> None:
     model = str(tiny_model(tmp_path / INITIAL))
     teacher = ["teacher.coefficient=1", f"teacher.path={model}", f"teacher.server={elsewhere}"]
-    place = roles.ActorContext(
-        "trainer", 0, 0, 1, os.getpid(), tmp_path, load(None, teacher, {}), False
-    )
+    place = ActorContext("trainer", 0, 0, 1, os.getpid(), tmp_path, load(None, teacher, {}), False)
     with pytest.raises(SystemExit) as ended:
         await roles.ROLES["trainer"](place)
     assert ended.value.code == BAD_INPUT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import msgspec
 import trio
@@ -29,7 +30,7 @@ async def leased(world: ScriptedWorld) -> list[Lease]:
     found: list[Lease] = []
 
     class Heard(WorldObserver):
-        def on_told(self, start: str, message: Message) -> None:
+        def on_told(self, start: str, message: Message, buffers: Sequence[object]) -> None:
             if isinstance(message, Leases):
                 found.extend(lease for lease in message.leases if lease.split == "evaluation")
 

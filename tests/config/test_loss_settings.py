@@ -295,6 +295,16 @@ TWICE = "staleness.correction=icepop,icepop"
             "set unit to rollout, or advantage to rloo",
         ),
         (
+            ["train.branches=branch", "train.loss_mean=constant"],
+            ["train.branches", "train.loss_mean"],
+            "set loss_mean to token",
+        ),
+        (
+            ["train.branches=branch", "train.objective=gspo"],
+            ["train.branches", "train.objective"],
+            "or branches to token",
+        ),
+        (
             ["train.credit=to_go"],
             ["train.credit", "train.advantage"],
             "grpo cannot compare rewards to go turn by turn without a bias: set advantage to rloo",

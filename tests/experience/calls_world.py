@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
-from asyncrl.experience.call_tree import Sampled
+from asyncrl.experience.call_tree import CallTree, TreePosition, joined
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.ipc.messages import Span
+
+
+class Sampled(NamedTuple):
+    """Tokens that one call sampled: parallel `ids` and `behaviour`, and the spans of both."""
+
+    ids: bytes
+    behaviour: bytes
+    spans: tuple[Span, ...]
 
 
 def ids(tokens: list[int]) -> bytes:
@@ -32,7 +43,6 @@ class Samples:
         sampled: list[int],
         version: int,
         change: int = 0,
-        finish: str = "stop",
     ) -> Sampled:
         """`change` tokens of `version`, the rest of the next (0: all of `version`)."""
         behaviour = []
@@ -50,8 +60,26 @@ class Samples:
             ids(sampled),
             np.array(behaviour, np.float32).tobytes(),
             tuple(s for s in spans if s.start < s.end),
-            finish,
-        )  # type: ignore[arg-type]
+        )
+
+
+def leaves_of(
+    tree: CallTree, calls: Sequence[tuple[TreePosition, Sampled]]
+) -> list[TrainingSequence]:
+    """A sequence for each strand in which a call ended: a call sampled what lies before its end."""
+    found = []
+    for strand in {id(end.strand): end.strand for end, sampled in calls if sampled.ids}.values():
+        last = TreePosition(strand, strand.tokens)
+        path = tree.ids(last)
+        mask, behaviour, spans = bytearray(len(path) // 4), bytearray(len(path)), list[Span]()
+        of_strand = [(e.tokens, s) for e, s in calls if e.strand is strand and s.ids]
+        for end, sampled in sorted(of_strand, key=lambda call: call[0]):
+            start, stop = strand.base + end - len(sampled.ids) // 4, strand.base + end
+            mask[start:stop] = b"\x01" * (stop - start)
+            behaviour[4 * start : 4 * stop] = sampled.behaviour
+            spans += [Span(s.version, start + s.start, start + s.end) for s in sampled.spans]
+        found.append(TrainingSequence(path, bytes(mask), bytes(behaviour), tuple(joined(spans))))
+    return found
 
 
 def check(leaves: list[TrainingSequence], made: dict[float, tuple[list[int], int, int]]) -> None:

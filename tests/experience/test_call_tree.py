@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from calls_world import Samples, check, ids, tokens
+from collections import Counter, defaultdict
+from itertools import accumulate
+
+from calls_world import Sampled, Samples, check, ids, leaves_of, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from asyncrl.experience.call_tree import CallTree
-from asyncrl.experience.episode import Strand, Turn, rewritten
+from asyncrl.experience.call_tree import CallTree, TreePosition
+from asyncrl.experience.episode import (
+    Strand,
+    Turn,
+    errors_in,
+    leaves_through,
+    rewritten,
+    turn_tokens,
+)
 
 TOKENS = st.lists(
     st.integers(0, 2), max_size=6
@@ -23,15 +33,16 @@ class Calls(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.tree, self.samples = CallTree(), Samples()
+        self.made: list[tuple[TreePosition, Sampled]] = []
         self.contexts: list[list[int]] = []
         self.whole: list[list[int]] = []
 
     def call(self, context: list[int], sampled: list[int], version: int, change: int) -> list[int]:
         best = max((_shared(context, one) for one in self.whole), default=0)
-        assert self.tree.known(ids(context)) == best
-        before = self.tree.tokens
-        place = self.tree.add(ids(context), self.samples(context, sampled, version, change))
-        assert self.tree.tokens == before + len(context) - best + len(sampled)
+        before, some = held(self.tree), self.samples(context, sampled, version, change)
+        place = self.tree.add(ids(context), some.ids)
+        self.made.append((place, some))
+        assert held(self.tree) == before + len(context) - best + len(sampled)
         path = [*context, *sampled]
         assert tokens(self.tree.ids(place)) == path
         self.contexts.append(context)
@@ -75,15 +86,16 @@ class Calls(RuleBasedStateMachine):
 
     @invariant()
     def every_sampled_token_is_trained_once(self) -> None:
-        check(list(self.tree.leaves()), self.samples.made)
-
-    @invariant()
-    def every_call_met_in_one_way(self) -> None:
-        assert sum(self.tree.meetings.values()) == len(self.whole)
+        check(leaves_of(self.tree, self.made), self.samples.made)
 
 
 TestCalls = Calls.TestCase
 TestCalls.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+
+
+def held(tree: CallTree) -> int:
+    """Tokens that a tree holds."""
+    return sum(strand.tokens for strand in tree._strands)
 
 
 def _shared(one: list[int], other: list[int]) -> int:
@@ -96,16 +108,81 @@ def _shared(one: list[int], other: list[int]) -> int:
 FEW = st.lists(st.integers(0, 1), min_size=1, max_size=5)
 
 
+class Watched(CallTree):
+    """A tree of calls with different contexts, which sees how each one meets those before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampled: defaultdict[int, list[bool]] = defaultdict(list)  # by strand
+        self.rewritten = 0
+
+    def add(self, context: bytes, sampled: bytes) -> TreePosition:
+        place, known = self._walk(self._root, context)
+        strand, at = place.strand, place.tokens
+        goes_on = at == strand.tokens or (id(strand), at) in self._ends
+        self.rewritten += bool(known) and not goes_on and self.sampled[id(strand)][at]
+        end = super().add(context, sampled)
+        marks, reply = self.sampled[id(end.strand)], len(sampled) // 4
+        marks += [False] * (end.tokens - reply - len(marks)) + [True] * reply
+        return end
+
+
 @settings(max_examples=300)
 @given(calls=st.lists(st.tuples(FEW, FEW), max_size=6, unique_by=lambda call: tuple(call[0])))
 def test_rewritten_calls_are_told_from_the_strands(
     calls: list[tuple[list[int], list[int]]],
 ) -> None:
     """By the strands alone, as by the tree, which saw the calls one after the other. (The same
-    context again is a retry to the tree, and leaves where the first one left.)"""
-    tree, samples = CallTree(), Samples()
-    ends = [tree.add(ids(context), samples(context, reply, 0)) for context, reply in calls]
+    context again leaves where the first one left.)"""
+    tree = Watched()
+    ends = [tree.add(ids(context), ids(reply)) for context, reply in calls]
     sizes = [len(reply) for _, reply in calls]
     strands = [Strand(*strand) for strand in tree.strands(ends, sizes)] if calls else []
-    found = rewritten([Turn(size, "stop") for size in sizes], strands)
-    assert found == tree.meetings["rewritten"]
+    assert rewritten([Turn(size, "stop") for size in sizes], strands) == tree.rewritten
+
+
+@given(
+    calls=st.lists(st.tuples(FEW, FEW), min_size=1, max_size=6),
+    bounds=st.sets(st.integers(0, 30), max_size=8),
+)
+def test_errors_lie_on_the_same_tokens_in_whatever_strand(
+    calls: list[tuple[list[int], list[int]]], bounds: set[int]
+) -> None:
+    tree = CallTree()
+    ends = [tree.add(ids(context), ids(reply)) for context, reply in calls]
+    sizes = [len(reply) for _, reply in calls]
+    turns = [Turn(size, "stop") for size in sizes]
+    errors = list(zip(sorted(bounds)[::2], sorted(bounds)[1::2], strict=False))
+    wrong = {place for start, end in errors for place in range(start, end)}
+    starts = [0, *accumulate(sizes)]
+    for strand in (Strand(*strand) for strand in tree.strands(ends, sizes)):
+        places = [
+            starts[turn] + at for turn, size in turn_tokens(turns, strand) for at in range(size)
+        ]
+        found = errors_in(turns, strand, errors)
+        marked = {place for start, end in found for place in range(start, end)}
+        assert marked == {at for at, place in enumerate(places) if place in wrong}
+        assert all(start < end for start, end in found)
+
+
+@given(calls=st.lists(st.tuples(FEW, FEW), min_size=1, max_size=7))
+def test_a_token_counts_once_for_each_leaf_that_is_behind_it(
+    calls: list[tuple[list[int], list[int]]],
+) -> None:
+    """Against paths that are written out, each token with the strand and the place it has there."""
+    tree = CallTree()
+    ends = [tree.add(ids(context), ids(reply)) for context, reply in calls]
+    sizes = [len(reply) for _, reply in calls]
+    turns = [Turn(size, "stop") for size in sizes]
+    strands = [Strand(*strand) for strand in tree.strands(ends, sizes)]
+    paths: list[list[tuple[int, int, bool]]] = []  # of each token: strand, place, sampled
+    for number, strand in enumerate(strands):
+        path = [] if strand.parent is None else paths[strand.parent][: strand.tokens]
+        for piece in strand.pieces:
+            size = len(piece) // 4 if isinstance(piece, bytes) else sizes[piece]
+            path = path + [(number, len(path) + n, isinstance(piece, int)) for n in range(size)]
+        paths.append(path)
+    passing = Counter(token for path in paths for token in path)
+    for number, runs in enumerate(leaves_through(turns, strands)):
+        own = [token for token in paths[number] if token[0] == number and token[2]]
+        assert [count for count, size in runs for _ in range(size)] == [passing[t] for t in own]

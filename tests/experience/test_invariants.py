@@ -6,19 +6,17 @@ from collections import Counter
 from unittest import TestCase
 
 import msgspec
-from experience_world import MAX_LAG, Account, PlayedCall, World
+from experience_world import MAX_LAG, Account, World
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
 from asyncrl.experience import events as e
 from asyncrl.experience.call import TOKEN_BYTES, RolloutStatus
-from asyncrl.experience.call_tree import CallTree, Sampled
 from asyncrl.experience.episode import AgentCall
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import ENDED, Rollout
 from asyncrl.experience.sequence import TrainingSequence
 from asyncrl.experience.snapshot import Snapshot
-from asyncrl.ipc.messages import Span
 
 OPEN = (
     *(RolloutStatus.WAITING, RolloutStatus.LEASED, RolloutStatus.BEGUN),
@@ -133,12 +131,6 @@ class Episodes(World):
                 assert group.sequence_tokens(member) == (
                     sum(leaf.tokens for leaf in leaves) or group.prompt_tokens
                 )
-                tree = CallTree()
-                for turn in turns:
-                    tree.add(turn.context, sampled(turn))
-                assert [msgspec.structs.replace(leaf, finish="") for leaf in leaves] == list(
-                    tree.leaves()
-                )
 
 
 def marked(leaf: TrainingSequence) -> list[tuple[bytes, bytes, bytes, int]]:
@@ -154,20 +146,6 @@ def marked(leaf: TrainingSequence) -> list[tuple[bytes, bytes, bytes, int]]:
         )
         for place, of in version.items()
     ]
-
-
-def sampled(turn: PlayedCall) -> Sampled:
-    """A turn as the recorder of sessions is given it."""
-    spans: list[Span] = []
-    for place, token in enumerate(turn.tokens):
-        start = spans.pop().start if spans and spans[-1].version == token.version else place
-        spans.append(Span(token.version, start, place + 1))
-    return Sampled(
-        b"".join(token.id for token in turn.tokens),
-        b"".join(token.behaviour for token in turn.tokens),
-        tuple(spans),
-        "",
-    )
 
 
 class RestartEqualsNoCrash(World):

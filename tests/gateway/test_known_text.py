@@ -6,30 +6,23 @@ import numpy as np
 import pytest
 from gateway_world import ids
 
-from asyncrl.experience.call_tree import Sampled
 from asyncrl.gateway.known_text import KnownText
-from asyncrl.ipc.messages import Span
 
 
 def packed(tokens: list[int]) -> bytes:
     return np.array(tokens, np.int32).tobytes()
 
 
-def sampled(tokens: list[int]) -> Sampled:
-    spans = (Span(0, 0, len(tokens)),)
-    return Sampled(packed(tokens), bytes(4 * len(tokens)), spans, "stop")
-
-
-def test_known_text_has_the_tokens_that_were_sampled() -> None:
+def test_known_text_has_the_tokens_that_were_packed() -> None:
     known = KnownText()
     assert known.longest(b"hi") == (0, b"")
     texts = [(b"hi:", 2), (b"hi:yo$", 4), (b"hi:yo", 3)]
-    known.add(packed([1, 2]), sampled([77, 9]), texts)
+    known.add(packed([1, 2]), packed([77, 9]), texts)
     assert known.longest(b"hi:yo$more") == (6, packed([1, 2, 77, 9]))
     assert known.longest(b"hi:yo, and more") == (5, packed([1, 2, 77]))
     assert known.longest(b"hi:no") == (3, packed([1, 2]))
     assert known.longest(b"hi") == (0, b"")
-    known.add(packed([1, 2]), sampled([7, 8, 9]), [(b"hi:", 2), (b"hi:yo$", 5)])
+    known.add(packed([1, 2]), packed([7, 8, 9]), [(b"hi:", 2), (b"hi:yo$", 5)])
     assert known.longest(b"hi:yo$") == (6, packed([1, 2, 7, 8, 9])), "the latest of one text"
 
 
@@ -39,15 +32,14 @@ def test_a_long_conversation_is_kept_once() -> None:
     for turn in range(100):
         reply = [*range(turn, turn + 10)]
         said = text + f"<{turn}>"
-        known.add(packed(context), sampled(reply), [(said.encode(), len(context) + 10)])
+        known.add(packed(context), packed(reply), [(said.encode(), len(context) + 10)])
         context, text = [*context, *reply, *ids("next turn.")], said + "next turn."
     assert known.longest(text.encode()) == (len(text) - 10, packed(context[:-10]))
-    assert known._tree.tokens == 1 + 100 * 10 + 99 * 10
+    assert sum(strand.tokens for strand in known._tree._strands) == 1 + 100 * 10 + 99 * 10
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     known = KnownText()
-    wrong = Sampled(packed([1]), b"", (Span(0, 0, 1),), "stop")
-    with pytest.raises(ValueError, match="parallel"):
-        known.add(packed([5]), wrong, [(b"a", 1)])
+    with pytest.raises(ValueError, match="int32"):
+        known.add(packed([5]), b"odd", [(b"a", 1)])
     assert known.longest(b"a") == (0, b"")

@@ -415,4 +415,4 @@ def test_who_plays_is_shown_and_programs_elsewhere_need_nothing_here() -> None:
         checked = config(f"agent.run={run}")
         preflight.check(checked, None, 2)
         (row,) = [row for row in derived(checked, 2) if row.name == "agent"]
-        assert row.value == run and "≤ 16 at a time" in row.meaning
+        assert row.value == run and "≤ 64 at a time" in row.meaning

@@ -245,6 +245,16 @@ def test_leases_the_journal_and_the_loop_are_seen(clock: Clock) -> None:
     assert value("asyncrl_pump_seconds") == 0.25
 
 
+def test_episodes_are_seen_by_who_has_them() -> None:
+    metrics = Metrics()
+    metrics.playing(64, 41, 80)
+    found = {
+        state: metrics.registry.get_sample_value("asyncrl_episodes", {"state": state})
+        for state in ("live", "thinking", "most")
+    }
+    assert found == {"live": 64, "thinking": 41, "most": 80}
+
+
 def test_an_alarm_is_there_by_its_cause_until_a_step_is_well(port: int) -> None:
     metrics = Metrics()
 

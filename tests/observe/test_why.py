@@ -16,6 +16,8 @@ from asyncrl.observe.diagnosis import diagnose
 from asyncrl.observe.run_status import (
     ActorStatus,
     AwaitedRollout,
+    EpisodeCounts,
+    FailedEpisodes,
     GroupCounts,
     JournalStatus,
     PublicationStatus,
@@ -162,6 +164,43 @@ SITUATIONS: dict[str, tuple[RunStatus, list[str]]] = {
             "50 of their answers wait for a verdict",
             "verifiers are the slow side",
         ],
+    ),
+    "all agents fail": (
+        standing(
+            failing=[
+                FailedEpisodes(
+                    name="agents-0",
+                    episodes=12,
+                    reason="raised: KeyError 'answer' in my_agent.py:9",
+                )
+            ]
+        ),
+        ["All of the last 12 episodes of agents-0 failed", "KeyError 'answer' in my_agent.py:9"],
+    ),
+    "agents are slow, and have no more room": (
+        standing(
+            idle={"trainer": {"command": 0.9}, "rollout": {"requests": 0.4}},
+            rollouts={"leased": 2, "begun": 64},
+            episodes=EpisodeCounts(live=64, thinking=41, most=90),
+        ),
+        [
+            "agents are the slow side",
+            "41 of 64 episodes are with their agents",
+            "90 may be live",
+            "a larger agent.concurrency or staleness.depth",
+        ],
+    ),
+    "agents are slow, and engines are idle": (
+        standing(
+            idle=FULL,
+            rollouts={"begun": 64, "taken": 3},
+            episodes=EpisodeCounts(live=64, thinking=60, most=64),
+        ),
+        ["Rollout actors are idle", "60 of 64 episodes are with their agents", "more begin"],
+    ),
+    "agents have the ball, and engines are at work, is no news": (
+        standing(idle=STARVED, episodes=EpisodeCounts(live=64, thinking=60, most=64)),
+        ["generation is the slow side"],
     ),
     "a trainer that computes for very long": (
         standing(

@@ -91,10 +91,10 @@ def test_what_may_never_happen_is_found(
 def test_a_life_takes_again_what_a_crash_undid() -> None:
     trained = [e.Taken(0, [0]), e.Trained(0, 1, {}), e.Published(1)]
     follower = followed([*SEALED, *trained])
-    assert (follower.account.trained, follower.account.live) == (1, 0)
+    assert (follower.account.tokens_trained, follower.account.tokens_live) == (1, 0)
     undone = range(len(SEALED) + 1, len(SEALED) + len(trained) + 1)
     follower.go_on(undone)
-    assert (follower.account.trained, follower.account.live) == (0, 1)
+    assert (follower.account.tokens_trained, follower.account.tokens_live) == (0, 1)
     assert follower.redone == [(0, [0])]
     with pytest.raises(Wrong, match="had to be taken again first"):
         follower.take(len(follower.events) + 1, e.Taken(1, [0]))

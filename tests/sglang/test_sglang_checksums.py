@@ -5,12 +5,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import pytest
 import torch
+import trio
 from torch import Tensor
 
+from asyncrl.engines.sglang import server_hashes
+from asyncrl.engines.sglang.client import Client
+from asyncrl.engines.sglang.http_types import RankChecksums
 from asyncrl.engines.sglang.server_checksums import Checks, UnknownName, WrongWeights, sources
+from asyncrl.engines.sglang.server_hashes import of_gpu, of_host
+from asyncrl.engines.sglang.weight_loader import WeightLoader
 
 LAYER = "model.layers.0"
 Weights = dict[str, Tensor]
@@ -84,26 +91,59 @@ def served(weights: Weights, ranks: int) -> list[Weights]:
 def publish(
     checks: Checks, weights: Weights, server: Sequence[Weights], hashed: Hash = sha
 ) -> None:
-    checks.verify(checks.expect(weights), weights, reports(server, hashed))
+    checks.verify(checks.expect(weights), reports(server, hashed))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_every_tensor_is_compared_byte_by_byte_once_its_layout_is_found(ranks: int) -> None:
-    checks = Checks(model(0), reports(served(model(9), ranks)))
-    publish(checks, model(0), served(model(0), ranks))
-    assert checks.exact == 6
-    publish(checks, model(1), served(model(1), ranks))
+def words(tensor: Tensor) -> str:
+    """The hash of a GPU of the whole tensor, which `test_server_hashes` knows to be right."""
+    return of_gpu([tensor])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hashed", "ours"),
+    [(1, sha, of_host), (2, sha, of_host), (4, sha, of_host), (2, words, of_gpu)],
+)
+def test_every_tensor_is_compared_byte_by_byte_once_its_layout_is_found(
+    ranks: int, hashed: Hash, ours: server_hashes.Hash
+) -> None:
+    checks = Checks(model(0), reports(served(model(9), ranks), hashed), ours)
+    publish(checks, model(0), served(model(0), ranks), hashed)
+    assert checks.exact == 6 and not checks.inexact
+    publish(checks, model(1), served(model(1), ranks), hashed)
     for rank in range(ranks):
         for name in held(model(0), 0, ranks):
             server = served(model(2), ranks)
             server[rank][name].view(-1).view(torch.uint8)[0] ^= 1
             with pytest.raises(WrongWeights, match=f"{name} holds other bytes than were sent"):
-                publish(checks, model(2), server)
-    publish(checks, model(2), served(model(2), ranks))
+                publish(checks, model(2), server, hashed)
+    publish(checks, model(2), served(model(2), ranks), hashed)
+
+
+@pytest.mark.parametrize("hashed", [sha, foreign])
+def test_nothing_is_hashed_while_the_server_stands_still_and_each_byte_once_when_layouts_are_known(
+    hashed: Hash,
+) -> None:
+    seen = 0
+
+    def counted(pieces: Sequence[Tensor]) -> str:
+        nonlocal seen
+        seen += sum(piece.nbytes for piece in pieces)
+        return of_host(pieces)
+
+    checks = Checks(model(0), reports(served(model(9), 1), hashed), counted)
+    known = sum(tensor.nbytes for tensor in model(0).values())
+    for version in range(3):
+        seen = 0
+        expected = checks.expect(model(version))
+        padding = 28 * 8 * 4 if hashed is sha else 0
+        assert version == 0 or seen == known + padding
+        seen = 0
+        checks.verify(expected, reports(served(model(version), 1), hashed))
+        assert seen == 0
 
 
 def test_a_rank_that_missed_the_first_publication() -> None:
-    checks = Checks(model(0), reports(served(model(9), 2)))
+    checks = Checks(model(0), reports(served(model(9), 2)), of_host)
     with pytest.raises(
         WrongWeights, match="is right on rank 0 and not on rank 1, and so on: 6 tensors are wrong"
     ):
@@ -111,9 +151,10 @@ def test_a_rank_that_missed_the_first_publication() -> None:
 
 
 def test_of_an_unknown_hash_it_is_known_what_must_change_and_what_must_not() -> None:
-    checks = Checks(model(0), reports(served(model(9), 1), foreign))
+    checks = Checks(model(0), reports(served(model(9), 1), foreign), of_host)
+    assert not checks.inexact
     publish(checks, model(0), served(model(0), 1), foreign)
-    assert checks.exact == 0
+    assert checks.exact == 0 and checks.inexact == sorted(held(model(0), 0, 1))
     publish(checks, model(0), served(model(0), 1), foreign)  # sent again
     with pytest.raises(WrongWeights, match="was sent anew and did not change"):
         publish(checks, model(1), served(model(0), 1), foreign)
@@ -122,12 +163,36 @@ def test_of_an_unknown_hash_it_is_known_what_must_change_and_what_must_not() -> 
         publish(checks, model(0), served(model(1), 1), foreign)
 
 
+async def test_tensors_that_no_layout_explains_are_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ranks = [RankChecksums(reports(served(model(0), 1), foreign)[0], "")]
+
+    class Server:
+        url = "http://fake:1"
+
+        async def checksums(self) -> list[RankChecksums]:
+            await trio.lowlevel.checkpoint()
+            return ranks
+
+    loader = WeightLoader.__new__(WeightLoader)
+    loader._client = cast(Client, Server())
+    loader._checks = checks = Checks(model(0), [ranks[0].checksums], of_gpu)
+    for _ in range(2):
+        assert await loader._verify(checks.expect(model(0))) == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "http://fake:1 gives checksums of 6 of its tensors (model.embed_tokens.weight first) that "
+        "no layout known here explains: of these it is only checked that they change when what "
+        "they are made of does"
+    ]
+
+
 def test_checksums_of_fewer_ranks_or_tensors_than_there_were() -> None:
-    checks = Checks(model(0), reports(served(model(9), 2)))
+    checks = Checks(model(0), reports(served(model(9), 2)), of_host)
     expected = checks.expect(model(0))
     for found in (reports(served(model(0), 2))[:1], [{}, {}]):
         with pytest.raises(WrongWeights, match=r"2 ranks had 6"):
-            checks.verify(expected, model(0), found)
+            checks.verify(expected, found)
 
 
 def test_a_name_that_the_server_has_no_place_for() -> None:

@@ -186,6 +186,7 @@ async def test_version_after_version_is_served_to_the_bit(
             assert (await client.model_info()).weight_version == str(version)
             assert await client.score(PROMPT) == pytest.approx(scores(version, PROMPT), abs=EXACT)
             assert loaded.exact == len((await client.checksums())[0].checksums)
+            assert (await client.server_info()).device == "cpu"
             assert loaded.difference <= EXACT
             assert 0 < loaded.transfer_s <= loaded.transfer_s + loaded.verify_s <= loaded.pause_s
         assert kind == "broadcast" or list((tmp_path / "weights").iterdir()) == []

@@ -36,7 +36,13 @@ def test_tallies_add_up() -> None:
     whole, parts = tally(range(4)), Tally()
     for seed in range(4):
         parts.add(tally([seed]))
-    assert whole == parts and whole.seeds == 4
+    assert whole == parts and whole.seeds == 4 and whole.played == 1
+
+
+def test_agents_may_have_all_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tally([3], agents=True).played == 1
+    assert cli.main(["simulate", "--agents", "--seed", "3"]) == 0
+    assert "1 of agents; " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["3", "5:5", "a:b", "-1:4"])

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from asyncrl.simulation.episodes.agent_script import ScriptedAsk, script
+from asyncrl.simulation.agent_script import ScriptedAsk, script
 from asyncrl.simulation.episodes.episode_world import play
 
 SEEDS = 200

@@ -27,8 +27,8 @@ def test_at_lag_0_the_curve_of_a_killed_and_resumed_run_is_that_of_an_uninterrup
     worlds: list[FakeWorld] = []
 
     class Kept(FakeWorld):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
             worlds.append(self)
 
     monkeypatch.setattr(run, "FakeWorld", Kept)

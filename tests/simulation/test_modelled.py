@@ -26,6 +26,7 @@ from asyncrl.simulation.capacity.modelled import (
     roofline,
 )
 from asyncrl.simulation.fake_world import Speeds
+from asyncrl.simulation.scripted_agents import ScriptedAgents
 
 STEP = GROUPS * MEMBERS
 
@@ -297,3 +298,31 @@ def test_a_run_that_ends_before_is_no_measurement() -> None:
     )
     with pytest.raises(RuntimeError, match="all 2 steps are done"):
         measure(config, lambda key: 5, lambda busy: 1.0, Speeds(), first=1, last=3)
+
+
+@pytest.mark.parametrize(("tool", "least", "lag"), [(10.0, 0.9, 3.0), (0.0, 0.9, 0.5)])
+def test_as_many_episodes_are_live_as_keep_engines_at_work(
+    tool: float, least: float, lag: float
+) -> None:
+    """Though agents actors have room for thousands: with tools ten times as slow as decoding slots
+    are at work all the same, and where there are none, tokens do not grow old in a queue."""
+    slots, turns = 4, 4
+    config = configured(
+        1,
+        slots,
+        200,
+        staleness={"max_lag": 8, "depth": 8},
+        train={"batch_groups": 2},
+        agent={"run": "scripted:agent", "concurrency": 4096, "max_calls": turns},
+    )
+    found = measure(
+        config,
+        lognormal(1, 10, 50),
+        lambda busy: 1.0,
+        Speeds(verdict_s=1.0, trained_token_s=0.0, step_s=1.0),
+        first=8,
+        last=16,
+        agents=ScriptedAgents(turns, 50, tool * 10),
+    )
+    assert found.generated / found.seconds / slots >= least
+    assert found.lag <= lag

@@ -26,13 +26,14 @@ def texts(sizes: list[tuple[int, int]]) -> list[list[int]]:
     ]
 
 
-def packed(sizes: list[tuple[int, int]], shared: bool) -> list[PackedBatch]:
+def packed(sizes: list[tuple[int, int]], shared: bool, device: str = "cpu") -> list[PackedBatch]:
     ids: NDArray[np.int32] = np.array([i for text in texts(sizes) for i in text], dtype=np.int32)
     return pack(
         ids,
         [len(PROMPTS[prompt]) for prompt, _ in sizes],
         [response for _, response in sizes],
         shared=shared,
+        device=device,
     )
 
 
@@ -118,6 +119,26 @@ def test_a_packed_batch_costs_no_more_than_it_may(
         most = max(limit, 2 * cost(batch, max(seen)))
         several = (batch.tree.shared == 0).sum() > 1
         assert cost(batch) <= (most if several else max(most, limit + more)) + 1e-6
+
+
+@given(lengths, st.booleans(), st.integers(8, 200))
+def test_on_a_gpu_it_costs_no_more_than_a_bound_or_the_longest_sample(
+    sizes: list[tuple[int, int]], shared: bool, limit: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "CUDA_TOKENS", limit)
+        patch.setattr(packing, "TREE_TOKENS", limit)
+        batches = packed(sizes, shared, "cuda")
+    seen = [len(PROMPTS[prompt]) + response - 1 for prompt, response in sizes if response]
+    for batch in batches:
+        assert cost(batch) <= max(limit, cost(batch, max(seen))) + 1e-6
+
+
+@pytest.mark.parametrize("lengths", [[8192], [4096] * 2, [64] * 128, [5000, 2000, 1000, 192]])
+def test_a_micro_batch_of_the_usual_size_is_one_pass_on_a_gpu(lengths: list[int]) -> None:
+    ids = np.arange(sum(lengths), dtype=np.int32)
+    responses = [length - 10 for length in lengths]
+    assert len(pack(ids, [10] * len(lengths), responses, shared=True, device="cuda")) == 1
 
 
 def test_what_shares_a_prompt_stays_together_while_there_is_room() -> None:

@@ -17,7 +17,8 @@ from training_world import VOCABULARY, build
 from transformers import PreTrainedModel
 
 from asyncrl.config.schema import StalenessConfig, TrainConfig
-from asyncrl.experience.call_tree import CallTree, Sampled
+from asyncrl.experience.call_tree import CallTree
+from asyncrl.experience.episode import Strand, Turn, sequences
 from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
 from asyncrl.ipc.messages import MicroBatch, ScoreProximal, Span, TokenCount
 from asyncrl.training.learner import Learner
@@ -240,15 +241,6 @@ def test_several_sampled_stretches_between_given_tokens(objective: str) -> None:
     check(every, objective)
 
 
-def sampled(tokens: Sequence[int], behaviour: Sequence[float], version: int) -> Sampled:
-    return Sampled(
-        np.array(tokens, np.int32).tobytes(),
-        np.array(behaviour, np.float32).tobytes(),
-        (Span(version, 0, len(tokens)),),
-        "stop",
-    )
-
-
 def ids(*tokens: int) -> bytes:
     return np.array(tokens, np.int32).tobytes()
 
@@ -256,12 +248,19 @@ def ids(*tokens: int) -> bytes:
 def test_the_leaves_of_a_recorded_session_are_trained() -> None:
     """A conversation of three turns, of which the second was asked twice: two leaves, and no
     sampled token is trained in both."""
+    calls = [
+        (ids(1, 2), ids(3, 4, 5)),
+        (ids(1, 2, 3, 4, 5, 6), ids(7, 8)),
+        (ids(1, 2, 3, 4, 5, 6), ids(9)),
+        (ids(1, 2, 3, 4, 5, 6, 7, 8, 10, 11), ids(12, 13, 14)),
+    ]
     tree = CallTree()
-    tree.add(ids(1, 2), sampled([3, 4, 5], [-3.0, -2.5, -2.0], 1))
-    tree.add(ids(1, 2, 3, 4, 5, 6), sampled([7, 8], [-3.5, -4.0], 1))
-    tree.add(ids(1, 2, 3, 4, 5, 6), sampled([9], [-2.0], 2))
-    tree.add(ids(1, 2, 3, 4, 5, 6, 7, 8, 10, 11), sampled([12, 13, 14], [-3.0, -3.0, -2.0], 2))
-    leaves = list(tree.leaves())
+    ends = [tree.add(*call) for call in calls]
+    turns = [Turn(len(reply) // 4, "stop") for _, reply in calls]
+    strands = [Strand(*strand) for strand in tree.strands(ends, [turn.tokens for turn in turns])]
+    behaviour = np.array([-3, -2.5, -2, -3.5, -4, -2, -3, -3, -2], np.float32).tobytes()
+    sampled = b"".join(reply for _, reply in calls)
+    leaves = sequences(sampled, behaviour, [Span(1, 0, 5), Span(2, 5, 9)], turns, strands)
     assert [list(leaf.mask) for leaf in leaves] == [
         [0, 0, 1, 1, 1, 0, 1, 1, 0, 0, 1, 1, 1],
         [0, 0, 0, 0, 0, 0, 1],

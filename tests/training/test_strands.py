@@ -15,7 +15,9 @@ from training_world import VOCABULARY, Rollout, alone, build
 
 from actors.coordinator.sequences import by_rollout
 from asyncrl.config.schema import StalenessConfig
-from asyncrl.ipc.messages import MicroBatch, ScoreProximal, TokenCount
+from asyncrl.experience.episode import Strand, Turn, leaves_through, sequences
+from asyncrl.experience.sequence import TrainingSequence, joined_behaviour, joined_ids
+from asyncrl.ipc.messages import MicroBatch, ScoreProximal, Span, TokenCount
 from asyncrl.training.proximal_logprobs import ProximalLogprobs
 
 REWARDS, STRANDS = [1.0, 0.0, 0.0, 1.0], [1, 3, 2, 1]
@@ -146,6 +148,83 @@ def test_by_turn_a_token_is_credited_with_what_was_to_come(updates: dict[str, in
     subject.step()
     hook.remove()
     assert len(steps) == 1 + bool(updates), "held, the first update is of the same weights"
+    assert_close(
+        steps[0], {n: p.grad for n, p in exact.named_parameters() if p.grad is not None}, 1e-4
+    )
+
+
+# the third strand leaves inside the first reply
+PROMPT, GIVEN = [3, 1, 4, 1], [5, 9]
+TURNS = [Turn(4, "stop"), Turn(3, "stop"), Turn(2, "stop"), Turn(1, "stop")]
+TREE = [
+    Strand(None, 0, [np.array(PROMPT, np.int32).tobytes(), 0, np.array(GIVEN, np.int32).tobytes()]),
+    Strand(0, 8, [np.array([2], np.int32).tobytes(), 2]),
+    Strand(0, 6, [np.array([6, 5], np.int32).tobytes(), 3]),
+]
+TREE[0].pieces.append(1)
+
+
+@pytest.mark.parametrize("updates", [{}, {"passes": 2}])
+def test_where_branches_count_whole_they_are_trained_like_sequences_of_their_own(
+    updates: dict[str, int],
+) -> None:
+    """Against each branch as a sequence by itself, in which all that was sampled is trained."""
+    rng, exact = np.random.default_rng(7), copy.deepcopy(build("qwen3")).double().eval()
+    sampled, other = rng.integers(0, VOCABULARY, 10), rng.integers(0, VOCABULARY, 5)
+    behaviour = {"tree": rng.normal(-3, 0.1, 10), "other": rng.normal(-3, 0.1, 5)}
+
+    def losses(path: list[int], places: dict[int, float], advantage: float) -> torch.Tensor:
+        """Of a sequence by itself, some of whose tokens were sampled so likely."""
+        every = torch.log_softmax(exact(input_ids=torch.tensor([path])).logits[0], -1)
+        of_tokens = []
+        for at, before in places.items():
+            ratio = (every[at - 1, path[at]] - before).exp()
+            of_tokens.append(-torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage))
+        return torch.stack(of_tokens)
+
+    s, b = sampled.tolist(), np.float32(behaviour["tree"]).tolist()
+    branches = [
+        (PROMPT + s[:4] + GIVEN + s[4:7], dict(zip([4, 5, 6, 7, 10, 11, 12], b[:7], strict=True))),
+        (
+            PROMPT + s[:4] + [2] + s[7:9],
+            dict(zip([4, 5, 6, 7, 9, 10], b[:4] + b[7:9], strict=True)),
+        ),
+        (PROMPT + s[:2] + [6, 5] + s[9:], dict(zip([4, 5, 8], b[:2] + b[9:], strict=True))),
+    ]
+    single = PROMPT + other.tolist(), dict(enumerate(np.float32(behaviour["other"]).tolist(), 4))
+    every = [losses(*branch, 0.5) for branch in branches] + [losses(*single, -0.5)]
+    expected = torch.cat(every).mean()
+    expected.backward()
+
+    arrays = sampled.astype(np.int32).tobytes(), behaviour["tree"].astype(np.float32).tobytes()
+    of_tree = sequences(*arrays, [Span(0, 0, 10)], TURNS, TREE)
+    runs = leaves_through(TURNS, TREE)
+    assert runs == [[(3, 2), (2, 2), (1, 3)], [(1, 2)], [(1, 1)]]
+    alone_ = TrainingSequence.single_turn(
+        np.array(PROMPT, np.int32).tobytes(),
+        other.astype(np.int32).tobytes(),
+        behaviour["other"].astype(np.float32).tobytes(),
+        [Span(0, 0, 5)],
+    )
+    samples = [
+        one.sample(0, 0, 1.0, member=0, strand=strand, leaves=of_one)
+        for strand, (one, of_one) in enumerate(zip(of_tree, runs, strict=True))
+    ] + [alone_.sample(1, 0, 0.0, member=1)]
+    flat = [*of_tree, alone_]
+    buffers = [joined_ids(flat), joined_behaviour(flat), b"\x01" * 15]
+    subject = learner(StalenessConfig(correction=()), branches="branch", **updates)
+    counts = subject.accumulate(MicroBatch(0, 0, samples, {0: [1.0, 0.0]}), buffers)
+    steps: list[dict[str, torch.Tensor]] = []
+    hook = subject.optimizer.register_step_pre_hook(
+        lambda *_: steps.append(
+            {n: p.grad.clone() for n, p in subject.model.named_parameters() if p.grad is not None}
+        )
+    )
+    metrics = subject.step()
+    hook.remove()
+    if not updates:
+        assert metrics["loss"] == pytest.approx(float(expected.detach()), abs=1e-5)
+        assert by_rollout(counts) == [TokenCount(0, 10, {}), TokenCount(1, 5, {})], "counted once"
     assert_close(
         steps[0], {n: p.grad for n, p in exact.named_parameters() if p.grad is not None}, 1e-4
     )

@@ -26,8 +26,13 @@ class AgentConfig(Section, frozen=True):
     ] = ""
     actors: Annotated[int, Meta(ge=1, description="agents processes")] = 1
     concurrency: Annotated[
-        int, Meta(ge=1, le=4096, description="episodes at a time, at each agents actor")
-    ] = 16
+        int,
+        Meta(
+            ge=1,
+            le=4096,
+            description="episodes at a time, at each agents actor; fewer where engines are busy",
+        ),
+    ] = 64
     episode_s: Annotated[
         float,
         Meta(

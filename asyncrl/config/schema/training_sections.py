@@ -12,6 +12,9 @@ from asyncrl.config.schema.section import Section
 Credit = Literal["episode", "to_go"]
 """Values of `train.credit`."""
 
+Branches = Literal["token", "branch"]
+"""Values of `train.branches`."""
+
 
 class TrainConfig(Section, frozen=True):
     """Optimizer steps."""
@@ -21,6 +24,16 @@ class TrainConfig(Section, frozen=True):
         Literal["cpu", "cuda"],
         Meta(description="where the model learns; cuda: the first GPU that the trainer may use"),
     ] = "cpu"
+    ranks: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description=(
+                "processes that train the model together, each with a shard of it; 0: one, or on "
+                "cuda as many as there are GPUs left"
+            ),
+        ),
+    ] = 0
     batch_groups: Annotated[int, Meta(ge=1, description="groups in a step")] = 16
     step_tokens: Annotated[
         int,
@@ -54,6 +67,15 @@ class TrainConfig(Section, frozen=True):
             )
         ),
     ] = "episode"
+    branches: Annotated[
+        Branches,
+        Meta(
+            description=(
+                "what counts alike where an agent's episode has branches: each sampled token, or "
+                "each branch, so that a token counts once for each branch that it is in"
+            )
+        ),
+    ] = "token"
     prior_visits: Annotated[
         float,
         Meta(

@@ -89,6 +89,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     version: str
     model_path: str = ""
     dtype: str = ""
+    device: str = ""
     tp_size: int = 1
     dp_size: int = 1
     skip_tokenizer_init: bool = False

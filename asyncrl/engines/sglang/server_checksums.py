@@ -1,20 +1,19 @@
 """A server's own checksums of its weights. Invariant: a tensor once seen to hold exactly
 the trainer's bytes is never taken for right again when it does not.
 
-A server gives one hash for each of its tensors and ranks. On a CPU it is the beginning of SHA-256
-over the tensor's bytes, so what it must be is known as soon as the layout is: whole or fused with
-others, cut between ranks, padded. Layouts are not asked for but found, at the first publication, by
-trying each. What fits none (another hash on a GPU, weights that are quantized or rearranged) must
-at least change when what it is made of does, and only then. The canary has the last word.
+A server gives one hash for each of its tensors and ranks (`server_hashes`), of its bytes in its own
+layout: whole or fused with others, cut between ranks, padded. Layouts are not asked for but found:
+what a tensor's hashes would be in each is computed for the first publication, before the server is
+paused, and compared once. What fits none (weights that are quantized or rearranged) must at least
+change when what it is made of does, and only then. The canary has the last word.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
+from asyncrl.engines.sglang.server_hashes import Hash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,57 +87,66 @@ def _padded(parts: Sequence[Tensor], rank: int, ranks: int) -> Sequence[Tensor]:
 _LAYOUTS: tuple[Layout, ...] = (_whole, _rows, _columns, _padded)
 
 
-def _digest(pieces: Iterable[Tensor]) -> str:
-    import torch
-
-    hashed = hashlib.sha256()
-    for piece in pieces:
-        hashed.update(piece.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return hashed.hexdigest()[:16]
+def _fitting(tensors: Sequence[Tensor], ranks: int) -> tuple[Layout, ...]:
+    """Layouts that such tensors can have, whole first, none of which is another one anyway."""
+    rows, dimensions = len(tensors[0]) if tensors[0].dim() else 0, tensors[0].dim()
+    cut = ranks > 1 and dimensions > 0
+    fits: dict[Layout, bool] = {
+        _whole: True,
+        _rows: cut,
+        _columns: cut and dimensions > 1,
+        _padded: len(tensors) == 1 and dimensions == 2 and bool(rows % _VOCABULARY_ROWS),
+    }
+    return tuple(layout for layout in _LAYOUTS if fits[layout])
 
 
 # ------------------------------------------------------------------------------------------ checks
 
-
-class Expected(msgspec.Struct, frozen=True):
-    """Hashes that a version must have: for each tensor in a known layout its hash on each rank; for
-    each other the hash of its parts."""
-
-    exact: dict[str, list[str]]
-    parts: dict[str, str]
+Expected = Mapping[str, Mapping[Layout, "list[str]"]]
+"""Hashes that a version must have: for each tensor of the server, and each layout that it may have,
+its hash on each rank."""
 
 
 class Checks:
     """Knowledge of one server, a rank for each of `found` (its checksums), about the tensors called
-    `ours`. Raises UnknownName."""
+    and shaped as `ours`. `hash_of` is the server's. Raises UnknownName."""
 
-    def __init__(self, ours: Iterable[str], found: Sequence[Mapping[str, str]]) -> None:
+    def __init__(
+        self, ours: Mapping[str, Tensor], found: Sequence[Mapping[str, str]], hash_of: Hash
+    ) -> None:
+        self._hash, self._ranks = hash_of, len(found)
         self._sources = sources(ours, found[0].keys())
-        self._ranks = len(found)
-        self._layouts: dict[str, Layout] = {}
-        self._last: dict[str, tuple[str, list[str]]] = {}  # the hash of the parts, and the server's
+        self._layouts = {
+            name: _fitting([ours[part] for part in parts], self._ranks)
+            for name, parts in self._sources.items()
+        }
+        self._exact = set[str]()  # tensors whose layout was found
+        self._last: dict[str, tuple[str, list[str]]] | None = None
+        # of the others, of the version before: the hash of the parts, and the server's
 
     @property
     def exact(self) -> int:
         """Number of the server's tensors that are compared byte by byte."""
-        return len(self._layouts)
+        return len(self._exact)
+
+    @property
+    def inexact(self) -> list[str]:
+        """Tensors that have none of the layouts, in the server's names."""
+        return sorted(self._sources.keys() - self._exact) if self._last is not None else []
 
     def expect(self, weights: Mapping[str, Tensor]) -> Expected:
         """The checksums when the server holds `weights`: hashing, for a worker thread, before the
         server is paused."""
-        exact, parts = {}, {}
-        for name in self._sources:
-            tensors = self._tensors(name, weights)
-            if (layout := self._layouts.get(name)) is not None:
-                exact[name] = self._hashes(layout, tensors)
-            else:
-                parts[name] = _digest(tensors)
-        return Expected(exact, parts)
+        return {
+            name: {
+                layout: self._hashes(layout, [weights[part] for part in self._sources[name]])
+                for layout in layouts
+            }
+            for name, layouts in self._layouts.items()
+        }
 
-    def verify(
-        self, expected: Expected, weights: Mapping[str, Tensor], found: Sequence[Mapping[str, str]]
-    ) -> None:
-        """Compare, and remember what was found out. For a worker thread. Raises WrongWeights."""
+    def verify(self, expected: Expected, found: Sequence[Mapping[str, str]]) -> None:
+        """Compare, and remember what was found out. Raises WrongWeights."""
         if len(found) != self._ranks or any(
             name not in rank for rank in found for name in self._sources
         ):
@@ -148,47 +156,46 @@ class Checks:
             )
         wrong: dict[str, str] = {}
         now: dict[str, tuple[str, list[str]]] = {}
-        for name in self._sources:
+        for name, hashes in expected.items():
             theirs = [rank[name] for rank in found]
             fault: str | None
-            if name in expected.exact:
-                fault = "" if theirs == expected.exact[name] else "holds other bytes than were sent"
-            elif (fault := self._found(name, self._tensors(name, weights), theirs)) is None:
-                now[name] = expected.parts[name], theirs
+            if name in self._exact:
+                right = theirs == hashes[self._layouts[name][0]]
+                fault = "" if right else "holds other bytes than were sent"
+            elif (fault := self._found(name, hashes, theirs)) is None:
+                now[name] = hashes[_whole][0], theirs
                 fault = self._moved(name, *now[name])
             if fault:
                 wrong[name] = fault
-        if not wrong:
-            self._last = now
-        else:
+        if wrong:
             name, fault = next(iter(wrong.items()))
             raise WrongWeights(
                 f"{name} {fault}"
                 + (f", and so on: {len(wrong)} tensors are wrong" if len(wrong) > 1 else "")
             )
+        self._last = now
+        for name in now:
+            self._layouts[name] = (_whole,)  # which is that of its parts: nothing is looked for
 
-    def _found(self, name: str, tensors: Sequence[Tensor], theirs: list[str]) -> str | None:
+    def _found(
+        self, name: str, hashes: Mapping[Layout, list[str]], theirs: list[str]
+    ) -> str | None:
         """Look for the layout of a tensor: its fault, empty where there is none, None where the
         layout is none that we know."""
-        for layout in _LAYOUTS:
-            if _fits(layout, tensors, self._ranks):
-                equal = [
-                    ours == their
-                    for ours, their in zip(self._hashes(layout, tensors), theirs, strict=True)
-                ]
-                if all(equal):
-                    self._layouts[name] = layout
-                    return ""
-                if any(equal):
-                    return (
-                        f"is right on rank {equal.index(True)} and not on rank {equal.index(False)}"
-                    )
+        for layout, ours in hashes.items():
+            equal = [one == other for one, other in zip(ours, theirs, strict=True)]
+            if all(equal):
+                self._layouts[name] = (layout,)
+                self._exact.add(name)
+                return ""
+            if any(equal):
+                return f"is right on rank {equal.index(True)} and not on rank {equal.index(False)}"
         return None
 
     def _moved(self, name: str, parts: str, theirs: list[str]) -> str:
         """The fault of a tensor in an unknown layout, next to the version before; empty where there
         is none."""
-        parts_before, theirs_before = self._last.get(name, (parts, theirs))
+        parts_before, theirs_before = (self._last or {}).get(name, (parts, theirs))
         if (parts_before != parts) == (theirs_before != theirs):
             return ""
         return (
@@ -197,17 +204,8 @@ class Checks:
             else "changed and was sent as it was"
         )
 
-    def _tensors(self, name: str, weights: Mapping[str, Tensor]) -> list[Tensor]:
-        return [weights[part] for part in self._sources[name]]
-
     def _hashes(self, layout: Layout, tensors: Sequence[Tensor]) -> list[str]:
-        return [_digest(layout(tensors, rank, self._ranks)) for rank in range(self._ranks)]
-
-
-def _fits(layout: Layout, tensors: Sequence[Tensor], ranks: int) -> bool:
-    """True if such tensors can be laid out so, and otherwise than whole."""
-    if layout is _whole:
-        return True
-    if layout is _padded:
-        return len(tensors) == 1 and tensors[0].dim() == 2
-    return ranks > 1 and all(tensor.dim() > (layout is _columns) for tensor in tensors)
+        """The hash on each rank."""
+        if layout is _whole:
+            return [self._hash(tensors)] * self._ranks
+        return [self._hash(layout(tensors, rank, self._ranks)) for rank in range(self._ranks)]

@@ -61,6 +61,7 @@ from asyncrl.ipc.messages.publication_messages import (
     Transferred,
     Unpin,
 )
+from asyncrl.ipc.messages.rank_messages import Gather, Obeyed
 from asyncrl.ipc.messages.rollout_messages import (
     ChunkHead,
     Chunks,
@@ -118,6 +119,7 @@ __all__ = [
     "Enough",
     "Exited",
     "Finish",
+    "Gather",
     "GiveFailure",
     "GiveReward",
     "Hello",
@@ -129,6 +131,7 @@ __all__ = [
     "MicroBatch",
     "NoVerdict",
     "Note",
+    "Obeyed",
     "Part",
     "Play",
     "Played",

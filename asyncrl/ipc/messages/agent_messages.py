@@ -86,12 +86,13 @@ class GiveFailure(Message, frozen=True):
 
 class Played(Message, frozen=True):
     """Agents actor to coordinator: the agent has ended, by itself (`stop`) or cut off (`length`).
-    With `failed`, the name of a reason, it has not: another attempt is due."""
+    With `failed`, the name of a reason, it has not, and `text` says why: another attempt is due."""
 
     rollout: int
     attempt: int
     finish: Finish
     failed: str = ""
+    text: str = ""
 
 
 class StopPlaying(Message, frozen=True):

@@ -40,7 +40,8 @@ class Scored(Part, frozen=True, tag=True):
     """The reward that is trained; `parts` are the rewards that it is made of, where there are
     several (GDPO), in the task's order. `score` is the verifier's own number where the reward is
     another one, because a penalty was added; None: it is the reward. `errors` are the response
-    tokens [start, end) that the verifier found wrong: they stay out of the loss."""
+    tokens [start, end) that the verifier found wrong: they stay out of the loss. Of an episode it
+    sees the last reply; from the coordinator on they count among the tokens of all turns."""
 
     reward: float
     parts: list[float] = []

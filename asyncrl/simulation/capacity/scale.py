@@ -27,17 +27,21 @@ from asyncrl.simulation.capacity.modelled import LedgerChecker, rare_collections
 from asyncrl.simulation.fake_world import FakeWorld, Speeds
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.run import silence
+from asyncrl.simulation.scripted_agents import ScriptedAgents
 from asyncrl.simulation.sim_process import SimProcess
 from asyncrl.simulation.task_order import replayable
 
 MEDIAN, TAIL = 300.0, 0.45
 SHORTEST, LONGEST = 16, 1200
 SLOTS = 8
+TURNS = 4
+"""Calls of an agent's episode."""
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """Counts of a run. `in_flight` is the mean number of rollouts that were with engines."""
+    """Counts of a run. `in_flight` is the mean number of rollouts, or of agents' calls, that were
+    with engines."""
 
     engines: int
     virtual_s: float
@@ -49,10 +53,16 @@ class Scaled:
     violation: Violation | None
 
 
-def configured(engines: int, seed: int) -> Config:
-    """A run that keeps every slot of so many engines busy."""
+def configured(engines: int, seed: int, *, agents: bool = False) -> Config:
+    """A run that keeps every slot of so many engines busy; with `agents`, by their episodes."""
+    played = {
+        "run": "scripted:agent",
+        "actors": max(1, engines // 64),
+        "concurrency": 2 * SLOTS * min(engines, 64),
+    }
     return msgspec.convert(
         {
+            "agent": played if agents else {},
             "task": {"eval_size": 0, "train_size": 10**6},
             "engine": {
                 "kind": "scripted",
@@ -86,18 +96,28 @@ def configured(engines: int, seed: int) -> Config:
 _IDS, _BEHAVIOUR = np.ones(LONGEST, np.int32), np.full(LONGEST, -1.0, np.float32)
 
 
-def scale(engines: int, seconds: float, *, seed: int = 0, seconds_per_token: float = 1.0) -> Scaled:
-    """Run so many engines for so many virtual seconds."""
+def scale(
+    engines: int,
+    seconds: float,
+    *,
+    seed: int = 0,
+    seconds_per_token: float = 1.0,
+    agents: bool = False,
+) -> Scaled:
+    """Run so many engines for so many virtual seconds. With `agents` a response is an episode of
+    `TURNS` calls, between which its agent thinks for as long as one takes in the median."""
     with replayable(seed), silence(), rare_collections():
         return trio.run(
-            partial(_run, engines, seconds, seed, seconds_per_token),
+            partial(_run, engines, seconds, seed, seconds_per_token, agents),
             clock=MockClock(autojump_threshold=0),
             strict_exception_groups=True,
         )
 
 
-async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float) -> Scaled:
-    config = configured(engines, seed)
+async def _run(
+    engines: int, seconds: float, seed: int, seconds_per_token: float, agents: bool
+) -> Scaled:
+    config = configured(engines, seed, agents=agents)
     checker = LedgerChecker()
     draw = random.Random(seed)
     speeds = Speeds(
@@ -107,10 +127,13 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
         step_s=1.0,
     )
     world = FakeWorld(seed, config, checker, speeds)
+    parts = TURNS if agents else 1
+    if agents:
+        world.agents = ScriptedAgents(TURNS, LONGEST // TURNS, MEDIAN / TURNS * seconds_per_token)
 
     def script(request: Request) -> Script:
         share = (stream(seed, request.key) + 1) / (2**64 + 2)
-        tokens = int(min(LONGEST, max(SHORTEST, MEDIAN * (share / (1 - share)) ** TAIL)))
+        tokens = int(min(LONGEST, max(SHORTEST, MEDIAN * (share / (1 - share)) ** TAIL))) // parts
         left = max(1, tokens - request.prefix_tokens)
         return Script(_IDS[:left], _BEHAVIOUR[:left], seconds_per_token)
 
@@ -134,8 +157,8 @@ async def _run(engines: int, seconds: float, seed: int, seconds_per_token: float
             await trio.sleep(seconds / 20)
             in_flight.append(
                 sum(
-                    rollout.status is RolloutStatus.LEASED
-                    for rollout in checker.store.experience.rollouts.values()
+                    call.status is RolloutStatus.LEASED
+                    for call in checker.store.experience.calls.values()
                 )
             )
 

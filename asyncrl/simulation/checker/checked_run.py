@@ -8,14 +8,21 @@ from collections import Counter
 from collections.abc import Callable
 
 from actors.coordinator.event_store import EventStore
+from actors.coordinator.playing import PlayingLimits
 from actors.coordinator.prompts import PromptSource
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.ipc.messages import ScoreResult
 from asyncrl.simulation import policy
+from asyncrl.simulation.checker.episode_witness import EpisodeWitness
+from asyncrl.simulation.checker.reference_rollouts import (
+    ReferenceAgentCall,
+    ReferenceCall,
+    ReferenceRollout,
+)
 from asyncrl.simulation.checker.reference_rules import ReferenceRules
-from asyncrl.simulation.checker.reference_state import ReferenceRollout, ReferenceState
+from asyncrl.simulation.checker.reference_state import ReferenceState
 from asyncrl.simulation.observer import WorldObserver
 from asyncrl.simulation.policy import Rewards
 
@@ -25,7 +32,7 @@ class CheckedRun(ReferenceRules, WorldObserver):
 
     Of all lives: `events`, as they became durable; `lineage`, the weights of each version that
     training stands on; `trained_by`, the rollouts whose tokens are in the weights of a version;
-    `handed`, by step, the rollouts given to the learner and how many of their tokens counted;
+    `handed`, by step, the rollouts given to the learner, and the calls of each that were not;
     `undone_weights`, those of versions that a crash undid; `written`, the versions of which a
     checkpoint was written; `garbled`, the bad chunks that starts of actors sent; `refused`, the
     verdicts that the plan withheld.
@@ -33,6 +40,7 @@ class CheckedRun(ReferenceRules, WorldObserver):
     Of the present life: `reference`, the state by the events; `shadow`, a fold of the events by the
     product's own code; `store`, the product's state; `here`, the versions published; `prescribed`,
     what a crash undid and has to be taken again, by step; `version`, from which training started;
+    `heard_version`, the last that the coordinator has heard of;
     `closed`, the last version that was published before; `bound`, the units that may be live.
     """
 
@@ -41,7 +49,8 @@ class CheckedRun(ReferenceRules, WorldObserver):
 
     prompts: PromptSource
 
-    def __init__(self, seed: int, config: Config, rewards: Rewards) -> None:
+    def __init__(self, seed: int, config: Config, rewards: Rewards, *, steady: bool = True) -> None:
+        """`steady` agents, where there are any, do the same in each attempt."""
         super().__init__()
         self.seed, self.config, self.rewards = seed, config, rewards
         self.clock: Callable[[], float] = lambda: 0.0
@@ -51,14 +60,22 @@ class CheckedRun(ReferenceRules, WorldObserver):
         self.lineage = {0: policy.initial(seed)}
         self.undone_weights: dict[int, int] = {}
         self.trained_by: dict[int, set[int]] = {}
-        self.handed: dict[int, dict[int, int]] = {}
+        self.handed: dict[int, dict[int, list[ReferenceAgentCall]]] = {}
         self.written: set[int] = set()
         self.garbled = Counter[str]()
         self.refused = 0
         self.reference = ReferenceState()
+        limits = PlayingLimits(
+            max_calls=config.agent.max_calls,
+            attempts=config.agent.attempts,
+            context_tokens=config.engine.context_tokens,
+        )
+        self.episodes = EpisodeWitness(
+            self, limits, config.agent.concurrency, self.temperature, steady=steady
+        )
         self.here: set[int] = set()
         self.prescribed: list[tuple[int, list[int]]] = []
-        self.version = 0
+        self.version = self.heard_version = 0
         self.closed = 0
         self.bound = 0
         self.closable: dict[int, float] = {}  # by step: before then it was not closed
@@ -81,6 +98,22 @@ class CheckedRun(ReferenceRules, WorldObserver):
             return 0, 0
         ended = [why for whose, number, why in self._ended if whose == holder and number < before]
         return ended.count(reason), len(ended)
+
+
+def live_call(run: CheckedRun, id: int, event: e.AnyEvent) -> ReferenceCall:
+    """The call, or rollout of one turn, that an event names. Raises Violation where it is not
+    live."""
+    call = run.reference.call(id)
+    run.hold(
+        "once",
+        call is not None,
+        "{} is of a rollout that was {}",
+        event,
+        run.reference.ended.get(id, "never admitted"),
+    )
+    if call is None:
+        raise run.violation or AssertionError
+    return call
 
 
 def live_rollout(run: CheckedRun, id: int, event: e.AnyEvent) -> ReferenceRollout:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import combinations
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -28,9 +29,11 @@ from asyncrl.ipc.messages import (
     Chunks,
     Message,
     MicroBatch,
+    Play,
     Sample,
     ScoreResult,
     StatusUpdate,
+    Stepped,
 )
 from asyncrl.ipc.waits import Waits
 from asyncrl.simulation import policy
@@ -38,6 +41,7 @@ from asyncrl.simulation.checker.checked_run import CheckedRun
 from asyncrl.simulation.checker.event_checks import CHECKS
 from asyncrl.simulation.checker.lease_witness import LeaseWitness
 from asyncrl.simulation.checker.publication_witness import FAILURES, PublicationWitness
+from asyncrl.simulation.checker.reference_rollouts import ReferenceCall
 from asyncrl.simulation.checker.reference_state import gone_on
 from asyncrl.simulation.checker.schedule_witness import ScheduleWitness
 from asyncrl.simulation.checker.score_witness import ScoreWitness
@@ -45,6 +49,9 @@ from asyncrl.simulation.checker.state_comparison import compare, compare_all, co
 from asyncrl.simulation.checker.training_checks import check_batch, check_scores, check_step
 from asyncrl.simulation.checker.verdict_witness import VerdictWitness
 from asyncrl.simulation.policy import Rewards
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _encode = msgspec.msgpack.Encoder().encode
 _event: msgspec.msgpack.Decoder[e.AnyEvent] = msgspec.msgpack.Decoder(e.AnyEvent)
@@ -55,6 +62,8 @@ SIGNALLESS = frozenset({"k_min", "truncated", "zero_variance"})
 """Reasons to leave of what had no signal."""
 SUSPECT = 3
 """Bad chunks that cost an engine its place."""
+SILENT_S = 60.0
+"""Seconds of silence that cost an agents actor its place."""
 FOLD_EVERY = 16
 """Steps of tasks with events between two comparisons of the whole state with a fold of its
 events."""
@@ -63,8 +72,8 @@ events."""
 class Checker(CheckedRun):
     """Watches one run through all its lives."""
 
-    def __init__(self, seed: int, config: Config, rewards: Rewards) -> None:
-        super().__init__(seed, config, rewards)
+    def __init__(self, seed: int, config: Config, rewards: Rewards, *, steady: bool = True) -> None:
+        super().__init__(seed, config, rewards, steady=steady)
         self._undone: set[int] = set()  # numbers of events that a crash undid
         # those, by the version for which a state was written, and the event after which
         self._kept: dict[tuple[int, int], set[int]] = {}
@@ -76,6 +85,7 @@ class Checker(CheckedRun):
         self._filtered = 0  # units without a signal in a row
         self._signals = 0  # complete groups when this life began
         self._evaluated: set[int | None] = set()  # versions whose accuracy this life began with
+        self._heard: dict[str, float] = {}  # when each start said anything last
         self._wrong: set[str] = set()  # starts that received other weights than were sent
         self._witnesses()
 
@@ -108,6 +118,7 @@ class Checker(CheckedRun):
         }
         self.reference, self.prescribed = gone_on(self.events, self._undone)
         self._witnesses()
+        self.episodes.begin()
         self.closable.clear()
         self.proximal.begin()
         self._filtered, self._signals = 0, len(self.reference.signals)
@@ -117,6 +128,7 @@ class Checker(CheckedRun):
         self.closed = max(
             (event.version for event in self.events if isinstance(event, e.Published)), default=0
         )
+        self.heard_version = version
         self.version, self.bound = version, max(self.max_live_filtered * self.per_group, self.live)
         for step, rollouts in self.prescribed:
             self.hold(
@@ -156,7 +168,8 @@ class Checker(CheckedRun):
         lag = update.lag_max
         self.hold("ledger", lag <= self.max_lag, "the display shows a lag of {}", lag)
         weights = self.lineage.get(update.accuracy_version)
-        if weights is not None and not (self.refused or self.reference.buried["evaluation"]):
+        exact = not (self.refused or self.reference.buried["evaluation"] or self.config.agent.run)
+        if weights is not None and exact:
             held_out = [self.prompts.ids("evaluation", n) for n in self.prompts.evaluation_items()]
             due = policy.accuracy(
                 weights, held_out, self.config.rollout.max_new_tokens, self.rewards
@@ -239,6 +252,17 @@ class Checker(CheckedRun):
             self.verdicts.overdue(start)
         elif "streamed nothing" in reason:
             self.leases.silent(start)
+        elif "has episodes" in reason:
+            silent_s = self.clock() - self._heard.get(start, 0.0)
+            held = [x.id for x in self.reference.episodes if x.holder == start.partition("/")[0]]
+            self.hold(
+                "blame",
+                silent_s > SILENT_S,
+                "{} is replaced, and spoke {} s ago; it has {}",
+                start,
+                silent_s,
+                held,
+            )
         elif "checksums" in reason:
             self.hold(
                 "blame",
@@ -259,7 +283,7 @@ class Checker(CheckedRun):
 
     def on_outcome(self, outcome: Outcome) -> None:
         self.look_closely()
-        leased = [seen.id for seen in self.reference.rollouts.values() if seen.holder]
+        leased = [call.id for call in self.reference.calls() if call.holder]
         if outcome.ok and "stopped early" not in outcome.reason:
             self.hold(
                 "nothing leaks",
@@ -311,7 +335,7 @@ class Checker(CheckedRun):
             CHECKS[type(event)](self, event)
         if self.violation is None:
             self._witnessed(number, event)
-        if isinstance(event, e.Sealed | e.Requeued | e.Buried):
+        if isinstance(event, e.Sealed | e.Answered | e.Requeued | e.Buried):
             self._lease_ended(event)
         if self.violation is None:
             self.reference.apply(event)
@@ -321,18 +345,19 @@ class Checker(CheckedRun):
 
     def _witnessed(self, number: int, event: e.AnyEvent) -> None:
         """Tell the witnesses of an event, before the reference takes it in."""
-        rollouts = self.reference.rollouts
+        call = self._call_of(event)
         match event:
             case e.Leased():
                 self.leases.leased(event)
             case e.Extended():
                 self.proximal.extended(event)
-            case e.Sealed():
-                self.leases.sealed(rollouts[event.rollout])
-            case e.Requeued() if rollouts[event.rollout].holder:
-                self.leases.ended(rollouts[event.rollout], event.reason, failed=event.failed)
-            case e.Buried() if rollouts[event.rollout].holder:
-                self.leases.ended(rollouts[event.rollout], event.reason, failed=True)
+                self.episodes.extended(event)
+            case e.Sealed() | e.Answered() if call is not None:
+                self.leases.sealed(call)
+            case e.Requeued() if call is not None and call.holder:
+                self.leases.ended(call, event.reason, failed=event.failed)
+            case e.Buried() if call is not None and call.holder:
+                self.leases.ended(call, event.reason, failed=True)
             case e.Dropped():
                 self._dropped(event)
             case e.Discarded(reason=reason):
@@ -355,25 +380,31 @@ class Checker(CheckedRun):
         group = self.reference.groups[event.group]
         self._filtered += event.reason in SIGNALLESS
         members = self.reference.members(group)
-        for seen in members:
-            if seen.holder:
-                self.leases.ended(seen, event.reason, failed=False)
+        for call in self.reference.calls():
+            if call.holder and call.group is group:
+                self.leases.ended(call, event.reason, failed=False)
         # its last answers may be lost where its accuracy, which is written before them, is not
         known = group.event.version in self._evaluated
         unjudged = any(seen.verdict is None for seen in members)
         if group.event.split == "evaluation" and unjudged and not known:
             self.schedule.given_up()
 
-    def _lease_ended(self, event: e.Sealed | e.Requeued | e.Buried) -> None:
-        if (seen := self.reference.rollouts.get(event.rollout)) is not None:
-            reason = "" if isinstance(event, e.Sealed) else event.reason
-            self.lease_ended(seen.holder, seen.lease, reason)
+    def _call_of(self, event: e.AnyEvent) -> ReferenceCall | None:
+        """The live call, or rollout of one turn, that an event names."""
+        id = event.call if isinstance(event, e.Answered) else getattr(event, "rollout", None)
+        return None if id is None else self.reference.call(id)
+
+    def _lease_ended(self, event: e.Sealed | e.Answered | e.Requeued | e.Buried) -> None:
+        if (call := self._call_of(event)) is not None:
+            reason = "" if isinstance(event, e.Sealed | e.Answered) else event.reason
+            self.lease_ended(call.holder, call.lease, reason)
 
     # ----------------------------------------------------------------------------- what really was
 
-    def on_told(self, start: str, message: Message) -> None:
+    def on_told(self, start: str, message: Message, buffers: Sequence[Buffer]) -> None:
         if self._dead:
             return
+        self.episodes.told(start, message, buffers)
         self.publications.told(start, message)
         self.leases.told(start, message)
         self.verdicts.told(start, message)
@@ -387,8 +418,13 @@ class Checker(CheckedRun):
     def on_hung_up(self, start: str) -> None:
         self.leases.hung_up(start)
 
-    def on_delivered(self, start: str, message: Message) -> None:
-        """Remember tokens and verdicts, which must be booked in the same step of the task."""
+    def on_delivered(self, start: str, message: Message, buffers: Sequence[Buffer]) -> None:
+        """Remember tokens and verdicts, which must be booked in the same step of the task, and what
+        agents say, of which events follow in it."""
+        self.episodes.handling(start.partition("/")[0], message, buffers)
+        self._heard[start] = self.clock()
+        if isinstance(message, Stepped):
+            self.heard_version = message.version
         self.publications.delivered(start, message)
         self.leases.delivered(start, message)
         self.schedule.delivered(message)
@@ -408,6 +444,9 @@ class Checker(CheckedRun):
 
     def on_refusal(self) -> None:
         self.refused += 1
+
+    def on_agent_end(self, play: Play, failed: str, left: Collection[int]) -> None:
+        self.episodes.ended(play, failed, left)
 
     def on_judging(self, start: str, answers: int) -> None:
         self.verdicts.judging(start, answers)
@@ -451,6 +490,8 @@ class Checker(CheckedRun):
     def look(self, coordinator: Coordinator | None) -> None:
         """Compare the product's state with the reference, where a task has recorded events in the
         step that it has just finished."""
+        if not self._dead:
+            self.episodes.handled()
         if not self._fresh or self._dead or self.violation is not None:
             return
         self._fresh = False

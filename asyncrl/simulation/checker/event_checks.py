@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from asyncrl.experience import events as e
 from asyncrl.simulation.checker import generation_checks as generation
 from asyncrl.simulation.checker import selection_checks as selection
 from asyncrl.simulation.checker.checked_run import CheckedRun
+from asyncrl.simulation.checker.reference_episodes import OfEpisode
 
 CHECKS: dict[type, Callable[[CheckedRun, Any], None]] = {
     e.Admitted: generation.admitted,
     e.Leased: generation.leased,
     e.Extended: generation.extended,
     e.Sealed: generation.sealed,
+    **dict.fromkeys(get_args(OfEpisode), generation.of_episode),
     e.Requeued: generation.requeued,
     e.Buried: generation.buried,
     e.LateTokens: generation.late,

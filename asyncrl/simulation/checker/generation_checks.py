@@ -7,11 +7,15 @@ the product keeps.
 
 from __future__ import annotations
 
+import math
+
+from asyncrl.config.engines import capabilities
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Scored
-from asyncrl.simulation import policy
-from asyncrl.simulation.checker.checked_run import CheckedRun, live_rollout
-from asyncrl.simulation.checker.reference_state import ReferenceRollout
+from asyncrl.simulation.checker.call_checks import check_lease, check_tokens, check_whole
+from asyncrl.simulation.checker.checked_run import CheckedRun, live_call, live_rollout
+from asyncrl.simulation.checker.reference_episodes import OfEpisode
+from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceCall
 
 GARBAGE = frozenset(
     {
@@ -33,6 +37,14 @@ def admitted(run: CheckedRun, event: e.Admitted) -> None:
         "prompts",
         event.prompt == run.prompts.ids(event.split, event.prompt_index),
         "{} has not the text of its prompt",
+        event,
+    )
+    again = event.restarts
+    place = run.reference.placed[event.split] if again is None else -1 - again
+    run.hold(
+        "draws",
+        event.key == run.first_key(event, place) and event.played == bool(run.config.agent.run),
+        "{} has not the draws of its place",
         event,
     )
     if event.split == "train":
@@ -91,12 +103,15 @@ def admitted(run: CheckedRun, event: e.Admitted) -> None:
         )
     else:
         answers = run.config.evaluation.samples if event.sampled else 1
+        # engines that hold one version do not wait for agents for ever
+        keeps = capabilities(run.config.engine.kind).keeps_versions or not run.config.agent.run
         run.hold(
             "evaluation",
-            event.size == answers and event.version is not None,
-            "a held-out prompt is answered {} times, not {}",
+            event.size == answers and (event.version is not None) == keeps,
+            "a held-out prompt is answered {} times, not {}, under version {}",
             event.size,
             answers,
+            event.version,
         )
 
 
@@ -122,23 +137,18 @@ def _is_due(run: CheckedRun, event: e.Admitted) -> bool:
 
 
 def leased(run: CheckedRun, event: e.Leased) -> None:
-    seen = live_rollout(run, event.rollout, event)
-    run.hold(
-        "leases",
-        not seen.holder and not seen.sealed,
-        "rollout {} was leased to {} while {} has it",
-        seen.id,
-        event.holder,
-        seen.holder,
-    )
-    run.hold(
-        "leases",
-        event.attempt == seen.attempt + 1,
-        "rollout {}'s attempt {} follows {}",
-        seen.id,
-        event.attempt,
-        seen.attempt,
-    )
+    seen = live_call(run, event.rollout, event)
+    check_lease(run, seen, event)
+    if isinstance(seen, ReferenceAgentCall) and seen.group.event.split == "train":
+        newest = max((max(call.versions) for call in seen.episode.sampled), default=math.inf)
+        run.hold(
+            "lag",
+            newest >= run.heard_version - run.max_lag,
+            "call {} was leased to go on with, and the newest token of episode {} is of {}",
+            seen.id,
+            seen.episode.id,
+            newest,
+        )
     if (most := run.config.rollout.max_resumes) and seen.group.event.split == "train":
         run.hold(
             "attempts",
@@ -167,20 +177,7 @@ def leased(run: CheckedRun, event: e.Leased) -> None:
 
 
 def extended(run: CheckedRun, event: e.Extended) -> None:
-    seen = live_rollout(run, event.rollout, event)
-    start, count = len(seen.versions), len(event.ids) // 4
-    run.hold(
-        "leases",
-        bool(seen.holder) and event.attempt == seen.attempt,
-        "tokens of rollout {}, which is not leased so",
-        seen.id,
-    )
-    run.hold(
-        "parallel",
-        event.start == start and count > 0 and 4 * count == len(event.ids) == len(event.behaviour),
-        "rollout {} holds {} tokens; {} bytes of ids and {} of log-probabilities came for {}",
-        seen.id, start, len(event.ids), len(event.behaviour), event.start,
-    )  # fmt: skip
+    seen = live_call(run, event.rollout, event)
     run.hold(
         "publication",
         event.version in run.here,
@@ -214,53 +211,20 @@ def extended(run: CheckedRun, event: e.Extended) -> None:
         pinned,
         event.version,
     )
-    weights = run.lineage.get(event.version)
-    run.hold(
-        "version truth",
-        weights is not None,
-        "version {} sampled tokens, and was never made",
-        event.version,
-    )
-    if weights is None or run.violation:
-        return
-    ids, behaviour = policy.sampled(weights, run.draws(seen), start, start + count)
-    run.hold(
-        "version truth",
-        event.ids == ids.tobytes(),
-        "rollout {}: version {} samples other ids",
-        seen.id,
-        event.version,
-    )
-    run.hold(
-        "version truth",
-        event.behaviour == behaviour.tobytes(),
-        "rollout {}: version {} has other log-probabilities",
-        seen.id,
-        event.version,
-    )
+    check_tokens(run, seen, event, run.draws(seen), run.lineage.get(event.version))
 
 
 def sealed(run: CheckedRun, event: e.Sealed) -> None:
     seen = live_rollout(run, event.rollout, event)
-    whole = policy.length(run.draws(seen), run.config.rollout.max_new_tokens)
-    run.hold(
-        "whole",
-        len(seen.versions) == whole,
-        "rollout {} was sealed with {} of {} tokens",
-        seen.id,
-        len(seen.versions),
-        whole,
-    )
-    run.hold(
-        "leases",
-        bool(seen.holder) and not seen.sealed,
-        "rollout {} was sealed, and nobody had it",
-        seen.id,
-    )
+    run.hold("once", not seen.sealed, "rollout {} was sealed, and again", seen.id)
+    if seen.episode is not None:
+        run.episodes.check(event)
+    else:
+        check_whole(run, seen, run.draws(seen), run.config.rollout.max_new_tokens)
 
 
 def requeued(run: CheckedRun, event: e.Requeued) -> None:
-    seen = live_rollout(run, event.rollout, event)
+    seen = live_call(run, event.rollout, event)
     run.hold("leases", bool(seen.holder), "rollout {} was requeued, and nobody had it", seen.id)
     _failed(run, seen, event.reason, event.failed)
     last = seen.failures + event.failed < run.config.rollout.attempts
@@ -273,15 +237,11 @@ def requeued(run: CheckedRun, event: e.Requeued) -> None:
     )
 
 
-def _failed(run: CheckedRun, seen: ReferenceRollout, reason: str, failed: bool) -> None:
+def _failed(run: CheckedRun, seen: ReferenceCall, reason: str, failed: bool) -> None:
     """An attempt is failed where it brought no token and its turn at a slot had come; what came
     back at this moment had been there."""
     slots, brought = run.config.engine.slots, len(seen.versions) > seen.before
-    held = [
-        other
-        for other in run.reference.rollouts.values()
-        if other.holder == seen.holder and other.lease < seen.lease
-    ]
+    held = [other for other in run.reference.held(seen.holder) if other.lease < seen.lease]
     same, every = run.ended_now(seen.holder, seen.lease, reason)
     judged = reason in ("lease_expired", "actor_lost")
     if failed:
@@ -307,7 +267,10 @@ def _failed(run: CheckedRun, seen: ReferenceRollout, reason: str, failed: bool) 
 
 
 def buried(run: CheckedRun, event: e.Buried) -> None:
-    seen = live_rollout(run, event.rollout, event)
+    if run.reference.episode(event.rollout) is not None:
+        buried_episode(run, event)
+        return
+    seen = live_call(run, event.rollout, event)
     rollout = run.config.rollout
     attempts = rollout.attempts
     if event.reason in GARBAGE:
@@ -357,6 +320,30 @@ def buried(run: CheckedRun, event: e.Buried) -> None:
     _failed(run, seen, event.reason, failed=True)
 
 
+def buried_episode(run: CheckedRun, event: e.Buried) -> None:
+    """Check that an episode that is given up has failed as often as it may, or is too old."""
+    if event.reason != "stale":
+        run.episodes.check(event)
+        return
+    episode = run.reference.episode(event.rollout)
+    assert episode is not None
+    newest = max((max(call.versions) for call in episode.sampled), default=math.inf)
+    run.hold(
+        "lag",
+        episode.status == "played"
+        and episode.rollout.group.event.split == "train"
+        and newest < max(run.lineage) - run.max_lag,
+        "episode {} was given up as stale, and has tokens of version {}",
+        event.rollout,
+        newest,
+    )
+
+
+def of_episode(run: CheckedRun, event: OfEpisode) -> None:
+    """Check what an agent did, or what became of a call of it."""
+    run.episodes.check(event)
+
+
 def late(run: CheckedRun, event: e.LateTokens) -> None:
     run.hold("ledger", event.tokens > 0, "{} late tokens", event.tokens)
 
@@ -369,11 +356,12 @@ def judged(run: CheckedRun, event: e.Judged) -> None:
         "rollout {} was judged, not sealed or judged before",
         seen.id,
     )
+    due = run.verdict(seen)
     if isinstance(event.verdict, Scored):
-        due = run.booked(seen, run.rewards.scored(seen.group.event.prompt_index, bytes(seen.ids)))
         run.hold(
             "verdicts",
-            event.verdict == due or (run.refused > 0 and event.verdict.reward == due.reward),
+            isinstance(due, Scored)
+            and (event.verdict == due or (run.refused > 0 and event.verdict.reward == due.reward)),
             "rollout {} got {}, and deserves {}",
             seen.id,
             event.verdict,
@@ -382,8 +370,9 @@ def judged(run: CheckedRun, event: e.Judged) -> None:
     else:
         run.hold(
             "verdicts",
-            run.refused > 0,
-            "rollout {} got {}, and nobody had withheld a verdict",
+            run.refused > 0 or event.verdict == due,
+            "rollout {} got {}, and deserves {}",
             seen.id,
             event.verdict,
+            due,
         )

@@ -10,7 +10,7 @@ from collections import Counter
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import Chunks, Drain, Hello, Interrupt, Leases, Message
 from asyncrl.simulation.checker.checked_run import CheckedRun
-from asyncrl.simulation.checker.reference_state import ReferenceRollout
+from asyncrl.simulation.checker.reference_rollouts import ReferenceCall
 
 ENOUGH, MULTIPLE, FLOOR_S = 100, 4.0, 30.0
 """Leases from which a deadline follows from how long they took; then it is so many times what 95 %
@@ -73,7 +73,7 @@ class LeaseWitness:
         name = start.partition("/")[0]
         if self._starts.get(name) != start:
             return set()
-        return {seen.id for seen in self._run.reference.rollouts.values() if seen.holder == name}
+        return {seen.id for seen in self._run.reference.held(name)}
 
     # --------------------------------------------------------------------------------------- events
 
@@ -86,12 +86,12 @@ class LeaseWitness:
             due = min(due, max(FLOOR_S, MULTIPLE * took[-(-len(took) * 95 // 100) - 1]))
         self._since[event.rollout], self._due_s[event.rollout] = now, due
 
-    def sealed(self, seen: ReferenceRollout) -> None:
+    def sealed(self, seen: ReferenceCall) -> None:
         """A leased rollout is complete."""
         if seen.id in self._since:
             self._took.append(self._run.clock() - self._since.pop(seen.id))
 
-    def ended(self, seen: ReferenceRollout, reason: str, *, failed: bool) -> None:
+    def ended(self, seen: ReferenceCall, reason: str, *, failed: bool) -> None:
         """A leased rollout is taken back or buried, for a reason."""
         lasted = self._run.clock() - self._since.pop(seen.id, math.inf)
         brought = len(seen.versions) > seen.before
@@ -124,10 +124,10 @@ class LeaseWitness:
         if not excused:
             self._owed[start, seen.id] = self._run.clock(), 0
 
-    def _queued(self, seen: ReferenceRollout) -> bool:
+    def _queued(self, seen: ReferenceCall) -> bool:
         """True if its turn at a slot may not have come yet."""
-        rollouts = self._run.reference.rollouts.values()
-        before = sum(o.holder == seen.holder and o.lease < seen.lease for o in rollouts)
+        held = self._run.reference.held(seen.holder)
+        before = sum(other.lease < seen.lease for other in held)
         _, ended = self._run.ended_now(seen.holder, seen.lease, "")
         return before + ended >= self._run.config.engine.slots
 

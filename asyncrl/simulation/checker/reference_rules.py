@@ -11,10 +11,21 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import groupby
 
+import msgspec
+
 from asyncrl.config import Config
-from asyncrl.ipc.messages import Scored
+from asyncrl.experience import events as e
+from asyncrl.ipc.messages import NoVerdict, Scored, Verdict
 from asyncrl.simulation import policy
-from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout, ReferenceState
+from asyncrl.simulation.checker.reference_rollouts import (
+    ReferenceAgentCall,
+    ReferenceCall,
+    ReferenceRollout,
+)
+from asyncrl.simulation.checker.reference_state import Filling, ReferenceState
+
+SAMPLED = 2**62
+"""The key of the first sampled answer to a held-out prompt."""
 
 
 class ReferenceRules:
@@ -23,6 +34,7 @@ class ReferenceRules:
     started in this life."""
 
     config: Config
+    rewards: policy.Rewards
     reference: ReferenceState
     here: set[int]
     version: int
@@ -49,12 +61,30 @@ class ReferenceRules:
         return rollout.overlong_band or max(1, rollout.max_new_tokens // 5)
 
     def booked(self, seen: ReferenceRollout, given: Scored) -> Scored:
-        """The verdict that is booked where a verifier has given this one."""
+        """The verdict that is booked where a verifier has given this one. Of an episode it has seen
+        the last turn, whose tokens are its last."""
+        if seen.episode is not None:
+            before = len(seen.versions) - len(seen.episode.turns[-1].versions)
+            errors = [(start + before, end + before) for start, end in given.errors]
+            return msgspec.structs.replace(given, errors=errors)
         if not self.band or seen.group.event.split != "train":
             return given
         lost = policy.penalty(len(seen.versions), seen.group.event.max_new_tokens, self.band)
         parts = [*given.parts, lost] if given.parts else []
         return Scored(given.reward + lost, parts, given.reward, given.errors)
+
+    def verdict(self, seen: ReferenceRollout) -> Verdict:
+        """The verdict that a rollout deserves: that of its agent, if it gave one; none where it has
+        asked for nothing; else that of a verifier, on its response or its last turn."""
+        prompt_index, episode = seen.group.event.prompt_index, seen.episode
+        if episode is None:
+            return self.booked(seen, self.rewards.scored(prompt_index, bytes(seen.ids)))
+        if not episode.turns:
+            return NoVerdict("no turn: the agent asked the model for nothing")
+        if None in episode.rewards:
+            return Scored(episode.rewards[None])
+        last = bytes(episode.turns[-1].ids)
+        return self.booked(seen, self.rewards.scored(prompt_index, last))
 
     @property
     def per_group(self) -> int:
@@ -119,24 +149,42 @@ class ReferenceRules:
         of_tokens = -(-train.step_tokens // (size * rollout.max_new_tokens))
         return Fraction(min(self.max_live, of_tokens))
 
-    def draws(self, seen: ReferenceRollout) -> int:
-        """Identity of a rollout's draws: an evaluation is greedy, or each of its samples has draws
-        that follow from prompt and sample; each training rollout has draws of its own, which
-        follow from the place of its prompt and its place in the group."""
+    def draws(self, seen: ReferenceCall) -> int:
+        """Identity of the draws of an agent's call, or of a rollout of one turn: an evaluation is
+        greedy, or each of its samples has draws that follow from prompt and sample; each training
+        rollout has draws of its own, which follow from the place of its prompt and its place in the
+        group."""
+        if isinstance(seen, ReferenceAgentCall):
+            return seen.draws
+        assert isinstance(seen, ReferenceRollout)
         event, rollout = seen.group.event, self.config.rollout
         if event.split == "evaluation" and event.sampled:
             return self.sample_draws(event.prompt, event.prompt_index, seen.member)
         if event.split == "evaluation":
             return policy.draws(event.prompt, 0, 0.0)
+        key = self.first_key(event, seen.group.place) + seen.member
+        return policy.draws(event.prompt, key, rollout.temperature)
+
+    def first_key(self, event: e.Admitted, place: int) -> int:
+        """The key of the first rollout of a group whose prompt has this place."""
+        rollout, samples = self.config.rollout, self.config.evaluation.samples
+        if event.sampled:
+            return SAMPLED + samples * event.prompt_index
+        if event.split == "evaluation":
+            return place
         most = rollout.group_size if rollout.sizing == "fixed" else rollout.group_size_max
-        return policy.draws(
-            event.prompt, most * seen.group.place + seen.member, rollout.temperature
-        )
+        return most * place
+
+    def temperature(self, event: e.Admitted) -> float:
+        """The temperature at which a group is sampled; 0: greedily."""
+        if event.split == "train":
+            return self.config.rollout.temperature
+        return self.config.evaluation.temperature if event.sampled else 0.0
 
     def sample_draws(self, prompt: bytes, prompt_index: int, sample: int) -> int:
         """Identity of the draws of a held-out prompt's `sample`-th sampled answer, from 0."""
         evaluation = self.config.evaluation
-        key = 2**62 + evaluation.samples * prompt_index + sample
+        key = SAMPLED + evaluation.samples * prompt_index + sample
         return policy.draws(prompt, key, evaluation.temperature)
 
     def units(self, rollouts: Sequence[ReferenceRollout]) -> list[list[ReferenceRollout]]:

@@ -6,94 +6,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import chain
 
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import NoVerdict, Scored, Split
+from asyncrl.simulation.checker.reference_episodes import ReferenceEpisodes
+from asyncrl.simulation.checker.reference_rollouts import (
+    ReferenceCall,
+    ReferenceEpisode,
+    ReferenceGroup,
+    ReferenceRollout,
+)
 
 Facts = tuple[int, int, int, int]
 """A rollout whose generation is over: its tokens, the versions published between the admission of
 its prompt and its last token, its leases, and the version of its first token."""
-
-
-class ReferenceRollout:
-    """One rollout, as the events tell it."""
-
-    __slots__ = (
-        *("attempt", "before", "behaviour", "cut", "failures", "group", "holder", "hops", "id"),
-        *("ids", "lease", "member", "sealed", "step", "verdict", "versions"),
-    )
-
-    def __init__(self, id: int, group: ReferenceGroup, member: int) -> None:
-        self.id, self.group, self.member = id, group, member
-        self.ids, self.behaviour = bytearray(), bytearray()
-        self.versions: list[int] = []
-        self.attempt, self.holder, self.sealed = 0, "", False
-        self.cut = False  # at its budget
-        self.lease = self.before = self.failures = (
-            0  # the number of its last lease, the tokens it had then, its failed attempts
-        )
-        self.hops = 0  # how often it was taken back
-        self.verdict: Scored | NoVerdict | None = None
-        self.step: int | None = None
-
-    @property
-    def oldest(self) -> int:
-        return min(self.versions, default=0)
-
-    def wrong(self) -> set[int]:
-        """The places of the tokens that its verifier found wrong."""
-        errors = self.verdict.errors if isinstance(self.verdict, Scored) else []
-        return {place for start, end in errors for place in range(start, end)}
-
-    def spans(self) -> list[tuple[int, int, int]]:
-        found: list[tuple[int, int, int]] = []
-        for index, version in enumerate(self.versions):
-            if found and found[-1][0] == version:
-                found[-1] = version, found[-1][1], index + 1
-            else:
-                found.append((version, index, index + 1))
-        return found
-
-
-class ReferenceGroup:
-    """One group, as the events tell it. `place` is that of its prompt in the order of the data, or
-    a negative number where the prompt of a stale group starts again. `steps` says which step has
-    each member that was taken, `rewards` what each member got, the first judged first, whatever
-    became of them, `solved` those that the verifier gave 1. `prior` is what was known of its prompt
-    when it was admitted: a mean and its weight. `admitted_version` is the one that was committed
-    last then."""
-
-    __slots__ = (
-        *("admitted_version", "event", "members", "ordinal", "place"),
-        *("prior", "rewards", "solved", "steps"),
-    )
-
-    def __init__(
-        self,
-        event: e.Admitted,
-        ordinal: int,
-        place: int,
-        prior: tuple[float, float],
-        admitted_version: int | None,
-    ) -> None:
-        self.event, self.ordinal, self.place, self.prior = event, ordinal, place, prior
-        self.admitted_version = admitted_version
-        self.members = range(event.first, event.first + event.size)
-        self.steps: dict[int, int] = {}
-        self.rewards: dict[int, float] = {}
-        self.solved: set[int] = set()
-
-    def others(self, id: int) -> list[float]:
-        """The rewards of all members but one, the first judged first."""
-        return [reward for member, reward in self.rewards.items() if member != id]
-
-    def baseline(self, id: int, k: int, visits: float) -> float:
-        """The mean of the first `k` judged among the others, drawn to the prior, whose weight is
-        `visits` at most."""
-        first, (mean, weight) = self.others(id)[:k], self.prior
-        weight = min(visits, weight)
-        return (sum(first) + weight * mean) / (k + weight)
 
 
 class Filling:
@@ -109,10 +37,10 @@ class Filling:
 class ReferenceState:
     """The live rollouts and groups, the ends of the others, and the prompts to come.
 
-    `cursor` is the place of the next prompt; `restarts` maps the stale groups whose prompts start
-    again to their prompts. `visits` says of each prompt what its groups earned: the sum of their
-    rewards and their number, each earlier group counting half, and True if all rewards of the last
-    group were 1.
+    `agents` are the calls of episodes that are played. `cursor` is the place of the next prompt;
+    `restarts` maps the stale groups whose prompts start again to their prompts. `visits` says of
+    each prompt what its groups earned: the sum of their rewards and their number, each earlier
+    group counting half, and True if all rewards of the last group were 1.
     `kept` are the trained groups that may be trained again, with the last step that may, `replayed`
     the rollouts that each step trains again. `touched` are the rollouts that events named since it
     was last cleared.
@@ -124,6 +52,7 @@ class ReferenceState:
         self.ended: dict[int, str] = {}
         self.tokens = self.tokens_trained = self.admitted = self.trained = 0
         self.tokens_discarded: Counter[str] = Counter()
+        self.agents = ReferenceEpisodes(self.tokens_discarded)
         self.discarded: Counter[str] = Counter()
         self.buried: Counter[Split] = Counter()
         self.ordinals: Counter[Split] = Counter()
@@ -169,7 +98,31 @@ class ReferenceState:
 
     @property
     def tokens_live(self) -> int:
-        return sum(len(seen.versions) for seen in self.rollouts.values())
+        return sum(seen.tokens for seen in self.rollouts.values())
+
+    def call(self, id: int) -> ReferenceCall | None:
+        """The call of this number, or the rollout of one turn; None where it is not live."""
+        seen = self.rollouts.get(id)
+        return self.agents.calls.get(id) if seen is None or seen.episode is not None else seen
+
+    def calls(self) -> Iterator[ReferenceCall]:
+        """All that may be with engines."""
+        turns = (seen for seen in self.rollouts.values() if seen.episode is None)
+        return chain(turns, self.agents.calls.values())
+
+    def held(self, holder: str) -> list[ReferenceCall]:
+        """The calls that this actor has."""
+        return [call for call in self.calls() if call.holder == holder]
+
+    def episode(self, id: int) -> ReferenceEpisode | None:
+        """The live episode of this number; None if there is none."""
+        seen = self.rollouts.get(id)
+        return None if seen is None else seen.episode
+
+    @property
+    def episodes(self) -> Iterator[ReferenceEpisode]:
+        """All that are live."""
+        return (seen.episode for seen in self.rollouts.values() if seen.episode is not None)
 
     @property
     def queue(self) -> tuple[int, int]:
@@ -209,9 +162,7 @@ class ReferenceState:
 
     def apply(self, event: e.AnyEvent) -> None:
         """Take the event in."""
-        touched = (
-            [event.rollout] if hasattr(event, "rollout") else list(getattr(event, "rollouts", ()))
-        )
+        touched = self._touched(event)
         groups = {
             seen.group.event.group: seen.group
             for id in touched
@@ -221,28 +172,27 @@ class ReferenceState:
             case e.Admitted():
                 self._admit(event)
             case e.Leased():
-                seen = self.rollouts[event.rollout]
+                call = self._call(event.rollout)
                 self.leases += 1
-                seen.holder, seen.attempt = event.holder, event.attempt
-                seen.lease, seen.before = self.leases, len(seen.versions)
+                call.holder, call.attempt = event.holder, event.attempt
+                call.lease, call.before = self.leases, len(call.versions)
             case e.Extended():
-                seen = self.rollouts[event.rollout]
-                seen.ids += event.ids
-                seen.behaviour += event.behaviour
-                count = len(event.ids) // 4
-                seen.versions += [event.version] * count
-                self.tokens += count
+                self.tokens += self._call(event.rollout).extend(event)
             case e.Sealed():
                 seen = self.rollouts[event.rollout]
+                if seen.episode is not None:
+                    self.agents.seal(seen)
                 seen.holder, seen.sealed, seen.cut = "", True, event.finish == "length"
                 self._generated(seen)
             case e.Requeued():
-                seen = self.rollouts[event.rollout]
-                seen.holder, seen.failures, seen.hops = (
+                call = self._call(event.rollout)
+                call.holder, call.failures, call.hops = (
                     "",
-                    seen.failures + event.failed,
-                    seen.hops + 1,
+                    call.failures + event.failed,
+                    call.hops + 1,
                 )
+            case e.Buried() if event.rollout in self.agents.calls:
+                self.agents.bury(self.agents.calls[event.rollout], event.reason)
             case e.Buried():
                 self.buried[self.rollouts[event.rollout].group.event.split] += 1
                 self._end(event.rollout, event.reason)
@@ -303,8 +253,28 @@ class ReferenceState:
                 }
             case e.Checkpointed():
                 pass
+            case _:
+                episode = self.rollouts[touched[0]].episode
+                assert episode is not None
+                self.agents.apply(event, episode)
         self._forget(groups.values())
         self.touched.update(touched)
+
+    def _touched(self, event: e.AnyEvent) -> list[int]:
+        """The rollouts that an event names, or whose calls it names."""
+        number: int | None = getattr(event, "rollout", None)
+        if isinstance(event, e.Answered):
+            number = event.call
+        if number is None:
+            return list(getattr(event, "rollouts", ()))
+        call = self.agents.calls.get(number)
+        return [number if call is None else call.episode.id]
+
+    def _call(self, id: int) -> ReferenceCall:
+        """The live call of this number."""
+        call = self.call(id)
+        assert call is not None
+        return call
 
     def _admit(self, event: e.Admitted) -> None:
         sum_, count, _ = self.visits.get(event.prompt_index, (0.0, 0.0, False))
@@ -373,18 +343,23 @@ class ReferenceState:
 
     def _end(self, id: int, reason: str) -> None:
         seen = self.rollouts.pop(id)
-        if seen.versions and not seen.sealed:
+        if seen.tokens and not seen.sealed:
             self._generated(seen)
         self.ended[id] = f"discarded as {reason}"
         self.discarded[reason] += 1
-        if seen.versions:
-            self.tokens_discarded[reason] += len(seen.versions)
+        if seen.tokens:
+            self.tokens_discarded[reason] += seen.tokens
+        if seen.episode is not None:
+            self.agents.forget(seen.episode)
 
 
 def _facts(seen: ReferenceRollout) -> Facts:
-    began = seen.group.admitted_version or 0
-    first, last = (seen.versions[0], seen.versions[-1]) if seen.versions else (began, began)
-    return len(seen.versions), max(0, last - began), seen.attempt, first
+    began, attempts, versions = seen.group.admitted_version or 0, seen.attempt, seen.versions
+    if seen.episode is not None and not seen.sealed:
+        attempts = seen.episode.attempt
+        versions = [version for call in seen.episode.sampled for version in call.versions]
+    first, last = (versions[0], versions[-1]) if versions else (began, began)
+    return len(versions), max(0, last - began), attempts, first
 
 
 def gone_on(

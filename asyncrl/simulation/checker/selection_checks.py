@@ -12,7 +12,8 @@ import math
 from asyncrl.experience import events as e
 from asyncrl.ipc.messages import NoVerdict, Scored
 from asyncrl.simulation.checker.checked_run import CheckedRun, live_rollout
-from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout
+from asyncrl.simulation.checker.reference_rollouts import ReferenceRollout
+from asyncrl.simulation.checker.reference_state import Filling
 
 WHOLE_STEP = frozenset({"reinforce_pp", "reinforce_pp_baseline", "gdpo"})
 """Advantages that compare all groups of a step."""
@@ -112,8 +113,8 @@ def _fits(run: CheckedRun, units: list[list[ReferenceRollout]]) -> None:
     """Check that what is taken at a time fits a micro-batch, unless it is one unit, or the step is
     taken whole."""
     train = run.config.train
-    if train.advantage in WHOLE_STEP or len(units) == 1:
-        return
+    if train.advantage in WHOLE_STEP or len(units) == 1 or run.config.agent.run:
+        return  # of episodes the micro-batch says it
     tokens = sum(
         len(seen.group.event.prompt) // 4 + len(seen.versions) for unit in units for seen in unit
     )
@@ -267,6 +268,10 @@ def trained(run: CheckedRun, event: e.Trained) -> None:
         seen.id,
         step,
     )
+    if seen.episode is not None:
+        stale, fresh, cut, wrong = (sum(of[value] for of in seen.given) for value in range(4))
+        _became(run, event, fresh, {"stale": stale, "truncated": cut, "error": wrong})
+        return
     fresh = sum(step - version <= run.max_lag for version in seen.versions)
     left_out = {"stale": len(seen.versions) - fresh}
     if run.masks_cut and seen.cut:
@@ -274,12 +279,18 @@ def trained(run: CheckedRun, event: e.Trained) -> None:
     else:
         wrong = sum(step - seen.versions[place] <= run.max_lag for place in seen.wrong())
         left_out["error"], fresh = wrong, fresh - wrong
+    _became(run, event, fresh, left_out)
+
+
+def _became(run: CheckedRun, event: e.Trained, fresh: int, left_out: dict[str, int]) -> None:
+    """Check what became of a rollout's tokens: so many are trained, and these left out, by
+    reason."""
     left_out = {reason: count for reason, count in left_out.items() if count}
     run.hold(
         "ledger",
         (event.trained, event.discarded) == (fresh, left_out),
         "rollout {}: {} and not {} {}",
-        seen.id,
+        event.rollout,
         event,
         fresh,
         left_out,

@@ -8,8 +8,11 @@ from collections import Counter
 from typing import get_args
 
 from actors.coordinator.coordinator import Coordinator
+from asyncrl.experience.episode import Episode
 from asyncrl.ipc.messages import NoVerdict, Scored, Split
 from asyncrl.simulation.checker.checked_run import CheckedRun
+from asyncrl.simulation.checker.reference_rollouts import ReferenceEpisode
+from asyncrl.simulation.checker.strand_checks import check_contexts, check_sealed
 
 
 def compare(run: CheckedRun) -> None:
@@ -60,6 +63,11 @@ def _rollout(run: CheckedRun, id: int) -> None:
             end,
         )
         return
+    if mine.episode is not None and not mine.sealed:
+        _episode(run, mine.episode, theirs.episode)
+        return
+    if mine.episode is not None and mine.verdict is None:
+        check_sealed(run, mine.episode, run.store.experience)
     spans = [(span.version, span.start, span.end) for span in theirs.spans]
     same = mine.ids == theirs.ids and mine.behaviour == theirs.behaviour and mine.spans() == spans
     run.hold("parallel", same, "rollout {} is not what was sampled: spans {}", id, spans)
@@ -70,6 +78,63 @@ def _rollout(run: CheckedRun, id: int) -> None:
     )
     run.hold(
         "leases", same, "rollout {} is with {!r}, not with {!r}", id, mine.holder, theirs.holder
+    )
+
+
+def _episode(run: CheckedRun, mine: ReferenceEpisode, theirs: Episode | None) -> None:
+    """Compare an episode that is not sealed, and what is there of each call of it."""
+    if theirs is None:
+        return run.violated("once", f"episode {mine.id} is over, and was not sealed")
+    known = (mine.holder, mine.attempt, mine.failures, mine.used, mine.notes, mine.rewards)
+    held = (theirs.holder, theirs.attempt, theirs.failures, theirs.used, theirs.notes)
+    run.hold(
+        "episodes",
+        (*known, mine.failed) == (*held, theirs.rewards, theirs.failed),
+        "episode {} is {}, not {}",
+        mine.id,
+        known,
+        held,
+    )
+    run.hold(
+        "episodes",
+        list(mine.calls) == [call.id for call in theirs.calls],
+        "episode {} has the calls {}, not {}",
+        mine.id,
+        list(mine.calls),
+        theirs.calls,
+    )
+    for call in theirs.calls:
+        own = mine.calls[call.id]
+        if own.buried:
+            continue
+        spans = [(span.version, span.start, span.end) for span in call.spans]
+        same = own.ids == call.ids and own.behaviour == call.behaviour and own.spans() == spans
+        run.hold("parallel", same, "call {} is not what was sampled: spans {}", own.id, spans)
+        run.hold(
+            "leases",
+            (own.holder, own.attempt, own.failures, own.finish)
+            == (call.holder, call.attempt, call.failures, call.finish),
+            "call {} is with {!r}, not with {!r}",
+            own.id,
+            own.holder,
+            call.holder,
+        )
+    return check_contexts(run, mine, run.store.experience)
+
+
+def _compare_attempts(run: CheckedRun, coordinator: Coordinator) -> None:
+    """Compare who plays with the attempts that the coordinator knows. It may not have heard of one
+    that it is over."""
+    attempts = coordinator.parts.playing._attempts.values()
+    known = {(a.rollout, a.attempt, a.peer.name) for a in attempts}
+    due = {(x.id, x.attempt, x.holder) for x in run.reference.episodes if x.holder}
+    over = {id for id, _, _ in known - due if run.reference.episode(id) is not None}
+    run.hold(
+        "slots",
+        due <= known and not over,
+        "agents play {}, and the coordinator knows {}",
+        sorted(due),
+        sorted(known),
     )
 
 
@@ -174,7 +239,7 @@ def _audit(run: CheckedRun) -> None:
 
 def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
     """Compare what the coordinator keeps beside the state: who holds what."""
-    leased = {seen.id: seen.holder for seen in run.reference.rollouts.values() if seen.holder}
+    leased = {call.id: call.holder for call in run.reference.calls() if call.holder}
     held = [
         (id, engine.name)
         for engine in coordinator.parts.engines
@@ -191,6 +256,7 @@ def compare_shell(run: CheckedRun, coordinator: Coordinator) -> None:
     }
     stray = {split: ids - given[split] for split, ids in marked.items() if ids - given[split]}
     run.hold("slots", not stray, "rollouts {} are to be given back, and nobody has them", stray)
+    _compare_attempts(run, coordinator)
     counted = Counter(name for name, _ in coordinator.parts.scoring._with.values())
     load = coordinator.parts.scoring._load
     run.hold(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from asyncrl.ipc.messages import MicroBatch, Sample
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.checked_run import CheckedRun
-from asyncrl.simulation.checker.reference_state import Filling, ReferenceRollout
+from asyncrl.simulation.checker.reference_rollouts import ReferenceCall, ReferenceRollout
+from asyncrl.simulation.checker.reference_state import Filling
+from asyncrl.simulation.checker.strand_batch_checks import check_strand, check_turns
 
 
 def check_batch(
@@ -39,71 +42,113 @@ def check_batch(
                 f"{run.reference.ended.get(sample.rollout)}",
             )
         before = [version for version, trained in run.trained_by.items() if seen.id in trained]
-        once = seen.id not in handed and (seen.id in again or not before)
+        first = seen.id not in handed or bool(sample.strand)
+        once = first and (seen.id in again or not before)
         run.hold("once", once, "rollout {} is trained twice: it is in version {}", seen.id, before)
-        prompt, end = (
-            4 * sample.prompt_tokens,
-            4 * (sample.prompt_tokens + sample.response_tokens),
-        )
-        size = 4 * sample.response_tokens
-        whole = (
-            bytes(ids[at : at + prompt]) == seen.group.event.prompt
-            and bytes(ids[at + prompt : at + end]) == bytes(seen.ids)
-            and bytes(behaviour[4 * place : 4 * place + size]) == bytes(seen.behaviour)
-        )
-        given = sample.prompt_tokens
-        spans = [(span.version, span.start - given, span.end - given) for span in sample.spans]
-        whole = whole and spans == seen.spans()
+        end = at + 4 * (sample.prompt_tokens + sample.response_tokens)
+        until = place + sample.sampled_tokens
+        its_ids, its_mask = bytes(ids[at:end]), bytes(mask[place:until])
+        its_behaviour = bytes(behaviour[4 * place : 4 * until])
+        if seen.episode is None:
+            handed[seen.id] = []
+            _check_response(run, batch, sample, seen, its_ids, its_behaviour, its_mask)
+        else:
+            handed.setdefault(seen.id, list(seen.episode.turns))
+            _check_truth(run, seen.episode.turns)
+            check_strand(run, batch, sample, seen, its_ids, its_behaviour, its_mask)
+        _check_rewards(run, batch, sample, seen)
+        at, place = end, until
+    for number in {sample.rollout for sample in batch.samples}:
         run.hold(
-            "parallel", whole, "what is trained of rollout {} is not what was sampled", seen.id
+            "once",
+            not handed[number],
+            "calls {} of rollout {} are not given",
+            [call.id for call in handed[number]],
+            number,
         )
-        for version, start, until in seen.spans():
+    rollouts = {sample.rollout for sample in batch.samples}
+    run.hold(
+        "order",
+        len(ids) // 4 <= run.config.train.micro_tokens or len(rollouts) == 1,
+        "micro-batch {} of step {} has {} tokens of the rollouts {}",
+        batch.index,
+        batch.step,
+        len(ids) // 4,
+        rollouts,
+    )
+    return None
+
+
+def _check_response(
+    run: CheckedRun,
+    batch: MicroBatch,
+    sample: Sample,
+    seen: ReferenceRollout,
+    ids: bytes,
+    behaviour: bytes,
+    mask: bytes,
+) -> None:
+    """Check a rollout of one turn."""
+    given = sample.prompt_tokens
+    spans = [(span.version, span.start - given, span.end - given) for span in sample.spans]
+    run.hold(
+        "parallel",
+        ids == seen.group.event.prompt + seen.ids
+        and 4 * given == len(seen.group.event.prompt)
+        and behaviour == bytes(seen.behaviour)
+        and spans == seen.spans(),
+        "what is trained of rollout {} is not what was sampled",
+        seen.id,
+    )
+    _check_truth(run, [seen])
+    may = 2 if run.masks_cut and seen.cut else 1
+    wrong = seen.wrong() if may == 1 else set()
+    due = bytes(
+        (3 if place in wrong else may) * (batch.step - version <= run.max_lag)
+        for place, version in enumerate(seen.versions)
+    )
+    run.hold(
+        "lag",
+        mask == due,
+        "rollout {} in step {}: versions {}, mask {}",
+        seen.id,
+        batch.step,
+        seen.versions,
+        mask.hex(),
+    )
+    finish = "length" if seen.cut else "stop"
+    run.hold(
+        "parallel",
+        sample.finish == finish,
+        "rollout {} ended by {}, and its sample by {}",
+        seen.id,
+        finish,
+        sample.finish,
+    )
+
+
+def _check_truth(run: CheckedRun, calls: Sequence[ReferenceCall]) -> None:
+    """Check that each token is what its version samples."""
+    for call in calls:
+        for version, start, until in call.spans():
             weights = run.lineage.get(version)
             if weights is None:
                 return run.violated(
                     "version truth",
-                    f"rollout {seen.id} has tokens of version {version}, which was not made",
+                    f"rollout {call.id} has tokens of version {version}, which was not made",
                 )
-            true, true_behaviour = policy.sampled(weights, run.draws(seen), start, until)
-            same = bytes(seen.ids[4 * start : 4 * until]) == true.tobytes()
-            same = same and bytes(seen.behaviour[4 * start : 4 * until]) == true_behaviour.tobytes()
+            true, true_behaviour = policy.sampled(weights, run.draws(call), start, until)
+            same = bytes(call.ids[4 * start : 4 * until]) == true.tobytes()
+            same = same and bytes(call.behaviour[4 * start : 4 * until]) == true_behaviour.tobytes()
             run.hold(
                 "version truth",
                 same,
                 "rollout {}: version {} does not sample [{}, {}) so",
-                seen.id,
+                call.id,
                 version,
                 start,
                 until,
             )
-        lets = bytes(mask[place : place + sample.response_tokens])
-        may = 2 if run.masks_cut and seen.cut else 1
-        wrong = seen.wrong() if may == 1 else set()
-        due = bytes(
-            (3 if place in wrong else may) * (batch.step - version <= run.max_lag)
-            for place, version in enumerate(seen.versions)
-        )
-        run.hold(
-            "lag",
-            lets == due,
-            "rollout {} in step {}: versions {}, mask {}",
-            seen.id,
-            batch.step,
-            seen.versions,
-            lets.hex(),
-        )
-        _check_rewards(run, batch, sample, seen)
-        finish = "length" if seen.cut else "stop"
-        run.hold(
-            "parallel",
-            sample.finish == finish,
-            "rollout {} ended by {}, and its sample by {}",
-            seen.id,
-            finish,
-            sample.finish,
-        )
-        handed[seen.id] = due.count(1)
-        at, place = at + end, place + sample.response_tokens
     return None
 
 
@@ -145,6 +190,8 @@ def _check_rewards(
             sample.group,
             given,
         )
+        if seen.episode is not None and seen.id in run.reference.rollouts:
+            check_turns(run, batch, sample.group)
         return
     run.hold(
         "verdicts",

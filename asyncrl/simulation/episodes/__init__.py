@@ -2,10 +2,8 @@
 engines and scripted agents, in an order that a seed draws. Links and processes are mailboxes here,
 so a thousand seeds are a matter of a minute.
 
-agent_script.py        an agent, from its seed
 episode_actors.py      fake engines and fake agents actors
 episode_world.py       one seed: the parts, their order, and the faults
-episode_reference.py   calls, attempts and tokens by the events alone
-strand_checks.py       what is trained of a sealed episode
-episode_checker.py     the invariants of episodes, after every event and message
+episode_checker.py     the invariants of episodes, after every event and message: those of
+                       `asyncrl.simulation.checker`, of which the whole simulation has its own
 """

@@ -31,7 +31,7 @@ from asyncrl.ipc.messages import (
     StopPlaying,
 )
 from asyncrl.simulation import policy
-from asyncrl.simulation.episodes.agent_script import (
+from asyncrl.simulation.agent_script import (
     Script,
     ScriptedAsk,
     ScriptedFailure,

@@ -16,6 +16,7 @@ from trio.testing import MockClock
 
 from actors.coordinator.chunks import ChunkIntake
 from actors.coordinator.engine_pool import EngineHandle, EnginePool
+from actors.coordinator.episode_placement import EpisodePlacement
 from actors.coordinator.event_store import EventStore
 from actors.coordinator.leases import LeaseTable
 from actors.coordinator.peers import Roster
@@ -44,13 +45,13 @@ from asyncrl.ipc.messages import (
     Scored,
 )
 from asyncrl.simulation import policy
+from asyncrl.simulation.checker.strand_checks import check_sealed
 from asyncrl.simulation.episodes.episode_actors import (
     FakeAgentsActor,
     FakeEngineActor,
     MailboxPeer,
 )
 from asyncrl.simulation.episodes.episode_checker import TEMPERATURE, EpisodeChecker
-from asyncrl.simulation.episodes.strand_checks import check_sealed
 from asyncrl.simulation.observer import Violation
 from asyncrl.simulation.run import silence
 
@@ -118,8 +119,8 @@ class EpisodeWorld:
         self.draw = draw = random.Random(f"episodes/{seed}")
         self.clock = clock
         self.report = EpisodeReport(seed)
+        self.concurrency = draw.choice((1, 2, 4))
         self.limits = PlayingLimits(
-            concurrency=draw.choice((1, 2, 4)),
             max_calls=draw.choice((3, 8, 8)),
             attempts=draw.choice((2, 3)),
             context_tokens=draw.choice((24, 64)),
@@ -128,7 +129,7 @@ class EpisodeWorld:
         self.budget = draw.choice((6, 16, 40))
         self.config = msgspec.convert(
             {
-                "engine": {"kind": "scripted", "slots": draw.choice((1, 2, 8))},
+                "engine": {"kind": "scripted", "slots": draw.choice((4, 1, 8))},
                 "rollout": {"attempts": draw.choice((2, 20)), "lease_s": LEASE_S},
             },
             Config,
@@ -136,7 +137,9 @@ class EpisodeWorld:
         self.steady = draw.random() < 0.6
         self.trouble = 0.0 if seed % 10 == 0 else draw.choice((0.02, 0.08))
         self.weights = {version: stream(seed, version) for version in range(64)}
-        self.checker = EpisodeChecker(self.limits, self.weights, steady=self.steady)
+        self.checker = EpisodeChecker(
+            self.limits, self.concurrency, self.weights, steady=self.steady
+        )
         self._events: list[e.AnyEvent] = []
         self._base, self._based = Experience(), 0  # state at the last publication
         self._engines: dict[str, FakeEngineActor] = {}
@@ -167,7 +170,7 @@ class EpisodeWorld:
         )
         self.playing = Playing(
             self.store,
-            self.roster,
+            EpisodePlacement(self.roster, self.pool, self.concurrency),
             self.reclaiming,
             self.limits,
             lambda group: TEMPERATURE,
@@ -271,6 +274,7 @@ class EpisodeWorld:
         self.playing.pump(0)
         self.playing.begin("train")
         self.placement.lease("train")
+        self.playing.observe()
         for rollout in self.store.experience.to_judge():
             reward = 0.5 if rollout.agent_reward is None else rollout.agent_reward
             self.store.record(e.Judged(rollout.id, Scored(reward)))
@@ -308,9 +312,9 @@ class EpisodeWorld:
         self.report.kinds[type(message).__name__] += 1
         self.checker.on_handling(actor.peer.name, message, buffers)
         self._handle(actor.peer, message, buffers)
-        self.checker.on_handled()
+        self.checker.episodes.handled()
         if isinstance(message, Played):
-            episode = self.checker.reference.episodes.get(message.rollout)
+            episode = self.checker.reference.episode(message.rollout)
             if episode is not None and episode.status == "sealed":
                 check_sealed(self.checker, episode, self.store.experience)
 

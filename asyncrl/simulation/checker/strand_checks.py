@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from asyncrl.experience.episode import failed_tokens
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.sequence import TrainingSequence
-from asyncrl.simulation.episodes.episode_reference import ReferenceCall, ReferenceEpisode
+from asyncrl.simulation.checker.reference_rollouts import ReferenceAgentCall, ReferenceEpisode
 from asyncrl.simulation.observer import WorldObserver
 
 
@@ -17,7 +17,7 @@ def check_sealed(run: WorldObserver, episode: ReferenceEpisode, experience: Expe
     made, once, behind its own context."""
     rollout = episode.id
     theirs = experience.rollouts[rollout]
-    calls = [episode.calls[id] for id in episode.used if episode.calls[id].versions]
+    calls = episode.turns
     sampled = sum(len(call.versions) for call in calls)
     run.hold(
         "bounds",
@@ -46,7 +46,7 @@ def check_sealed(run: WorldObserver, episode: ReferenceEpisode, experience: Expe
     sequences = experience.groups[theirs.group].sequences(theirs)
     left = list(calls)
     for sequence, strand in zip(sequences, theirs.strands, strict=True):
-        there = _check_sequence(run, rollout, sequence, left)
+        there = take_calls(run, rollout, sequence, left)
         failed = b"".join(
             (b"\1" if episode.failed.get(call.id) == "search" else b"\0") * len(call.versions)
             for call in there
@@ -79,15 +79,31 @@ def check_sealed(run: WorldObserver, episode: ReferenceEpisode, experience: Expe
     )
 
 
-def _check_sequence(
-    run: WorldObserver, rollout: int, sequence: TrainingSequence, left: list[ReferenceCall]
-) -> list[ReferenceCall]:
+def check_contexts(run: WorldObserver, episode: ReferenceEpisode, experience: Experience) -> None:
+    """Check that the calls of an episode that is played have the contexts that they were asked
+    with."""
+    theirs = experience.rollouts[episode.id].episode
+    if theirs is None:
+        return
+    for call in theirs.calls:
+        mine = episode.calls[call.id]
+        run.hold(
+            "contexts stay",
+            theirs.context(call) == (mine.path if mine.buried else mine.context),
+            "call {} has another context than it was asked with",
+            call.id,
+        )
+
+
+def take_calls(
+    run: WorldObserver, rollout: int, sequence: TrainingSequence, left: list[ReferenceAgentCall]
+) -> list[ReferenceAgentCall]:
     """Find the call of each sampled token of a strand, and take it from those that are left.
     Returns these calls in their order."""
     versions = [-1] * len(sequence.mask)
     for span in sequence.spans:
         versions[span.start : span.end] = [span.version] * (span.end - span.start)
-    at, there = 0, list[ReferenceCall]()
+    at, there = 0, list[ReferenceAgentCall]()
     while (at := bytes(sequence.mask).find(1, at)) >= 0:
         found = [
             call
@@ -119,7 +135,9 @@ def _check_sequence(
     return there
 
 
-def _parent(call: ReferenceCall, before: Iterable[ReferenceCall]) -> ReferenceCall | None:
+def _parent(
+    call: ReferenceAgentCall, before: Iterable[ReferenceAgentCall]
+) -> ReferenceAgentCall | None:
     """The earlier call that this one goes on from, behind its last token; None if there is none."""
     found = (other for other in before if call.context.startswith(other.path))
     return max(found, key=lambda other: len(other.path), default=None)

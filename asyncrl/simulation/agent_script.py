@@ -92,7 +92,7 @@ def script(seed: int, attempt: int, *, unsteady: bool) -> Script:
             context = draw.choice(earlier) + kept * draw.randint(0, 1)
         else:
             context = asks[0].context + (answers[0] or ()) + kept
-    if leaves or draw.random() < 0.2:
+    if leaves or draw.random() < 0.5:
         yield [ScriptedAsk((*context, 9, n), 60, None, abandoned=True) for n in range(3)]
     if draw.random() < 0.7:
         yield ScriptedReward(None, draw.choice((0.0, 0.5, 1.0)))

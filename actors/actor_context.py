@@ -1,0 +1,72 @@
+"""The place of a process in its run, as each role is given it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.config import Config
+from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.endpoints import connect
+from asyncrl.ipc.keys import read_key
+from asyncrl.ipc.link import Link
+from asyncrl.ipc.messages import Hello, Role
+from asyncrl.observe.run_dir import COORDINATOR, INITIAL, KEY
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class ActorContext:
+    """The actor that this process is, and its place in the run."""
+
+    role: Role
+    index: int
+    incarnation: int
+    threads: int
+    pid: int
+    run: Path
+    config: Config
+    resume: bool
+
+    @property
+    def initial(self) -> Path:
+        """The model that the run started from."""
+        return self.run / INITIAL
+
+    @property
+    def hello(self) -> Hello:
+        """The first thing that this actor says."""
+        return Hello(self.role, self.index, self.incarnation, self.pid)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the run's model has."""
+        import torch
+
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.config.model.dtype]
+
+    async def link(self) -> Link:
+        """A link to the coordinator, which knows who is at this end."""
+        link = await connect(UnixAddress(self.run / COORDINATOR), read_key(self.run / KEY))
+        await link.send(self.hello)
+        return link
+
+
+@contextmanager
+def refused_as_input() -> Iterator[None]:
+    """Have a model or a server that cannot be used end this process as bad input does, by its
+    sentence."""
+    from asyncrl.training.models import ModelError
+
+    try:
+        yield
+    except (ConfigError, ModelError) as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from error

@@ -1,0 +1,107 @@
+"""Finds an agents actor for each waiting episode.
+
+Invariant: at an agents actor at most `agent.concurrency` episodes of a split are live, and in all
+at most as many as engines can use: where agents are quick, few; where their tools are slow, many
+(`staleness/live_episodes.py`). What is live beyond that would wait, with its tokens growing old.
+Where all agents of an actor fail, it is given episodes one at a time, and rarely
+(`agent_failures.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import trio
+
+from actors.coordinator.agent_failures import FREE, AgentFailures
+from actors.coordinator.engine_pool import EnginePool
+from actors.coordinator.peers import Peer, Roster
+from asyncrl.escape import escaped
+from asyncrl.ipc.messages import Wait
+from asyncrl.observe.run_status import FailedEpisodes
+from staleness.live_episodes import LiveEpisodes
+
+logger = logging.getLogger(__name__)
+
+REASON = 400
+"""Characters of a reason."""
+
+
+class EpisodePlacement:
+    """Places for episodes. Each split has its own: training that rests keeps no evaluation from
+    being played."""
+
+    def __init__(self, roster: Roster, engines: EnginePool, concurrency: int) -> None:
+        self._roster, self._engines, self._concurrency = roster, engines, concurrency
+        self._live = LiveEpisodes()
+        self._failures: defaultdict[str, AgentFailures] = defaultdict(AgentFailures)  # by actor
+
+    @property
+    def most(self) -> int:
+        """The episodes of a split that may be live, as far as agents actors have room."""
+        return self._live.most(self._engines.slots)
+
+    def observe(self, thinking: int) -> None:
+        """From now on so many agents have the ball."""
+        decoding = min(self._engines.slots, self._engines.held.total())
+        self._live.observe(trio.current_time(), thinking, decoding)
+
+    def call_ended(self) -> None:
+        """A call of an episode has ended."""
+        self._live.ended(self._engines.slots)
+
+    def played(self, peer: Peer) -> None:
+        """An attempt was played to its end."""
+        self._failures.pop(peer.name, None)
+
+    def failed(self, peer: Peer, reason: str) -> None:
+        """An attempt failed."""
+        failures = self._failures[peer.name]
+        failures.failed(escaped(reason, REASON), trio.current_time())
+        if failures.count == FREE:
+            logger.warning(
+                "all of the last %d episodes of %s failed; the last one: %s",
+                FREE,
+                peer.name,
+                failures.reason,
+            )
+
+    @property
+    def failing(self) -> list[FailedEpisodes]:
+        """The agents actors all of whose last episodes failed."""
+        return [
+            FailedEpisodes(name=name, episodes=failures.count, reason=failures.reason)
+            for name, failures in sorted(self._failures.items())
+            if failures.count >= FREE
+        ]
+
+    @property
+    def waits(self) -> list[Wait]:
+        """The waits of agents actors that fail, until another episode begins."""
+        now = trio.current_time()
+        return [
+            Wait("agents that fail", name, now - failures.since, failures.until - failures.since)
+            for name, failures in sorted(self._failures.items())
+            if failures.delays(now)
+        ]
+
+    def places(self, live: Counter[Peer]) -> Iterator[Peer]:
+        """The agents actors for the next episodes of a split, of which so many are live: each time
+        the one that has the most room. An episode begins there before the next is asked for."""
+        room = {peer: self._concurrency - live[peer] for peer in self._roster.of("agents")}
+        for _ in range(self.most - live.total()):
+            open_to_more = [peer for peer in room if room[peer] > 0 and self._takes_one(peer)]
+            if not open_to_more:
+                return
+            peer = max(open_to_more, key=lambda peer: room[peer])
+            room[peer] -= 1
+            if peer.name in self._failures:
+                self._failures[peer.name].begins(trio.current_time())
+            yield peer
+
+    def _takes_one(self, peer: Peer) -> bool:
+        failures = self._failures.get(peer.name)
+        delayed = failures is not None and failures.delays(trio.current_time())
+        return not delayed and peer.has_room()

@@ -1,0 +1,270 @@
+"""The process of one rank of the trainer, put together. Invariant: rank 0 alone hears from the
+coordinator, sends weights and writes checkpoints; what computes, all ranks do.
+
+A trainer of one rank is rank 0 without others. Of several, each has the whole model for a moment,
+tries it, and keeps its shard.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import trio
+from transformers import PreTrainedModel
+
+from actors.actor_context import ActorContext, refused_as_input
+from actors.rank_orders import RankOrders, obey, open_orders
+from actors.reporting import Reporter
+from actors.scoring_servers import ScoringServers
+from actors.trainer_actor import trainer_actor
+from asyncrl.config.ranks import ranks_of
+from asyncrl.ipc.address import UnixAddress
+from asyncrl.ipc.keys import read_key
+from asyncrl.ipc.messages import (
+    CloseStep,
+    Gather,
+    Message,
+    MicroBatch,
+    Publish,
+    Save,
+    ScoreProximal,
+    TokenCount,
+)
+from asyncrl.ipc.waits import Waits
+from asyncrl.observe.run_dir import KEY, MODEL, MODEL_EMA, RANK_STORE, RANKS, WEIGHT_STORE
+from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.checkpoint_index import CheckpointError, latest
+from asyncrl.training.checkpoint_io import export, restore, save
+from asyncrl.training.kl_terms import open_kl_terms
+from asyncrl.training.learner import Learner
+from asyncrl.training.models import load_model, parameters_for_publication
+from asyncrl.training.output_layer import float32_output
+from asyncrl.training.ranks.rank import ALONE, Rank
+from asyncrl.training.ranks.rank_group import open_ranks, shard
+from asyncrl.training.supervised import open_supervised
+from asyncrl.training.trial import try_passes
+from weightsync.buckets import Plan
+from weightsync.collective import Sender
+from weightsync.epoch_group import SendResult
+
+logger = logging.getLogger(__name__)
+
+
+async def trainer_process(place: ActorContext) -> None:
+    """A learner from the newest checkpoint, or from the initial model: rank 0 is driven by the
+    coordinator, and drives the other ranks."""
+    config, waits = place.config, Waits()
+    torch.manual_seed(config.run.seed)
+    checkpoint = latest(place.run) if place.resume else None
+    with refused_as_input():
+        model = _model(place, checkpoint or place.initial)
+    plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
+    with _rank(place, model) as rank:
+        with refused_as_input():
+            learner = _learner(place, model, rank)
+        if checkpoint is not None:
+            restore(checkpoint, learner)
+        if rank.size == 1:
+            await _lead(place, learner, plan, RankOrders((), waits, 0.0), waits)
+            return
+        address, key = UnixAddress(place.run / RANKS), read_key(place.run / KEY)
+        if place.index:
+            await trio.to_thread.run_sync(dist.barrier, abandon_on_cancel=True)
+            await obey(address, key, place.hello, _Carried(learner, place), waits)
+        else:
+            supervision = config.supervision
+            async with open_orders(
+                address,
+                key,
+                rank.size,
+                dist.barrier,
+                waits,
+                start_s=supervision.start_s,
+                patience_s=supervision.stall_s,
+            ) as orders:
+                await _lead(place, learner, plan, orders, waits)
+
+
+async def _lead(
+    place: ActorContext, learner: Learner, plan: Plan, orders: RankOrders, waits: Waits
+) -> None:
+    """Rank 0's life: a sender of weights, and the coordinator's link."""
+    config = place.config
+    async with ScoringServers.open(config, waits) as servers:
+        with refused_as_input():
+            own, patience_s = Tokenizer(place.initial), config.supervision.start_s / 2
+            await servers.refuse_other_vocabularies(own, patience_s)
+        async with (
+            Sender.open(config.publication.host, place.run / WEIGHT_STORE) as sender,
+            await place.link() as link,
+        ):
+            transfer = _Transfer(sender, learner, orders, plan, config.publication.deadline_s)
+            await trainer_actor(
+                link, _Threaded(learner, orders, servers, place), transfer, waits, Reporter(waits)
+            )
+
+
+@contextmanager
+def _rank(place: ActorContext, model: PreTrainedModel) -> Iterator[Rank]:
+    """This process's rank; of several it waits for the others, and keeps its shard of the model."""
+    train, start_s = place.config.train, place.config.supervision.start_s
+    if (size := ranks_of(train)) == 1:
+        yield ALONE
+        return
+    store = str(place.run / RANK_STORE)
+    with open_ranks(train.device, store, place.index, size, start_s) as mesh, _ending_at_once():
+        yield shard(model, mesh)
+
+
+@contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Have an error end this process as soon as it is logged: a thread that waits in a collective
+    for a rank that is lost would keep it for minutes."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 (the process ends with it)
+        sys.excepthook(*sys.exc_info())
+        logging.shutdown()
+        os._exit(1)
+
+
+def _model(place: ActorContext, path: Path) -> PreTrainedModel:
+    """The model at `path`, in passes that were tried. Raises ModelError for one that cannot be
+    trained."""
+    config = place.config
+    model = load_model(path, place.dtype)
+    if config.model.output_dtype == "float32":
+        float32_output(model)
+    torch.nn.Module.to(model, config.train.device)
+    logger.info("tried on a few texts: %s", try_passes(model, config.engine.context_tokens))
+    return model
+
+
+def _learner(place: ActorContext, model: PreTrainedModel, rank: Rank) -> Learner:
+    """The learner of a model; the run started from the initial one. Raises ModelError where other
+    policies cannot be had."""
+    config = place.config
+    return Learner(
+        model,
+        config.train,
+        config.staleness,
+        config.rollout.temperature,
+        budget=config.rollout.max_new_tokens,
+        kl_terms=open_kl_terms(config, place.initial, place.dtype),
+        supervised=open_supervised(config, place.initial),
+        rank=rank,
+    )
+
+
+@dataclass(frozen=True)
+class _Threaded:
+    """Rank 0's learner, as the trainer actor drives it: it computes in a thread, beside the other
+    ranks."""
+
+    learner: Learner
+    orders: RankOrders
+    servers: ScoringServers
+    place: ActorContext
+
+    @property
+    def version(self) -> int:
+        return self.learner.version
+
+    @property
+    def counts(self) -> list[TokenCount]:
+        return self.learner.counts
+
+    async def accumulate(
+        self, batch: MicroBatch, buffers: Sequence[memoryview]
+    ) -> list[TokenCount]:
+        served = await self.servers.scores(batch, buffers)
+        own = partial(self.learner.accumulate, batch, buffers, served)
+        return await self.orders.give(batch, buffers, own)
+
+    async def score_proximal(self, message: ScoreProximal, buffers: Sequence[memoryview]) -> None:
+        await trio.to_thread.run_sync(self.learner.score_proximal, message, buffers)
+
+    async def step(self) -> dict[str, float]:
+        return await self.orders.give(CloseStep(self.version), (), self.learner.step)
+
+    async def save(self, cursor: int) -> Path:
+        """A checkpoint; after the last step also the model alone, for use elsewhere."""
+        saved = await self.orders.give(
+            Save(cursor), (), partial(_saved, self.learner, self.place, cursor)
+        )
+        if isinstance(saved, CheckpointError):
+            raise saved
+        return saved
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """Another rank's part of each order."""
+
+    learner: Learner
+    place: ActorContext
+
+    def __call__(self, order: Message, buffers: Sequence[memoryview]) -> None:
+        match order:
+            case MicroBatch():
+                self.learner.accumulate(order, buffers)
+            case CloseStep():
+                self.learner.step()
+            case Save(cursor):
+                _saved(self.learner, self.place, cursor)
+            case Gather():
+                self.learner.rank.gathered(self.learner.model)
+            case _:
+                raise ValueError(f"a rank does not understand {type(order).__name__}")
+
+
+def _saved(learner: Learner, place: ActorContext, cursor: int) -> Path | CheckpointError:
+    """This rank's part of a checkpoint, which rank 0 writes; the error where it cannot, as the
+    other ranks did their part all the same."""
+    model = learner.rank.gathered(learner.model)
+    try:
+        path = save(place.run, learner, cursor, place.initial)
+        if learner.version >= place.config.train.steps and model is not None:
+            export(place.run / MODEL, model, place.initial)
+            if average := learner.average:
+                export(place.run / MODEL_EMA, average.policy.model, place.initial)
+    except CheckpointError as error:
+        return error
+    return path
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """A sender that knows what it sends: the weights of one rank as they are, and those of several
+    as they were when they were gathered."""
+
+    sender: Sender
+    learner: Learner
+    orders: RankOrders
+    plan: Plan
+    deadline_s: float
+
+    @property
+    def store(self) -> str:
+        return self.sender.store
+
+    async def send(self, message: Publish) -> SendResult:
+        gather = partial(self.learner.rank.gathered, self.learner.model)
+        model = await self.orders.give(Gather(), (), gather)
+        assert model is not None
+        return await self.sender.send(
+            message.epoch,
+            message.world,
+            self.plan,
+            parameters_for_publication(model),
+            self.deadline_s,
+        )

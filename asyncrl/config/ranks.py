@@ -1,0 +1,67 @@
+"""The ranks of the trainer, as they follow from settings. What several of them cannot do yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.config.gpus import gpus_of
+from asyncrl.config.losses import advantage_of, updates
+from asyncrl.config.schema import Config, TrainConfig
+
+Contradictions = Iterator[tuple[tuple[str, ...], str]]
+ONE = "lower ranks to 1"
+
+
+def ranks_of(train: TrainConfig) -> int:
+    """The number of processes that train the model; 1 where nobody says."""
+    return max(1, train.ranks)
+
+
+def settled_ranks(config: Config, gpus: int) -> int:
+    """The number of ranks of a machine with so many GPUs, where `train.ranks` leaves it open: all
+    that nobody else needs, and one on a CPU.
+
+    Example: eight GPUs, and two servers of two each: four ranks.
+    """
+    if config.train.ranks or config.train.device == "cpu":
+        return ranks_of(config.train)
+    return max(1, gpus - gpus_of(config).needed + 1)
+
+
+def rank_contradictions(config: Config) -> Contradictions:
+    """Those of settings with several ranks. Each policy that is kept beside the model would have to
+    be divided as the model is, and micro-batches that are held are not divided yet."""
+    train, staleness = config.train, config.staleness
+    if ranks_of(train) == 1:
+        return
+    if staleness.proximal in ("boundary", "snapshot", "ema"):
+        yield (
+            ("train.ranks", "staleness.proximal"),
+            f"several ranks keep no earlier weights, as {staleness.proximal} needs them: set "
+            f"proximal to behaviour, recompute or loglinear, or {ONE}",
+        )
+    if train.ema:
+        yield ("train.ranks", "train.ema"), f"several ranks keep no average: set ema to 0, or {ONE}"
+    if updates(train) > 1:
+        yield (
+            ("train.ranks", "train.minibatches", "train.passes"),
+            f"several ranks take one update a step: set minibatches and passes to 1, or {ONE}",
+        )
+    if whole := [each.kind for each in staleness.correction if each.whole_step]:
+        yield (
+            ("train.ranks", "staleness.correction"),
+            f"{whole[0]} compares tokens of the whole step, of which a rank has its share: choose "
+            f"another correction, or {ONE}",
+        )
+    if advantage_of(train).needs_gradients:
+        yield (
+            ("train.ranks", "train.advantage"),
+            f"{train.advantage} needs the gradient of each rollout, of which a rank has its share: "
+            f"choose another advantage, or {ONE}",
+        )
+    for section in ("reference", "teacher", "supervised"):
+        if getattr(config, section).coefficient:
+            yield (
+                ("train.ranks", f"{section}.coefficient"),
+                f"several ranks have no {section}: set its coefficient to 0, or {ONE}",
+            )

@@ -1,0 +1,16 @@
+"""Messages between the ranks of a trainer. Rank 0's orders are the coordinator's commands to a
+trainer (`MicroBatch`, `CloseStep`, `Save`, `Drain`) as they came, and `Gather`."""
+
+from __future__ import annotations
+
+from asyncrl.ipc.messages.parts import Message
+
+
+class Gather(Message, frozen=True):
+    """Rank 0 to another: help gather the model as it is, which rank 0 then sends."""
+
+
+class Obeyed(Message, frozen=True):
+    """Rank to rank 0: its `order`th order is carried out, counted from 0."""
+
+    order: int

@@ -1,0 +1,100 @@
+"""The memory of the trainer, before anything starts: predicted in a process of its own, as the
+launcher has no torch, and compared with what the machine has."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from asyncrl import config as configuration
+from asyncrl.config import Config, ConfigError
+from asyncrl.config.derived import Row, size
+from asyncrl.escape import escaped
+from asyncrl.processes.machine import memory_bytes
+from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
+
+DEADLINE_S = 180.0
+"""Longest time of a prediction: several times what models of some billions of parameters take."""
+DRIVER_BYTES = 2**30
+"""Bytes of a GPU that are for its driver and its kernels."""
+
+
+def memory_rows(config: Config) -> list[Row]:
+    """Rows of the table printed first, about the memory of a given model's trainer; none for the
+    bundled model, which is small. Raises ConfigError where it cannot be had: more than the GPU has,
+    or on a processor more than this machine has for what is there all the time."""
+    if not config.model.path:
+        return []
+    on_gpu = config.train.device == "cuda"
+    limit = max(0, gpu_bytes() - DRIVER_BYTES) if on_gpu else memory_bytes()
+    found = predicted(config, limit)
+    if isinstance(found, str):
+        return [Row("trainer memory", "not predicted", found)]
+    parts, where = found.parts, "its GPU" if on_gpu else "this machine"
+    if limit and (parts.total if on_gpu else parts.state) > limit:
+        raise ConfigError(
+            f"the trainer needs {size(parts.total)} ({_said(parts)}), and {where} has "
+            f"{size(limit)} for it: {_remedy(found)}."
+        )
+    row = Row(
+        "trainer memory",
+        size(parts.total),
+        _said(parts) + (f"; {where} has {size(limit)}" * (limit > 0)),
+    )
+    if limit and parts.total > limit:
+        return [row, Row("note", "trainer memory", f"more than {where} has: {_remedy(found)}")]
+    return [row]
+
+
+def predicted(config: Config, limit: int) -> PredictedMemory | str:
+    """The prediction, with other settings where it is more than `limit` (0: unknown); or words for
+    why there is none."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.toml"
+        configuration.write(config, path)
+        command = [sys.executable, "-m", "asyncrl.training.fitting", str(path), str(limit)]
+        try:
+            ran = subprocess.run(command, capture_output=True, timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            return f"it took more than {DEADLINE_S:g} s"
+    try:
+        return msgspec.json.decode(ran.stdout, type=PredictedMemory)
+    except msgspec.DecodeError:
+        lines = ran.stderr.decode(errors="replace").strip().splitlines()
+        return escaped(lines[-1] if lines else f"exit status {ran.returncode}", 200)
+
+
+def gpu_bytes() -> int:
+    """Memory of the first GPU that this process may use; 0 where there is none."""
+    device, found = ctypes.c_int(), ctypes.c_size_t()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        known = not (
+            driver.cuInit(0)
+            or driver.cuDeviceGet(ctypes.byref(device), 0)
+            or driver.cuDeviceTotalMem_v2(ctypes.byref(found), device)
+        )
+    except (OSError, AttributeError):
+        return 0
+    return found.value if known else 0
+
+
+def _said(parts: MemoryParts) -> str:
+    beside = f", other policies {size(parts.policies)}" if parts.policies else ""
+    masters = f", in float32 once more {size(parts.masters)}" if parts.masters else ""
+    return (
+        f"weights {size(parts.weights)}{masters}, gradients {size(parts.gradients)}, optimizer "
+        f"{size(parts.optimizer)}{beside}; in a pass activations {size(parts.activations)} and "
+        f"logits {size(parts.logits)}, or in a step {size(parts.step)} more"
+    )
+
+
+def _remedy(found: PredictedMemory) -> str:
+    if found.fitting:
+        return f"{found.fitting} would need {size(found.fitting_bytes)}"
+    return "no shorter responses would fit either; train a smaller model, or on a larger device"

@@ -1,0 +1,106 @@
+"""Every kind of fault that only a run with agents may meet. Each is a small async function of the
+`Injector`, as those of `fault_kinds.py` are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from functools import partial
+
+from asyncrl.simulation.fake_player import AgentFailing
+from asyncrl.simulation.fault_kinds import (
+    Kind,
+    cut_link,
+    delay_link,
+    half_open_link,
+    kill,
+    repeat_link,
+    restart_beside,
+    stop,
+)
+from asyncrl.simulation.injector import Injector
+from asyncrl.simulation.sim_process import SimProcess
+
+AGENT_KINDS: dict[str, Kind] = {
+    "kill_agents": partial(kill, "agents"),
+    "stop_agents": partial(stop, "agents"),
+    "link_delayed_agents": partial(delay_link, "link_delayed_agents", ["agents"]),
+    "link_cut_agents": partial(cut_link, "link_cut_agents", ["agents"]),
+    "link_half_open_agents": partial(half_open_link, "link_half_open_agents", ["agents"]),
+    "link_repeats_agents": partial(repeat_link, ["agents"]),
+    "restart_beside_agents": partial(restart_beside, "restart_beside_agents", ["agents"]),
+}
+
+SAID = (b"Ask", b"Enough", b"Note", b"GiveReward", b"GiveFailure", b"Played")
+HEARD = (b"Play", b"Reply", b"StopPlaying")
+"""Messages of an agents actor, and those to it, by which the states of an episode change."""
+
+
+async def _agents(injector: Injector, draw: random.Random) -> SimProcess | None:
+    process = await injector.one(draw, ["agents"])
+    return None if process is None or process.player is None else process
+
+
+async def _fail(what: str, fails: AgentFailing, injector: Injector, draw: random.Random) -> None:
+    """The next agents that act fail."""
+    if (process := await _agents(injector, draw)) is not None and process.player is not None:
+        player, victim = process.player, process
+
+        def faulted() -> None:
+            injector.happened(what, victim)
+
+        player.faulted = faulted
+        player.fails, player.failures = fails, draw.choice((1, 1, 3, 8))
+
+
+AGENT_KINDS |= {
+    "agent_raises": partial(_fail, "agent_raises", "raised"),
+    "agent_crashes": partial(_fail, "agent_crashes", "crashed"),
+    "agent_gives_up": partial(_fail, "agent_gives_up", "given up"),
+    "agent_hangs": partial(_fail, "agent_hangs", "hang"),
+    "agents_lost": partial(_fail, "agents_lost", "lost"),
+}
+
+
+async def agent_slow(injector: Injector, draw: random.Random) -> None:
+    """Agents that think for long."""
+    if (process := await _agents(injector, draw)) is not None and process.player is not None:
+        player = process.player
+        player.slowness = draw.choice((5.0, 30.0))
+        await injector.during("agent_slow", draw.choice((2.0, 20.0)), process)
+        player.slowness = 1.0
+
+
+async def _amid(what: str, victim: str, injector: Injector, draw: random.Random) -> None:
+    """A process is killed at the moment of a message of an episode, which is lost with it or
+    arrives."""
+    if (process := await _agents(injector, draw)) is None:
+        return
+    said, lost = draw.random() < 0.7, draw.random() < 0.5
+    tag, left = draw.choice(SAID if said else HEARD), draw.choice((0, 1, 3))
+    wire = process.pipes[0].out if said else process.pipes[0].into
+
+    def edit(frame: bytes) -> Iterable[bytes]:
+        nonlocal left
+        if tag not in frame[:64]:
+            return [frame]
+        left -= 1
+        if left >= 0:
+            return [frame]
+        wire.edit = None
+        injector.happened(what, None if victim == "everything" else process)
+        if victim == "everything":
+            injector.world.kill_everything()
+        else:
+            injector.world.processes[victim or process.name].kill()
+        return [] if lost else [frame]
+
+    wire.edit = edit
+
+
+AGENT_KINDS |= {
+    "agent_slow": agent_slow,
+    "kill_agents_amid": partial(_amid, "kill_agents_amid", ""),
+    "kill_coordinator_amid": partial(_amid, "kill_coordinator_amid", "coordinator-0"),
+    "kill_everything_amid": partial(_amid, "kill_everything_amid", "everything"),
+}

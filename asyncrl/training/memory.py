@@ -1,0 +1,240 @@
+"""The memory that a trainer needs at most. Invariant: what is counted is the trainer's own code, on
+tensors that have shapes and no numbers.
+
+The model is built without memory for its weights (torch's fake tensors), the longest samples that a
+micro-batch may have are packed as training packs them, and then one pass forwards and backwards and
+one step of the optimizer run, while every storage is counted from its first tensor to its last. So
+the prediction knows of the packing, the attention, the chunks of logits and the layers that are
+computed again by itself. It does not know what kernels take inside, what an allocator leaves
+unused, and what a driver takes for itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from asyncrl.config import Config
+from asyncrl.training.forward import (
+    log_probability,
+    make_logits_in_chunks,
+    may_share,
+    measured,
+)
+from asyncrl.training.master_weights import MasterWeights
+from asyncrl.training.memory_parts import MemoryParts
+from asyncrl.training.models import empty_model
+from asyncrl.training.optimizer import adamw
+from asyncrl.training.output_layer import float32_output
+from asyncrl.training.packing import PackedBatch, pack
+from asyncrl.training.recomputation import recompute
+
+LOGITS, ACTIVATIONS = "logits", "activations"
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts storages of tensors that come out of torch's operations in the block, until the last
+    tensor of each is gone. `vocabulary`: the last dimension of what are logits."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._peak: dict[str, int] = {}
+        self._vocabulary, self._most = vocabulary, 0
+        self._live = Counter[str]()
+        self._known = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for one in tree_iter(found):
+            if isinstance(one, Tensor):
+                logits = one.dim() > 1 and one.shape[-1] == self._vocabulary
+                self._count(one, LOGITS if logits else ACTIVATIONS)
+        return found
+
+    def peak(self) -> dict[str, int]:
+        """The bytes of each part when there were the most, since this was asked last."""
+        found, self._peak = self._peak, dict(self._live)
+        self._most = self._live.total()
+        return found
+
+    def hold(self, part: str, tensors: Iterable[Tensor]) -> None:
+        """Count these, too, as that part."""
+        for tensor in tensors:
+            self._count(tensor, part)
+
+    def _count(self, tensor: Tensor, part: str) -> None:
+        storage = tensor.untyped_storage()
+        if storage in self._known:
+            return
+        self._known[storage] = part
+        size = storage.nbytes()
+        self._live[part] += size
+        weakref.finalize(storage, self._freed, part, size)
+        if (live := self._live.total()) > self._most:
+            self._most, self._peak = live, dict(self._live)
+
+    def _freed(self, part: str, size: int) -> None:
+        self._live[part] -= size
+
+
+def predict(config: Config, ranks: int = 1) -> MemoryParts:
+    """Most bytes of a rank of the trainer of `config`, whose model is at `model.path`. Of several
+    `ranks` each has its part of float32 weights, gradients and moments, and in a pass the weights
+    that it gathers; that is an estimate. Raises ModelError, and whatever the model raises."""
+    dtype = getattr(torch, config.model.dtype)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = empty_model(config.model.path, dtype)
+    if config.model.output_dtype == "float32":
+        float32_output(model)
+    if config.train.recompute_activations:
+        recompute(model)
+    if _untouched(model):
+        make_logits_in_chunks(model)
+    batches = worst_batches(config, _vocabulary(model), shared=may_share(model))
+    most = peak_of(model, batches, config)
+    policies = _policies(config, most.weights)
+    if ranks == 1:
+        return msgspec.structs.replace(most, policies=policies)
+    return MemoryParts(
+        weights=-(-(most.masters or most.weights) // ranks),
+        masters=0,
+        gradients=-(-most.gradients // ranks),
+        optimizer=-(-most.optimizer // ranks),
+        policies=policies,
+        activations=most.activations + _gathered(model),
+        logits=most.logits,
+        step=-(-most.step // ranks),
+    )
+
+
+def worst_batches(config: Config, vocabulary: int, *, shared: bool) -> list[PackedBatch]:
+    """The largest packed batches of a micro-batch of the longest samples: of prompts that have
+    nothing in common, and of one prompt."""
+    longest = config.engine.context_tokens
+    response = longest - 1 if config.agent.run else min(config.rollout.max_new_tokens, longest - 1)
+    samples = min(
+        max(1, config.train.micro_tokens // longest),
+        config.train.batch_groups * config.rollout.group_size,
+    )
+    ids = np.random.default_rng(0).integers(0, vocabulary, (samples, longest)).astype(np.int32)
+    found = []
+    for one_prompt in (False, True)[:samples]:
+        if one_prompt:
+            ids[:, : longest - response] = ids[0, : longest - response]
+        packed = pack(
+            ids.ravel(),
+            [longest - response] * samples,
+            [response] * samples,
+            shared=shared,
+            device=config.train.device,
+        )
+        found.append(max(packed, key=lambda batch: len(batch.ids)))
+    return found
+
+
+def peak_of(model: PreTrainedModel, batches: Sequence[PackedBatch], config: Config) -> MemoryParts:
+    """The most that passes of these `batches` and a step after them have, where gradients and
+    moments are there already. Of a model with numbers this computes, and changes it."""
+    masters = MasterWeights(model)
+    changed = [master for _, master in masters.named()]
+    optimizer = adamw(changed, config.train)
+    live = LiveBytes(_vocabulary(model))
+    for master in changed:
+        master.grad = torch.zeros_like(master)
+    optimizer.step()
+    live.hold("weights", [*model.parameters(), *model.buffers()])
+    live.hold("masters", changed)  # those that are the weights are counted already
+    live.hold("gradients", [master.grad for master in changed if master.grad is not None])
+    live.hold(
+        "optimizer",
+        [
+            found
+            for of_one in optimizer.state.values()
+            for found in of_one.values()
+            if isinstance(found, Tensor)
+        ],
+    )
+    with live:
+        for packed in batches:
+            (found,) = measured(
+                model, packed, config.rollout.temperature, lambda *given: (log_probability(*given),)
+            )
+            found.sum().backward()  # type: ignore[no-untyped-call]
+            del found
+        of_pass = live.peak()
+        nn.utils.clip_grad_norm_(changed, config.train.grad_clip)
+        optimizer.step()
+        of_step = live.peak()
+    parts = Counter(of_pass)
+    return MemoryParts(
+        **{name: parts[name] for name in MemoryParts.__struct_fields__ if name != "step"},
+        step=of_step.get(ACTIVATIONS, 0) + of_step.get(LOGITS, 0),
+    )
+
+
+def _policies(config: Config, weights: int) -> int:
+    """Bytes of the policies beside the one that learns, whose own weights have so many."""
+    of_parameter = getattr(torch, config.model.dtype).itemsize
+    averaged = weights if of_parameter == 4 else weights + weights // of_parameter * 4
+    # `boundary` keeps more only where engines lag behind by more
+    versions = {"boundary": 1, "snapshot": config.staleness.max_lag}
+    found = versions.get(config.staleness.proximal, 0) * weights
+    found += averaged if config.train.ema else 0
+    for policy in (config.reference, config.teacher):
+        if policy.coefficient and not policy.server:
+            path = policy.path or config.model.path
+            with FakeTensorMode():
+                other = empty_model(path, getattr(torch, config.model.dtype))
+            found += sum(tensor.nbytes for tensor in other.parameters())
+    return found
+
+
+def _gathered(model: PreTrainedModel) -> int:
+    """Bytes of what a rank has whole at a time: weights in no layer, those of two layers, and the
+    float32 gradient of the larger of these."""
+    layers = [
+        list(module.parameters())
+        for module in model.modules()
+        if isinstance(module, GradientCheckpointingLayer)
+    ]
+    inside = {id(tensor) for layer in layers for tensor in layer}
+    outside = [tensor for tensor in model.parameters() if id(tensor) not in inside]
+    largest = max(layers, key=lambda layer: sum(t.nbytes for t in layer), default=[])
+    gradient = max(sum(tensor.numel() for tensor in unit) for unit in (outside, largest))
+    return sum(tensor.nbytes for tensor in (*outside, *largest, *largest)) + 4 * gradient
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    layer: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return int(layer.weight.shape[0])
+
+
+def _untouched(model: PreTrainedModel) -> bool:
+    """True if the model's logits are the very tensor that its output layer gave: without numbers
+    `makes_the_logits` cannot be asked. A model of which that is not known has its logits whole."""
+    layer: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    made: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda _, __, output: made.append(output))
+    try:
+        with torch.no_grad():
+            logits: Tensor = model(
+                input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False
+            ).logits
+    finally:
+        hook.remove()
+    return len(made) == 1 and logits is made[0]

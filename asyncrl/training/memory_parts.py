@@ -1,0 +1,42 @@
+"""The memory of a trainer in its parts. No torch here: `asyncrl check` reads what another process
+predicted."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class MemoryParts(msgspec.Struct, frozen=True):
+    """Bytes that a trainer has: `weights` as the model computes with them, `masters` in float32,
+    `gradients`, the optimizer's moments, and `policies`, the weights of those beside the one that
+    learns. Of a pass, when it has the most: `logits`, whatever has a number for each id of the
+    vocabulary, and `activations`, all else, kept for the backward pass or computed in it. `step`:
+    what the optimizer computes beside its moments."""
+
+    weights: int
+    masters: int
+    gradients: int
+    optimizer: int
+    policies: int
+    activations: int
+    logits: int
+    step: int
+
+    @property
+    def state(self) -> int:
+        """Those that are there all the time."""
+        return self.weights + self.masters + self.gradients + self.optimizer + self.policies
+
+    @property
+    def total(self) -> int:
+        """The most of it, in a pass or in a step."""
+        return self.state + max(self.activations + self.logits, self.step)
+
+
+class PredictedMemory(msgspec.Struct, frozen=True):
+    """Bytes of a trainer, and, where they are too many, other settings in words that would fit with
+    the bytes that they need; empty where none is known."""
+
+    parts: MemoryParts
+    fitting: str = ""
+    fitting_bytes: int = 0

@@ -1,0 +1,101 @@
+"""One rank of a trainer, as a learner sees it. Invariant: each rank makes the same calls in the
+same order, and knows the same afterwards, but for the weights: of these it has its shard.
+
+A learner is the same program on every rank. It gives each rank some of the packed batches, adds up
+what was found out about all of them, and steps with what all of them gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from asyncrl.training.packing import PackedBatch
+from asyncrl.training.sums import Sums
+
+
+class Rank(Protocol):
+    """Rank `index` of `size`."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def share(self, packed: Sequence[PackedBatch]) -> list[PackedBatch | None]:
+        """Packed batches that this rank has, one for each round; None: it keeps up with others."""
+        ...
+
+    def keep_up(self, model: PreTrainedModel) -> None:
+        """Take part in a round, forward and backward, with nothing to learn."""
+        ...
+
+    def joined(self, fates: Tensor) -> Tensor:
+        """The largest of all ranks' numbers at each place (int64 [tokens])."""
+        ...
+
+    def summed(self, sums: Sums) -> Sums:
+        """Sums over all ranks."""
+        ...
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor of which each rank may have a shard, detached and whole."""
+        ...
+
+    def sharded(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """This rank's shard of a whole tensor, on the device of `like` and divided as that is."""
+        ...
+
+    def computes(self, model: PreTrainedModel) -> torch.dtype:
+        """The type that the model computes in, and that is published: its shards may be float32."""
+        ...
+
+    def gathered(self, model: PreTrainedModel) -> PreTrainedModel | None:
+        """The whole model as it computes, for rank 0, which writes and sends it; None for others.
+        Nothing need be able to be computed with it."""
+        ...
+
+
+class Alone:
+    """A trainer of one rank, which has all there is."""
+
+    index, size = 0, 1
+
+    def share(self, packed: Sequence[PackedBatch]) -> list[PackedBatch | None]:
+        """All of them."""
+        return list(packed)
+
+    def keep_up(self, model: PreTrainedModel) -> None:
+        """Do nothing: nobody waits."""
+
+    def joined(self, fates: Tensor) -> Tensor:
+        """These."""
+        return fates
+
+    def summed(self, sums: Sums) -> Sums:
+        """These."""
+        return sums
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The tensor itself, detached."""
+        return tensor.detach()
+
+    def sharded(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """The tensor, on the device of `like`."""
+        return tensor.to(like.device)
+
+    def computes(self, model: PreTrainedModel) -> torch.dtype:
+        """Its own type."""
+        return model.dtype
+
+    def gathered(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The model itself."""
+        return model
+
+
+ALONE = Alone()

@@ -1,0 +1,165 @@
+"""Several ranks that train one model, of which each has a shard (FSDP2: `fully_shard` of torch).
+Invariant: gradients are sums over ranks, never means, and in float32.
+
+Each layer's weights are gathered for a pass and let go after it, and its gradients are added up
+over the ranks and divided among them. So a rank holds its part of weights, gradients and moments,
+and one layer's weights besides. Where the model is of a smaller type than float32, shards are
+float32, and what is gathered is rounded to the model's own type: what the optimizer changes, and
+what the model computes with, are then what `MasterWeights` are for one rank.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from asyncrl.training.forward import log_probabilities, shares
+from asyncrl.training.packing import PackedBatch, cost, pack
+from asyncrl.training.ranks.rounds import rounds
+from asyncrl.training.sums import Sums
+
+_AUTO: Any = AutoModelForCausalLM  # its methods carry no types
+
+
+class RankGroup:
+    """One rank of several. Satisfies `asyncrl.training.ranks.rank.Rank`."""
+
+    def __init__(self, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+        self._mesh, self._dtype = mesh, dtype
+        self.index = mesh.get_rank()
+        self.size = mesh.size()
+        self._device = torch.device(mesh.device_type)
+
+    def share(self, packed: Sequence[PackedBatch]) -> list[PackedBatch | None]:
+        """Packed batches that this rank has, one for each round; None: it keeps up with others."""
+        mine = [each[self.index] for each in rounds([cost(p) for p in packed], self.size)]
+        return [None if piece is None else packed[piece] for piece in mine]
+
+    def keep_up(self, model: PreTrainedModel) -> None:
+        """Take part in a round, forward and backward, with nothing to learn."""
+        ids = np.zeros(2, dtype=np.int32)
+        (packed,) = pack(ids, [1], [1], shared=shares(model))
+        nothing: Any = log_probabilities(model, packed, 1.0).sum() * 0.0
+        nothing.backward()
+
+    def joined(self, fates: Tensor) -> Tensor:
+        """The largest of all ranks' numbers at each place (int64 [tokens])."""
+        found = fates.to(self._device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        return found.to(fates.device)
+
+    def summed(self, sums: Sums) -> Sums:
+        """Sums over all ranks, added in the order of the ranks."""
+        found = Sums()
+        for part in self._gathered(sums.encoded()):
+            found = found.merge(Sums.decoded(part))
+        return found
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor of which each rank may have a shard, detached and whole."""
+        tensor = tensor.detach()
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def sharded(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """This rank's shard of a whole tensor, on the device of `like` and divided as that is."""
+        tensor = tensor.to(like.device)
+        if not isinstance(like, DTensor):
+            return tensor
+        # every rank has the whole: nothing need be sent
+        return distribute_tensor(tensor, self._mesh, like.placements, src_data_rank=None)
+
+    def computes(self, model: PreTrainedModel) -> torch.dtype:
+        """The type that the model computes in, and that is published: its shards are float32."""
+        return self._dtype
+
+    def gathered(self, model: PreTrainedModel) -> PreTrainedModel | None:
+        """The whole model as it computes, in host memory, for rank 0; None for others. It is
+        gathered one tensor after another, and has no buffers."""
+        weights = dict[str, Tensor]()
+        for name, parameter in model.named_parameters():
+            found = self.whole(parameter)
+            if self.index == 0:
+                weights[name] = found.to("cpu", self._dtype)
+        if self.index:
+            return None
+        with torch.device("meta"):
+            gathered: PreTrainedModel = _AUTO.from_config(
+                copy.deepcopy(model.config), dtype=self._dtype, trust_remote_code=False
+            )
+        gathered.load_state_dict(weights, strict=False, assign=True)
+        gathered.tie_weights()
+        return gathered
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self._mesh.get_group()
+
+    def _gathered(self, said: bytes) -> list[bytes]:
+        """Bytes of each rank, in their order."""
+        length = torch.tensor([len(said)], device=self._device)
+        lengths = [torch.empty_like(length) for _ in range(self.size)]
+        dist.all_gather(lengths, length, group=self._group)
+        longest = max(int(each) for each in lengths)
+        mine = torch.zeros(longest, dtype=torch.uint8, device=self._device)
+        mine[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        every = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(every, mine, group=self._group)
+        return [
+            part[: int(size)].cpu().numpy().tobytes()
+            for part, size in zip(every, lengths, strict=True)
+        ]
+
+
+def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankGroup:
+    """Leave each rank its shards of a model that all ranks have whole, alike and on the device of
+    the mesh; gives this rank. Layers are what transformers never splits; the rest is gathered as
+    one."""
+    group, policy = RankGroup(mesh, model.dtype), MixedPrecisionPolicy()
+    if torch.finfo(model.dtype).bits < torch.finfo(torch.float32).bits:
+        policy = MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.float()
+    layers = set(model._no_split_modules or ())
+    for module in [*(m for m in model.modules() if type(m).__name__ in layers), model]:
+        found: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
+        assert isinstance(found, FSDPModule)
+        found.set_gradient_divide_factor(1.0)
+        found.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    return group
+
+
+@contextmanager
+def open_ranks(
+    device: str, store: str, index: int, size: int, patience_s: float
+) -> Iterator[DeviceMesh]:
+    """Join the other ranks, by a file that all of them open; no collective of them may take longer
+    than `patience_s` seconds. Raises torch's DistError where one does not come."""
+    cuda = device == "cuda"
+    if cuda:
+        torch.cuda.set_device(0)  # the only one that this process sees
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        store=dist.FileStore(store, size),  # type: ignore[attr-defined]
+        rank=index,
+        world_size=size,
+        timeout=timedelta(seconds=math.ceil(patience_s)),
+    )
+    with warnings.catch_warnings():
+        # of logits changed in place, which none are
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+        yield DeviceMesh(device, list(range(size)))
+    dist.destroy_process_group()  # after an error it might wait for a rank that is lost

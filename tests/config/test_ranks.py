@@ -1,0 +1,51 @@
+"""Ranks that follow from settings and GPUs, and what several of them refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from asyncrl.config import Config
+from asyncrl.config.gpus import gpus_of
+from asyncrl.config.ranks import rank_contradictions, ranks_of, settled_ranks
+from staleness.corrections import M2po
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    base = Config()
+    return msgspec.structs.replace(
+        base,
+        **{
+            name: msgspec.structs.replace(getattr(base, name), **values)
+            for name, values in sections.items()
+        },
+    )
+
+
+def test_ranks_on_gpus_are_those_that_nobody_else_needs() -> None:
+    cuda = config(train={"device": "cuda"})
+    assert [settled_ranks(cuda, gpus) for gpus in (0, 1, 4)] == [1, 1, 4]
+    assert settled_ranks(config(train={"device": "cuda", "ranks": 3}), 8) == 3
+    assert settled_ranks(config(), 8) == ranks_of(Config().train) == 1
+    assert gpus_of(config(train={"device": "cuda", "ranks": 3})).trainer == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "sections"),
+    [
+        ("staleness.proximal", {"staleness": {"proximal": "boundary"}}),
+        ("train.ema", {"train": {"ema": 0.9}}),
+        ("train.passes", {"train": {"passes": 2}}),
+        ("train.advantage", {"train": {"advantage": "min_variance"}}),
+        ("staleness.correction", {"staleness": {"correction": (M2po(),)}}),
+        ("teacher.coefficient", {"teacher": {"coefficient": 0.1}}),
+    ],
+)
+def test_several_ranks_refuse_what_they_cannot_do(key: str, sections: dict[str, Any]) -> None:
+    train = {"ranks": 2} | sections.get("train", {})
+    ((keys, remedy),) = rank_contradictions(config(**{**sections, "train": train}))
+    assert key in keys
+    assert "lower ranks to 1" in remedy
+    assert not list(rank_contradictions(config(**sections)))

@@ -1,0 +1,114 @@
+"""Rows and refusals about the trainer's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import Qwen3Config
+
+from asyncrl.config import Config, ConfigError, load
+from asyncrl.launch import trainer_memory
+from asyncrl.launch.trainer_memory import memory_rows
+from asyncrl.processes.machine import memory_bytes
+from asyncrl.training.memory_parts import MemoryParts, PredictedMemory
+
+GIB = 2**30
+PARTS = MemoryParts(2 * GIB, 4 * GIB, 4 * GIB, 8 * GIB, 0, 30 * GIB, GIB, 4 * GIB)
+"""18 GiB that are there all the time, and 31 of a pass."""
+
+
+def rows(
+    monkeypatch: pytest.MonkeyPatch,
+    has: int,
+    found: PredictedMemory | str,
+    *,
+    device: str = "cuda",
+) -> list[tuple[str, ...]]:
+    config = load(None, ["model.path=/m", f"train.device={device}"], {})
+
+    def predicted(_: Config, limit: int) -> PredictedMemory | str:
+        assert limit == max(0, has * GIB - (GIB if device == "cuda" else 0))
+        return found
+
+    for asked in ("gpu_bytes", "memory_bytes"):
+        monkeypatch.setattr(trainer_memory, asked, lambda: has * GIB)
+    monkeypatch.setattr(trainer_memory, "predicted", predicted)
+    return [tuple(row) for row in memory_rows(config)]
+
+
+def test_a_trainer_that_fits_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = rows(monkeypatch, 80, PredictedMemory(PARTS))
+    assert row == (
+        "trainer memory",
+        "49.0 GiB",
+        "weights 2.0 GiB, in float32 once more 4.0 GiB, gradients 4.0 GiB, optimizer 8.0 GiB; in a "
+        "pass activations 30.0 GiB and logits 1.0 GiB, or in a step 4.0 GiB more; its GPU has 79.0 "
+        "GiB",
+    )
+
+
+def test_one_that_does_not_fit_its_gpu_is_refused_with_what_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = PredictedMemory(PARTS, "train.recompute_activations = true", 25 * GIB)
+    with pytest.raises(
+        ConfigError,
+        match=r"^the trainer needs 49\.0 GiB \(.*\), and its GPU has 39\.0 GiB for it: "
+        r"train\.recompute_activations = true would need 25\.0 GiB\.$",
+    ):
+        rows(monkeypatch, 40, found)
+    with pytest.raises(ConfigError, match=r"for it: no shorter responses would fit either; "):
+        rows(monkeypatch, 40, PredictedMemory(PARTS))
+
+
+def test_on_a_processor_it_is_refused_where_weights_alone_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = PredictedMemory(PARTS, "rollout.max_new_tokens = 9", 20 * GIB)
+    _, note = rows(monkeypatch, 40, found, device="cpu")
+    assert note == (
+        "note",
+        "trainer memory",
+        "more than this machine has: rollout.max_new_tokens = 9 would need 20.0 GiB",
+    )
+    with pytest.raises(ConfigError, match=r"and this machine has 17\.0 GiB"):
+        rows(monkeypatch, 17, PredictedMemory(PARTS), device="cpu")
+
+
+def test_nothing_is_refused_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = rows(monkeypatch, 0, PredictedMemory(PARTS))
+    assert row[1] == "49.0 GiB" and "its GPU has" not in row[2]
+    assert rows(monkeypatch, 80, "it fails") == [("trainer memory", "not predicted", "it fails")]
+    assert memory_rows(load(None, [], {})) == []
+
+
+def test_another_process_predicts(tmp_path: Path) -> None:
+    Qwen3Config(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+    ).save_pretrained(tmp_path)
+    config = load(None, [f"model.path={tmp_path}", "train.micro_tokens=1024"], {})
+    found = trainer_memory.predicted(config, 2**40)
+    assert isinstance(found, PredictedMemory)
+    assert 0 < found.parts.gradients <= found.parts.weights
+    assert found.parts.activations > 0 and not found.fitting
+    (tmp_path / "config.json").write_text("{}")
+    failed = trainer_memory.predicted(config, 2**40)
+    assert isinstance(failed, str) and "is not a configuration that transformers knows" in failed
+
+
+def test_a_container_has_less_memory_than_its_machine(tmp_path: Path) -> None:
+    memory, limit = tmp_path / "meminfo", tmp_path / "memory.max"
+    assert memory_bytes(memory, limit) == 0
+    memory.write_text("MemTotal:       2048 kB\nMemFree: 1 kB\n")
+    assert memory_bytes(memory, limit) == 2**21
+    limit.write_text("max\n")
+    assert memory_bytes(memory, limit) == 2**21
+    limit.write_text("4096\n")
+    assert memory_bytes(memory, limit) == 4096

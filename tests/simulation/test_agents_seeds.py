@@ -1,0 +1,83 @@
+"""Runs whose rollouts are episodes of scripted agents: the whole coordinator and the product's
+agents actors, while agents, actors and everything fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from asyncrl.config.rules import contradictions
+from asyncrl.experience import events as e
+from asyncrl.simulation.agent_faults import AGENT_KINDS
+from asyncrl.simulation.checker.event_checks import CHECKS
+from asyncrl.simulation.command import Tally, tally
+from asyncrl.simulation.faults import agents_plan
+from asyncrl.simulation.run import simulate_agents
+from asyncrl.simulation.shapes import OF_AGENTS, drawn, drawn_agents
+
+SHARES = [range(start, start + 20) for start in range(0, 100, 20)]
+tallied = cache(tally)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seeds",
+    [pytest.param(s, marks=[pytest.mark.explore] * bool(s.start)) for s in SHARES],
+    ids=lambda seeds: f"{seeds.start}:{seeds.stop}",
+)
+def test_every_invariant_holds_after_every_event_of_agents(seeds: range) -> None:
+    found = tallied(seeds, agents=True)
+    assert not found.failures, "\n".join(
+        f"asyncrl simulate --agents --seed {failure.seed}: {failure.violation}"
+        for failure in found.failures
+    )
+    assert found.played == found.seeds == len(seeds)
+    ofs = {
+        "nothing is sampled again",
+        "what agents said",
+        "contexts stay",
+        "strands",
+        "failed calls",
+    }
+    assert min(found.checks[name] for name in ofs) > 100
+
+
+@pytest.mark.explore
+@pytest.mark.slow
+def test_each_kind_of_agents_fault_is_met_by_at_least_ten_of_the_seeds() -> None:
+    whole = Tally()
+    for seeds in SHARES:
+        whole.add(tallied(seeds, agents=True))
+    rare = {kind: n for kind in AGENT_KINDS if (n := whole.seeds_with.get(kind, 0)) < 10}
+    assert not rare
+
+
+def test_a_seed_of_agents_replays_to_the_last_event() -> None:
+    assert simulate_agents(3) == simulate_agents(3)
+
+
+def test_an_agents_run_is_the_seeds_alone_and_leaves_its_other_run_as_it_is() -> None:
+    for seed in range(1, 40):
+        before = drawn(seed).config
+        assert drawn_agents(seed).config == drawn_agents(seed).config != before
+        assert drawn(seed).config == before
+        assert agents_plan(seed) == agents_plan(seed)
+    assert agents_plan(25) == []
+
+
+def test_agents_have_settings_that_do_not_contradict_each_other() -> None:
+    shapes = [drawn_agents(seed) for seed in range(100)]
+    for shape in shapes:
+        wrong = [keys for keys, _ in contradictions(shape.config)]
+        # a fake engine needs no server
+        assert all("engine.sglang.urls" in keys for keys in wrong), wrong
+    themes = Counter(seed // 2 % len(OF_AGENTS) for seed in range(1, 100, 2))
+    assert min(themes.values()) >= 5
+    assert {shape.steady for shape in shapes} == {True, False}
+    assert {shape.config.rollout.truncated for shape in shapes} == {"keep", "mask"}
+
+
+def test_every_kind_of_event_has_a_check() -> None:
+    assert set(CHECKS) == set(e.AnyEvent.__args__)

@@ -1,0 +1,119 @@
+"""Several ranks give the gradient, the counts and the metrics of one: the naive float64 reference's
+and those of a learner alone."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from rank_world import SMALL_PACKS, on_ranks
+from torch.distributed.device_mesh import DeviceMesh
+from training_world import CONFIGS, build, micro_batch, rollouts
+
+from asyncrl.config.schema import StalenessConfig, TrainConfig
+from asyncrl.ipc.messages import TokenCount
+from asyncrl.training import packing
+from asyncrl.training.learner import Learner
+from asyncrl.training.ranks.rank import ALONE, Rank
+from asyncrl.training.ranks.rank_group import shard
+from staleness.corrections import IcePop
+
+TRAIN = TrainConfig(grad_clip=0.3, lr_warmup_steps=0, lr=1e-3)
+STALENESS = StalenessConfig(correction=(IcePop(lo=0.5, hi=2.5),))
+TEMPERATURE = 1.3
+PARTS = ((0, 1, 2, 3), (4,), (5, 6, 7, 8), ())
+"""Rollouts of each micro-batch: several packed batches, one, and none."""
+
+
+class Case(NamedTuple):
+    name: str
+    dtype: torch.dtype = torch.float32
+    recompute: bool = False
+
+
+class Found(NamedTuple):
+    """Of one step: the gradient before it was clipped, the weights after it, and what was said."""
+
+    gradients: dict[str, NDArray[np.float32]]
+    weights: dict[str, NDArray[np.float32]]
+    counts: list[TokenCount]
+    metrics: dict[str, float]
+
+
+CASES = [*map(Case, CONFIGS), Case("qwen3", torch.bfloat16), Case("llama", recompute=True)]
+
+
+def step(case: Case, mesh: DeviceMesh | None) -> Found:
+    """One step of a learner at this rank, of four micro-batches."""
+    model = build(case.name, case.dtype)
+    every = rollouts(build(case.name), seed=5, temperature=TEMPERATURE)
+    rank: Rank = shard(model, mesh) if mesh else ALONE
+    train = (
+        TRAIN
+        if not case.recompute
+        else TrainConfig(grad_clip=0.3, lr_warmup_steps=0, lr=1e-3, recompute_activations=True)
+    )
+    learner = Learner(model, train, STALENESS, TEMPERATURE, rank=rank)
+    counts = []
+    for index, members in enumerate(PARTS):
+        part = [every[member] for member in members]
+        counts += learner.accumulate(*micro_batch(part, every, 0, index))
+    gradients = {
+        name: rank.whole(weight.grad).float().numpy().copy()
+        for name, weight in learner.master_weights.named()
+        if weight.grad is not None
+    }
+    metrics = learner.step()
+    weights = {
+        name: rank.whole(weight).float().numpy() for name, weight in learner.master_weights.named()
+    }
+    return Found(gradients, weights, counts, metrics)
+
+
+def steps(mesh: DeviceMesh) -> list[Found]:
+    return [step(case, mesh) for case in CASES]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list:
+    return on_ranks(tmp_path_factory.mktemp("ranks") / "store", request.param, steps)
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Found]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "PACKED_TOKENS", SMALL_PACKS)
+        return [step(case, None) for case in CASES]
+
+
+def test_every_rank_is_told_the_same(found: list[list[Found]]) -> None:
+    first, *others = found
+    for other in others:
+        for mine, theirs in zip(first, other, strict=True):
+            assert mine.counts == theirs.counts
+            assert mine.metrics == theirs.metrics
+
+
+def test_gradients_weights_counts_and_metrics_are_those_of_one_rank(
+    found: list[list[Found]], alone: list[Found]
+) -> None:
+    for case, several, one in zip(CASES, found[0], alone, strict=True):
+        exact = case.dtype == torch.float32
+        assert several.counts == one.counts or not exact
+        close(several.gradients, one.gradients, 1e-6 if exact else 1e-2)
+        close(several.weights, one.weights, 1e-5 if exact else 1e-2)
+        for name, value in one.metrics.items():
+            assert several.metrics[name] == pytest.approx(value, rel=1e-5 if exact else 0.05)
+
+
+Arrays = dict[str, NDArray[np.float32]]
+
+
+def close(got: Arrays, expected: Arrays, to: float) -> None:
+    assert got.keys() == expected.keys()
+    scale = max(float(np.abs(array).max()) for array in expected.values())
+    for name, array in expected.items():
+        assert float(np.abs(got[name] - array).max()) <= to * scale, name

@@ -1,0 +1,177 @@
+"""Predicted memory of a trainer against what tensors with numbers take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Gemma2Config, PretrainedConfig, Qwen3Config
+
+from asyncrl.config import Config, load
+from asyncrl.training.fitting import changes, fitting
+from asyncrl.training.forward import make_logits_in_chunks, may_share
+from asyncrl.training.memory import LiveBytes, peak_of, predict, worst_batches
+from asyncrl.training.memory_parts import MemoryParts
+from asyncrl.training.models import empty_model
+from asyncrl.training.recomputation import recompute
+
+VOCABULARY = 300
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+
+def config_of(folder: Path, *more: str, model: PretrainedConfig | None = None) -> Config:
+    (model or Qwen3Config(**SIZES)).save_pretrained(folder)
+    sets = [
+        f"model.path={folder}",
+        "engine.context_tokens=64",
+        "rollout.max_new_tokens=48",
+        "train.micro_tokens=200",
+    ]
+    return load(None, [*sets, *more], {})
+
+
+def measured(config: Config) -> MemoryParts:
+    """The same of a model with numbers."""
+    model = empty_model(config.model.path, getattr(torch, config.model.dtype))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.02)
+    if config.train.recompute_activations:
+        recompute(model)
+    make_logits_in_chunks(model)
+    return peak_of(model, worst_batches(config, VOCABULARY, shared=may_share(model)), config)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("again", ["false", "true"])
+def test_a_model_without_numbers_takes_what_one_with_numbers_does(
+    tmp_path: Path, dtype: str, again: str
+) -> None:
+    sets = f"model.dtype={dtype}", f"train.recompute_activations={again}"
+    config = config_of(tmp_path, *sets)
+    found = predict(config)
+    assert found == measured(config)
+    parameters = sum(p.numel() for p in empty_model(tmp_path).parameters())
+    buffers = found.weights - parameters * (4 if dtype == "float32" else 2)
+    assert 0 <= buffers < 100
+    assert found.masters == (0 if dtype == "float32" else 4 * parameters)
+    assert found.gradients == 4 * parameters
+    assert 8 * parameters <= found.optimizer < 8 * parameters + 1000
+    assert found.step >= 4 * parameters  # roots of the second moments, of all at once
+    if again == "false":  # else there is more when a layer is computed again, and no logits are
+        assert found.logits >= 48 * 3 * VOCABULARY * 4
+
+
+def test_padded_rows_are_predicted_too(tmp_path: Path) -> None:
+    model = Qwen3Config(**SIZES, use_sliding_window=True, sliding_window=32, max_window_layers=0)
+    config = config_of(tmp_path, model=model)
+    assert predict(config) == measured(config)
+
+
+def test_layers_that_are_computed_again_keep_less(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    less = config_of(tmp_path, "train.recompute_activations=true")
+    assert predict(less).activations < 0.7 * predict(config).activations
+
+
+def test_logits_that_something_is_done_to_are_whole(tmp_path: Path) -> None:
+    """Of two models of the same sizes, in chunks of few tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asyncrl.training.forward.LOGIT_BYTES", 16 * 4 * VOCABULARY)
+        chunked = predict(config_of(tmp_path))
+        capped = predict(config_of(tmp_path, model=Gemma2Config(**SIZES)))
+    assert chunked.logits <= 4 * 16 * 4 * VOCABULARY < 48 * 3 * VOCABULARY * 4 <= capped.logits
+
+
+def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "model.dtype=bfloat16")
+    alone, of_four = predict(config), predict(config, ranks=4)
+    parameters = sum(p.numel() for p in empty_model(tmp_path).parameters())
+    assert of_four.state == pytest.approx((4 + 4 + 8) * parameters / 4, abs=200)
+    assert of_four.step == pytest.approx(alone.step / 4, abs=1)
+    layer = sum(p.numel() for n, p in empty_model(tmp_path).named_parameters() if ".layers.0." in n)
+    outside = parameters - SIZES["num_hidden_layers"] * layer
+    assert outside > layer
+    assert of_four.activations == alone.activations + 2 * (outside + 2 * layer) + 4 * outside
+
+
+@pytest.mark.parametrize(
+    ("setting", "more"),
+    [
+        ("train.ema=0.9", 2 + 4),
+        ("reference.coefficient=0.1", 2),
+        ("staleness.proximal=boundary", 2),
+    ],
+)
+def test_other_policies_are_counted(tmp_path: Path, setting: str, more: int) -> None:
+    config = config_of(tmp_path, "model.dtype=bfloat16", setting)
+    parameters = sum(p.numel() for p in empty_model(tmp_path).parameters())
+    assert predict(config).policies == pytest.approx(more * parameters, rel=0.01)
+
+
+def test_live_bytes_are_those_of_storages_until_their_last_tensor_is_gone() -> None:
+    live = LiveBytes(7)
+    with live:
+        first = torch.zeros(10)
+        view = first[2:]
+        del first
+        assert live.peak() == {"activations": 40}
+        second = torch.zeros(2, 7) + view[0]
+        assert live.peak() == {"activations": 40, "logits": 2 * 56}
+        del second, view
+        live.peak()
+        assert sum(live.peak().values()) == 0
+
+
+def made(config: Config) -> MemoryParts:
+    """Memory that grows with tokens, and less where layers are computed again."""
+    share = 1 if config.train.recompute_activations else 4
+    tokens = config.train.micro_tokens + config.engine.context_tokens
+    return MemoryParts(100, 0, 100, 200, 0, share * tokens, 0, 50)
+
+
+def test_the_least_change_that_fits_is_named(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+
+    def words(limit: int) -> tuple[str, int]:
+        found = fitting(config, limit, made)
+        assert found.parts == made(config)
+        return found.fitting, found.fitting_bytes
+
+    assert words(0) == words(400 + 4 * 264) == ("", 0)
+    assert words(1400) == ("train.micro_tokens = 64", 400 + 4 * 128)
+    assert words(800) == (
+        "train.micro_tokens = 64, train.recompute_activations = true",
+        400 + 128,
+    )
+    assert words(510) == (
+        "train.recompute_activations = true, rollout.max_new_tokens = 36, "
+        "engine.context_tokens = train.micro_tokens = 52",
+        400 + 104,
+    )
+    assert words(420) == words(300) == ("", 0)
+
+
+def test_changes_are_settings_that_a_run_may_have(tmp_path: Path) -> None:
+    def settings() -> Iterator[list[str]]:
+        for words, _ in changes(config_of(tmp_path)):
+            sets = []
+            for one in words.split(", "):
+                *keys, value = one.split(" = ")
+                sets += [f"{key}={value}" for key in keys]
+            yield sets
+
+    assert [config_of(tmp_path, *sets) for sets in settings()] == [
+        changed for _, changed in changes(config_of(tmp_path))
+    ]
