@@ -195,7 +195,7 @@ async def rollout(place: ActorContext) -> None:
     context = EngineContext(config, place.run, place.initial, place.index, model, tokenizer, waits)
     async with (
         engine_kind(config.engine.kind).open(context) as engine,
-        Receiver.open() as receiver,
+        Receiver.open(full_every=config.publication.full_every) as receiver,
         await place.link() as link,
     ):
 

@@ -93,10 +93,13 @@ class LearnerProtocol(Protocol):
 
 
 class Sent(Protocol):
-    """The result of a transfer: one checksum a bucket."""
+    """The result of a transfer: one checksum a bucket, and the bytes that each engine was sent."""
 
     @property
     def checksums(self) -> list[int]: ...
+
+    @property
+    def sent_bytes(self) -> int: ...
 
 
 class TransferProtocol(Protocol):
@@ -125,7 +128,7 @@ async def trainer_actor(
         *,
         task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        checksums, error = list[int](), "aborted"
+        checksums, sent_bytes, error = list[int](), 0, "aborted"
         version, start = learner.version, trio.current_time()
         with trio.CancelScope() as scope:
             if weights.locked():  # by a step; an abort is read meanwhile
@@ -136,13 +139,15 @@ async def trainer_actor(
                 task_status.started(scope)
             version, start = learner.version, trio.current_time()
             try:
-                checksums, error = (await transfer.send(message)).checksums, ""
+                sent = await transfer.send(message)
+                checksums, sent_bytes, error = sent.checksums, sent.sent_bytes, ""
             except TransferError as failure:
                 error = str(failure)
             finally:
                 weights.release()
+        seconds = trio.current_time() - start
         await link.send(
-            Transferred(message.publication, version, checksums, trio.current_time() - start, error)
+            Transferred(message.publication, version, checksums, sent_bytes, seconds, error)
         )
 
     send, commands = trio.open_memory_channel[tuple[Message, tuple[memoryview, ...]]](COMMANDS)

@@ -104,7 +104,11 @@ async def _lead(
             own, patience_s = Tokenizer(place.initial), config.supervision.start_s / 2
             await servers.refuse_other_vocabularies(own, patience_s)
         async with (
-            Sender.open(config.publication.host, place.run / WEIGHT_STORE) as sender,
+            Sender.open(
+                config.publication.host,
+                place.run / WEIGHT_STORE,
+                full_every=config.publication.full_every,
+            ) as sender,
             await place.link() as link,
         ):
             transfer = _Transfer(sender, learner, orders, plan, config.publication.deadline_s)

@@ -140,7 +140,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
                 target = buffers[turn][filled : filled + piece]
                 real = min(piece, max(0, source.numel() - taken))
                 if real:
-                    _copy(target[:real], source[taken : taken + real])
+                    copy_bytes(target[:real], source[taken : taken + real])
                 if real < piece:
                     target[real:].zero_()
                 taken += piece
@@ -198,7 +198,7 @@ def _bytes_of(spec: Spec, name: str, tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
-def _copy(target: Tensor, source: Tensor) -> None:
+def copy_bytes(target: Tensor, source: Tensor) -> None:
     """Copy bytes. Between CPU tensors with numpy, which stays in this thread: torch would start
     OpenMP threads beside the decoding ones."""
     if target.device.type == "cpu" and source.device.type == "cpu":

@@ -40,21 +40,22 @@ T = TypeVar("T")
 class Sender:
     """The trainer's side. Use `async with Sender.open(host, path) as sender`."""
 
-    def __init__(self, store: str, device: torch.device) -> None:
+    def __init__(self, store: str, device: torch.device, full_every: int) -> None:
         self.store = store
         """The address at which engines find the store."""
-        self._transport = _Transport(device)
+        self._transport = _Transport(device, full_every)
 
     @staticmethod
     @asynccontextmanager
     async def open(
-        host: str, path: Path, device: torch.device | str = "cpu"
+        host: str, path: Path, device: torch.device | str = "cpu", full_every: int = 1
     ) -> AsyncIterator[Sender]:
         """Have the store for engines of this machine (`host` is loopback) in the file `path`, or
-        for those of several at this one's address `host`, at a port the system chooses. Raises
-        TransferError when that is not possible."""
+        for those of several at this one's address `host`, at a port the system chooses. Of
+        `full_every` transfers one has all bytes, the others what changed; every process has to have
+        the same. Raises TransferError when that is not possible."""
         with served_store(host, path) as store:
-            sender = Sender(store, torch.device(device))
+            sender = Sender(store, torch.device(device), full_every)
             try:
                 yield sender
             finally:
@@ -91,16 +92,18 @@ class Receiver:
     transfer still writes to it).
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, full_every: int) -> None:
         self._device = device
-        self._transport = _Transport(device)
+        self._transport = _Transport(device, full_every)
         self._kept: Tensor | None = None
         self._spare: Tensor | None = None
 
     @staticmethod
     @asynccontextmanager
-    async def open(device: torch.device | str = "cpu") -> AsyncIterator[Receiver]:
-        receiver = Receiver(torch.device(device))
+    async def open(
+        device: torch.device | str = "cpu", full_every: int = 1
+    ) -> AsyncIterator[Receiver]:
+        receiver = Receiver(torch.device(device), full_every)
         try:
             yield receiver
         finally:
@@ -143,8 +146,9 @@ class _Transport:
     """Runs one transfer at a time in a worker thread, and owns the group of the current epoch
     between transfers."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, full_every: int) -> None:
         self._device = device
+        self._full_every = full_every
         self._worker = Worker()
         self._epoch = -1
         self._group: EpochGroup | None = None
@@ -177,7 +181,7 @@ class _Transport:
             if rendezvous.epoch <= self._epoch:
                 raise TransferError(f"epoch {rendezvous.epoch} is over: publish in a new one")
             self._epoch = rendezvous.epoch
-            return group, EpochGroup(rendezvous, plan, self._device)
+            return group, EpochGroup(rendezvous, plan, self._device, self._full_every)
         if group.rendezvous != rendezvous:
             raise ValueError(
                 f"epoch {rendezvous.epoch} was joined as {group.rendezvous}: it cannot be "

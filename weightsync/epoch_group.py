@@ -2,7 +2,12 @@
 
     trainer (rank 0)    offers its plan in the store → reads each answer → says go, or why not
     engine (rank ≥ 1)   compares it with its own     → answers           → waits for go
-    all                 connect by gloo or NCCL; then each bucket is one broadcast
+    all                 connect by gloo or NCCL; then each bucket is one broadcast, or with
+                        `full_every` over 1 two: the head of a delta, and its body (`deltas`)
+
+A delta is made from what this group sent before. Every process of a group has received all of
+that, as the first failure ends the group; so nobody needs to say what a delta is made from, and the
+first transfer of a group has all bytes. Both sides compute the checksum of all bytes each time.
 
 Groups are gloo on the CPU and NCCL on CUDA devices (the latter unproven: written for, never run).
 """
@@ -13,6 +18,8 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -21,23 +28,28 @@ from torch.distributed import PrefixStore, Store, Work  # type: ignore[attr-defi
 
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.checksum import checksum
+from weightsync.deltas import Delta, delta, empty_body, empty_head, whole
 from weightsync.errors import TransferError
 from weightsync.group import Collective, Job, connect_group
 from weightsync.stores import open_store, own_address
 
 _AGREED = "agreed"
 
+T = TypeVar("T")
+
 
 class SendResult(msgspec.Struct, frozen=True):
     """A finished sending: one checksum a bucket, and the seconds of the sending thread by cause.
 
-    `assemble_seconds`: copying tensors into buckets, and gathering them where they are gathered
-    lazily. `verify_seconds`: checksums. `wire_seconds`: waiting for broadcasts, beyond what the
-    other two overlapped. On CUDA, where copies are asynchronous, the first is counted in the
-    second. `seconds`: all three, and not the joining of the group.
+    `assemble_seconds`: copying tensors into buckets, gathering them where they are gathered lazily,
+    and comparing them with those before. `verify_seconds`: checksums. `wire_seconds`: waiting for
+    broadcasts, beyond what the other two overlapped. On CUDA, where copies are asynchronous, the
+    first is counted in the second. `seconds`: all three, and not the joining of the group.
+    `sent_bytes`: those that each receiver gets.
     """
 
     checksums: list[int]
+    sent_bytes: int
     assemble_seconds: float
     verify_seconds: float
     wire_seconds: float
@@ -67,12 +79,21 @@ class Rendezvous(msgspec.Struct, frozen=True):
 
 class EpochGroup:
     """The process group of one epoch, its buffers and its plan. Every method runs in a worker
-    thread."""
+    thread.
 
-    def __init__(self, rendezvous: Rendezvous, plan: Plan, device: torch.device) -> None:
+    Of `full_every` transfers one has all bytes, and the others what changed; all processes have
+    the same. With 1, and on a device that is no CPU, each has all.
+    """
+
+    def __init__(
+        self, rendezvous: Rendezvous, plan: Plan, device: torch.device, full_every: int = 1
+    ) -> None:
         self.rendezvous = rendezvous
         self.plan = plan
         self._device = device
+        self._full_every = full_every if device.type == "cpu" else 1
+        self._transfers = 0
+        self._before: Tensor | None = None  # [total_bytes], of the transfer before
         self._group: Collective | None = None
         self._buffers: list[Tensor] = []
 
@@ -107,51 +128,80 @@ class EpochGroup:
         count = self.plan.bucket_count
         clock = _Clock()
         checksums: list[int] = []
-        before: Work | None = None
-        for bucket in clock.each("assemble", self.plan.pack(tensors, self._buffers)):
+        sent_bytes = 0
+        before: list[tuple[Work, Tensor]] = []
+        parts = self._parts(self.plan.pack(tensors, self._buffers))
+        for bucket, cut in clock.each("assemble", parts):
             i = len(checksums)
             with clock("verify"):
                 checksums.append(checksum(bucket))
             with clock("wire"):
-                sent = self._broadcast(job, bucket, f"sending bucket {i + 1} of {count}")
+                doing = f"sending bucket {i + 1} of {count}"
+                sent = [(self._broadcast(job, part, doing), part) for part in cut if part.numel()]
                 # the next bucket is assembled where this one was, while bucket i is on the wire
-                if before is not None:
-                    self._wait(job, before, f"sending bucket {i} of {count}")
+                self._wait_all(job, before, f"sending bucket {i} of {count}")
             before = sent
-        if before is not None:
-            with clock("wire"):
-                self._wait(job, before, f"sending bucket {count} of {count}")
+            sent_bytes += sum(part.nbytes for part in cut)
+        with clock("wire"):
+            self._wait_all(job, before, f"sending bucket {count} of {count}")
+        self._transfers += 1
         return SendResult(
-            checksums, clock["assemble"], clock["verify"], clock["wire"], clock.elapsed
+            checksums, sent_bytes, clock["assemble"], clock["verify"], clock["wire"], clock.elapsed
         )
 
+    def _parts(self, buckets: Iterator[Tensor]) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        """Each bucket, and what is broadcast of it."""
+        if self._full_every == 1:
+            for bucket in buckets:
+                yield bucket, (bucket,)
+            return
+        full = self._transfers % self._full_every == 0
+        if self._before is None:
+            self._before = torch.empty(self.plan.total_bytes, dtype=torch.uint8)
+        for bucket, old in zip(buckets, self.plan.buckets(self._before), strict=True):
+            cut = whole(bucket) if full else delta(old, bucket)
+            cut.apply(old, old)
+            yield bucket, cut
+
     def receive(self, job: Job, flat: Tensor) -> Staged:
-        count = self.plan.bucket_count
         clock = _Clock()
         checksums: list[int] = []
-        coming = enumerate(self.plan.buckets(flat), 1)
+        coming = self._coming(job, flat)
         # Two are under way, so that the wire is never idle for a checksum. No more: on a peer that
         # hangs, each two wait out their deadline.
-        posted: deque[tuple[Work, Tensor]] = deque()
-
-        def post() -> None:
-            if (following := next(coming, None)) is not None:
-                i, bucket = following
-                posted.append(
-                    (self._broadcast(job, bucket, f"receiving bucket {i} of {count}"), bucket)
-                )
-
         with clock("wire"):
-            post()
-            post()
+            posted = deque(islice(coming, 2))
         while posted:
-            work, bucket = posted.popleft()
+            arrival = posted.popleft()
             with clock("wire"):
-                self._wait(job, work, f"receiving bucket {len(checksums) + 1} of {count}")
-                post()
+                if arrival.work is not None:
+                    self._wait(job, arrival.work, arrival.doing)
+                posted.extend(islice(coming, 1))
             with clock("verify"):
-                checksums.append(checksum(bucket))
+                if arrival.delta is not None:
+                    arrival.delta.apply(arrival.before, arrival.bucket)
+                checksums.append(checksum(arrival.bucket))
+        self._before = flat
         return Staged(self.plan.unpack(flat), checksums, clock["wire"], clock["verify"], flat)
+
+    def _coming(self, job: Job, flat: Tensor) -> Iterator[_Arrival]:
+        """Post each bucket; where deltas may come, wait for its head first, which says how long its
+        body is."""
+        count = self.plan.bucket_count
+        # in the first transfer there are no deltas, and one all the same shows in the checksums
+        before = flat if self._before is None else self._before
+        buckets = zip(self.plan.buckets(flat), self.plan.buckets(before), strict=True)
+        for i, (bucket, old) in enumerate(buckets, 1):
+            doing = f"receiving bucket {i} of {count}"
+            if self._full_every == 1:
+                work = self._broadcast(job, bucket, doing)
+                yield _Arrival(doing, work, bucket, None, old)
+                continue
+            head = empty_head(bucket.numel())
+            self._wait(job, self._broadcast(job, head, doing), doing)
+            coming = Delta(head, empty_body(head, bucket))
+            posted = self._broadcast(job, coming.body, doing) if coming.body.numel() else None
+            yield _Arrival(doing, posted, bucket, coming, old)
 
     def close(self) -> None:
         """Let go of everything. In gloo this waits for broadcasts that are still under way, which
@@ -204,6 +254,21 @@ class EpochGroup:
         with job.step(doing) as left:
             work.wait(left)
 
+    def _wait_all(self, job: Job, sent: Iterable[tuple[Work, Tensor]], doing: str) -> None:
+        for work, _ in sent:
+            self._wait(job, work, doing)
+
+
+class _Arrival(NamedTuple):
+    """A bucket under way: as it is, or as a delta of what was there `before`. No `work` is left to
+    wait for where nothing changed."""
+
+    doing: str
+    work: Work | None
+    bucket: Tensor
+    delta: Delta | None
+    before: Tensor
+
 
 class _Clock:
     """Seconds by cause."""
@@ -218,7 +283,7 @@ class _Clock:
         yield
         self._seconds[cause] = self[cause] + time.perf_counter() - start
 
-    def each(self, cause: str, items: Iterator[Tensor]) -> Iterator[Tensor]:
+    def each(self, cause: str, items: Iterator[T]) -> Iterator[T]:
         """The items, with the time it takes to make each."""
         while True:
             with self(cause):

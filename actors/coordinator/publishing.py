@@ -86,6 +86,7 @@ class Publishing:
         self._number = 0
         self._began = 0.0
         self._pauses: dict[int, float] = {}
+        self._sent_bytes = 0  # of the publication under way, to each engine
         self._failures = 0
         self.committed: int | None = None
         """The last version whose publication was decided in this process; None before the first."""
@@ -191,6 +192,7 @@ class Publishing:
 
     def on_transferred(self, message: Transferred) -> None:
         if self._current is not None:
+            self._sent_bytes = message.sent_bytes
             self._carry_out(self._current.transferred(message, trio.current_time()))
 
     def on_prepared(self, member: int, message: Prepared) -> None:
@@ -251,5 +253,8 @@ class Publishing:
         )
         count, pause_s = self.total.count + 1, max(pauses.values(), default=0.0)
         self.total = Publications(
-            count, self.total.seconds + seconds, self.total.pause_seconds + pause_s
+            count,
+            self.total.seconds + seconds,
+            self.total.pause_seconds + pause_s,
+            self.total.sent_bytes + self._sent_bytes,
         )

@@ -249,7 +249,8 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
         ("idle", f"{_share(s.idle.trainer)} trainer, {_share(s.idle.rollout)} rollout"),
         (
             "publications",
-            f"{publication.count} in {publication.seconds:.1f} s; decoding stood still "
+            f"{publication.count} in {publication.seconds:.1f} s, "
+            f"{publication.sent_bytes / 1e6:,.1f} MB to each engine; decoding stood still "
             f"{_duration(pause)} for each",
         ),
     ]

@@ -102,11 +102,12 @@ class Idle(msgspec.Struct, frozen=True):
 
 class Publications(msgspec.Struct, frozen=True):
     """Committed publications; `seconds` from preparation to commit, `pause_seconds` that decoding
-    stood still, both in all."""
+    stood still, `sent_bytes` that each engine was sent, all of them in all."""
 
     count: int = 0
     seconds: float = 0.0
     pause_seconds: float = 0.0
+    sent_bytes: int = 0
 
 
 class SlowestVerifier(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ class FakeWeights:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.sent_bytes = 8
         self.checksums = [number & 0xFFFFFFFF, number >> 32]
 
     @property

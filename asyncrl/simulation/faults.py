@@ -16,6 +16,10 @@ FROM_S, UNTIL_S = 0.05, 4.0
 """Range of the times at which faults begin, in virtual seconds of a run."""
 ALL_KINDS = KINDS | AGENT_KINDS
 LIE_IN_WAIT = {
+    "agent_crashes",
+    "kill_agents_amid",
+    "kill_coordinator_amid",
+    "kill_everything_amid",
     "lost_committed",
     "lost_prepared",
     "verdict_twice",

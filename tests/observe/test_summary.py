@@ -80,7 +80,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
         "lag": {"mean", "max"},
         "responses": {"reward", "exact", "truncated", "tokens", "entropy"},
         "idle": {"trainer", "rollout"}, "alarms": {"staleness"}, "bias": {"length"},
-        "publication": {"count", "seconds", "pause_seconds"},
+        "publication": {"count", "seconds", "pause_seconds", "sent_bytes"},
         "restarts": {"rollout"},
         "removed": {"rollout-1"},
         "slowest_verifier": {"prompt_index", "seconds", "reason"},

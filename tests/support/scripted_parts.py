@@ -89,6 +89,7 @@ class ScriptedWeights:
 
     def __init__(self, version: int) -> None:
         self.weights: dict[str, object] = {}
+        self.sent_bytes = 8
         self.checksums = [1000 + version]
 
 

@@ -99,11 +99,15 @@ def assert_equal(staged: Outcome, weights: dict[str, Tensor]) -> None:
 
 
 @asynccontextmanager
-async def ends(count: int, host: str = HOST) -> AsyncIterator[tuple[Sender, list[Receiver]]]:
+async def ends(
+    count: int, host: str = HOST, full_every: int = 1
+) -> AsyncIterator[tuple[Sender, list[Receiver]]]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        sender = await stack.enter_async_context(Sender.open(host, folder / "weights.store"))
-        yield sender, [await stack.enter_async_context(Receiver.open()) for _ in range(count)]
+        opened = Sender.open(host, folder / "weights.store", full_every=full_every)
+        sender = await stack.enter_async_context(opened)
+        receivers = [Receiver.open(full_every=full_every) for _ in range(count)]
+        yield sender, [await stack.enter_async_context(receiver) for receiver in receivers]
 
 
 async def test_equal_bytes_and_checksums_over_publications_and_epochs() -> None:
@@ -127,6 +131,65 @@ async def test_equal_bytes_and_checksums_over_publications_and_epochs() -> None:
                 assert (
                     sent.assemble_seconds + sent.verify_seconds + sent.wire_seconds <= sent.seconds
                 )
+
+
+def changed_a_little(weights: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Three hundredths of the numbers, and one bit of another."""
+    generator = torch.Generator().manual_seed(seed)
+    changed = {name: w.clone() for name, w in weights.items()}
+    for name in ("embed", "half"):
+        at = torch.rand(changed[name].shape, generator=generator) < 0.03
+        changed[name][at] *= -1.25
+    changed["steps"][seed % 10] += 1
+    return changed
+
+
+async def test_deltas_are_exact_and_the_first_of_an_epoch_and_each_fourth_is_whole() -> None:
+    weights = model()
+    async with ends(2, full_every=4) as (sender, receivers):
+        for epoch, members in [(1, receivers), (2, receivers[:1]), (3, receivers)]:
+            sent_bytes = []
+            for seed in range(9):
+                sent, got = await everybody(sender, members, epoch, weights)
+                assert isinstance(sent, SendResult), sent
+                for receiver, staged in zip(members, got, strict=True):
+                    assert_equal(staged, weights)
+                    assert isinstance(staged, Staged) and staged.checksums == sent.checksums
+                    if seed % 3:  # one that is not kept is what the next is made from, too
+                        receiver.keep(staged)
+                sent_bytes.append(sent.sent_bytes)
+                weights = changed_a_little(weights, seed)
+            heads = 4 * PLAN.bucket_count
+            for i, size in enumerate(sent_bytes):
+                assert (
+                    size == PLAN.total_bytes + heads if i % 4 == 0 else size < 0.2 * sent_bytes[0]
+                )
+
+
+async def test_weights_that_did_not_change_cost_their_heads() -> None:
+    async with ends(1, full_every=99) as (sender, receivers):
+        for _ in range(2):
+            sent, [got] = await everybody(sender, receivers, 1, model())
+            assert_equal(got, model())
+        assert isinstance(sent, SendResult) and sent.sent_bytes == 4 * PLAN.bucket_count
+
+
+async def test_what_a_delta_is_made_from_shows_in_the_checksums_where_it_changed() -> None:
+    """An engine's memory is not what it was: its checksums say so, so that it is fenced."""
+    weights = model()
+    async with ends(2, full_every=99) as (sender, receivers):
+        _, [_, spoiled] = await everybody(sender, receivers, 1, weights)
+        assert isinstance(spoiled, Staged)
+        spoiled.flat[100] ^= 4
+        weights = changed_a_little(weights, 1)
+        sent, [whole, other] = await everybody(sender, receivers, 1, weights)
+        assert_equal(whole, weights)
+        assert isinstance(sent, SendResult) and isinstance(other, Staged)
+        differ = [a != b for a, b in zip(sent.checksums, other.checksums, strict=True)]
+        assert differ == [i == 0 for i in range(PLAN.bucket_count)]
+        sent, got = await everybody(sender, receivers, 2, weights)  # a new epoch begins anew
+        for staged in got:
+            assert_equal(staged, weights)
 
 
 async def test_pain_19_a_bit_flipped_on_the_way_shows_in_the_checksums(

@@ -45,7 +45,7 @@ def new(members: tuple[int, ...] = (4, 5), pin: bool = False) -> Publication:
 def transferred(
     checksums: list[int] = GOOD, error: str = "", number: int = NUMBER, version: int = VERSION
 ) -> Transferred:
-    return Transferred(number, version, checksums, 0.1, error)
+    return Transferred(number, version, checksums, 400, 0.1, error)
 
 
 def prepared(checksums: list[int] = GOOD, error: str = "", number: int = NUMBER) -> Prepared:

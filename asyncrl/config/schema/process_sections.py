@@ -15,6 +15,16 @@ class PublicationConfig(Section, frozen=True):
     bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = (
         32 * 2**20
     )
+    full_every: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description=(
+                "of so many publications one sends all bytes, and the others those that changed; "
+                "worth it in bfloat16, for one more copy of the weights in the trainer"
+            ),
+        ),
+    ] = 1
     deadline_s: Annotated[
         float,
         Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced"),

@@ -26,12 +26,13 @@ class Prepare(Message, frozen=True):
 
 
 class Transferred(Message, frozen=True):
-    """Trainer to coordinator: what was sent, one checksum a bucket; or `error`, and nothing
-    counts."""
+    """Trainer to coordinator: what was sent, one checksum a bucket, in `sent_bytes` to each engine;
+    or `error`, and nothing counts."""
 
     publication: int
     version: int
     checksums: list[int]
+    sent_bytes: int
     seconds: float
     error: str
 
