@@ -132,18 +132,20 @@ def episodes() -> list[Played]:
     return found
 
 
-def true_gradient() -> float:
+def true_gradient(world: Sequence[Played]) -> float:
     """The derivative of the expected reward."""
     return sum(
         played.probability * sum(played.scores) * (played.own + sum(played.turns))
-        for played in episodes()
+        for played in world
     )
 
 
-def expected_gradient(advantages: Callable[[list[Played]], Table], size: int) -> float:
+def expected_gradient(
+    advantages: Callable[[list[Played]], Table], size: int, world: Sequence[Played]
+) -> float:
     """The mean over all groups of `size` of what an estimator makes of each."""
     total = 0.0
-    for group in product(episodes(), repeat=size):
+    for group in product(world, repeat=size):
         probability = math.prod(played.probability for played in group)
         values = advantages(list(group))
         for played, row in zip(group, values, strict=True):
@@ -180,19 +182,121 @@ def among_those_present(group: list[Played]) -> Table:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_gradient_by_rewards_to_go_is_the_true_one(size: int) -> None:
-    true = true_gradient()
+    true = true_gradient(episodes())
     assert abs(true) > 0.1, "or this shows nothing"
-    assert expected_gradient(by_loops, size) == pytest.approx(true, abs=1e-12)
-    assert expected_gradient(by(Rloo()), size) == pytest.approx(true, abs=1e-12)
+    assert expected_gradient(by_loops, size, episodes()) == pytest.approx(true, abs=1e-12)
+    assert expected_gradient(by(Rloo()), size, episodes()) == pytest.approx(true, abs=1e-12)
     # its mean is with the member itself, so it is that much smaller, at each turn
     shrunk = true * (size - 1) / size
-    assert expected_gradient(by(DrGrpo()), size) == pytest.approx(shrunk, abs=1e-12)
+    assert expected_gradient(by(DrGrpo()), size, episodes()) == pytest.approx(shrunk, abs=1e-12)
 
 
 def test_normalized_among_those_present_it_is_not() -> None:
-    true = true_gradient()
-    assert abs(expected_gradient(among_those_present, 3) - true) > 0.2 * abs(true)
+    true = true_gradient(episodes())
+    assert abs(expected_gradient(among_those_present, 3, episodes()) - true) > 0.2 * abs(true)
     assert not any(BUILT_IN[kind].by_turn for kind in BUILT_IN if kind not in ("rloo", "dr_grpo"))
+
+
+# ------------------------------------------------------------------ each turn pays, and a stop ends
+
+
+def paid_episodes() -> list[Played]:
+    """Each of three turns pays 1. In the first two the policy chooses to stop with probability
+    σ(θ); the third is the last."""
+    stop, found = 1 / (1 + math.exp(-THETA)), []
+    for ended in range(TURNS):
+        stopped = ended < TURNS - 1
+        found.append(
+            Played(
+                (1 - stop) ** ended * (stop if stopped else 1.0),
+                [-stop] * ended + [1 - stop if stopped else 0.0],
+                [1.0] * (ended + 1),
+                0.0,
+            )
+        )
+    return found
+
+
+def summed(column: Callable[[list[float | None]], list[float]]) -> Callable[[list[Played]], Table]:
+    """Not ours: the rewards of each turn are normalized by `column`, which is given None where an
+    episode had ended, and a turn is credited with the sum of its own from there to its last."""
+
+    def of(group: list[Played]) -> Table:
+        most = max(len(played.turns) for played in group)
+        columns = [
+            column([p.turns[turn] if turn < len(p.turns) else None for p in group])
+            for turn in range(most)
+        ]
+        return [
+            [
+                sum(columns[at][n] for at in range(turn, len(p.turns)))
+                for turn in range(len(p.turns))
+            ]
+            for n, p in enumerate(group)
+        ]
+
+    return of
+
+
+def less_the_others(rewards: list[float | None]) -> list[float]:
+    """Less the mean of the others', 0 where they had ended."""
+    given = [reward or 0.0 for reward in rewards]
+    return [reward - (sum(given) - reward) / (len(given) - 1) for reward in given]
+
+
+def standardized(rewards: list[float | None]) -> list[float]:
+    """By mean and deviation of the group, 0 for those that had ended."""
+    given = [reward or 0.0 for reward in rewards]
+    mean = sum(given) / len(given)
+    std = math.sqrt(sum((reward - mean) ** 2 for reward in given) / len(given))
+    return [(reward - mean) / (std + 1e-9) for reward in given]
+
+
+def standardized_if_present(rewards: list[float | None]) -> list[float]:
+    """By mean and deviation of those that are still there."""
+    here = standardized([reward for reward in rewards if reward is not None])
+    return [0.0 if reward is None else here.pop(0) for reward in rewards]
+
+
+def by_tensor(group: list[Played]) -> Table:
+    """Factors that the trainer multiplies with. A turn is one token, and an episode one sample."""
+    samples = [
+        Sample(
+            member,
+            0,
+            1,
+            len(played.turns),
+            sum(played.turns),
+            [Span(0, 1, 1 + len(played.turns))],
+            member=member,
+            turns=[(turn, 1) for turn in range(len(played.turns))],
+        )
+        for member, played in enumerate(group)
+    ]
+    rewards, turns = [sum(played.turns) for played in group], [played.turns for played in group]
+    given = RewardedSamples(samples, {0: rewards}, {}, turns={0: turns})
+    flat = to_go_tensor(Rloo(), given).double().tolist()
+    return [[flat.pop(0) for _ in played.turns] for played in group]
+
+
+@pytest.mark.parametrize(("size", "scaled"), [(2, -0.3108), (3, -0.4396)])
+def test_where_each_turn_pays_only_the_reward_to_go_gives_the_true_gradient(
+    size: int, scaled: float
+) -> None:
+    world = paid_episodes()
+    true = true_gradient(world)
+    nudged = [1 / (1 + math.exp(-THETA - nudge)) for nudge in (-1e-6, 1e-6)]
+    low, high = (1 + (1 - stop) + (1 - stop) ** 2 for stop in nudged)
+    assert true == pytest.approx((high - low) / 2e-6, abs=1e-8)
+    assert round(true, 4) == -0.4525
+    assert expected_gradient(by(Rloo()), size, world) == pytest.approx(true, abs=1e-12)
+    found = expected_gradient(by_tensor, size, world)
+    assert found == pytest.approx(true, abs=1e-12 if size == 2 else 1e-6), "a third is no float32"
+    # not ours: what the others earned after one's last turn is in no sum, so that to stop costs
+    # less than it does, or, among those who are still there, nothing
+    assert round(expected_gradient(summed(less_the_others), size, world), 4) == -0.3108
+    assert round(expected_gradient(summed(standardized), size, world), 4) == scaled
+    assert expected_gradient(summed(standardized_if_present), size, world) == 0.0
 
 
 # --------------------------------------------------------------------------------------- its tokens
