@@ -82,6 +82,28 @@ class PrefillLayer(_SlotLayer):  # type: ignore[no-untyped-call]
         return key_states, value_states
 
 
+class OnwardLayer(_SlotLayer):  # type: ignore[no-untyped-call]
+    """Tokens behind those that slots have: row i of the batch goes to the positions `places[i]`
+    (int64 [rows, tokens]) of slot `slots[i]`; attention reads the first `columns` positions."""
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, slots: Tensor, places: Tensor, columns: int
+    ) -> None:
+        super().__init__(keys, values)
+        self.slots, self.places, self.columns = slots, places, columns
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        self.keys[self.slots[:, None], :, :, self.places] = key_states.transpose(1, 2)
+        self.values[self.slots[:, None], :, self.places] = value_states.transpose(1, 2)
+        return (
+            self.keys[:, :, :, : self.columns][self.slots],
+            self.values[:, :, : self.columns][self.slots],
+        )
+
+
 def layered(layers: Sequence[_SlotLayer]) -> Cache:
     return Cache(layers=list(layers))
 
@@ -107,15 +129,20 @@ def attend(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention in transformers' interface. Without a mask: causal over the batch itself (prefill;
-    rows are padded on the right, where nothing looks). With one: a single query a row over the slot
-    cache, `key` transposed."""
-    rows, heads, _, width = query.shape
+    rows are padded on the right, where nothing looks). With one: over the slot cache, `key`
+    transposed, a single query a row (decode) or several (what is new of a context)."""
+    rows, heads, tokens, width = query.shape
     groups = key.shape[1]
     scale = width**-0.5 if scaling is None else scaling
     if attention_mask is None:
         key, value = (_repeated(x, heads // groups) for x in (key, value))
         return functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scale
+        ).transpose(1, 2), None
+    if tokens > 1:
+        key, value = (_repeated(x, heads // groups) for x in (key.transpose(2, 3), value))
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, scale=scale
         ).transpose(1, 2), None
     scores = torch.matmul((query * scale).reshape(rows, groups, heads // groups, width), key).add_(
         attention_mask

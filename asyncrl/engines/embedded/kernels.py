@@ -167,11 +167,11 @@ def _attend_with_kernel(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as `cache.attend` has it, but where there is one, `attention_mask` holds the rows'
+    """Attention as `cache.attend` has it, but in a decode step `attention_mask` holds the rows'
     positions, int64 [rows, 1, 1, 1]; keys and values are the whole, contiguous cache of these rows,
     float32."""
-    if attention_mask is None:
-        return attend(module, query, key, value, None, scaling, **kwargs)
+    if attention_mask is None or attention_mask.is_floating_point():
+        return attend(module, query, key, value, attention_mask, scaling, **kwargs)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     return torch.ops.asyncrl.slot_attention(
         query, key, value, attention_mask.flatten(), scale

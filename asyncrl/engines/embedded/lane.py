@@ -1,11 +1,14 @@
 """A lane: one set of weights, its slots and its queue. Invariant: the cache of a live slot holds
 the positions before its last known token, and everything a lane samples is sampled under `version`.
+
+The cache of a request that has ended stays in its slot until that is needed, or the weights change.
+A request that goes on from there has only what is new computed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -62,9 +65,9 @@ class Lane:
                 parameter.copy_(weights[name])
         self.programs.repack()
         self.version = version
-        live = np.flatnonzero(self._slots.live)
-        if recompute and len(live):
-            self._prefill(int(s) for s in live)
+        self._slots.outdate(recomputed=recompute)
+        if recompute:
+            self._prefill(dict.fromkeys(np.flatnonzero(self._slots.live).tolist(), 0))
 
     def step(self) -> list[Chunk]:
         """Refill if it pays, and decode one token in every live slot. Returns the last chunks of
@@ -76,7 +79,7 @@ class Lane:
         if not self.waiting and (rows := _row_bucket(slots.occupied, self._count)) < self._rows:
             self._compact(rows)
         rows = self._rows
-        columns = _rounded(int(slots.positions[:rows].max()) + 1, COLUMNS, self._context)
+        columns = _rounded(int(slots.positions[slots.live].max()) + 1, COLUMNS, self._context)
         tokens, behaviour = self.programs.decode(rows)(
             torch.from_numpy(slots.last[:rows]),
             torch.from_numpy(slots.positions[:rows]),
@@ -126,21 +129,26 @@ class Lane:
 
     def _compact(self, rows: int) -> None:
         to, origin = (torch.from_numpy(places) for places in self._slots.compact())
-        for tensor in self._cache:
-            tensor[to] = tensor[origin]
+        used = int(self._slots.positions.max()) + 1
+        for number, tensor in enumerate(self._cache):
+            part = tensor[:, :, :used] if number % 2 else tensor[..., :used]
+            part[to], part[origin] = part[origin], part[to]
         self._rows = rows
 
-    def _prefill(self, chosen: Iterable[int]) -> None:
-        """Compute the cache of these slots up to their last known token; equal contents are
-        computed once."""
+    def _prefill(self, chosen: Mapping[int, int]) -> None:
+        """Compute the cache of these slots up to their last known token, of which each holds so
+        many positions already. Equal contents of those that hold none are computed once."""
         slots = self._slots
+        self._go_on({slot: held for slot, held in chosen.items() if held})
         places: dict[bytes, list[int]] = {}
-        for slot in chosen:
-            if slots.positions[slot]:
+        for slot, held in chosen.items():
+            if slots.positions[slot] and not held:
                 places.setdefault(
                     slots.history[slot, : slots.positions[slot]].tobytes(), []
                 ).append(slot)
-        for batch in _batches(sorted(places, key=len, reverse=True)):
+        contents = sorted(places, key=len, reverse=True)
+        for part in _batches([len(known) // 4 for known in contents]):
+            batch = contents[part]
             ids = np.zeros((len(batch), len(batch[0]) // 4), np.int64)
             for row, known in enumerate(batch):
                 ids[row, : len(known) // 4] = np.frombuffer(known, np.int32)
@@ -148,6 +156,28 @@ class Lane:
             source = [row for row, known in enumerate(batch) for _ in places[known]]
             self.programs.prefill(
                 torch.from_numpy(ids), torch.tensor(targets), torch.tensor(source), *self._cache
+            )
+
+    def _go_on(self, held: Mapping[int, int]) -> None:
+        """Compute the cache of these slots from the positions on that they hold."""
+        positions = self._slots.positions
+        due = sorted(
+            (slot for slot in held if positions[slot] > held[slot]),
+            key=lambda slot: held[slot] - positions[slot],
+        )
+        for part in _batches([int(positions[slot]) - held[slot] for slot in due]):
+            batch = due[part]
+            ids = np.zeros((len(batch), int(positions[batch[0]]) - held[batch[0]]), np.int64)
+            for row, slot in enumerate(batch):
+                new = self._slots.history[slot, held[slot] : positions[slot]]
+                ids[row, : len(new)] = new
+            columns = _rounded(int(positions[batch].max()), COLUMNS, self._context)
+            self.programs.onward(
+                torch.from_numpy(ids),
+                torch.tensor([held[slot] for slot in batch]),
+                torch.tensor(batch),
+                self._columns[:columns],
+                *self._cache,
             )
 
 
@@ -172,18 +202,17 @@ def _row_bucket(rows: int, limit: int) -> int:
     return min(1 << (rows - 1).bit_length(), limit) if rows <= ROWS else _rounded(rows, ROWS, limit)
 
 
-def _batches(descending: list[bytes]) -> list[list[bytes]]:
-    """Cut contents (int32 bytes, the longest first) into batches of which neither the padded size
-    nor the padding is large."""
-    batches: list[list[bytes]] = []
-    waste = 0
-    for known in descending:
-        if batches:
-            longest = len(batches[-1][0])
-            waste += (longest - len(known)) // 4
-            if waste <= _WASTE and (len(batches[-1]) + 1) * longest // 4 <= _PADDED:
-                batches[-1].append(known)
-                continue
-        batches.append([known])
-        waste = 0
+def _batches(lengths: Sequence[int]) -> list[slice]:
+    """Cut contents, of so many tokens (the longest first), into batches of which neither the padded
+    size nor the padding is large."""
+    batches = list[slice]()
+    first = waste = 0
+    for place, tokens in enumerate(lengths):
+        longest = lengths[first]
+        waste += longest - tokens
+        if place > first and (waste > _WASTE or (place + 1 - first) * longest > _PADDED):
+            batches.append(slice(first, place))
+            first, waste = place, 0
+    if lengths:
+        batches.append(slice(first, len(lengths)))
     return batches

@@ -1,4 +1,5 @@
-"""The two computations of the engine as modules: prefill and decode. Invariant: pure functions of
+"""The computations of the engine as modules: prefill, of a whole context or of what is new of it,
+and decode. Invariant: pure functions of
 their arguments, the parameters and the cache tensors, with no choice that depends on a shape, so
 that one trace serves every number of rows and columns.
 """
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from asyncrl.engines.embedded.cache import DecodeLayer, PrefillLayer, layered
+from asyncrl.engines.embedded.cache import DecodeLayer, OnwardLayer, PrefillLayer, layered
 from asyncrl.engines.embedded.kernels import KernelDecodeLayer
 from asyncrl.engines.embedded.sampler import sample
 
@@ -33,8 +34,8 @@ class DecodeStep(nn.Module):
         *cache: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """ids, positions: int64 [rows], the last known token and its place; columns: `arange(n)`
-        with n above every position; temperature, uniforms: see `sample`; cache: keys and values of
-        each layer, alternating. Returns tokens and log-probabilities."""
+        with n above every position of a live slot; temperature, uniforms: see `sample`; cache: keys
+        and values of each layer, alternating. Returns tokens and log-probabilities."""
         rows = torch.arange(ids.shape[0])
         mask = self.visible(positions, columns, cache[0].dtype)
         layers = [
@@ -80,5 +81,37 @@ class PrefillStep(nn.Module):
         ]
         done: Tensor = self.model.base_model(
             input_ids=ids, position_ids=positions, past_key_values=layered(layers), use_cache=True
+        ).last_hidden_state[0, 0, 0]
+        return done
+
+
+class OnwardStep(nn.Module):
+    """Keys and values of tokens that follow what slots have; nothing is sampled."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, ids: Tensor, starts: Tensor, slots: Tensor, columns: Tensor, *cache: Tensor
+    ) -> Tensor:
+        """ids: int64 [rows, tokens], padded on the right; starts, slots: int64 [rows], row i goes
+        to slot `slots[i]` from position `starts[i]` on, padding into positions that are written
+        again before they are read; columns: `arange(n)`, n above every position of a token. The
+        result only says that it is done."""
+        places = starts[:, None] + torch.arange(ids.shape[1])[None]
+        places = places.clamp(max=cache[1].shape[2] - 1)
+        seen = columns[None, None] <= places[:, :, None]
+        mask = torch.where(seen, 0.0, -torch.inf).to(cache[0].dtype)
+        layers = [
+            OnwardLayer(*pair, slots, places, columns.shape[0])
+            for pair in zip(cache[::2], cache[1::2], strict=True)
+        ]
+        done: Tensor = self.model.base_model(
+            input_ids=ids,
+            attention_mask=mask[:, None],
+            position_ids=places,
+            past_key_values=layered(layers),
+            use_cache=True,
         ).last_hidden_state[0, 0, 0]
         return done

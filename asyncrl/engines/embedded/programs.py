@@ -24,7 +24,12 @@ from transformers.cache_utils import DynamicCache
 from asyncrl.engines.embedded.cache import ATTENTION
 from asyncrl.engines.embedded.kernels import KERNEL_ATTENTION, load_kernels, replace_norms
 from asyncrl.engines.embedded.linears import packable, packed, packed_layers
-from asyncrl.engines.embedded.model_steps import DecodeStep, KernelDecodeStep, PrefillStep
+from asyncrl.engines.embedded.model_steps import (
+    DecodeStep,
+    KernelDecodeStep,
+    OnwardStep,
+    PrefillStep,
+)
 
 _log = logging.getLogger(__name__)
 Program = Callable[..., Any]
@@ -63,8 +68,9 @@ def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[T
 
 
 class Programs:
-    """Prefill and decode for `model`, whose attention this replaces: `decode(rows)` and `prefill`
-    are callables with the signatures of `DecodeStep.forward` and `PrefillStep.forward`. `repack`
+    """Prefill and decode for `model`, whose attention this replaces: `decode(rows)`, `prefill` and
+    `onward` are callables with the signatures of `DecodeStep.forward`, `PrefillStep.forward` and
+    `OnwardStep.forward`. `repack`
     has to follow every change of the parameters. With `compile`, the compiled pieces are used where
     there is a compiler and the model is float32. `packed_from` is the number of rows from which
     packed linear layers are used; None measures it."""
@@ -97,6 +103,10 @@ class Programs:
     def prefill(self) -> Program:
         return self._fast.prefill
 
+    @property
+    def onward(self) -> Program:
+        return self._fast.onward
+
     def decode(self, rows: int) -> Program:
         return (self._fast if rows >= self.packed_from else self._plain).decode
 
@@ -114,13 +124,17 @@ class _Pair:
 
     def __init__(self, step: type[DecodeStep], model: PreTrainedModel, trial: _Trial) -> None:
         self._layers = packed_layers(model)
-        decode, prefill = step(model).eval(), PrefillStep(model).eval()
+        decode, prefill, onward = (
+            module(model).eval() for module in (step, PrefillStep, OnwardStep)
+        )
         self.decode: Program = decode
         self.prefill: Program = prefill
+        self.onward: Program = onward
         trial.check(self)
         try:
             self.decode = _traced(decode, trial.decode_arguments(trial.rows))
             self.prefill = _traced(prefill, trial.prefill_arguments())
+            self.onward = _traced(onward, trial.onward_arguments())
             trial.check(self)
         except (RuntimeError, ValueError) as error:
             _log.warning(
@@ -128,12 +142,12 @@ class _Pair:
                 type(model).__name__,
                 str(error).splitlines()[0],
             )
-            self.decode, self.prefill = decode, prefill
+            self.decode, self.prefill, self.onward = decode, prefill, onward
 
     def repack(self) -> None:
         for name, layer in self._layers:
             layer.packed = layer.repacked()
-            for program in (self.decode, self.prefill):
+            for program in (self.decode, self.prefill, self.onward):
                 if isinstance(program, torch.jit.ScriptModule):
                     program.model.get_submodule(name).packed = layer.packed
 
@@ -177,8 +191,20 @@ class _Trial:
         twice = torch.zeros(2, dtype=torch.long)
         return torch.zeros(2, 3, dtype=torch.long), twice, twice, *self._cache
 
+    def onward_arguments(self) -> tuple[Tensor, ...]:
+        """As `prefill_arguments`, of tokens behind the first."""
+        columns = torch.arange(min(64, self._cache[1].shape[2]))
+        twice = torch.zeros(2, dtype=torch.long)
+        return torch.zeros(2, 3, dtype=torch.long), twice + 1, twice, columns, *self._cache
+
     def check(self, pair: _Pair) -> None:
-        """Raise ValueError unless the pair gives the model's own log-probabilities."""
+        """Raise ValueError unless the pair gives the model's own log-probabilities, with the
+        context computed at once, and in two parts."""
+        last = self._ids.shape[1] - 1
+        for first in (last, min(3, last)):
+            self._check(pair, first)
+
+    def _check(self, pair: _Pair, first: int) -> None:
         ids, rows = self._ids, torch.arange(self.rows)
         last = ids.shape[1] - 1
         temperature, uniforms = (
@@ -186,8 +212,11 @@ class _Trial:
             torch.full((self.rows,), 0.5, dtype=torch.float64),
         )
         with computing():
-            if last:
-                pair.prefill(ids[:, :-1], rows, rows, *self._cache)
+            if first:
+                pair.prefill(ids[:, :first], rows, rows, *self._cache)
+            if first < last:
+                starts, columns = torch.full((self.rows,), first), torch.arange(last)
+                pair.onward(ids[:, first:-1], starts, rows, columns, *self._cache)
             arguments = (
                 ids[:, -1],
                 torch.full((self.rows,), last),

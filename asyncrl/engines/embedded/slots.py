@@ -2,6 +2,11 @@
 known ids of slot s, of which those before `sent[s]` have left in chunks; nothing here depends on
 which slot a request got.
 
+A slot whose request has ended is idle: it holds the positions of that one until a request gets it.
+The next one whose ids begin with all that a slot holds gets that slot. Others get slots that hold
+nothing, and then those that are idle for longest. A slot that is not live has the position behind
+what it holds, since a decode step writes something there.
+
 Arrays, one row a slot, so that a decode step costs a few array operations and no loop over tokens.
 """
 
@@ -32,6 +37,9 @@ class Slots:
         self.last = np.zeros(count, np.int64)
         self.positions = np.zeros(count, np.int64)
         self.temperature = np.ones(count, np.float32)
+        self._own = np.zeros(count, np.bool_)  # all that it holds is of the current weights
+        self._ended = np.zeros(count, np.int64)  # idle: when its request ended, counted; else 0
+        self._endings = 0
         self._prompt = np.zeros(count, np.int64)
         self._last_place = np.zeros(count, np.int64)
         self._sent = np.zeros(count, np.int64)
@@ -46,12 +54,23 @@ class Slots:
     def occupied(self) -> int:
         return int(np.count_nonzero(self.live))
 
-    def place(self, requests: Sequence[Request]) -> list[int]:
-        """Put requests into free slots, the lowest first; there must be enough. Returns their
-        slots, in the same order."""
-        chosen = [int(s) for s in np.flatnonzero(~self.live)[: len(requests)]]
-        for slot, request in zip(chosen, requests, strict=True):
+    def place(self, requests: Sequence[Request]) -> dict[int, int]:
+        """Put requests into free slots; there must be enough. Returns their slots, and how many
+        positions each of these holds already."""
+        found = list[int | None]()
+        for request in requests:
+            found.append(slot := self._continued(request))
+            if slot is not None:
+                self._ended[slot] = 0
+        taken = {slot for slot in found if slot is not None}
+        free = [s for s in np.flatnonzero(~self.live).tolist() if s not in taken]
+        others = iter(sorted(free, key=lambda s: (self._ended[s], s)))
+        placed = dict[int, int]()
+        for same, request in zip(found, requests, strict=True):
+            slot = next(others) if same is None else same
+            placed[slot] = 0 if same is None else int(self.positions[slot])
             known = len(request.ids)
+            self._ended[slot], self._own[slot] = 0, True
             self.requests[slot] = request
             self.live[slot] = True
             self.history[slot, :known] = request.ids
@@ -60,7 +79,26 @@ class Slots:
             self._prompt[slot], self._sent[slot] = known - request.prefix_tokens, known
             self._last_place[slot] = known + request.max_new_tokens - 1
             self._stream[slot] = stream(self._run_seed, request.key)
-        return chosen
+        return placed
+
+    def _continued(self, request: Request) -> int | None:
+        """The idle slot that holds most of what this request begins with, and nothing else."""
+        idle = np.flatnonzero(self._ended)
+        held = self.positions[idle]
+        fits = held < len(request.ids)
+        fits[fits] = self.history[idle[fits], held[fits] - 1] == request.ids[held[fits] - 1]
+        for slot in sorted(idle[fits].tolist(), key=lambda s: -self.positions[s]):
+            holds = int(self.positions[slot])
+            if np.array_equal(self.history[slot, :holds], request.ids[:holds]):
+                return int(slot)
+        return None
+
+    def outdate(self, *, recomputed: bool) -> None:
+        """The weights have changed: idle slots hold nothing any more, and what live ones hold is
+        of no use to others unless it is `recomputed`."""
+        self.positions[~self.live] = 0
+        self._ended[:] = 0
+        self._own &= recomputed
 
     def draws(self, rows: int) -> NDArray[np.float64]:
         """The uniforms of the next token of the first `rows` slots."""
@@ -99,7 +137,11 @@ class Slots:
         first = start - int(self._prompt[slot])
         if finish:
             self.requests[slot], self.live[slot] = None, False
-            self.positions[slot] = 0
+            if self._own[slot] and self.positions[slot]:
+                self._endings += 1
+                self._ended[slot] = self._endings
+            else:
+                self.positions[slot] = 0
         return Chunk(request.rollout, request.attempt, version, first, ids, behaviour, finish)
 
     def ending(self, slot: int) -> Finish:
@@ -107,18 +149,16 @@ class Slots:
         return "stop" if self._stops[self.last[slot]] else "length"
 
     def compact(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Move live slots into the lowest places. Returns (to, from) of the moves, which the cache
-        has to follow."""
+        """Move live slots into the lowest places, and what is there into theirs. Returns (to, from)
+        of the moves, which the cache has to follow."""
         rows = self.occupied
         to = np.flatnonzero(~self.live[:rows])
         origin = np.flatnonzero(self.live[rows:]) + rows
         for array in (
             self.live, self.history, self.behaviour, self.last, self.positions, self.temperature,
-            self._prompt, self._last_place, self._sent, self._stream,
+            self._prompt, self._last_place, self._sent, self._stream, self._own, self._ended,
         ):  # fmt: skip
-            array[to] = array[origin]
-        self.live[origin] = False
-        self.positions[origin] = 0
+            array[to], array[origin] = array[origin], array[to]
         for a, b in zip(to, origin, strict=True):
             self.requests[a], self.requests[b] = self.requests[b], None
         return to, origin
