@@ -51,13 +51,13 @@ CHECKS = (
         45,
     ),
     Check(
-        "one rank, FSDP2",
+        "FSDP2 on one rank",
         "ranks:one_rank",
         "the gradient of a learner alone: equal up to rounding, 1e-4 of its length",
         45,
     ),
     Check(
-        "two ranks, FSDP2",
+        "FSDP2 on two ranks",
         "ranks:two_ranks",
         "the gradient of a learner alone: equal up to rounding, 1e-4 of its length",
         60,

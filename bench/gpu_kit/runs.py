@@ -16,6 +16,7 @@ from asyncrl.observe import summary
 from asyncrl.training.bundled import new_model, write_tokenizer
 
 from .check import Lacks, Number, Place
+from .harness import last_words
 
 STEPS = 3
 SETTINGS = {
@@ -119,7 +120,8 @@ def _killed(argv: list[str], run: Path) -> int:
                 if found := [each.version for each in complete(run) if each.version]:
                     break
                 if process.poll() is not None:
-                    raise RuntimeError(f"the run ended with {process.returncode} before a step")
+                    last = last_words((run.parent / "killed.log").read_bytes())
+                    raise RuntimeError(f"the run ended before a step: {last}")
                 time.sleep(0.02)
             for child in (*_descendants(process.pid), process.pid):
                 os.kill(child, signal.SIGKILL)

