@@ -5,9 +5,9 @@
 Each check is a process of its own with a limit of its own; all of them have eight minutes. A check
 that the machine lacks something for is skipped by name. Where packages are missing (a bare machine
 with torch and transformers), the wheels of `make gpu-wheels` are installed into a folder that is
-gone afterwards. `--small` runs every check on processors in a small form: that shows that it works,
-and measures nothing. Exit status: 0 where all that was run is ok, 1 where something is not, 2 where
-the kit cannot start.
+gone afterwards. `--small` runs every check on processors in a small form, with limits four times as
+long: that shows that it works, and measures nothing. Exit status: 0 where all that was run is ok, 1
+where something is not, 2 where the kit cannot start.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gpu_kit import child, wheels
 from gpu_kit.check import Check, Lacks, Place
 from gpu_kit.harness import Interrupted, Report, good, run_all, summary
-from gpu_kit.kit import BUDGET_S, CHECKS, check
+from gpu_kit.kit import BUDGET_S, CHECKS, SMALL_TIMES, check
 
 ROOT = Path(__file__).parents[1]
 GRACE_S = 5
@@ -37,6 +38,7 @@ LOOK_S = 90.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
+    times = SMALL_TIMES if args.small else 1
     if args.download:
         size = wheels.download()
         count = len(list(wheels.FOLDER.glob("*.whl")))
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.one:
         name, folder, answer = args.one
         device = "cpu" if args.small else "cuda"
-        signal.alarm(int(check(name).seconds) + GRACE_S)
+        signal.alarm(int(check(name).seconds * times) + GRACE_S)
         child.run(check(name), Place(device, Path(folder), args.small), Path(answer))
         return 0
     if args.look:
@@ -55,7 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = ", ".join(each.name for each in CHECKS)
         print(f"there is no check {unknown[0]!r}: there are {names}", file=sys.stderr)
         return 2
-    chosen = [each for each in CHECKS if not args.only or each.name in args.only]
+    chosen = [
+        replace(each, seconds=each.seconds * times)
+        for each in CHECKS
+        if not args.only or each.name in args.only
+    ]
+    if args.budget is None:
+        args.budget = BUDGET_S * times
     with TemporaryDirectory(prefix="asyncrl-gpu-packages-") as target:
         return _run(chosen, args, Path(target))
 
@@ -137,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu.json")
     parser.add_argument("--small", action="store_true", help="on processors, in a small form")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these checks alone")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all of them")
+    parser.add_argument("--budget", type=float, help="seconds for all of them")
     parser.add_argument(
         "--download", action="store_true", help="download the wheels that a bare machine lacks"
     )

@@ -7,6 +7,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.distributed import FileStore
 
 from asyncrl.config.schema import StalenessConfig
+from asyncrl.training import packing
 from asyncrl.training.learner import Learner
 from asyncrl.training.ranks.rank import ALONE
 from asyncrl.training.ranks.rank_group import open_ranks, shard
@@ -74,7 +76,10 @@ def _gradient(mesh: object, place: Place) -> Tensor:
     given = work(model, 8, response, groups)
     rank = ALONE if mesh is None else shard(model, mesh)  # type: ignore[arg-type]
     learner = Learner(model, settings(place.device), StalenessConfig(), temperature=1.0, rank=rank)
-    learner.accumulate(given.batch, given.buffers)
+    # a small micro-batch, too, is several packed batches, so that each rank has some
+    most = 1.0 if place.small else packing.PACKED_TOKENS
+    with patch.object(packing, "PACKED_TOKENS", most):
+        learner.accumulate(given.batch, given.buffers)
     parts = [
         learner.rank.whole(each.grad).cpu().double().flatten()
         for _, each in learner.master_weights.named()

@@ -48,7 +48,8 @@ def _loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_small_check_finds_numbers_within_their_bounds(check: Check, tmp_path: Path) -> None:
     verdict = judged(numbers(check, tmp_path))
     assert isinstance(verdict, Ok), verdict.said
-    assert any(number.least is not None or number.most is not None for number in verdict.numbers)
+    bounded = [number for number in verdict.numbers if not (number.least is number.most is None)]
+    assert bounded or check.name == "speed"  # whose bound is a share of a GPU's peak
 
 
 @pytest.mark.slow
