@@ -31,7 +31,8 @@ import msgspec
 from actors.worker_process import LENGTH, frame, receive, serve_control
 from asyncrl.agents.agent_episode import EpisodeFacts
 from asyncrl.agents.endings import played, raised
-from asyncrl.agents.load_agent import Agent, load_agent, warm
+from asyncrl.agents.load_agent import Agent, load_agent
+from asyncrl.agents.warm import warm
 from asyncrl.config.errors import ConfigError
 from asyncrl.sandbox import syscalls
 from asyncrl.sandbox.forks import PlainForks

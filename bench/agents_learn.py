@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -36,6 +38,7 @@ import msgspec
 import torch
 
 from asyncrl.agents.examples import calculator
+from asyncrl.agents.examples.guess_the_number import Game
 from asyncrl.observe import summary
 from asyncrl.observe.curve import StepPoint, read
 from asyncrl.tasks.text import Tokenizer
@@ -43,9 +46,18 @@ from asyncrl.training import bundled
 from asyncrl.training.warmup import teach
 
 RUN_TOML = Path(__file__).parent.parent / "run.toml"
-NUMBERS, GUESSES, LISTENS = 16, 5, 5
+NUMBERS, LISTENS = 16, 5
 GUESS = "Game ", ": guess a number from 1 to 16."
 """Before and behind the number of the game, which tells nothing."""
+FORM = (
+    "What is ",
+    '<tool_call>\n{"name": "',
+    '", "arguments": {"a": ',
+    ', "b": ',
+    "}}\n</tool_call>",
+    *calculator.OPERATIONS,
+)
+"""Parts of all questions and calls, each a token of its own: so a call is about ten tokens."""
 WORDS = {"add": "plus", "subtract": "minus", "multiply": "times"}
 FEW = 5
 """Steps whose mean reward is told, at the beginning and at the end."""
@@ -53,7 +65,8 @@ FEW = 5
 
 class Outcome(msgspec.Struct, frozen=True):
     """A run. `success` is held-out and greedy, by version; `rewards` are the mean rewards of the
-    first and of the last steps."""
+    first and of the last steps. `cpu_s` are processor seconds of the run without what was shown
+    before, and `load` the machine's, mean of its last minutes, at the end."""
 
     what: str
     seed: int
@@ -63,6 +76,8 @@ class Outcome(msgspec.Struct, frozen=True):
     taught_s: float
     training_s: float | None
     seconds: float
+    cpu_s: float
+    load: float
     balances: bool
 
 
@@ -89,20 +104,17 @@ def games(draw: random.Random) -> Iterator[tuple[str, str]]:
     """Whole games of players who listen one time in `LISTENS`: what the model reads first, and what
     comes then, the game's replies as well."""
     while True:
-        number, low, high = draw.randint(1, NUMBERS), 1, NUMBERS
-        said = ""
-        for left in reversed(range(GUESSES)):
+        played, left, said = Game(), [1, NUMBERS], ""
+        played.reset({"prompt": "", "answer": draw.randint(*left), "largest": NUMBERS}, 0)
+        while True:
             listens = not draw.randrange(LISTENS)
-            guess = draw.randint(low, high) if listens else draw.randint(1, NUMBERS)
-            said += str(guess)
-            if guess == number or not left:
+            guess = str(draw.randint(*left) if listens else draw.randint(1, NUMBERS))
+            step = played.step(guess)
+            if step.done:
                 break
-            if guess < number:
-                reply, low = "higher", max(low, guess + 1)
-            else:
-                reply, high = "lower", min(high, guess - 1)
-            said += f"{bundled.END}{reply}\n"
-        yield f"{game(draw.randrange(1_000))}\n", said
+            said += f"{guess}{bundled.END}{step.text}\n"
+            left = [int(number) for number in step.text.split(" to ")]
+        yield f"{game(draw.randrange(1_000))}\n", said + guess
 
 
 def sums(draw: random.Random) -> Iterator[tuple[str, str]]:
@@ -140,6 +152,8 @@ def taught(folder: Path, seed: int, shown: Shown, frame: list[str], steps: int) 
     torch.manual_seed(seed)
     bundled.write_tokenizer(folder, frame)
     model = bundled.new_model(seed)
+    if (ids := bundled.PADDING_ID + 1 + len(frame)) > bundled.VOCABULARY:
+        model.resize_token_embeddings(ids, mean_resizing=False)
     for lesson in teach(model, Tokenizer(folder), shown, steps=steps, enough=2.0):  # type: ignore[arg-type]
         if lesson.step % 100 == 0:
             print(f"  shown {lesson.step}: {lesson}", file=sys.stderr, flush=True)
@@ -157,7 +171,7 @@ def guess(folder: Path, seed: int) -> dict[str, object]:
     draw = random.Random(seed)
     turns = games(draw)
     shown = Shown([next(turns) for _ in range(20_000)])
-    model = taught(folder / "model", seed, shown, [GUESS[0], f"{GUESS[1]}\n"], 600)
+    model = taught(folder / "model", seed, shown, [GUESS[0], f"{GUESS[1]}\n"], 250)
     numbers = [(game(n), str(1 + n % NUMBERS)) for n in range(NUMBERS * 33)]
     return {
         "model.path": model,
@@ -166,7 +180,7 @@ def guess(folder: Path, seed: int) -> dict[str, object]:
         "agent.run": "asyncrl.agents.examples.guess_the_number:Game",
         "engine.context_tokens": 96,
         "rollout.max_new_tokens": 20,
-        "train.steps": 100,
+        "train.steps": 60,
         "train.batch_groups": 16,
         "train.lr": 6e-4,
     }
@@ -177,7 +191,7 @@ def calculate(folder: Path, seed: int) -> dict[str, object]:
     tools = tools_text(folder / "form")
     turns = calls(draw, tools)
     shown = Shown([next(turns) for _ in range(20_000)])
-    model = taught(folder / "model", seed, shown, [tools, '<tool_call>\n{"name": "'], 400)
+    model = taught(folder / "model", seed, shown, [tools, *FORM], 400)
     questions = sums(draw)
     return {
         "model.path": model,
@@ -231,11 +245,14 @@ def run(what: str, seed: int, sets: list[str]) -> Outcome:
         argv = [sys.executable, "-m", "asyncrl.cli", "train", *toml]
         for each in [*(f"{key}={value}" for key, value in settings.items()), *sets]:
             argv += ["--set", each]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with (folder / "log").open("w") as log:
             done = subprocess.run(argv, stdout=log, stderr=log, check=False)
         if done.returncode:
             raise SystemExit((folder / "log").read_text())
         seconds = time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         points, told = (
             list(read(folder / "run/metrics.jsonl")),
             summary.read(folder / "run/summary.json"),
@@ -251,6 +268,8 @@ def run(what: str, seed: int, sets: list[str]) -> Outcome:
         round(taught_s, 1),
         told.training_seconds,
         round(seconds, 1),
+        round(cpu_s, 1),
+        round(os.getloadavg()[1], 1),
         told.balances(),
     )
 

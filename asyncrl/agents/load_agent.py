@@ -52,7 +52,7 @@ def load_agent(run: str | Sequence[str], paths: Sequence[str] | None = None) -> 
             f"the agent {run!r} cannot be called with a client and an episode; define it as {FORM}."
         )
     if inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(found.__call__):
-        return partial(_play_async, found)
+        return partial(play_async, found)
     return partial(_play_sync, found)
 
 
@@ -84,7 +84,7 @@ def _of_class(run: str, kind: type) -> Agent:
     async def solve(client: openai.AsyncOpenAI, episode: AgentEpisode) -> float:
         return await play(kind(), client, episode)
 
-    return partial(_play_async, solve)
+    return partial(play_async, solve)
 
 
 def _takes(function: Callable[..., Any], arguments: int) -> bool:
@@ -104,14 +104,7 @@ def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def warm() -> None:
-    """Have at hand what every episode needs, before a process is forked that plays one."""
-    http = openai.DefaultHttpxClient(trust_env=False, verify=_tls())
-    with openai.OpenAI(base_url="http://localhost", api_key="-", http_client=http) as client:
-        assert client.chat.completions and client.completions  # imported where asked for first
-
-
-async def _play_async(solve: Callable[..., Awaitable[Any]], facts: EpisodeFacts) -> Any:
+async def play_async(solve: Callable[..., Awaitable[Any]], facts: EpisodeFacts) -> Any:
     async with _opened(facts) as episode:
         # the gateway bounds a call, and the attempt's clock all else; a proxy is not for loopback
         http = openai.DefaultAsyncHttpxClient(trust_env=False, verify=_tls(), timeout=None)

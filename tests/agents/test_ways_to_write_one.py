@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +346,31 @@ def test_users_agents_import_no_trio_and_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_what_is_warm_imports_nothing_more_in_an_episode_and_has_no_thread() -> None:
+    code = """
+import asyncio, sys, threading
+from asyncrl.agents.endings import AgentEnded, played
+from asyncrl.agents.load_agent import load_agent
+from asyncrl.agents.warm import warm
+from fake_gateway import fake_gateway
+agent = load_agent("asyncrl.agents.examples.guess_the_number:Game")
+with fake_gateway() as gateway:
+    before, threads = {*sys.modules}, threading.active_count()
+    warm()
+    warmed = {*sys.modules}
+    assert warmed - before and threading.active_count() == threads
+    gateway.replies = ["8", "4"]
+    facts = gateway.facts(entry={"prompt": "Guess.", "answer": 4})
+    assert asyncio.run(played(agent, facts)) == AgentEnded(1.0)
+    print(sorted({*sys.modules} - warmed))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "[]\n"
+
+
 # ------------------------------------------------------------------------------ bundled agents
 
 
@@ -353,9 +380,9 @@ def test_guess_the_number(gateway: FakeGateway) -> None:
     entry = {"prompt": "Guess.", "answer": 11}
     assert end_of(gateway, run, entry=entry) == AgentEnded(1.0)
     told = [message["content"] for message in gateway.asked[-1] if message["role"] == "user"]
-    assert told == ["Guess.", "higher", "lower", "say a number"]
-    of_three = math.log2(3) / 4  # of 16 numbers 8 are left, then 9, 10 and 11
-    turns = [0.25, 0.75 - of_three, 0.0, of_three]
+    assert told == ["Guess.", "9 to 16", "9 to 11", "9 to 11"]
+    left = [16, 8, 3, 3, 0]
+    turns = [math.log((1 + a) / (1 + b), 17) for a, b in pairwise(left)]
     assert [reward for reward, _ in gateway.rewards] == pytest.approx(turns)
 
 
@@ -364,8 +391,9 @@ def test_a_game_that_ends_without_the_number_earns_what_it_ruled_out() -> None:
     game.reset({"prompt": "Guess.", "answer": 7, "largest": 7}, 0)
     steps = [game.step(guess) for guess in ("1", "1", "6")]
     assert [step.done for step in steps] == [False, False, True]  # as many as halving needs
-    left = (math.log2(7 / 6), 0.0, math.log2(6))
-    assert [step.reward for step in steps] == pytest.approx([bits / math.log2(7) for bits in left])
+    assert [step.text for step in steps] == ["2 to 7", "2 to 7", "7 to 7"]
+    halvings = (math.log2(8 / 7), 0.0, math.log2(7 / 2))  # of eight, the last of which finds it
+    assert [step.reward for step in steps] == pytest.approx([each / 3 for each in halvings])
     with pytest.raises(ValueError, match="20 is not one of the numbers 1 to 16"):
         game.reset({"prompt": "Guess.", "answer": 20}, 0)
 

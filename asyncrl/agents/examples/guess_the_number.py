@@ -18,11 +18,12 @@ LARGEST = 16
 
 
 class Game:
-    """Says `higher` or `lower`, for as many guesses as halving needs (5 for 16 numbers). A guess
-    earns what it rules out, in bits, as a share of all: finding the number earns 1 in all, with
-    luck or without (a reward by potential: Ng, Harada, Russell 1999).
+    """Says which numbers are left, for as many guesses as halving needs (5 for 16 numbers). A guess
+    earns by how much it lowers log(1 + numbers left), as a share of all: finding the number earns 1
+    in all, with luck or without, and nothing else does (a reward by potential: Ng, Harada, Russell
+    1999).
 
-    Example: of 16 numbers, 8 is told `higher`, which leaves 8 of them: a quarter of four bits.
+    Example: of 15 numbers, 8 is told `9 to 15`, which are 7: one of the four times that 16 halves.
     """
 
     def reset(self, entry: Mapping[str, Any], seed: int) -> str:
@@ -30,7 +31,7 @@ class Game:
         self._number, self._left = int(entry["answer"]), largest.bit_length()
         if not 1 <= self._number <= largest or largest < 2:
             raise ValueError(f"the answer {self._number} is not one of the numbers 1 to {largest}")
-        self._low, self._high, self._bits = 1, largest, math.log2(largest)
+        self._low, self._high, self._all = 1, largest, math.log(1 + largest)
         self._earned = 0.0
         return str(entry["prompt"])
 
@@ -41,12 +42,11 @@ class Game:
         if guess == self._number:
             return Step("right", 1.0 - self._earned, done=True)
         before = self._high - self._low + 1
-        if guess is None:
-            text = "say a number"
-        elif guess < self._number:
-            text, self._low = "higher", max(self._low, guess + 1)
-        else:
-            text, self._high = "lower", min(self._high, guess - 1)
-        reward = math.log2(before / (self._high - self._low + 1)) / self._bits
+        if guess is not None and guess < self._number:
+            self._low = max(self._low, guess + 1)
+        elif guess is not None:
+            self._high = min(self._high, guess - 1)
+        left = self._high - self._low + 1
+        reward = math.log((1 + before) / (1 + left)) / self._all
         self._earned += reward
-        return Step(text, reward, done=self._left == 0)
+        return Step(f"{self._low} to {self._high}", reward, done=self._left == 0)

@@ -1,0 +1,90 @@
+"""Warming of a process that forks those which play episodes: all that each of them needs is there.
+
+A client imports much at its first call, and works out the forms of what it sends and is sent. So
+an episode of two turns is played here, with nobody: its gateway says the same to every request. A
+process that is forked afterwards has all that, and spends 34 ms of a core in place of 57 on an
+episode of five calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import openai
+
+from asyncrl.agents.agent_episode import MODEL, AgentEpisode, EpisodeFacts
+from asyncrl.agents.load_agent import play_async
+
+ANSWER = json.dumps(
+    {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "1"},
+                "finish_reason": "stop",
+                "logprobs": None,
+            }
+        ],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+).encode()
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+WARM_S = 60.0
+"""Seconds in which that must be done."""
+
+
+def warm() -> None:
+    """Play an episode of nobody. No thread of it is left. Raises OSError where loopback cannot be
+    had, and TimeoutError."""
+    asyncio.run(asyncio.wait_for(_play(), WARM_S))
+
+
+async def _play() -> None:
+    async with await asyncio.start_server(_answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        facts = EpisodeFacts(
+            prompt="",
+            entry={},
+            prompt_index=0,
+            seed=0,
+            attempt=0,
+            base_url=f"http://127.0.0.1:{port}/sessions/nobody/v1",
+            api_key="-",
+            reward_key="-",
+        )
+        await play_async(_two_turns, facts)
+
+
+async def _two_turns(client: openai.AsyncOpenAI, episode: AgentEpisode) -> None:
+    first = await client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": ""}]
+    )
+    said = first.choices[0].message.content or ""
+    await episode.reward(0.0)
+    await client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "user", "content": ""},
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": ""},
+        ],
+    )
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer each request of a connection with `ANSWER`."""
+    try:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            lines = head.decode("latin-1").lower().split("\r\n")
+            size = [int(line.split(":")[1]) for line in lines if line.startswith("content-length:")]
+            await reader.readexactly(sum(size))
+            writer.write(HEAD % len(ANSWER) + ANSWER)
+            await writer.drain()
+    except asyncio.IncompleteReadError:  # the client has all that it wanted
+        writer.close()
