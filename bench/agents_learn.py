@@ -3,7 +3,7 @@
     guess         guess-the-number, 16 numbers, five guesses. The model is shown games of players
                   who listen to what they are told one time in five; to listen always, and to halve,
                   is for it to find
-    calculator    sums, differences and products of two numbers below 100. The model is shown calls
+    calculator    sums, differences and products of two numbers below ten. The model is shown calls
                   of a tool drawn at random, and to say what the tool said; the right one is for it
                   to find
     retry         rotate_matrix, three tries, against the same task in single turns after as many
@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,8 @@ FORM = (
 )
 """Parts of all questions and calls, each a token of its own: so a call is about ten tokens."""
 WORDS = {"add": "plus", "subtract": "minus", "multiply": "times"}
+HELD_OUT = 48
+"""Questions for the calculator that are neither shown nor trained."""
 FEW = 5
 """Steps whose mean reward is told, at the beginning and at the end."""
 
@@ -117,17 +120,23 @@ def games(draw: random.Random) -> Iterator[tuple[str, str]]:
         yield f"{game(draw.randrange(1_000))}\n", said + guess
 
 
-def sums(draw: random.Random) -> Iterator[tuple[str, str]]:
-    """A question, and its answer."""
-    while True:
-        tool, a, b = draw.choice(list(WORDS)), draw.randint(10, 99), draw.randint(10, 99)
-        yield f"What is {a} {WORDS[tool]} {b}?", str(calculator.OPERATIONS[tool](a, b))
+def sums(draw: random.Random) -> list[tuple[str, str]]:
+    """All questions about two numbers below ten, in random order, each with its answer."""
+    asked = list(product(WORDS, range(1, 10), range(1, 10)))
+    draw.shuffle(asked)
+    return [
+        (f"What is {a} {WORDS[tool]} {b}?", str(calculator.OPERATIONS[tool](a, b)))
+        for tool, a, b in asked
+    ]
 
 
-def calls(draw: random.Random, tools: str) -> Iterator[tuple[str, str]]:
+def calls(
+    draw: random.Random, tools: str, questions: list[tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
     """Whole conversations: a call of a tool drawn at random, and an answer that repeats what it
     said."""
-    for question, _ in sums(draw):
+    while True:
+        question, _ = draw.choice(questions)
         _, _, a, _, b = question.rstrip("?").split()
         tool = draw.choice(list(WORDS))
         said = (
@@ -149,6 +158,7 @@ def tools_text(folder: Path) -> str:
 
 def taught(folder: Path, seed: int, shown: Shown, frame: list[str], steps: int) -> Path:
     """The bundled model, which knows the form of `shown`."""
+    torch.set_num_threads(1)  # several wait for each other where anything else runs
     torch.manual_seed(seed)
     bundled.write_tokenizer(folder, frame)
     model = bundled.new_model(seed)
@@ -188,15 +198,14 @@ def guess(folder: Path, seed: int) -> dict[str, object]:
 
 def calculate(folder: Path, seed: int) -> dict[str, object]:
     draw = random.Random(seed)
-    tools = tools_text(folder / "form")
-    turns = calls(draw, tools)
+    tools, questions = tools_text(folder / "form"), sums(draw)
+    turns = calls(draw, tools, questions[:-HELD_OUT])
     shown = Shown([next(turns) for _ in range(20_000)])
-    model = taught(folder / "model", seed, shown, [tools, *FORM], 400)
-    questions = sums(draw)
+    model = taught(folder / "model", seed, shown, [tools, *FORM], 250)
     return {
         "model.path": model,
-        "task.path": jsonl(folder / "sums.jsonl", [next(questions) for _ in range(2_000)]),
-        "task.eval_size": 48,
+        "task.path": jsonl(folder / "sums.jsonl", questions),
+        "task.eval_size": HELD_OUT,
         "task.verifier": "number",
         "agent.run": "asyncrl.agents.examples.calculator:solve",
         "agent.max_calls": 3,

@@ -39,10 +39,13 @@ CHAT_TEMPLATE = """
 {%- if message.content or not loop.first %}{{ '\n' }}{% endif %}
 {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
 {{- call.function.arguments | tojson }}{{ '}\n</tool_call>' }}
-{%- endfor %}{{ '<|end|>' if message.role == 'assistant' else '\n' }}
+{%- endfor %}
+{%- if message.role == 'assistant' %}{{ '<|end|>' }}
+{%- elif not (message.content or '').endswith('\n') %}{{ '\n' }}{% endif %}
 {%- endfor %}"""
 """A line for each message, and `END` behind a reply: so a chat of one message is the default
-`task.template`, and a conversation goes on from the tokens that were sampled."""
+`task.template`, applied already or not, and a conversation goes on from the tokens that were
+sampled."""
 
 
 def frame(prompts: Sequence[str]) -> list[str]:

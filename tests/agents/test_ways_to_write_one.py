@@ -433,6 +433,7 @@ def test_the_bundled_model_chats_as_it_was_taught(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     tokenizer = Tokenizer(tmp_path, chat=True)
     assert tokenizer.encode("2 + 2 =") == list(b"2 + 2 =\n")
+    assert tokenizer.encode("2 + 2 =\n") == list(b"2 + 2 =\n"), "as agents are given prompts"
     chat = [
         {"role": "user", "content": "2 + 2 ="},
         {"role": "assistant", "content": "5"},
