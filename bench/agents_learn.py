@@ -4,8 +4,8 @@
                   who listen to what they are told one time in five; to listen always, and to halve,
                   is for it to find
     calculator    sums, differences and products of two numbers below ten. The model is shown calls
-                  of a tool drawn at random, and to say what the tool said; the right one is for it
-                  to find
+                  of the right tool one time in five, else of any, and to say what the tool said; to
+                  call the right one always is for it to find
     retry         rotate_matrix, three tries, against the same task in single turns after as many
                   steps: `single`
 
@@ -50,6 +50,7 @@ RUN_TOML = Path(__file__).parent.parent / "run.toml"
 NUMBERS, LISTENS = 16, 5
 GUESS = "Game ", ": guess a number from 1 to 16."
 """Before and behind the number of the game, which tells nothing."""
+WORDS = {"add": "plus", "subtract": "minus", "multiply": "times"}
 FORM = (
     "What is ",
     '<tool_call>\n{"name": "',
@@ -57,9 +58,9 @@ FORM = (
     ', "b": ',
     "}}\n</tool_call>",
     *calculator.OPERATIONS,
+    *WORDS.values(),
 )
 """Parts of all questions and calls, each a token of its own: so a call is about ten tokens."""
-WORDS = {"add": "plus", "subtract": "minus", "multiply": "times"}
 HELD_OUT = 48
 """Questions for the calculator that are neither shown nor trained."""
 FEW = 5
@@ -133,12 +134,14 @@ def sums(draw: random.Random) -> list[tuple[str, str]]:
 def calls(
     draw: random.Random, tools: str, questions: list[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Whole conversations: a call of a tool drawn at random, and an answer that repeats what it
-    said."""
+    """Whole conversations: a call of the tool that is asked for one time in `LISTENS`, else of any,
+    and an answer that repeats what it said."""
     while True:
         question, _ = draw.choice(questions)
         _, _, a, _, b = question.rstrip("?").split()
-        tool = draw.choice(list(WORDS))
+        listens = not draw.randrange(LISTENS)
+        asked = next(tool for tool, word in WORDS.items() if word in question)
+        tool = asked if listens else draw.choice(list(WORDS))
         said = (
             f'<tool_call>\n{{"name": "{tool}", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
         )
@@ -212,7 +215,8 @@ def calculate(folder: Path, seed: int) -> dict[str, object]:
         "engine.context_tokens": 256,
         "rollout.max_new_tokens": 100,
         "train.steps": 40,
-        "train.lr": 5e-4,
+        "train.lr": 6e-4,
+        "train.lr_warmup_steps": 3,
     }
 
 
