@@ -84,7 +84,9 @@ async def coordinator(place: ActorContext) -> None:
         stages=config.task.stages,
     )
     metrics = Metrics()
-    metrics.describe(task=named(config.task), engine=config.engine.kind)
+    metrics.describe(
+        task=named(config.task), engine=config.engine.kind, evaluated=config.evaluation.weights
+    )
     checkpoints = complete(place.run)
     resume = place.resume and (
         path.exists() or bool(checkpoints)
@@ -201,7 +203,8 @@ async def rollout(place: ActorContext) -> None:
 
         async def receive(message: Prepare) -> Staged:
             rendezvous = message.store, message.epoch, message.rank, message.world
-            return await receiver.receive(*rendezvous, plan, config.publication.deadline_s)
+            deadline_s, average = config.publication.deadline_s, message.average
+            return await receiver.receive(*rendezvous, plan, deadline_s, average=average)
 
         reporter = Reporter(waits, report_s(config))
         await rollout_actor(link, engine, receive, reporter)

@@ -21,7 +21,7 @@ import trio
 
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
-from asyncrl.engines.protocol import Chunk, Engine, Request
+from asyncrl.engines.protocol import AveragingEngine, Chunk, Engine, Request
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Abort,
@@ -45,10 +45,16 @@ if TYPE_CHECKING:
 
 
 class Received(Protocol):
-    """Weights that were received and are not served yet, and their checksums."""
+    """Weights that were received and are not served yet, and their checksums, those of an average
+    last."""
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]: ...
+
+    @property
+    def average(self) -> Mapping[str, torch.Tensor] | None:
+        """The average of these weights; None if none was sent."""
+        ...
 
     @property
     def checksums(self) -> list[int]: ...
@@ -123,6 +129,17 @@ def requests(message: Leases, ids: memoryview) -> list[Request]:
     return found
 
 
+async def _swap(engine: Engine, message: Commit, staged: Received) -> float:
+    """Have the engine decode with what is staged, and keep what is to be kept. Returns the seconds
+    for which decoding stood still."""
+    version, average = message.version, staged.average
+    if average is None:
+        return await engine.load(version, staged.weights, pin=message.pin)
+    assert isinstance(engine, AveragingEngine), "others are refused before a run"
+    kept_s = await engine.keep(version, average)
+    return kept_s + await engine.load(version, staged.weights)
+
+
 async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: Reporter) -> None:
     """Serve the coordinator until it drains this actor. Raises the link's error if the link
     breaks, and CoordinatorLost if it ends before."""
@@ -144,7 +161,7 @@ async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: 
     async def commit(message: Commit) -> None:
         staged = staging.take(message.publication)
         if staged is not None:
-            pause = await engine.load(message.version, staged.weights, pin=message.pin)
+            pause = await _swap(engine, message, staged)
             await link.send(Committed(message.publication, message.version, pause))
 
     async with trio.open_nursery() as nursery:

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import trio
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from actors.actor_context import ActorContext, refused_as_input
@@ -271,4 +272,11 @@ class _Transfer:
             self.plan,
             parameters_for_publication(model),
             self.deadline_s,
+            self._average() if message.average else None,
         )
+
+    def _average(self) -> Iterator[tuple[str, Tensor]]:
+        """The average as it is at the learner's version: both change in the same step."""
+        average = self.learner.average
+        assert average is not None, "evaluation.weights needs train.ema"
+        yield from parameters_for_publication(average.policy.model)

@@ -68,21 +68,23 @@ class Sender:
         plan: Plan,
         tensors: Iterable[tuple[str, Tensor]],
         deadline_s: float,
+        average: Iterable[tuple[str, Tensor]] | None = None,
     ) -> SendResult:
         """Broadcast the tensors to the `world - 1` engines of the epoch, all within `deadline_s`
-        seconds.
+        seconds; then, of the same plan, their `average`, whose checksums are the last ones.
 
         `tensors` come in the plan's order and are consumed in a worker thread, one at a time; they
         must not change meanwhile. The first transfer of an epoch waits for all its engines to join.
         Raises TransferError when an engine dies, is late or refuses the plan, and when the epoch is
         over; PlanMismatch when the tensors are not the plan's.
         """
-        return await self._transport.run(
-            Rendezvous(epoch, 0, world, self.store),
-            plan,
-            deadline_s,
-            lambda group, job: group.send(job, tensors),
-        )
+
+        def transfer(group: EpochGroup, job: Job) -> SendResult:
+            sent = group.send(job, tensors)
+            return sent if average is None else sent.followed_by(group.send(job, average))
+
+        rendezvous = Rendezvous(epoch, 0, world, self.store)
+        return await self._transport.run(rendezvous, plan, deadline_s, transfer)
 
 
 class Receiver:
@@ -110,10 +112,19 @@ class Receiver:
             await receiver._transport.close()
 
     async def receive(
-        self, store: str, epoch: int, rank: int, world: int, plan: Plan, deadline_s: float
+        self,
+        store: str,
+        epoch: int,
+        rank: int,
+        world: int,
+        plan: Plan,
+        deadline_s: float,
+        *,
+        average: bool = False,
     ) -> Staged:
         """Join the epoch if need be, and receive one publication into staging memory, all within
-        `deadline_s` seconds.
+        `deadline_s` seconds; with `average`, the average that follows it too, into memory of its
+        own that nothing reuses.
 
         `plan` is that of this engine's own model. Raises PlanMismatch, naming the first difference,
         when the trainer's is another; TransferError when the trainer or another engine dies, is
@@ -121,16 +132,20 @@ class Receiver:
         """
         flat, self._spare = self._spare, None
         if flat is None or flat.numel() != plan.total_bytes:
-            flat = torch.empty(plan.total_bytes, dtype=torch.uint8, device=self._device)
-        target = flat
-        staged = await self._transport.run(
-            Rendezvous(epoch, rank, world, store),
-            plan,
-            deadline_s,
-            lambda group, job: group.receive(job, target),
-        )
+            flat = self._memory(plan)
+        target, second = flat, self._memory(plan) if average else None
+
+        def transfer(group: EpochGroup, job: Job) -> Staged:
+            staged = group.receive(job, target)
+            return staged if second is None else staged.followed_by(group.receive(job, second))
+
+        rendezvous = Rendezvous(epoch, rank, world, store)
+        staged = await self._transport.run(rendezvous, plan, deadline_s, transfer)
         self._spare = flat
         return staged
+
+    def _memory(self, plan: Plan) -> Tensor:
+        return torch.empty(plan.total_bytes, dtype=torch.uint8, device=self._device)
 
     def keep(self, staged: Staged) -> None:
         """These weights are in use from now on, and no `receive` writes to them until others are

@@ -5,7 +5,7 @@
     all                 connect by gloo or NCCL; then each bucket is one broadcast, or with
                         `full_every` over 1 two: the head of a delta, and its body (`deltas`)
 
-A delta is made from what this group sent before. Every process of a group has received all of
+A delta is made from what this group sent before, be that weights or an average of them. Every process of a group has received all of
 that, as the first failure ends the group; so nobody needs to say what a delta is made from, and the
 first transfer of a group has all bytes. Both sides compute the checksum of all bytes each time.
 
@@ -55,16 +55,39 @@ class SendResult(msgspec.Struct, frozen=True):
     wire_seconds: float
     seconds: float
 
+    def followed_by(self, average: SendResult) -> SendResult:
+        """This sending, and that of the average after it, as one."""
+        return SendResult(
+            self.checksums + average.checksums,
+            self.sent_bytes + average.sent_bytes,
+            self.assemble_seconds + average.assemble_seconds,
+            self.verify_seconds + average.verify_seconds,
+            self.wire_seconds + average.wire_seconds,
+            self.seconds + average.seconds,
+        )
+
 
 class Staged(msgspec.Struct, frozen=True):
     """A finished reception: `weights` by name are views of `flat`, and are overwritten by the
-    receiver's next `receive` unless kept."""
+    receiver's next `receive` unless kept. An `average` that followed has memory of its own."""
 
     weights: dict[str, Tensor]
     checksums: list[int]
     wire_seconds: float
     verify_seconds: float
     flat: Tensor
+    average: dict[str, Tensor] | None = None
+
+    def followed_by(self, average: Staged) -> Staged:
+        """This reception, and that of the average after it, as one."""
+        return Staged(
+            self.weights,
+            self.checksums + average.checksums,
+            self.wire_seconds + average.wire_seconds,
+            self.verify_seconds + average.verify_seconds,
+            self.flat,
+            average.weights,
+        )
 
 
 class Rendezvous(msgspec.Struct, frozen=True):

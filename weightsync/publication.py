@@ -173,8 +173,10 @@ class Publication:
     """Getting `version` into every member of `membership`, whose trainer has its store at the
     address `store`.
 
-    `number` is the publication's own, never used twice. Each phase has `deadline_s` seconds. Raises
-    ValueError when there is no member.
+    `number` is the publication's own, never used twice. Each phase has `deadline_s` seconds. With
+    `pin` members keep the version, with `average` its average in its place: that is sent and
+    verified in the same transaction. Raises ValueError when there is no member, or for an average
+    that is not pinned.
     """
 
     def __init__(
@@ -186,11 +188,14 @@ class Publication:
         store: str,
         deadline_s: float,
         pin: bool = False,
+        average: bool = False,
     ) -> None:
         if not membership.members:
             raise ValueError(
                 f"version {version} cannot be published: epoch {membership.epoch} has no engine"
             )
+        if average and not pin:
+            raise ValueError(f"the average of version {version} would be sent, and nobody keeps it")
         self.number = number
         self.version = version
         self.membership = membership
@@ -201,6 +206,7 @@ class Publication:
         self._store = store
         self._deadline_s = deadline_s
         self._pin = pin
+        self._average = average
         self._reason = ""
         # Both in rank order. An answer costs the same with any number of members: each is looked at
         # when it comes.
@@ -240,11 +246,13 @@ class Publication:
         self._enter(PublicationPhase.TRANSFER, now)
         epoch, world = self.membership.epoch, self.membership.world
         return [
-            ToTrainer(Publish(self.number, epoch, world)),
+            ToTrainer(Publish(self.number, epoch, world, self._average)),
             *(
                 ToMember(
                     m,
-                    Prepare(self.number, self.version, epoch, rank, world, self._store),
+                    Prepare(
+                        self.number, self.version, epoch, rank, world, self._store, self._average
+                    ),
                 )
                 for rank, m in enumerate(self.membership.members, start=1)
             ),

@@ -49,4 +49,5 @@ def evaluation_point(
         seconds=parts.curve.before_s + parts.statistics.seconds,
         accuracy=accuracy,
         figures=figures,
+        weights=parts.config.evaluation.weights,
     )

@@ -27,7 +27,9 @@ def under_way(parts: Components) -> Iterator[Found]:
         yield Found("publishing", f"giving version {stepping.version} to every engine")
     if (version := parts.evaluation.running) is not None:
         answered, asked = parts.evaluation.answered
-        yield Found("evaluating", f"evaluating version {version}", answered, asked)
+        averaged = parts.config.evaluation.weights == "ema"
+        what = f"the average of weights at version {version}" if averaged else f"version {version}"
+        yield Found("evaluating", f"evaluating {what}", answered, asked)
     busy = stepping.trainer.report.busy
     if busy is not None and busy.command == "checkpoint":
         yield Found("saving", f"saving version {stepping.version}")

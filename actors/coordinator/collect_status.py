@@ -163,6 +163,7 @@ def collect_update(parts: Components) -> StatusUpdate:
         reward=metrics.get("reward", NAN),
         accuracy=curve.accuracy.get(accuracy_version, NAN),
         accuracy_version=accuracy_version,
+        accuracy_weights=curve.evaluated_weights,
         evaluated=curve.figures.get(accuracy_version, {}),
         generated_per_s=generated_per_s,
         trained_per_s=trained_per_s,

@@ -13,7 +13,10 @@ given no rollout until it answers (`EnginePool.commit`). The proof in docs/lag.m
 A publication is due if an engine does not serve the trainer's version (a step was taken, or an
 engine came), or if that version is to be pinned for evaluation. It goes to the engines that need
 it: one that came late is caught up alone, and the others decode on. With `finish_on = own` every
-version is pinned until nobody needs it. A publication that fails is tried again in a new epoch.
+version is pinned until nobody needs it. Where averages are evaluated (`evaluation.weights`), a
+publication for evaluation carries two sets of weights, the version's own and its average: engines
+decode with the first and keep the second, under the version's number, for the evaluation alone.
+A publication that fails is tried again in a new epoch.
 FAILURES in a row end the run, but for those in which an engine was lost: that engine has a restart
 budget of its own, and the next publication goes on without it.
 """
@@ -79,6 +82,7 @@ class Publishing:
         self._done = done
         self._deadline_s = config.publication.deadline_s
         self._own = config.staleness.finish_on == "own"
+        self._average = config.evaluation.weights == "ema"
         self._membership = Membership()
         self._trainer: tuple[Peer, str] | None = None
         self._current: Publication | None = None
@@ -160,6 +164,7 @@ class Publishing:
             store=self._trainer[1],
             deadline_s=self._deadline_s,
             pin=pin or self._own,
+            average=pin and self._average,
         )
         self._carry_out(self._current.begin(self._began))
 

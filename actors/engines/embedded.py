@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from asyncrl.config.engines import Capabilities
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.spec import EngineContext, EngineKind
 from asyncrl.observe.run_dir import PACKED
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 class Embedded(EngineKind):
     """`engine.kind = "embedded"`."""
+
+    capabilities = Capabilities(keeps_averages=True)
 
     @classmethod
     @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from asyncrl.config.engines import Capabilities
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
 from asyncrl.engines.scripted import ScriptedEngine, hashed
@@ -13,6 +14,8 @@ from asyncrl.engines.spec import EngineContext, EngineKind
 
 class Scripted(EngineKind):
     """`engine.kind = "scripted"`."""
+
+    capabilities = Capabilities(keeps_averages=True)
 
     @classmethod
     @asynccontextmanager

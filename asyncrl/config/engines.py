@@ -20,6 +20,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     Without it a load ends the requests of the version before, evaluation delays the next version,
     and `staleness.finish_on = "own"` is refused."""
 
+    keeps_averages: bool = False
+    """True if it is an `AveragingEngine` (`asyncrl.engines.protocol`), which also keeps an average
+    of the weights beside the version that it is of. Without it `evaluation.weights = "ema"` is
+    refused."""
+
     tables: frozenset[str] = frozenset()
     """Tables of run.toml that are its own, such as `engine.sglang`. What is set in the table of an
     engine that is not chosen does nothing, which is said."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from asyncrl.config.engines import capabilities
 from asyncrl.config.flow import max_group_size
 from asyncrl.config.losses import advantage_of, drops_equal
 from asyncrl.config.schema import Config, ReferenceConfig, TeacherConfig
@@ -39,6 +40,8 @@ def policy_contradictions(config: Config) -> Contradictions:
             ("staleness.proximal", "train.ema"),
             "there is no average of the weights: set ema to its decay, as 0.9",
         )
+    if config.evaluation.weights == "ema":
+        yield from _evaluated_average(config)
     if bool(config.supervised.coefficient) != bool(config.supervised.path):
         yield (
             ("supervised.coefficient", "supervised.path"),
@@ -46,6 +49,27 @@ def policy_contradictions(config: Config) -> Contradictions:
         )
     if reference.coefficient and reference.kl_in == "reward":
         yield from _in_reward(config)
+
+
+def _evaluated_average(config: Config) -> Contradictions:
+    """Rules of an evaluation of the average."""
+    if not config.train.ema:
+        yield (
+            ("evaluation.weights", "train.ema"),
+            "there is no average to evaluate: set ema to its decay, as 0.99, or weights to current",
+        )
+    if not capabilities(config.engine.kind).keeps_averages:
+        yield (
+            ("evaluation.weights", "engine.kind"),
+            "this engine keeps no average beside the weights that training is sampled with: set "
+            "weights to current and evaluate model-ema apart, or set kind to embedded",
+        )
+    if config.staleness.finish_on == "own":
+        yield (
+            ("evaluation.weights", "staleness.finish_on"),
+            "engines keep each version's own weights for the rollouts that end under it, and a "
+            "version's average in the same place: set finish_on to mixed, or weights to current",
+        )
 
 
 def _named(name: str, config: Config, policy: ReferenceConfig | TeacherConfig) -> Contradictions:
@@ -140,11 +164,16 @@ def policy_rows(config: Config) -> Iterator[tuple[str, str, str]]:
             "anew for each update",
         )
     if config.train.ema:
+        evaluated = (
+            "evaluations are of it"
+            if config.evaluation.weights == "ema"
+            else "evaluations are of the current weights (evaluation.weights)"
+        )
         yield (
             "average of weights",
             f"{config.train.ema:g}",
             f"over about {1 / (1 - config.train.ema):,.0f} versions; the trainer's memory holds it "
-            "too, and at the end it is in model-ema",
+            f"too, at the end it is in model-ema, and {evaluated}",
         )
 
 

@@ -9,7 +9,7 @@ shell.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -149,4 +149,28 @@ class Engine(Protocol):
     async def run(self, emit: Emit) -> None:
         """Decode until cancelled, giving chunks to `emit` about every `chunk_tokens` steps, and at
         every finish, swap or interrupt."""
+        ...
+
+
+@runtime_checkable
+class AveragingEngine(Engine, Protocol):
+    """An engine that also keeps an average of the weights (`Capabilities.keeps_averages`).
+
+    An average of version 4 is kept, and answers; the engine has no version of its own to decode
+    with yet, so a request that is not pinned waits:
+
+    >>> import trio
+    >>> from asyncrl.engines.options import EngineOptions
+    >>> from asyncrl.engines.scripted import Script, ScriptedEngine
+    >>> script = Script(np.array([7, 0], np.int32), np.full(2, -0.7, np.float32), 0.0)
+    >>> sizes = EngineOptions(slots=2, context_tokens=16, chunk_tokens=2)
+    >>> engine: AveragingEngine = ScriptedEngine(lambda _: script, sizes, vocab_size=10)
+    >>> trio.run(engine.keep, 4, None), engine.version
+    (0.0, None)
+    """
+
+    async def keep(self, version: int, weights: Mapping[str, torch.Tensor] | None) -> float:
+        """Keep the average of `version` to serve requests of that version until `unpin`, and return
+        the seconds decoding stood still. What the engine decodes other requests with stays as it
+        is."""
         ...

@@ -126,7 +126,7 @@ class _Slot:
 
 
 class ScriptedEngine:
-    """An `Engine` (see `protocol`) that plays `script`.
+    """An `AveragingEngine` (see `protocol`) that plays `script`.
 
     `options.context_tokens` and `vocab_size` bound what `submit` accepts. `idle` hears of waits
     named `weights` and `requests`, when they end. A request for a version that is not kept ends at
@@ -187,6 +187,12 @@ class ScriptedEngine:
             self._end(lambda request: request.version not in (None, version))
         if pin:
             self._kept.add(version)
+        self._news.set()
+        return 0.0
+
+    async def keep(self, version: int, weights: Mapping[str, torch.Tensor] | None) -> float:
+        await trio.lowlevel.checkpoint()
+        self._kept.add(version)
         self._news.set()
         return 0.0
 

@@ -288,9 +288,8 @@ class _Launch:
         curve = Curve(read(metrics) if metrics.exists() else ())
         ledger = fold(self._run / JOURNAL).ledger
         steps = curve.last.version if curve.last is not None else 0
-        return summary.of_ledger(
-            ledger, reason, steps, curve.before_s, summary.Accuracy.of(curve.accuracy)
-        )
+        accuracy = summary.Accuracy.of(curve.accuracy, curve.evaluated_weights)
+        return summary.of_ledger(ledger, reason, steps, curve.before_s, accuracy)
 
     def _report(self, end: SupervisedEnd) -> int:
         """Show what the run came to. Returns the exit status."""

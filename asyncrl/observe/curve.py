@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.observe.evaluation_figures import Figures
+from asyncrl.observe.evaluation_figures import EvaluatedWeights, Figures
 from asyncrl.observe.summary import decoded
 from staleness.response_alarms import rewards_to_keep
 
@@ -66,13 +66,15 @@ class EvaluationPoint(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="evaluation"
 ):
     """One evaluation, of `version`: the share of held-out prompts answered right, greedily, 0 to 1,
-    and the `figures` of sampled answers, by name (avg@n, pass@k)."""
+    and the `figures` of sampled answers, by name (avg@n, pass@k). The `weights` that answered are
+    the version's own, or the average of the weights at that version (`evaluation.weights`)."""
 
     version: int
     at: float
     seconds: float
     accuracy: float
     figures: Figures = {}
+    weights: EvaluatedWeights = "current"
 
 
 Point = StepPoint | EvaluationPoint
@@ -166,6 +168,8 @@ class Curve:
         """Share of correct answers, 0 to 1, by version, in the order of evaluation."""
         self.figures: dict[int, Figures] = {}
         """Figures of sampled answers, by version."""
+        self.evaluated_weights: EvaluatedWeights = "current"
+        """The weights that all of these are of."""
         self.rewards: dict[int, float] = {}
         """Mean rewards by the version that the step made (`rewards_to_keep`)."""
         self._keep = keep
@@ -204,3 +208,4 @@ class Curve:
                     self.rewards = rewards_to_keep(rewards, self.accuracy)
             case EvaluationPoint(version=version):
                 self.accuracy[version], self.figures[version] = point.accuracy, point.figures
+                self.evaluated_weights = point.weights

@@ -37,6 +37,8 @@ FIRST_LINE_S = 2.0
 NOTES = 100
 """Notes that are kept for a reader who takes nothing; the oldest go first."""
 NONE = "–"
+OF_AVERAGE = {"current": "", "ema": ", of the average of weights"}
+"""Words behind an accuracy, by the weights that it is of."""
 
 
 class Display:
@@ -227,7 +229,11 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
     rows = [
         ("result", s.reason),
         ("steps", f"{s.steps} in {clock(s.seconds)}"),
-        ("held-out accuracy", f"{_number(s.accuracy.start, 3)} → {_number(s.accuracy.end, 3)}"),
+        (
+            "held-out accuracy",
+            f"{_number(s.accuracy.start, 3)} → {_number(s.accuracy.end, 3)}"
+            + OF_AVERAGE[s.accuracy.weights],
+        ),
         *([("evaluated", said(s.evaluated))] if s.evaluated else []),
         (
             "last responses",
@@ -336,6 +342,7 @@ def _accuracy(status: StatusUpdate) -> str:
         NONE
         if _absent(status.accuracy)
         else f"{status.accuracy:.3f} (version {status.accuracy_version})"
+        + OF_AVERAGE[status.accuracy_weights]
     )
 
 

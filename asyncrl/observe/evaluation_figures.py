@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from typing import Literal
+
+EvaluatedWeights = Literal["current", "ema"]
+"""The weights of a version that an evaluation is of: its own, or the average at that version."""
 
 Figures = dict[str, float]
 """Shares by name: `avg@8`, `pass@4`; of one of several tasks with its label: `accuracy/math`."""

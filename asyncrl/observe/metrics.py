@@ -118,7 +118,8 @@ class Metrics:
         )
         self._accuracy = Gauge(
             "asyncrl_accuracy_ratio",
-            "Share of held-out prompts answered right, greedily.",
+            "Share of held-out prompts answered right, greedily, by the version's weights, or by "
+            "their average where the label `evaluated` of asyncrl_run_info is ema.",
             registry=registry,
         )
         self._accuracy_version = Gauge(

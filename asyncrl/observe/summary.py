@@ -15,21 +15,24 @@ from typing import TypeVar
 import msgspec
 
 from asyncrl.experience.ledger import Account, Ledger
+from asyncrl.observe.evaluation_figures import EvaluatedWeights
 
 T = TypeVar("T")
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """Share of held-out prompts answered right, greedily: of the first version, and of the last."""
+    """Share of held-out prompts answered right, greedily: of the first version, and of the last;
+    by the version's own `weights`, or their average at that version (`evaluation.weights`)."""
 
     start: float | None = None
     end: float | None = None
+    weights: EvaluatedWeights = "current"
 
     @classmethod
-    def of(cls, by_version: Mapping[int, float]) -> Accuracy:
+    def of(cls, by_version: Mapping[int, float], weights: EvaluatedWeights) -> Accuracy:
         if not by_version:
-            return cls()
-        return cls(by_version[min(by_version)], by_version[max(by_version)])
+            return cls(weights=weights)
+        return cls(by_version[min(by_version)], by_version[max(by_version)], weights)
 
 
 class TokenTotals(msgspec.Struct, frozen=True):

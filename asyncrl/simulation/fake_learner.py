@@ -22,16 +22,26 @@ NUMBER = "number"
 
 
 class FakeWeights:
-    """Weights that are a number, and their checksums."""
+    """Weights that are a number, their average, which is None where it was not asked for, and the
+    checksums of both."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, average: int | None = None) -> None:
+        self._number, self._average = number, average
         self.sent_bytes = 8
-        self.checksums = [number & 0xFFFFFFFF, number >> 32]
+        self.checksums = [
+            half
+            for one in (number, average)
+            if one is not None
+            for half in (one & 0xFFFFFFFF, one >> 32)
+        ]
 
     @property
     def weights(self) -> Any:
-        return {NUMBER: self.number}
+        return {NUMBER: self._number}
+
+    @property
+    def average(self) -> Any:
+        return None if self._average is None else {NUMBER: self._average}
 
 
 class Broadcast:
@@ -40,6 +50,7 @@ class Broadcast:
     def __init__(self) -> None:
         self.sent = trio.Event()
         self.number = 0
+        self.average: int | None = None
 
 
 class FakeProximal:
@@ -206,5 +217,6 @@ class FakeLearner:
             self.failed_send()
             raise TransferError("the plan says that this transfer fails")
         broadcast.number = self.weights
+        broadcast.average = policy.average(self.weights) if message.average else None
         broadcast.sent.set()
-        return FakeWeights(self.weights)
+        return FakeWeights(broadcast.number, broadcast.average)

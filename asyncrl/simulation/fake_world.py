@@ -191,6 +191,7 @@ class FakeWorld(World):
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,
         )
         engine.loaded = partial(self.observer.on_load, self.start_of(process))
+        engine.averaged = partial(self.observer.on_average, self.start_of(process))
         return engine
 
     def make_receiver(self, process: SimProcess) -> fakes.FakeReceiver:

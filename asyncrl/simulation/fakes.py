@@ -73,6 +73,8 @@ class FakeEngine:
         self._most = config.rollout.max_new_tokens
         self._pace = seconds_per_token
         self._numbers: dict[int, int] = {}
+        self._averages: dict[int, int] = {}
+        self._pinned: dict[tuple[int, int], int | None] = {}  # as the next one
         self._draws: dict[tuple[int, int], int] = {}  # by rollout and attempt
         self._inner = ScriptedEngine(
             self._script,
@@ -89,6 +91,7 @@ class FakeEngine:
         self.forget = False  # what aborted rollouts had since their last chunk
         self.makes_garbage: Callable[[], bool] = lambda: True
         self.loaded: Callable[[int, int, bool], None] = lambda version, weights, pin: None
+        self.averaged: Callable[[int, int], None] = lambda version, weights: None
 
     @property
     def slots(self) -> int:
@@ -110,8 +113,10 @@ class FakeEngine:
             self._draws[request.rollout, request.attempt] = policy.draws(
                 prompt.tobytes(), request.key, request.temperature
             )
+            self._pinned[request.rollout, request.attempt] = request.version
         while len(self._draws) > REQUESTS:
-            del self._draws[next(iter(self._draws))]
+            oldest = next(iter(self._draws))
+            del self._draws[oldest], self._pinned[oldest]
 
     def interrupt(self, rollouts: Sequence[int]) -> None:
         self._inner.interrupt(rollouts)
@@ -132,11 +137,20 @@ class FakeEngine:
         number: Any = weights[NUMBER]
         seconds = await self._inner.load(version, None, pin=pin)
         self._numbers[version] = number
-        self.loaded(version, number, pin)
+        self.loaded(version, number, pin or version in self._averages)
+        return seconds
+
+    async def keep(self, version: int, weights: Mapping[str, torch.Tensor] | None) -> float:
+        assert weights is not None
+        number: Any = weights[NUMBER]
+        seconds = await self._inner.keep(version, None)
+        self._averages[version] = number
+        self.averaged(version, number)
         return seconds
 
     def unpin(self, version: int) -> None:
         self._inner.unpin(version)
+        self._averages.pop(version, None)
 
     async def run(self, emit: Emit) -> None:
         async def deliver(chunks: Sequence[Chunk]) -> None:
@@ -168,7 +182,9 @@ class FakeEngine:
             return msgspec.structs.replace(
                 chunk, ids=np.zeros(0, np.int32), behaviour=np.zeros(0, np.float32)
             )
-        weights = self._numbers[chunk.version]
+        of = self._pinned[chunk.rollout, chunk.attempt]
+        averaged = of is not None and chunk.version in self._averages
+        weights = (self._averages if averaged else self._numbers)[chunk.version]
         ids, behaviour = policy.sampled(
             weights,
             self._draws[chunk.rollout, chunk.attempt],
@@ -240,7 +256,10 @@ class FakeReceiver:
                 self.failed()
             if fault == "error":
                 raise TransferError("the plan says that this reception fails")
-            return FakeWeights(broadcast.number ^ (fault == "wrong"))
+            wrong = fault == "wrong"
+            if broadcast.average is None:
+                return FakeWeights(broadcast.number ^ wrong)
+            return FakeWeights(broadcast.number, broadcast.average ^ wrong)
         raise TransferError(f"nothing within {self._deadline_s:g} s")
 
 

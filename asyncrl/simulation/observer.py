@@ -119,6 +119,10 @@ class WorldObserver:
         """An engine decodes with these weights from now on, under this version; with `pin`, it
         keeps them."""
 
+    def on_average(self, start: str, version: int, weights: int) -> None:
+        """An engine keeps these weights as the average of this version, beside those that it
+        decodes with."""
+
     def on_let_go(self, start: str, publication: int) -> None:
         """An actor's part in the transfer of a publication is over, for whatever reason."""
 

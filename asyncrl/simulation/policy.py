@@ -28,6 +28,7 @@ _ID, _INDEX, _MIX = (
 )
 _SHIFT = np.uint64(29)
 _SCORES = 5
+_AVERAGE = 7
 
 
 def initial(seed: int) -> int:
@@ -144,6 +145,12 @@ def answers_rightly(
 def stepped(weights: int, added: int) -> int:
     """The weights after a step that trained tokens which add up to `added`."""
     return stream(weights, added)
+
+
+def average(weights: int) -> int:
+    """The average of the weights at the version that has these: a function of them, as a version
+    has one history."""
+    return stream(weights, _AVERAGE)
 
 
 def synchronous(

@@ -28,6 +28,8 @@ class _SilentEngine:
 class _Weights:
     """Weights that were received."""
 
+    average = None
+
     def __init__(self, checksum: int) -> None:
         self.weights: dict[str, object] = {}
         self.checksums = [checksum]

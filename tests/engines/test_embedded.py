@@ -360,6 +360,30 @@ def test_pins() -> None:
     assert seen.ids[21] == greedy(models[2], [1], 12)[:4]
 
 
+def test_an_average_answers_what_is_pinned_to_its_version_and_nothing_else() -> None:
+    """Beside it, what is not pinned is sampled by the version's own weights, before and after."""
+    before, own, average = (random_model("qwen3", seed) for seed in range(3))
+    batcher = batcher_of(before, version=3)
+    weights = dict(average.named_parameters())
+    batcher.refuse_weights(weights)
+    batcher.submit([request(1, [1, 2], 12)])
+    seen = Answers()
+    seen.add(batcher.advance(4))
+    batcher.keep(4, weights)
+    assert batcher.version == 3
+    seen.add(batcher.advance(4))
+    assert seen.ids[1] == greedy(before, [1, 2], 12)[:8] and seen.versions[1] == [3] * 8
+    load(batcher, 4, own)
+    batcher.submit([request(2, [5, 2], 12, version=4), request(3, [5, 2], 12)])
+    seen.drain(batcher)
+    assert seen.versions[1] == [3] * 8 + [4] * 4
+    assert seen.ids[2] == greedy(average, [5, 2], 12) != greedy(own, [5, 2], 12)
+    assert seen.ids[3] == greedy(own, [5, 2], 12)
+    batcher.unpin(4)
+    batcher.submit([request(4, [5, 2], 12, version=4)])
+    assert seen.drain(batcher).finish[4] == "interrupted"
+
+
 def test_several_versions_are_decoded_side_by_side() -> None:
     """Each is answered by its own weights, and none waits for another: after n steps each has n
     tokens."""

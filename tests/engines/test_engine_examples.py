@@ -26,5 +26,10 @@ def test_every_class_of_the_protocol_has_an_example() -> None:
         for name, found in vars(protocol).items()
         if inspect.isclass(found) and found.__module__ == protocol.__name__ and name[0] != "_"
     ]
-    assert {found.__name__ for found in classes} == {"Request", "Chunk", "Engine"}
+    assert {found.__name__ for found in classes} == {
+        "Request",
+        "Chunk",
+        "Engine",
+        "AveragingEngine",
+    }
     assert all(">>> " in (found.__doc__ or "") for found in classes)

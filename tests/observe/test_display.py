@@ -138,6 +138,12 @@ def test_plain_lines_come_with_news_and_not_more_often() -> None:
     assert times == [f"0:{s:02}" for s in (*range(0, 21, 2), 30)]
 
 
+def test_an_accuracy_of_the_average_says_so() -> None:
+    averaged = msgspec.structs.replace(STATUS, accuracy_weights="ema")
+    assert "accuracy 0.625 (version 4)  " in line(STATUS)
+    assert "accuracy 0.625 (version 4), of the average of weights  " in line(averaged)
+
+
 @pytest.mark.parametrize("news", [{"phase": "evaluating"}, {"accuracy_version": 5}, {"step": 20}])
 def test_news_is_told_at_once(news: dict[str, object]) -> None:
     with Display(console := plain()) as display:

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from asyncrl.engines.protocol import Chunk, Engine, Request
+from asyncrl.engines.protocol import AveragingEngine, Chunk, Engine, Request
 
 VOCABULARY, CONTEXT = 40, 64
 """An engine that is checked has these, and two slots or more."""
@@ -133,6 +133,14 @@ async def check_protocol(
         engine.submit([late])
         await emitted.ended(203)
         assert emitted.of(203)[-1].finish == "interrupted" and not len(emitted.of(203)[-1].ids)
+        if isinstance(engine, AveragingEngine):
+            assert await engine.keep(3, weights) >= 0 and engine.version == 2
+            averaged, beside = request(300, 8, version=3), request(301, 8)
+            engine.submit([averaged, beside])
+            await emitted.ended(300, 301)
+            check_chunks(averaged, emitted.of(300), {3})
+            check_chunks(beside, emitted.of(301), {2})
+            assert len(emitted.of(300)[-1].ids)
         assert len({chunk.rollout for chunk in emitted.chunks if chunk.finish}) == sum(
             bool(chunk.finish) for chunk in emitted.chunks
         ), "each request ends once"

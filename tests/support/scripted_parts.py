@@ -87,6 +87,8 @@ class ScriptedTask:
 class ScriptedWeights:
     """Weights that a scripted trainer sends: the version, by which they are checked too."""
 
+    average = None
+
     def __init__(self, version: int) -> None:
         self.weights: dict[str, object] = {}
         self.sent_bytes = 8

@@ -139,5 +139,19 @@ def test_a_checkpoint_without_it_is_refused(tmp_path: Path) -> None:
 def test_settings_that_need_it_say_so() -> None:
     with pytest.raises(ConfigError, match="there is no average of the weights"):
         load(None, ["staleness.proximal=ema"], {})
+    own = ["evaluation.weights=ema", "train.ema=0.9", "staleness.finish_on=own"]
+    sglang = ["evaluation.weights=ema", "train.ema=0.9", "engine.kind=sglang"]
+    for settings, keys in (
+        (["evaluation.weights=ema"], "evaluation.weights.*train.ema.*no average to evaluate"),
+        (own, "evaluation.weights.*staleness.finish_on.*set finish_on to mixed"),
+        (sglang, "evaluation.weights.*engine.kind.*set weights to current and evaluate model-ema"),
+    ):
+        with pytest.raises(ConfigError, match=keys) as refused:
+            load(None, settings, {})
+        assert str(refused.value).count("\n") == 0
     rows = {r.name: r for r in derived(load(None, ["train.ema=0.99"], {}), 2)}
+    assert "evaluations are of the current weights" in rows["average of weights"].meaning
+    both = load(None, ["train.ema=0.99", "evaluation.weights=ema"], {})
+    rows = {r.name: r for r in derived(both, 2)}
+    assert "evaluations are of it" in rows["average of weights"].meaning
     assert "about 100 versions" in rows["average of weights"].meaning

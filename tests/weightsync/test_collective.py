@@ -62,6 +62,7 @@ async def everybody(
     weights: dict[str, Tensor],
     plans: list[Plan] | None = None,
     deadline_s: float = AMPLE,
+    average: dict[str, Tensor] | None = None,
 ) -> tuple[SendResult | Exception, list[Outcome]]:
     """One publication among all of them; what each of them got."""
     world = len(receivers) + 1
@@ -69,7 +70,8 @@ async def everybody(
 
     async def send() -> None:
         try:
-            got[0] = await sender.send(epoch, world, PLAN, weights.items(), deadline_s)
+            second = None if average is None else average.items()
+            got[0] = await sender.send(epoch, world, PLAN, weights.items(), deadline_s, second)
         except (TransferError, PlanMismatch) as error:
             got[0] = error
 
@@ -77,7 +79,7 @@ async def everybody(
         plan = plans[rank - 1] if plans else PLAN
         try:
             got[rank] = await receivers[rank - 1].receive(
-                sender.store, epoch, rank, world, plan, deadline_s
+                sender.store, epoch, rank, world, plan, deadline_s, average=average is not None
             )
         except (TransferError, PlanMismatch) as error:
             got[rank] = error
@@ -166,6 +168,22 @@ async def test_deltas_are_exact_and_the_first_of_an_epoch_and_each_fourth_is_who
                 )
 
 
+async def test_deltas_go_on_after_an_average() -> None:
+    weights = model()
+    async with ends(1, full_every=99) as (sender, [receiver]):
+        for seed in range(5):
+            average = model(9) if seed == 2 else None
+            sent, [got] = await everybody(sender, [receiver], 1, weights, average=average)
+            assert_equal(got, weights)
+            assert isinstance(got, Staged) and isinstance(sent, SendResult)
+            assert got.checksums == sent.checksums
+            if average is not None:
+                kept = got.average
+            weights = changed_a_little(weights, seed)
+        assert kept is not None and all(torch.equal(kept[name], w) for name, w in model(9).items())
+        assert sent.sent_bytes < 0.2 * PLAN.total_bytes
+
+
 async def test_weights_that_did_not_change_cost_their_heads() -> None:
     async with ends(1, full_every=99) as (sender, receivers):
         for _ in range(2):
@@ -190,6 +208,23 @@ async def test_what_a_delta_is_made_from_shows_in_the_checksums_where_it_changed
         sent, got = await everybody(sender, receivers, 2, weights)  # a new epoch begins anew
         for staged in got:
             assert_equal(staged, weights)
+
+
+async def test_an_average_follows_the_weights_with_checksums_of_its_own() -> None:
+    """In an epoch in which others have none; it lies where no later transfer writes."""
+    async with ends(2) as (sender, receivers):
+        plain, _ = await everybody(sender, receivers, 1, model(0))
+        both, got = await everybody(sender, receivers, 1, model(1), average=model(2))
+        alone, later = await everybody(sender, receivers, 1, model(2))
+        assert isinstance(plain, SendResult) and isinstance(alone, SendResult)
+        assert isinstance(both, SendResult) and len(both.checksums) == 2 * len(plain.checksums)
+        assert both.checksums[len(plain.checksums) :] == alone.checksums
+        for staged, after in zip(got, later, strict=True):
+            assert isinstance(staged, Staged) and staged.checksums == both.checksums
+            assert staged.average is not None and staged.average.keys() == model(2).keys()
+            for name, tensor in model(2).items():
+                assert torch.equal(staged.average[name], tensor), name
+            assert isinstance(after, Staged) and after.average is None
 
 
 async def test_pain_19_a_bit_flipped_on_the_way_shows_in_the_checksums(

@@ -99,6 +99,29 @@ def test_the_whole_way() -> None:
     assert p.finished and p.deadline is None and p.waiting_for == "" and p.live == (4, 5)
 
 
+def test_an_average_is_part_of_the_transaction() -> None:
+    """It is asked of the trainer and of each engine, and an engine that has the version alone is
+    as one with a wrong checksum."""
+    membership, store = Membership(2, (4, 5)), "tcp:127.0.0.1:999"
+    p = Publication(
+        NUMBER, VERSION, membership, store=store, deadline_s=DEADLINE, pin=True, average=True
+    )
+    assert p.begin(0.0) == [
+        ToTrainer(Publish(NUMBER, 2, 3, average=True)),
+        ToMember(4, Prepare(NUMBER, VERSION, 2, 1, 3, store, average=True)),
+        ToMember(5, Prepare(NUMBER, VERSION, 2, 2, 3, store, average=True)),
+    ]
+    p.transferred(transferred(GOOD + BAD), 1.0)
+    p.prepared(4, prepared(GOOD + BAD), 2.0)
+    assert p.prepared(5, prepared(GOOD), 3.0) == [
+        Fence(5, "its checksums are not the trainer's"),
+        Decided(VERSION),
+        ToMember(4, Commit(NUMBER, VERSION, True)),
+    ]
+    with pytest.raises(ValueError, match="and nobody keeps it"):
+        Publication(NUMBER, VERSION, membership, store=store, deadline_s=1.0, average=True)
+
+
 def test_a_wrong_checksum_fences_its_engine_and_the_others_go_on() -> None:
     p = new()
     p.begin(0.0)

@@ -200,6 +200,10 @@ class RolloutConfig(Section, frozen=True):
 class EvaluationConfig(Section, frozen=True):
     """Evaluation: each held-out prompt is answered greedily, and sampled if that is asked for."""
 
+    weights: Annotated[
+        Literal["current", "ema"],
+        Meta(description="weights that are evaluated: a version's own, or the average (train.ema)"),
+    ] = "current"
     samples: Annotated[
         int, Meta(ge=0, description="sampled answers to each held-out prompt; 0: greedy ones only")
     ] = 0

@@ -102,8 +102,12 @@ class Batcher:
         lane of their own."""
         with computing():
             self._current.load(version, weights, recompute=self._recompute)
-        if not pin:
-            return
+        if pin:
+            self.keep(version, weights)
+
+    def keep(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Serve requests of `version` with `weights`, which were checked, in a lane of their
+        own."""
         while self._asked:  # what was let go gives its lane
             self._asked.popleft()()
         if version not in self._kept:

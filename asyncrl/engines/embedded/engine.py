@@ -3,7 +3,7 @@ the model, and a load or an interrupt waits for one decode step, not for one chu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -17,7 +17,8 @@ from asyncrl.engines.request_checks import refuse_misfit
 
 
 class EmbeddedEngine:
-    """An `Engine` (see `protocol`) for any transformers causal language model with full attention.
+    """An `AveragingEngine` (see `protocol`) for any transformers causal language model with full
+    attention.
 
     The engine owns `model` from here on, and samples nothing before the first `load`. Memory:
     `slots * context_tokens` keys and values a layer, and the weights; as much again for each
@@ -76,21 +77,13 @@ class EmbeddedEngine:
 
         Raises ValueError, with nothing changed, for None and for names or shapes that are not
         exactly the model's."""
-        if weights is None:
-            raise ValueError(
-                f"version {version} came without weights; the embedded engine decodes with a "
-                "model and needs them"
-            )
-        self._batcher.refuse_weights(weights)
-        with self._batcher.paused():
-            async with self._model_lock:
-                begun = trio.current_time()
-                await trio.to_thread.run_sync(
-                    partial(self._batcher.load, version, weights, pin=pin)
-                )
-                pause = trio.current_time() - begun
-        self._news.set()
-        return pause
+        given = self._given(version, weights)
+        return await self._paused(partial(self._batcher.load, version, given, pin=pin))
+
+    async def keep(self, version: int, weights: Mapping[str, torch.Tensor] | None) -> float:
+        """Keep an average as the protocol says; `weights` and ValueError as in `load`."""
+        given = self._given(version, weights)
+        return await self._paused(partial(self._batcher.keep, version, given))
 
     def unpin(self, version: int) -> None:
         self._batcher.unpin(version)
@@ -107,6 +100,27 @@ class EmbeddedEngine:
                 )
             if chunks:
                 await emit(chunks)
+
+    def _given(
+        self, version: int, weights: Mapping[str, torch.Tensor] | None
+    ) -> Mapping[str, torch.Tensor]:
+        if weights is None:
+            raise ValueError(
+                f"version {version} came without weights; the embedded engine decodes with a "
+                "model and needs them"
+            )
+        self._batcher.refuse_weights(weights)
+        return weights
+
+    async def _paused(self, work: Callable[[], None]) -> float:
+        """Carry out `work` between two decode steps, in a thread. Returns the seconds it took."""
+        with self._batcher.paused():
+            async with self._model_lock:
+                begun = trio.current_time()
+                await trio.to_thread.run_sync(work)
+                pause = trio.current_time() - begun
+        self._news.set()
+        return pause
 
     async def _wait(self) -> None:
         begun = trio.current_time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from asyncrl.ipc.messages.parts import Message, Part, Role
 
@@ -51,9 +52,10 @@ class Progress(Part, frozen=True):
 
 class StatusUpdate(Message, frozen=True):
     """Coordinator to launcher, about once a second: what the display shows. Rates are over the last
-    seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name. Of the last
-    step's responses there are the mean `reward`, the shares that are `exact` and `truncated`, their
-    mean length and their entropy (nats a token); NaN before there are any."""
+    seconds; shares are 0 to 1. `evaluated` are figures of sampled answers, by name;
+    `accuracy_weights` says which weights of `accuracy_version` these and the accuracy are of. Of
+    the last step's responses there are the mean `reward`, the shares that are `exact` and
+    `truncated`, their mean length and their entropy (nats a token); NaN before there are any."""
 
     seconds: float
     phase: str
@@ -73,6 +75,7 @@ class StatusUpdate(Message, frozen=True):
     pause_seconds: float
     note: str
     evaluated: dict[str, float] = {}
+    accuracy_weights: Literal["current", "ema"] = "current"
     exact: float = math.nan
     truncated: float = math.nan
     response_tokens: float = math.nan

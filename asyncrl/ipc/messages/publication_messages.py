@@ -6,16 +6,18 @@ from asyncrl.ipc.messages.parts import Message
 
 
 class Publish(Message, frozen=True):
-    """Coordinator to trainer: send the current weights to the `world - 1` engines of `epoch`."""
+    """Coordinator to trainer: send the current weights to the `world - 1` engines of `epoch`, and
+    with `average` then the average of the weights (`train.ema`) as it is at that version."""
 
     publication: int
     epoch: int
     world: int
+    average: bool = False
 
 
 class Prepare(Message, frozen=True):
     """Coordinator to rollout actor: receive `version` into a staging place, while decoding goes
-    on."""
+    on, and with `average` its average after it."""
 
     publication: int
     version: int
@@ -23,11 +25,12 @@ class Prepare(Message, frozen=True):
     rank: int
     world: int
     store: str
+    average: bool = False
 
 
 class Transferred(Message, frozen=True):
-    """Trainer to coordinator: what was sent, one checksum a bucket, in `sent_bytes` to each engine;
-    or `error`, and nothing counts."""
+    """Trainer to coordinator: what was sent, one checksum a bucket (those of an average last), in
+    `sent_bytes` to each engine; or `error`, and nothing counts."""
 
     publication: int
     version: int
@@ -47,7 +50,8 @@ class Prepared(Message, frozen=True):
 
 class Commit(Message, frozen=True):
     """Coordinator to rollout actor: swap to the staged weights between two decode steps. With
-    `pin`, keep a copy of them for evaluation until `Unpin`."""
+    `pin`, keep a copy of them for evaluation until `Unpin`; where an average is staged, keep that
+    in its place."""
 
     publication: int
     version: int

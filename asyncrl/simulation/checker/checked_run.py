@@ -13,7 +13,7 @@ from actors.coordinator.prompts import PromptSource
 from asyncrl.config import Config
 from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
-from asyncrl.ipc.messages import ScoreResult
+from asyncrl.ipc.messages import ScoreResult, Split
 from asyncrl.simulation import policy
 from asyncrl.simulation.checker.episode_witness import EpisodeWitness
 from asyncrl.simulation.checker.reference_rollouts import (
@@ -84,6 +84,12 @@ class CheckedRun(ReferenceRules, WorldObserver):
         self.answered: ScoreResult | None = None  # the last verdict delivered, in this step
         self._ended: list[tuple[str, int, str]] = []  # leases: holder, number, and the reason
         self._ended_at = 0.0
+
+    def weights_of(self, split: Split, version: int) -> int | None:
+        """The weights that sample for `split` under a version; None where it was never made."""
+        weights = self.lineage.get(version)
+        averaged = split == "evaluation" and self.config.evaluation.weights == "ema"
+        return policy.average(weights) if averaged and weights is not None else weights
 
     def lease_ended(self, holder: str, number: int, reason: str) -> None:
         """Remember the end of a lease, for as long as the time is the same."""

@@ -167,7 +167,7 @@ class Checker(CheckedRun):
     def on_status(self, update: StatusUpdate) -> None:
         lag = update.lag_max
         self.hold("ledger", lag <= self.max_lag, "the display shows a lag of {}", lag)
-        weights = self.lineage.get(update.accuracy_version)
+        weights = self.weights_of("evaluation", update.accuracy_version)
         exact = not (self.refused or self.reference.buried["evaluation"] or self.config.agent.run)
         if weights is not None and exact:
             held_out = [self.prompts.ids("evaluation", n) for n in self.prompts.evaluation_items()]
@@ -469,6 +469,16 @@ class Checker(CheckedRun):
             "publication",
             self.lineage.get(version) == weights,
             "an engine decodes with other weights than version {} has",
+            version,
+        )
+
+    def on_average(self, start: str, version: int, weights: int) -> None:
+        made = self.lineage.get(version)
+        self.hold(
+            "publication",
+            version in self.here and made is not None and policy.average(made) == weights,
+            "{} keeps other weights as the average of version {} than it has",
+            start,
             version,
         )
 

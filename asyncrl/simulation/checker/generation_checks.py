@@ -211,7 +211,8 @@ def extended(run: CheckedRun, event: e.Extended) -> None:
         pinned,
         event.version,
     )
-    check_tokens(run, seen, event, run.draws(seen), run.lineage.get(event.version))
+    weights = run.weights_of(seen.group.event.split, event.version)
+    check_tokens(run, seen, event, run.draws(seen), weights)
 
 
 def sealed(run: CheckedRun, event: e.Sealed) -> None:
