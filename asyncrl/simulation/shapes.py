@@ -29,7 +29,9 @@ Settings = dict[str, dict[str, Any]]
 
 def configured(seed: int) -> Config:
     """A small run, of settings that the seed draws, without a theme."""
-    return msgspec.convert(_settings(seed), Config)
+    settings = _settings(seed)
+    _evaluate_averages(settings, seed)
+    return msgspec.convert(settings, Config)
 
 
 def _settings(seed: int) -> Settings:
@@ -359,9 +361,9 @@ OF_AGENTS = [
 verifiers, which agents give as well, of `finish_on = own`, and of the number of leases."""
 
 
-def _evaluate_averages(draft: _Draft, draw: random.Random) -> None:
-    """Have some of the runs that may do so evaluate the average of the weights."""
-    settings = draft.settings
+def _evaluate_averages(settings: Settings, seed: int) -> None:
+    """Have half of the runs that may do so evaluate the average of the weights."""
+    draw = random.Random(f"average/{seed}")
     may = settings["staleness"]["finish_on"] == "mixed" and settings["task"]["eval_size"]
     if draw.random() < 0.5 and may and settings["engine"]["kind"] == "scripted":
         settings["train"]["ema"] = 0.9
@@ -373,7 +375,7 @@ def drawn(seed: int) -> Shape:
     draft = _Draft(_settings(seed), speeds(seed))
     if seed % 2:
         THEMES[seed // 2 % len(THEMES)](draft, random.Random(f"theme/{seed}"))
-    _evaluate_averages(draft, random.Random(f"average/{seed}"))
+    _evaluate_averages(draft.settings, seed)
     config = msgspec.convert(draft.settings, Config)
     # at lag 0 the weights are compared with those of a plain loop, which knows of no errors
     exact = config.staleness.max_lag == config.staleness.depth == 0
@@ -414,7 +416,7 @@ def drawn_agents(seed: int) -> Shape:
     draft.speeds.think_s = lambda seed: (
         pace * draw.choice((0.2, 1.0, 1.0, 8.0)) * (1.0 if seed % 3 else late)
     )
-    _evaluate_averages(draft, random.Random(f"average/{seed}"))
+    _evaluate_averages(settings, seed)
     config = msgspec.convert(settings, Config)
     steady, errors = draw.random() < 0.6, draw.random() < 0.25
     rewards = draft.rewards._replace(errors=errors)
