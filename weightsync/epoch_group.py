@@ -5,9 +5,10 @@
     all                 connect by gloo or NCCL; then each bucket is one broadcast, or with
                         `full_every` over 1 two: the head of a delta, and its body (`deltas`)
 
-A delta is made from what this group sent before, be that weights or an average of them. Every process of a group has received all of
-that, as the first failure ends the group; so nobody needs to say what a delta is made from, and the
-first transfer of a group has all bytes. Both sides compute the checksum of all bytes each time.
+A delta is made from what this group sent before, be that weights or an average of them. Every
+process of a group has received all of that, as the first failure ends the group; so nobody needs to
+say what a delta is made from, and the first transfer of a group has all bytes. Both sides compute
+the checksum of all bytes each time.
 
 Groups are gloo on the CPU and NCCL on CUDA devices (the latter unproven: written for, never run).
 """

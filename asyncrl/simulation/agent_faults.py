@@ -41,16 +41,35 @@ async def _agents(injector: Injector, draw: random.Random) -> SimProcess | None:
     return None if process is None or process.player is None else process
 
 
+def _lives(injector: Injector, process: SimProcess) -> bool:
+    return process in injector.world.alive(process.role)
+
+
 async def _fail(what: str, fails: AgentFailing, injector: Injector, draw: random.Random) -> None:
-    """The next agents that act fail."""
-    if (process := await _agents(injector, draw)) is not None and process.player is not None:
-        player, victim = process.player, process
+    """The next agents that act fail. If their actor ends before, those of the next one do."""
+    while (process := await _agents(injector, draw)) is not None:
+        if await _failed(what, fails, process, injector, draw):
+            return
 
-        def faulted() -> None:
-            injector.happened(what, victim)
 
+async def _failed(
+    what: str, fails: AgentFailing, process: SimProcess, injector: Injector, draw: random.Random
+) -> bool:
+    """Have this actor's next agents fail. Returns False if none did in time: it ended, or another
+    fault had yet to happen to them."""
+    player, met = process.player, False
+    assert player is not None
+
+    def faulted() -> None:
+        nonlocal met
+        met = True
+        injector.happened(what, process)
+
+    if not player.failures:
         player.faulted = faulted
         player.fails, player.failures = fails, draw.choice((1, 1, 3, 8))
+    await injector.until(lambda: not player.failures or not _lives(injector, process))
+    return met
 
 
 AGENT_KINDS |= {
@@ -73,21 +92,29 @@ async def agent_slow(injector: Injector, draw: random.Random) -> None:
 
 async def _amid(what: str, victim: str, injector: Injector, draw: random.Random) -> None:
     """A process is killed at the moment of a message of an episode, which is lost with it or
-    arrives."""
-    if (process := await _agents(injector, draw)) is None:
-        return
+    arrives. If the actor whose message it is ends before, that of the next one is awaited."""
+    while (process := await _agents(injector, draw)) is not None:
+        if await _killed(what, victim, process, injector, draw):
+            return
+
+
+async def _killed(
+    what: str, victim: str, process: SimProcess, injector: Injector, draw: random.Random
+) -> bool:
+    """Kill at the moment of a message of this actor, or to it. Returns False if none came in time:
+    it ended, or another fault had yet to happen to its link."""
     said, lost = draw.random() < 0.7, draw.random() < 0.5
     tag, left = draw.choice(SAID if said else HEARD), draw.choice((0, 1, 3))
-    wire = process.pipes[0].out if said else process.pipes[0].into
+    wire, met = process.pipes[0].out if said else process.pipes[0].into, False
 
     def edit(frame: bytes) -> Iterable[bytes]:
-        nonlocal left
+        nonlocal left, met
         if tag not in frame[:64]:
             return [frame]
         left -= 1
         if left >= 0:
             return [frame]
-        wire.edit = None
+        wire.edit, met = None, True
         injector.happened(what, None if victim == "everything" else process)
         if victim == "everything":
             injector.world.kill_everything()
@@ -95,7 +122,10 @@ async def _amid(what: str, victim: str, injector: Injector, draw: random.Random)
             injector.world.processes[victim or process.name].kill()
         return [] if lost else [frame]
 
-    wire.edit = edit
+    if wire.edit is None:
+        wire.edit = edit
+    await injector.until(lambda: wire.edit is None or not _lives(injector, process))
+    return met
 
 
 AGENT_KINDS |= {
