@@ -45,6 +45,11 @@ CAUSES = (
         lambda c: AFTERMATH_S,
     ),
     _BadEnd(
+        r"no token and no step.*episodes of agents-\d+ failed",
+        rf"agent_.*|agents_lost|disk_.*|engine_.*|transfer_slow|{_VERIFIERS}|{_FROZEN}",
+        lambda c: c.supervision.stall_s + HUNG_S,
+    ),
+    _BadEnd(
         r"no token and no step",
         rf"disk_.*|engine_.*|transfer_slow|{_VERIFIERS}|{_FROZEN}",
         lambda c: c.supervision.stall_s + HUNG_S,

@@ -152,8 +152,10 @@ class RealLearner:
 class Staged:
     """Weights that came by hand; what they are checked by says nothing."""
 
+    average = None
+
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self.weights, self.checksums = weights, [0]
+        self.weights, self.checksums, self.sent_bytes = weights, [0], 0
 
 
 class RealWorld(ScriptedWorld):

@@ -51,7 +51,7 @@ def argv(model: Path, run: Path) -> list[str]:
         train__steps=STEPS,
         train__eval_every=3,
         train__checkpoint_every=3,
-        train__lr=3e-3,
+        train__lr=2e-2,
         train__lr_warmup_steps=0,
         train__ema=0.9,
         evaluation__weights="ema",
