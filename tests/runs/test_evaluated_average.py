@@ -23,6 +23,8 @@ from asyncrl.training.models import load_model
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 STEPS, TOKENS = 6, 16
+LONG = 60
+"""Steps of a run that is killed after a few, long before its end."""
 VERIFIER = """
 def judge(answer, line):
     return float(sum(map(ord, answer)) % 2)
@@ -36,7 +38,7 @@ class Answer(NamedTuple):
     ids: list[int]
 
 
-def argv(model: Path, run: Path) -> list[str]:
+def argv(model: Path, run: Path, steps: int = STEPS) -> list[str]:
     file = run.parent / "prompts.jsonl"
     lines = [{"prompt": f"{n} + 1 =", "answer": ""} for n in range(48)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -48,7 +50,7 @@ def argv(model: Path, run: Path) -> list[str]:
         task__path=str(file),
         task__verifier="odd:judge",
         task__eval_size=16,
-        train__steps=STEPS,
+        train__steps=steps,
         train__eval_every=3,
         train__checkpoint_every=3,
         train__lr=2e-2,
@@ -120,15 +122,15 @@ def test_the_figures_are_those_of_model_ema(model: Path, tmp_path: Path) -> None
 def test_a_killed_run_goes_on_to_evaluate_the_average(model: Path, tmp_path: Path) -> None:
     """The average itself is in the checkpoint; what is evaluated after the resume is of it."""
     run = tmp_path / "run"
-    with started(argv(model, run), PYTHONPATH=str(tmp_path)) as process:
+    with started(argv(model, run, LONG), PYTHONPATH=str(tmp_path)) as process:
         wait_for("step", lambda: steps_done(run) >= 4)
         everything(process, run)
     done = train(resume(run), PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    last = held_out(run, STEPS)
+    last = held_out(run, LONG)
     assert {p: answer.ids for p, answer in last.items()} == {
         p: greedy(run / MODEL_EMA, p) for p in last
     }
     said = points(run)  # and what the second life began with
-    assert {0, 3, STEPS} <= {p.version for p in said} and {p.weights for p in said} == {"ema"}
+    assert {0, 3, LONG} <= {p.version for p in said} and {p.weights for p in said} == {"ema"}
     assert summary.read(run / SUMMARY).balances()
