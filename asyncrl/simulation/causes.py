@@ -14,6 +14,7 @@ from asyncrl.simulation.injector import Injector
 _FROZEN = r"stop_.*|link_.*"
 _ENGINES = r"engine_.*|garbage_.*|lost_.*|wrong_weights|reception_fails|transfer_slow|kill_rollout"
 _VERIFIERS = r"verifier_(hangs|dies|slow)|kill_reward"
+_STILL = rf"disk_.*|engine_.*|transfer_slow|{_VERIFIERS}|{_FROZEN}"
 _NAMES = r"(?:trainer|rollout|reward|agents)-\d+"
 
 HUNG_S = 42.0
@@ -46,12 +47,12 @@ CAUSES = (
     ),
     _BadEnd(
         r"no token and no step.*episodes of agents-\d+ failed",
-        rf"agent_.*|agents_lost|disk_.*|engine_.*|transfer_slow|{_VERIFIERS}|{_FROZEN}",
+        rf"agent_(raises|crashes|gives_up|hangs)|agents_lost|{_STILL}",
         lambda c: c.supervision.stall_s + HUNG_S,
     ),
     _BadEnd(
         r"no token and no step",
-        rf"disk_.*|engine_.*|transfer_slow|{_VERIFIERS}|{_FROZEN}",
+        _STILL,
         lambda c: c.supervision.stall_s + HUNG_S,
     ),
     _BadEnd(

@@ -15,6 +15,10 @@ from asyncrl.simulation.injector import Injector
 
 KILLED = "rollout-1 ended with code -9"
 STALLED = "no token and no step for 60 s (supervision.stall_s): the trainer waits"
+FAILED = (
+    "no token and no step for 60 s (supervision.stall_s): all of the last 14 episodes of agents-0 "
+    "failed, and the next begin one at a time"
+)
 
 
 def injector() -> Injector:
@@ -70,3 +74,14 @@ async def test_a_fault_that_cannot_have_such_an_end_excuses_nothing(
 
 async def test_an_end_that_no_fault_has_is_said_to_be_one(autojump_clock: object) -> None:
     assert "for a reason that no fault has" in unexplained("boredom", plain(), injector())
+
+
+async def test_agents_that_fail_excuse_the_standstill_that_names_them_alone(
+    autojump_clock: object,
+) -> None:
+    slow, failing = injector(), injector()
+    slow.happened("agent_slow", process("agents-0"))
+    failing.happened("agent_gives_up", process("agents-0"))
+    assert unexplained(FAILED, plain(), slow)
+    assert unexplained(STALLED, plain(), failing)
+    assert not unexplained(FAILED, plain(), failing)

@@ -1,7 +1,6 @@
 """The computations of the engine as modules: prefill, of a whole context or of what is new of it,
-and decode. Invariant: pure functions of
-their arguments, the parameters and the cache tensors, with no choice that depends on a shape, so
-that one trace serves every number of rows and columns.
+and decode. Invariant: pure functions of their arguments, the parameters and the cache tensors, with
+no choice that depends on a shape, so that one trace serves every number of rows and columns.
 """
 
 from __future__ import annotations

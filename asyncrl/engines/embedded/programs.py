@@ -70,10 +70,9 @@ def new_cache(model: PreTrainedModel, slots: int, context_tokens: int) -> list[T
 class Programs:
     """Prefill and decode for `model`, whose attention this replaces: `decode(rows)`, `prefill` and
     `onward` are callables with the signatures of `DecodeStep.forward`, `PrefillStep.forward` and
-    `OnwardStep.forward`. `repack`
-    has to follow every change of the parameters. With `compile`, the compiled pieces are used where
-    there is a compiler and the model is float32. `packed_from` is the number of rows from which
-    packed linear layers are used; None measures it."""
+    `OnwardStep.forward`. `repack` has to follow every change of the parameters. With `compile`, the
+    compiled pieces are used where there is a compiler and the model is float32. `packed_from` is
+    the number of rows from which packed linear layers are used; None measures it."""
 
     def __init__(
         self,
