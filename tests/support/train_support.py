@@ -99,11 +99,21 @@ def processes(run: Path) -> dict[str, int]:
 
 
 def fork_server(run: Path) -> int:
-    """The process that a run's actors are forked from."""
-    (found,) = (
+    """The process that a run's actors are forked from. A child of it has its command line for the
+    moment until the child has named itself."""
+    named = {
         pid for pid, argv in _command_lines() if str(run) in argv and "actors.preloaded" in argv
-    )
+    }
+    (found,) = (pid for pid in named if _parent(pid) not in named)
     return found
+
+
+def _parent(pid: int) -> int | None:
+    """The process id of its parent; None: it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def _command_lines() -> Iterator[tuple[int, list[str]]]:
