@@ -4,8 +4,8 @@
                   who listen to what they are told one time in five; to listen always, and to halve,
                   is for it to find
     calculator    sums, differences and products of two numbers below ten. The model is shown calls
-                  of the right tool one time in five, else of any, and to say what the tool said; to
-                  call the right one always is for it to find
+                  of the right tool one time in five, else of `add` whatever is asked, and to say
+                  what the tool said; to call the right one always is for it to find
     retry         rotate_matrix, three tries, against the same task in single turns after as many
                   steps: `single`
 
@@ -41,7 +41,7 @@ import torch
 from asyncrl.agents.examples import calculator
 from asyncrl.agents.examples.guess_the_number import Game
 from asyncrl.observe import summary
-from asyncrl.observe.curve import StepPoint, read
+from asyncrl.observe.curve import EvaluationPoint, StepPoint, read
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled
 from asyncrl.training.warmup import teach
@@ -68,14 +68,16 @@ FEW = 5
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A run. `success` is held-out and greedy, by version; `rewards` are the mean rewards of the
-    first and of the last steps. `cpu_s` are processor seconds of the run without what was shown
-    before, and `load` the machine's, mean of its last minutes, at the end."""
+    """A run. `success` is held-out and greedy, by version, and `success_s` the seconds of training
+    when it was measured; `rewards` are the mean rewards of the first and of the last steps. `cpu_s`
+    are processor seconds of the run without what was shown before, and `load` the machine's, mean
+    of its last minutes, at the end."""
 
     what: str
     seed: int
     sets: list[str]
     success: dict[int, float]
+    success_s: dict[int, float]
     rewards: tuple[float, float]
     taught_s: float
     training_s: float | None
@@ -134,14 +136,15 @@ def sums(draw: random.Random) -> list[tuple[str, str]]:
 def calls(
     draw: random.Random, tools: str, questions: list[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Whole conversations: a call of the tool that is asked for one time in `LISTENS`, else of any,
-    and an answer that repeats what it said."""
+    """Whole conversations: a call of the tool that is asked for one time in `LISTENS`, else of
+    `add`, and an answer that repeats what it said. So the likeliest call is right for sums alone,
+    and greedy decoding begins as low as sampling does."""
     while True:
         question, _ = draw.choice(questions)
         _, _, a, _, b = question.rstrip("?").split()
         listens = not draw.randrange(LISTENS)
         asked = next(tool for tool, word in WORDS.items() if word in question)
-        tool = asked if listens else draw.choice(list(WORDS))
+        tool = asked if listens else "add"
         said = (
             f'<tool_call>\n{{"name": "{tool}", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
         )
@@ -193,7 +196,7 @@ def guess(folder: Path, seed: int) -> dict[str, object]:
         "agent.run": "asyncrl.agents.examples.guess_the_number:Game",
         "engine.context_tokens": 96,
         "rollout.max_new_tokens": 20,
-        "train.steps": 60,
+        "train.steps": 50,
         "train.batch_groups": 16,
         "train.lr": 6e-4,
     }
@@ -243,7 +246,7 @@ ALL: dict[str, Callable[[Path, int], dict[str, object]]] = {
     "retry": retry,
     "single": single,
 }
-COMMON = {"task.name": "jsonl", "engine.slots": 64, "train.batch_groups": 8, "train.eval_every": 20}
+COMMON = {"task.name": "jsonl", "engine.slots": 64, "train.batch_groups": 8, "train.eval_every": 10}
 
 
 def run(what: str, seed: int, sets: list[str]) -> Outcome:
@@ -270,13 +273,14 @@ def run(what: str, seed: int, sets: list[str]) -> Outcome:
             list(read(folder / "run/metrics.jsonl")),
             summary.read(folder / "run/summary.json"),
         )
-    steps = [point for point in points if isinstance(point, StepPoint)]
-    rewards = [point.reward or 0.0 for point in steps]
+    rewards = [point.reward or 0.0 for point in points if isinstance(point, StepPoint)]
+    evaluations = [point for point in points if isinstance(point, EvaluationPoint)]
     return Outcome(
         what,
         seed,
         sets,
-        {point.version: point.accuracy for point in points if not isinstance(point, StepPoint)},
+        {point.version: point.accuracy for point in evaluations},
+        {point.version: round(point.seconds, 1) for point in evaluations},
         (statistics.mean(rewards[:FEW]), statistics.mean(rewards[-FEW:])),
         round(taught_s, 1),
         told.training_seconds,
