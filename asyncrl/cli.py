@@ -27,6 +27,10 @@ WHY = (
     "Say in a few sentences how a run stands: which side is idle, and what it waits for. The run "
     "may be alive, stalled, or killed."
 )
+COMPARE = (
+    "Show runs side by side: the settings in which they differ, and what came of each. They may be "
+    "alive, or over."
+)
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
 TASKS = "List the tasks, each with an example and if the bundled model can learn it; or show one."
 INIT = (
@@ -46,6 +50,7 @@ examples:
   asyncrl train run.toml --set task.name=chain_sum --set train.steps=50
   asyncrl train --resume runs/rotate_matrix-20260101-120000
   asyncrl why runs/rotate_matrix-20260101-120000
+  asyncrl compare runs/a runs/b
 """
 SETTINGS = """\
 settings: --set wins over an ASYNCRL_* variable, that over run.toml, that over the default.
@@ -151,6 +156,15 @@ def _parser() -> argparse.ArgumentParser:
     trial.add_argument("--json", action="store_true", help="print what the seeds came to as JSON")
     explain = verbs.add_parser("why", help=WHY, description=WHY)
     explain.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    beside = verbs.add_parser("compare", help=COMPARE, description=COMPARE)
+    beside.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's directory")
+    beside.add_argument(
+        "--accuracy",
+        type=_share,
+        metavar="X",
+        help="say after how many seconds each run had it, 0 to 1 (default: what all of them had)",
+    )
+    beside.add_argument("--json", action="store_true", help="print all of it as JSON")
     return parser
 
 
@@ -180,6 +194,16 @@ def _positive(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return share
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -233,6 +257,20 @@ def _why(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compare(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from asyncrl.looking.compare import as_json, compare, rows
+    from asyncrl.observe.display import show_rows
+
+    found = compare(args.runs, args.accuracy)
+    if args.json:
+        print(as_json(found))
+    else:
+        show_rows(rows(found), Console())
+    return 0
+
+
 def _checked(args: argparse.Namespace, resume: Path | None, console: Console) -> Config:
     """Resolve the configuration, check it against this machine, and show what follows from it."""
     from datetime import datetime
@@ -271,6 +309,7 @@ VERBS = {
     "init": _init,
     "simulate": _simulate,
     "why": _why,
+    "compare": _compare,
 }
 
 

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from look_support import evaluation, make_run, status, step
 
 from asyncrl.cli import main
 from asyncrl.config import VARIABLES, Config, read
@@ -190,3 +191,9 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_the_command_never_imports_torch() -> None:
     assert not modules_after("check", *SMALL) & {"torch", "transformers"}
+
+
+def test_looking_at_a_run_never_imports_torch(here: Path) -> None:
+    run = make_run(here / "r", [evaluation(0, 0.5), step(1)], status=status(ok=True, reason="done"))
+    for argv in (["compare", str(run), "--json"],):
+        assert not modules_after(*argv) & {"torch", "transformers"}, argv

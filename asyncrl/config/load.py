@@ -54,7 +54,7 @@ def load(path: Path | None, sets: Sequence[str], environ: Mapping[str, str]) -> 
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     sources = (
-        _from_file(path) if path else [],
+        settings_in(path) if path else [],
         _from_environment(environ),
         [_from_set(text) for text in sets],
     )
@@ -120,7 +120,9 @@ def _comment(field: Field) -> str:
 # ----------------------------------------------------------------------------------------- sources
 
 
-def _from_file(path: Path) -> list[Setting]:
+def settings_in(path: Path) -> list[Setting]:
+    """The settings that a run.toml says, as they stand: none is checked, and no module that one
+    names is imported. Raises ConfigError where it cannot be read, or is no TOML."""
     try:
         with path.open("rb") as file:
             tree = tomllib.load(file)

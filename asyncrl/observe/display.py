@@ -219,7 +219,7 @@ def _bars(items: Sequence[Progress]) -> list[RenderableType]:
 
 def show_derived(rows: Sequence[Row], console: Console) -> None:
     """Show what follows from the configuration, as a table."""
-    _show(rows, console)
+    show_rows(rows, console)
 
 
 def show_summary(summary: Summary, run: Path, console: Console) -> None:
@@ -282,10 +282,10 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
                 f"{slowest.prompt_index}{slowest.reason and f': {slowest.reason}'}",
             )
         )
-    _show([*rows, ("kept in", str(run))], console)
+    show_rows([*rows, ("kept in", str(run))], console)
 
 
-def _show(rows: Sequence[tuple[str, ...]], console: Console) -> None:
+def show_rows(rows: Sequence[tuple[str, ...]], console: Console) -> None:
     """Show rows of (name, value) or (name, value, meaning): folded to a terminal's width, elsewhere
     one line for each row, for `grep`."""
     rows = [tuple(map(escaped, row)) for row in rows]

@@ -11,7 +11,7 @@ import msgspec
 from asyncrl.config import ConfigError
 from asyncrl.observe import run_status
 from asyncrl.observe.diagnosis import diagnose, duration, idle
-from asyncrl.observe.run_dir import RUN_TOML, STALL, STATUS, lives
+from asyncrl.observe.run_dir import STALL, STATUS, lives, refuse_no_run
 from asyncrl.observe.run_status import RunStatus
 
 OLD_S = 10.0
@@ -21,16 +21,18 @@ OLD_S = 10.0
 def why(run: Path, now: float) -> list[str]:
     """Answer for a run's directory, at `now` (seconds since 1970). Raises ConfigError if there is
     no run status to read."""
-    if not run.is_dir():
-        raise ConfigError(f"{run}: there is no such directory; give the directory of a run.")
-    if not (run / RUN_TOML).is_file():
-        raise ConfigError(
-            f"{run}: there is no {RUN_TOML} in it, so it is not the directory of a run."
-        )
+    found, stalled = read_status(run)
+    return answer(found, lives=lives(run), age_s=max(0.0, now - found.at), stalled=stalled, run=run)
+
+
+def read_status(run: Path) -> tuple[RunStatus, bool]:
+    """The run status that a run left last, and True if it stalled then. Raises ConfigError if there
+    is none to read."""
+    refuse_no_run(run)
     stalled = (run / STALL).is_file()
     path = run / (STALL if stalled else STATUS)
     try:
-        found = run_status.read(path)
+        return run_status.read(path), stalled
     except FileNotFoundError:
         what = (
             "it is starting, or prepares its model: ask again in a while"
@@ -44,7 +46,6 @@ def why(run: Path, now: float) -> list[str]:
         raise ConfigError(
             f"{path}: this is damaged, or of another asyncrl, so that it says nothing of the run."
         ) from None
-    return answer(found, lives=lives(run), age_s=max(0.0, now - found.at), stalled=stalled, run=run)
 
 
 def answer(status: RunStatus, *, lives: bool, age_s: float, stalled: bool, run: Path) -> list[str]:

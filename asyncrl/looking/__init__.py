@@ -1,0 +1,6 @@
+"""Commands that look at runs: compare, rollouts, top and report. Invariant: a run that is looked at
+is not changed, held up or waited for, and nothing of it is executed.
+
+run_figures.py      the numbers of a run, from its curve, status and summary
+compare.py          runs side by side
+"""
