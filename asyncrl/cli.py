@@ -31,6 +31,10 @@ COMPARE = (
     "Show runs side by side: the settings in which they differ, and what came of each. They may be "
     "alive, or over."
 )
+ROLLOUTS = (
+    "Show what the model said: the newest rollouts that the run's journal still has, with reward, "
+    "versions and lag; or write them to a file. The run may be alive, or over."
+)
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
 TASKS = "List the tasks, each with an example and if the bundled model can learn it; or show one."
 INIT = (
@@ -51,6 +55,7 @@ examples:
   asyncrl train --resume runs/rotate_matrix-20260101-120000
   asyncrl why runs/rotate_matrix-20260101-120000
   asyncrl compare runs/a runs/b
+  asyncrl rollouts runs/a --reward-below 0.5 --last 3
 """
 SETTINGS = """\
 settings: --set wins over an ASYNCRL_* variable, that over run.toml, that over the default.
@@ -165,6 +170,22 @@ def _parser() -> argparse.ArgumentParser:
         help="say after how many seconds each run had it, 0 to 1 (default: what all of them had)",
     )
     beside.add_argument("--json", action="store_true", help="print all of it as JSON")
+    said = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
+    said.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    said.add_argument("--split", choices=["train", "evaluation"], help="of this split alone")
+    said.add_argument("--prompt", type=_index, metavar="N", help="answers to this prompt alone")
+    said.add_argument("--reward-below", type=float, metavar="X", help="with a smaller reward alone")
+    said.add_argument("--finish", choices=["stop", "length"], help="that ended so alone")
+    said.add_argument(
+        "--last",
+        type=_positive,
+        metavar="N",
+        help="the newest of these (default: 10, and all of them in a file)",
+    )
+    said.add_argument("--json", action="store_true", help="print a line of JSON for each")
+    said.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.jsonl", help="write lines of JSON to a new file"
+    )
     return parser
 
 
@@ -193,6 +214,12 @@ def _seeds(text: str) -> range:
 def _positive(text: str) -> int:
     if not text.isdigit() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _index(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a prompt")
     return int(text)
 
 
@@ -271,6 +298,29 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def _rollouts(args: argparse.Namespace) -> int:
+    from asyncrl.escape import escaped, escaped_json
+    from asyncrl.looking.rollout_records import Wanted, records, shown, write_records
+    from asyncrl.observe.output import Output, complain
+
+    wanted = Wanted(
+        split=args.split,
+        prompt=args.prompt,
+        reward_below=args.reward_below,
+        finish=args.finish,
+        last=args.last,
+    )
+    if args.output is not None:
+        count = write_records(args.run, wanted, args.output, complain)
+        print(f"{count:,} rollouts are written to {escaped(str(args.output))}.")
+        return 0
+    output = Output(sys.stdout)  # its reader may leave before the end
+    for record in records(args.run, wanted, complain):
+        print(escaped_json(record) if args.json else shown(record), file=output)
+    output.flush()
+    return 0
+
+
 def _checked(args: argparse.Namespace, resume: Path | None, console: Console) -> Config:
     """Resolve the configuration, check it against this machine, and show what follows from it."""
     from datetime import datetime
@@ -310,6 +360,7 @@ VERBS = {
     "simulate": _simulate,
     "why": _why,
     "compare": _compare,
+    "rollouts": _rollouts,
 }
 
 

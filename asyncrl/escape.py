@@ -8,6 +8,10 @@ escape. Escaping twice changes nothing, so whoever shows a text need not know wh
 
 from __future__ import annotations
 
+import json
+
+import msgspec
+
 SENTENCE = 2000
 """Characters that a sentence has at most."""
 CUT = "…"
@@ -27,3 +31,14 @@ def escaped(text: str, limit: int = SENTENCE) -> str:
 def escaped_lines(text: str, limit: int = SENTENCE) -> str:
     """`text` with each line escaped: for what has lines of its own, as the end of a log."""
     return "\n".join(escaped(line, limit) for line in text.split("\n"))
+
+
+def escaped_json(value: object, indent: int | None = None) -> str:
+    """JSON of what msgspec can encode, with strings whole: in ASCII that is printable, but for the
+    ends of lines where there is an `indent`. What is not a finite number is null.
+
+    >>> escaped_json(["\\x1b[2J", "\\x7f", "é"])
+    '["\\\\u001b[2J", "\\\\u007f", "\\\\u00e9"]'
+    """
+    plain = msgspec.json.decode(msgspec.json.encode(value))
+    return json.dumps(plain, indent=indent).replace("\x7f", "\\u007f")

@@ -12,10 +12,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from look_support import evaluation, make_run, status, step
+from look_support import evaluation, make_journal, make_run, status, step
 
 from asyncrl.cli import main
 from asyncrl.config import VARIABLES, Config, read
+from asyncrl.experience.events import Published
 
 
 @pytest.fixture(autouse=True)
@@ -195,5 +196,6 @@ def test_the_command_never_imports_torch() -> None:
 
 def test_looking_at_a_run_never_imports_torch(here: Path) -> None:
     run = make_run(here / "r", [evaluation(0, 0.5), step(1)], status=status(ok=True, reason="done"))
-    for argv in (["compare", str(run), "--json"],):
+    make_journal(run, [Published(0)])
+    for argv in (["compare", str(run), "--json"], ["rollouts", str(run)]):
         assert not modules_after(*argv) & {"torch", "transformers"}, argv

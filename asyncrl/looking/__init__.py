@@ -3,4 +3,6 @@ is not changed, held up or waited for, and nothing of it is executed.
 
 run_figures.py      the numbers of a run, from its curve, status and summary
 compare.py          runs side by side
+seen_rollouts.py    the rollouts that a journal has
+rollout_records.py  what the model said, on a terminal and in a file
 """

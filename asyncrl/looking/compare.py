@@ -15,6 +15,7 @@ import msgspec
 from asyncrl.config import ConfigError
 from asyncrl.config.fields import quoted
 from asyncrl.config.load import settings_in
+from asyncrl.escape import escaped_json
 from asyncrl.looking.run_figures import RunFigures, run_figures
 from asyncrl.observe.diagnosis import duration
 from asyncrl.observe.display import NONE
@@ -75,14 +76,14 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def as_json(found: ComparedRuns) -> str:
     """All of it as JSON, with what follows from the numbers."""
-    said = msgspec.to_builtins(found, builtin_types=None)
+    said = msgspec.to_builtins(found)
     for one, figures in zip(said["runs"], found.runs, strict=True):
         one["best"] = msgspec.to_builtins(figures.best)
         one["discarded_share"] = figures.discarded_share
         one["seconds_to_accuracy"] = (
             None if found.accuracy is None else figures.seconds_to(found.accuracy)
         )
-    return msgspec.json.format(msgspec.json.encode(said)).decode()
+    return escaped_json(said, indent=2)
 
 
 def rows(found: ComparedRuns) -> list[tuple[str, ...]]:

@@ -115,6 +115,10 @@ def test_what_others_wrote_is_shown_escaped(
     assert main(["compare", *map(str, runs)]) == 0
     shown = capsys.readouterr().out
     assert all(one.isprintable() for one in shown.replace("\n", "")) and "\\x1b[2J" in shown
+    assert main(["compare", *map(str, runs), "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert all(one.isprintable() for one in shown.replace("\n", ""))
+    assert HOSTILE in json.loads(shown)["runs"][0]["tokens"]["discarded"]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+import trio
+
+from asyncrl.experience import events as e
+from asyncrl.experience.experience import Experience
+from asyncrl.ipc.messages import Scored
+from asyncrl.journal import SqliteDisk
+from asyncrl.journal.disk import EventRows, Keep, Write
 from asyncrl.observe import run_status
 from asyncrl.observe.curve import EvaluationPoint, Point, StepPoint, line_of
-from asyncrl.observe.run_dir import METRICS, RUN_TOML, STATUS
+from asyncrl.observe.run_dir import JOURNAL, METRICS, RUN_TOML, STATUS
 from asyncrl.observe.run_status import RunStatus
 
 HOSTILE = "\x1b[2J</style><script>alert(1)</script><img src=x onerror=y>\u202e\x00\r\n'\"&amp;"
@@ -91,3 +100,59 @@ def status(**changes: Any) -> RunStatus:
         "restarts": {},
     }
     return RunStatus(**(settings | changes))
+
+
+def ids_of(text: str) -> bytes:
+    """Token ids of the bundled tokenizer's characters."""
+    return np.array([*map(ord, text)], "<i4").tobytes()
+
+
+def life(
+    group: int,
+    *,
+    text: str = "42",
+    reward: float = 1.0,
+    finish: str = "stop",
+    prompt: int = 7,
+    version: int = 0,
+    end: bool = True,
+) -> list[e.AnyEvent]:
+    """The life of a training group of one rollout, of the same number, which answers `text` and is
+    filtered at the `end`."""
+    ids = ids_of(text)
+    events: list[e.AnyEvent] = [
+        e.Admitted(group, group, 1, "train", prompt, ids_of("6 * 7"), 9999),
+        e.Leased(group, "rollout-0", 1),
+        e.Extended(group, 1, version, 0, ids, ids),
+        e.Sealed(group, 1, finish),  # type: ignore[arg-type]
+        e.Judged(group, Scored(reward)),
+    ]
+    return [*events, e.Discarded(group, "zero_variance")] if end else events
+
+
+def rows(events: Sequence[e.AnyEvent], first: int = 1) -> EventRows:
+    """Events from number `first` as a row of a journal."""
+    return EventRows(first, len(events), msgspec.msgpack.encode(events))
+
+
+def kept(experience: Experience, number: int, version: int = 0) -> Keep:
+    """The snapshot of a state after event `number`."""
+    return Keep(number, version, msgspec.msgpack.encode(experience.snapshot()))
+
+
+def make_journal(run: Path, *parts: Sequence[e.AnyEvent] | Write) -> None:
+    """Write a run's journal: events, one row after the other, and what else is committed."""
+    first, writes = 1, list[Write]()
+    for part in parts:
+        if isinstance(part, Sequence):
+            writes.append(rows(part, first))
+            first += len(part)
+        else:
+            writes.append(part)
+
+    async def write() -> None:
+        disk = await SqliteDisk.open(run / JOURNAL, "run")
+        await disk.commit(writes)
+        await disk.aclose()
+
+    trio.run(write)
