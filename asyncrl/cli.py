@@ -35,6 +35,10 @@ ROLLOUTS = (
     "Show what the model said: the newest rollouts that the run's journal still has, with reward, "
     "versions and lag; or write them to a file. The run may be alive, or over."
 )
+TOP = (
+    "Show the live display of a run that was started elsewhere, until it ends. Ctrl-C ends the "
+    "display alone."
+)
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
 TASKS = "List the tasks, each with an example and if the bundled model can learn it; or show one."
 INIT = (
@@ -170,6 +174,8 @@ def _parser() -> argparse.ArgumentParser:
         help="say after how many seconds each run had it, 0 to 1 (default: what all of them had)",
     )
     beside.add_argument("--json", action="store_true", help="print all of it as JSON")
+    live = verbs.add_parser("top", help=TOP, description=TOP)
+    live.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     said = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
     said.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     said.add_argument("--split", choices=["train", "evaluation"], help="of this split alone")
@@ -321,6 +327,16 @@ def _rollouts(args: argparse.Namespace) -> int:
     return 0
 
 
+def _top(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from asyncrl.looking.top import top
+    from asyncrl.observe.output import Output
+
+    top(args.run, Console(file=Output(sys.stdout)))  # type: ignore[arg-type]
+    return 0
+
+
 def _checked(args: argparse.Namespace, resume: Path | None, console: Console) -> Config:
     """Resolve the configuration, check it against this machine, and show what follows from it."""
     from datetime import datetime
@@ -361,6 +377,7 @@ VERBS = {
     "why": _why,
     "compare": _compare,
     "rollouts": _rollouts,
+    "top": _top,
 }
 
 

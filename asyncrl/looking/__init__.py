@@ -5,4 +5,5 @@ run_figures.py      the numbers of a run, from its curve, status and summary
 compare.py          runs side by side
 seen_rollouts.py    the rollouts that a journal has
 rollout_records.py  what the model said, on a terminal and in a file
+top.py              the live display, from outside
 """
