@@ -39,6 +39,10 @@ TOP = (
     "Show the live display of a run that was started elsewhere, until it ends. Ctrl-C ends the "
     "display alone."
 )
+REPORT = (
+    "Write one HTML file about a run, alive or over: what happened, its curves, where time and "
+    "tokens went, its newest rollouts, what to change next. It has no script and loads nothing."
+)
 CHECK = "Check a configuration and show what follows from it. Starts nothing, writes nothing."
 TASKS = "List the tasks, each with an example and if the bundled model can learn it; or show one."
 INIT = (
@@ -176,6 +180,11 @@ def _parser() -> argparse.ArgumentParser:
     beside.add_argument("--json", action="store_true", help="print all of it as JSON")
     live = verbs.add_parser("top", help=TOP, description=TOP)
     live.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    about = verbs.add_parser("report", help=REPORT.split(",")[0] + ".", description=REPORT)
+    about.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    about.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the file (default: RUN/report.html)"
+    )
     said = verbs.add_parser("rollouts", help=ROLLOUTS.split(":")[0] + ".", description=ROLLOUTS)
     said.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
     said.add_argument("--split", choices=["train", "evaluation"], help="of this split alone")
@@ -337,6 +346,17 @@ def _top(args: argparse.Namespace) -> int:
     return 0
 
 
+def _report(args: argparse.Namespace) -> int:
+    import time
+
+    from asyncrl.escape import escaped
+    from asyncrl.looking.report import write_report
+
+    path = write_report(args.run, args.output, time.time())
+    print(f"{escaped(str(path))} is written.")
+    return 0
+
+
 def _checked(args: argparse.Namespace, resume: Path | None, console: Console) -> Config:
     """Resolve the configuration, check it against this machine, and show what follows from it."""
     from datetime import datetime
@@ -378,6 +398,7 @@ VERBS = {
     "compare": _compare,
     "rollouts": _rollouts,
     "top": _top,
+    "report": _report,
 }
 
 

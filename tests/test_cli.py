@@ -197,5 +197,10 @@ def test_the_command_never_imports_torch() -> None:
 def test_looking_at_a_run_never_imports_torch(here: Path) -> None:
     run = make_run(here / "r", [evaluation(0, 0.5), step(1)], status=status(ok=True, reason="done"))
     make_journal(run, [Published(0)])
-    for argv in (["compare", str(run), "--json"], ["rollouts", str(run)], ["top", str(run)]):
+    for argv in (
+        ["compare", str(run), "--json"],
+        ["rollouts", str(run)],
+        ["top", str(run)],
+        ["report", str(run)],
+    ):
         assert not modules_after(*argv) & {"torch", "transformers"}, argv

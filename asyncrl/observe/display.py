@@ -224,6 +224,11 @@ def show_derived(rows: Sequence[Row], console: Console) -> None:
 
 def show_summary(summary: Summary, run: Path, console: Console) -> None:
     """Show the summary of a run, as a table."""
+    show_rows([*summary_rows(summary), ("kept in", str(run))], console)
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """The summary of a run as pairs of name and value; what others wrote is in them as it is."""
     s, publication = summary, summary.publication
     pause = publication.pause_seconds / publication.count if publication.count else None
     rows = [
@@ -282,7 +287,7 @@ def show_summary(summary: Summary, run: Path, console: Console) -> None:
                 f"{slowest.prompt_index}{slowest.reason and f': {slowest.reason}'}",
             )
         )
-    show_rows([*rows, ("kept in", str(run))], console)
+    return rows
 
 
 def show_rows(rows: Sequence[tuple[str, ...]], console: Console) -> None:

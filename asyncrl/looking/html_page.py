@@ -1,0 +1,76 @@
+"""HTML that cannot be broken out of. Invariant: text becomes part of a page by `tag` alone, which
+escapes it for HTML, and for whoever reads the page's source in a terminal.
+
+A page is one file. Its Content-Security-Policy allows one thing, its own style sheet, by its hash:
+no script, no picture, no request, and no style of another.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from hashlib import sha256
+from html import escape
+
+from asyncrl.escape import CUT, escaped, escaped_lines
+
+TEXT = 4000
+"""Characters of a text of several lines, at most."""
+VOID = frozenset({"meta"})
+"""Tags without an end."""
+
+
+class Html(str):
+    """A piece of a page, made by `tag`."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *children: str, **attributes: str | float) -> Html:
+    """An element of these children, of which those that are no Html are text. An attribute's name
+    is written with `_` for `-`, and may end with `_` where Python has the word.
+
+    >>> tag("p", "1 < 2", tag("b", "&"), class_="note")
+    '<p class="note">1 &lt; 2<b>&amp;</b></p>'
+    """
+    said = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_whole(str(value)))}"'
+        for key, value in attributes.items()
+    )
+    if name in VOID:
+        return Html(f"<{name}{said}>")
+    return Html(f"<{name}{said}>{''.join(map(_html, children))}</{name}>")
+
+
+def lines(text: str) -> Html:
+    """Text that keeps its lines, cut where it is long: for an element that shows them."""
+    cut = text if len(text) <= TEXT else text[:TEXT] + CUT
+    return Html(escape(escaped_lines(cut)))
+
+
+def joined(*pieces: Html) -> Html:
+    """Pieces one after the other."""
+    return Html("".join(pieces))
+
+
+def _whole(text: str) -> str:
+    return escaped(text, 10 * len(text) + 1)  # an escape has at most ten characters
+
+
+def _html(child: str) -> str:
+    return child if isinstance(child, Html) else escape(escaped(child))
+
+
+def page(title: str, style: str, *body: Html) -> str:
+    """A whole page with this style sheet."""
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", title),
+        Html(f"<style>{style}</style>"),
+    )
+    return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
