@@ -304,12 +304,15 @@ def _compare(args: argparse.Namespace) -> int:
 
     from asyncrl.looking.compare import as_json, compare, rows
     from asyncrl.observe.display import show_rows
+    from asyncrl.observe.output import Output
 
     found = compare(args.runs, args.accuracy)
+    output = Output(sys.stdout)  # its reader may leave before the end
     if args.json:
-        print(as_json(found))
+        print(as_json(found), file=output)
     else:
-        show_rows(rows(found), Console())
+        show_rows(rows(found), Console(file=output))  # type: ignore[arg-type]
+    output.flush()
     return 0
 
 

@@ -3,6 +3,7 @@ is needed."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from look_support import evaluation, make_journal, make_run, status, step
+from look_support import evaluation, life, make_journal, make_run, status, step
 
 from asyncrl.cli import main
 from asyncrl.config import VARIABLES, Config, read
@@ -204,3 +205,16 @@ def test_looking_at_a_run_never_imports_torch(here: Path) -> None:
         ["report", str(run)],
     ):
         assert not modules_after(*argv) & {"torch", "transformers"}, argv
+
+
+@pytest.mark.parametrize("verb", ["compare", "rollouts", "top"])
+def test_a_reader_who_leaves_is_no_failure(verb: str, here: Path) -> None:
+    points = [step(version) for version in range(1, 9)]
+    run = make_run(here / "r", points, status=status(ok=True, reason="done"))
+    make_journal(run, [Published(0)], *[life(group) for group in range(9)])
+    command = [sys.executable, "-m", "asyncrl.cli", verb, str(run)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
