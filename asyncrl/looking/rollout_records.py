@@ -98,7 +98,8 @@ def newest(run: Path, wanted: Wanted, most: int | None) -> Iterable[SeenRollout]
 
 def _read(run: Path) -> Iterator[SeenRollout]:
     try:
-        yield from seen_rollouts(SqliteHistory(run / JOURNAL))
+        with SqliteHistory(run / JOURNAL) as history:
+            yield from seen_rollouts(history, history.forgotten)
     except JournalError as error:
         raise ConfigError(f"{error}.") from None
     except ImpossibleEvent as error:

@@ -18,7 +18,7 @@ from asyncrl.experience import events as e
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.rollout import Group, Rollout
 from asyncrl.ipc.messages import Finish, NoVerdict, Scored, Span, Split
-from asyncrl.journal import SqliteHistory
+from asyncrl.journal import JournalReader
 
 
 class SeenRollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,30 +52,31 @@ class SeenRollout(msgspec.Struct, frozen=True, kw_only=True):
         return self.step - min(span.version for span in self.spans)
 
 
-def seen_rollouts(history: SqliteHistory) -> Iterator[SeenRollout]:
-    """The rollouts that ended, the first first, then those that live, by number. Raises
-    JournalError, and ImpossibleEvent where events do not follow from one another."""
-    with history:
-        snapshots = [number for number, _ in history.snapshots()]
-        experience, after = Experience(), history.forgotten
-        if after in snapshots:
-            experience = Experience.of(history.snapshot(after))
-        later = [number for number in snapshots if number > after]
-        undone = {number: frozenset(_live(history, number)) for number in later}
-        for number, event in history.events(after):
-            for rollout, status, reason in _ending(experience, event):
-                if not any(rollout.id in undone[snapshot] for snapshot in later):
-                    yield _seen(experience.groups[rollout.group], rollout, status, reason)
-            if number in undone:
-                experience = Experience.of(history.snapshot(number))
-                later.remove(number)
-            else:
-                experience.apply(event)
-        for _, rollout in sorted(experience.rollouts.items()):
-            yield _seen(experience.groups[rollout.group], rollout, rollout.status.value, "")
+def seen_rollouts(history: JournalReader, forgotten: int) -> Iterator[SeenRollout]:
+    """The rollouts that ended, the first first, then those that live, by number; the events up to
+    number `forgotten` are compacted away. Raises JournalError, and ImpossibleEvent where events do
+    not follow from one another."""
+    snapshots = [number for number, _ in history.snapshots()]
+    after, experience = 0, Experience()
+    if forgotten:
+        after = min((number for number in snapshots if number >= forgotten), default=forgotten)
+        experience = Experience.of(history.snapshot(after))
+    later = [number for number in snapshots if number > after]
+    undone = {number: frozenset(_live(history, number)) for number in later}
+    for number, event in history.events(after):
+        for rollout, status, reason in _ending(experience, event):
+            if not any(rollout.id in undone[snapshot] for snapshot in later):
+                yield _seen(experience.groups[rollout.group], rollout, status, reason)
+        if number in undone:
+            experience = Experience.of(history.snapshot(number))
+            later.remove(number)
+        else:
+            experience.apply(event)
+    for _, rollout in sorted(experience.rollouts.items()):
+        yield _seen(experience.groups[rollout.group], rollout, rollout.status.value, "")
 
 
-def _live(history: SqliteHistory, number: int) -> Iterator[int]:
+def _live(history: JournalReader, number: int) -> Iterator[int]:
     return iter(Experience.of(history.snapshot(number)).rollouts)
 
 

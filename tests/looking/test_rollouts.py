@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -33,7 +34,12 @@ def run(tmp_path: Path) -> Path:
 
 
 def seen(run: Path) -> list[SeenRollout]:
-    return list(seen_rollouts(SqliteHistory(run / JOURNAL)))
+    return list(reading(run))
+
+
+def reading(run: Path) -> Iterator[SeenRollout]:
+    with SqliteHistory(run / JOURNAL) as history:
+        yield from seen_rollouts(history, history.forgotten)
 
 
 def text(ids: bytes) -> str:
@@ -127,7 +133,7 @@ def test_what_is_compacted_away_is_not_needed(run: Path) -> None:
 
 def test_a_reader_keeps_nobody_from_writing(run: Path) -> None:
     make_journal(run, [e.Published(0), *life(0)])
-    reader = seen_rollouts(SqliteHistory(run / JOURNAL))
+    reader = reading(run)
     assert next(reader).rollout == 0
     make_journal(run, rows(life(1), 8))
     assert list(reader) == []  # it sees the moment at which it began
@@ -138,7 +144,7 @@ def test_a_large_journal_needs_the_memory_of_what_lives(run: Path) -> None:
     answer = "x" * 2000  # 16 kB with its log-probabilities
     make_journal(run, [e.Published(0)], *[life(n, text=answer) for n in range(500)])
     size = (run / JOURNAL).stat().st_size
-    next(seen_rollouts(SqliteHistory(run / JOURNAL)))  # imports and caches
+    next(reading(run))  # imports and caches
     tracemalloc.start()
     found = records(run, Wanted(last=1), pytest.fail)
     _, peak = tracemalloc.get_traced_memory()
