@@ -91,8 +91,13 @@ def _ending(experience: Experience, event: e.AnyEvent) -> Iterator[tuple[Rollout
             yield rollouts[number], "discarded", reason
         case e.Buried(number, reason) if number in rollouts:
             yield rollouts[number], "buried", reason
-        case e.Dropped(group, reason) if group in experience.groups:
-            for member in experience.groups[group].members:
+        case e.Taken(_, taken):  # those of its groups that nobody could judge leave with it
+            numbers = {rollouts[number].group for number in taken if number in rollouts}
+            for group in (experience.groups[number] for number in sorted(numbers)):
+                for member in group.unscored if group.complete else ():
+                    yield member, "discarded", "no_verdict"
+        case e.Dropped(number, reason) if number in experience.groups:
+            for member in experience.groups[number].members:
                 if member.id in rollouts:
                     yield member, "discarded", reason
 
