@@ -187,13 +187,15 @@ async def rollout(place: ActorContext) -> None:
     from asyncrl.training.output_layer import float32_output
     from weightsync.buckets import Plan
     from weightsync.collective import Receiver
+    from weightsync.narrowed import narrowed
 
     config, waits = place.config, Waits()
-    model, tokenizer = empty_model(place.initial, place.dtype), Tokenizer(place.initial)
+    model, tokenizer = empty_model(place.initial, place.engine_dtype), Tokenizer(place.initial)
     if config.model.output_dtype == "float32":
         with refused_as_input():
             float32_output(model)
-    plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
+    published = narrowed(parameters_for_publication(model), place.published_dtype)
+    plan = Plan.of(published, config.publication.bucket_bytes)
     context = EngineContext(config, place.run, place.initial, place.index, model, tokenizer, waits)
     async with (
         engine_kind(config.engine.kind).open(context) as engine,

@@ -324,3 +324,22 @@ def test_bad_input_starts_nothing(model: Path, tmp_path: Path) -> None:
             and len(done.stderr.strip().splitlines()) == 1
         ), done.stderr
         assert not run.exists()
+
+
+def test_a_run_whose_engines_are_sent_bfloat16_says_what_rounding_changes(
+    model: Path, tmp_path: Path
+) -> None:
+    sent = {}
+    for dtype in ("model", "bfloat16"):
+        run = tmp_path / dtype
+        done = train(command(model, run, train__steps=3, publication__dtype=dtype))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = check(run)
+        sent[dtype] = found.publication.sent_bytes / found.publication.count
+        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        gaps = [each["metrics"].get("published_gap") for each in steps if each["kind"] == "step"]
+        if dtype == "model":
+            assert gaps == [None] * 3 and found.published_gap is None
+        else:
+            assert all(0 < gap < 0.1 for gap in gaps) and found.published_gap == gaps[-1]
+    assert 0.5 <= sent["bfloat16"] / sent["model"] < 0.55  # tensors are laid out by 64 bytes

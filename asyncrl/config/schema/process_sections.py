@@ -25,6 +25,15 @@ class PublicationConfig(Section, frozen=True):
             ),
         ),
     ] = 1
+    dtype: Annotated[
+        Literal["model", "bfloat16"],
+        Meta(
+            description=(
+                "type of the weights that engines are sent; bfloat16 for a float32 model: half the "
+                "bytes, rounded"
+            )
+        ),
+    ] = "model"
     deadline_s: Annotated[
         float,
         Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced"),
