@@ -270,6 +270,10 @@ class _Transfer:
     def store(self) -> str:
         return self.sender.store
 
+    async def join(self, message: Publish) -> None:
+        deadline_s = self.place.config.publication.deadline_s
+        await self.sender.join(message.epoch, message.world, self.plan, deadline_s)
+
     async def send(self, message: Publish) -> SendResult:
         gather = partial(self.learner.rank.gathered, self.learner.model)
         model = await self.orders.give(Gather(), (), gather)

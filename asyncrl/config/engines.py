@@ -25,6 +25,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     of the weights beside the version that it is of. Without it `evaluation.weights = "ema"` is
     refused."""
 
+    takes_directly: bool = False
+    """True if it is a `DirectEngine` (`asyncrl.engines.protocol`), whose own weights a publication
+    may write while it stands still. Without it `publication.path = "direct"` is refused."""
+
     widens: bool = False
     """True if it holds weights in `model.dtype`, whatever type they are sent in
     (`publication.dtype`). Without it they stay of the type that they are sent in."""

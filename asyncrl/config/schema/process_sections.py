@@ -12,6 +12,15 @@ from asyncrl.config.schema.section import Section
 class PublicationConfig(Section, frozen=True):
     """Publication of weights to engines."""
 
+    path: Annotated[
+        Literal["staged", "direct"],
+        Meta(
+            description=(
+                "way of weights: staged beside the engine's own while it decodes, or direct into "
+                "them while it stands still, without a second copy"
+            )
+        ),
+    ] = "staged"
     bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = (
         32 * 2**20
     )
