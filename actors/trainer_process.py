@@ -58,6 +58,8 @@ from asyncrl.training.trial import try_passes
 from weightsync.buckets import Plan
 from weightsync.collective import Sender
 from weightsync.epoch_group import SendResult
+from weightsync.errors import TransferError
+from weightsync.handoff import Handoff
 from weightsync.narrowed import narrowed
 
 logger = logging.getLogger(__name__)
@@ -275,6 +277,8 @@ class _Transfer:
         await self.sender.join(message.epoch, message.world, self.plan, deadline_s)
 
     async def send(self, message: Publish) -> SendResult:
+        if message.direct and self.learner.rank.size > 1:
+            return await self._send_gathering(message)
         gather = partial(self.learner.rank.gathered, self.learner.model)
         model = await self.orders.give(Gather(), (), gather)
         assert model is not None
@@ -286,6 +290,26 @@ class _Transfer:
             self.place.config.publication.deadline_s,
             self._average() if message.average else None,
         )
+
+    async def _send_gathering(self, message: Publish) -> SendResult:
+        """Send each tensor when it is gathered: the model is nowhere whole, and nothing is trained
+        meanwhile."""
+        deadline_s, rank = self.place.config.publication.deadline_s, self.learner.rank
+        handoff = Handoff(deadline_s)
+        own = partial(handoff.fill, rank.gathering(self.learner.model))
+        epoch, world = message.epoch, message.world
+        found: SendResult | TransferError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.orders.give, Gather(), (), own)
+            try:
+                found = await self.sender.send(epoch, world, self.plan, handoff, deadline_s)
+            except TransferError as error:  # out of the nursery by itself
+                found = error
+            finally:
+                handoff.leave()
+        if isinstance(found, TransferError):
+            raise found
+        return found
 
     def _published(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         return narrowed(parameters_for_publication(model), self.place.published_dtype)

@@ -45,15 +45,15 @@ from asyncrl.ipc.messages import (
 from asyncrl.observe.run_status import PublicationStatus
 from asyncrl.observe.summary import Publications
 from asyncrl.processes.standstill import shifted
-from weightsync.publication import (
+from weightsync.membership import Membership
+from weightsync.publication import Publication
+from weightsync.publication_actions import (
     Action,
     Decided,
     Done,
     Failed,
     Fence,
     FenceTrainer,
-    Membership,
-    Publication,
     ToMember,
     ToTrainer,
 )

@@ -26,16 +26,15 @@ from asyncrl.ipc.messages import (
     Transfer,
     Transferred,
 )
-from weightsync.publication import (
+from weightsync.membership import Membership
+from weightsync.publication import Publication, PublicationPhase
+from weightsync.publication_actions import (
     Action,
     Decided,
     Done,
     Failed,
     Fence,
     FenceTrainer,
-    Membership,
-    Publication,
-    PublicationPhase,
     ToMember,
     ToTrainer,
 )
