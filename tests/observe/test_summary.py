@@ -81,6 +81,7 @@ def test_the_keys_are_the_promised_ones(tmp_path: Path) -> None:
         "responses": {"reward", "exact", "truncated", "tokens", "entropy"},
         "idle": {"trainer", "rollout"}, "alarms": {"staleness"}, "bias": {"length"},
         "publication": {"count", "seconds", "pause_seconds", "sent_bytes"},
+        "published_gap": None,
         "restarts": {"rollout"},
         "removed": {"rollout-1"},
         "slowest_verifier": {"prompt_index", "seconds", "reason"},
