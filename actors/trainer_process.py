@@ -41,13 +41,14 @@ from asyncrl.ipc.messages import (
     TokenCount,
 )
 from asyncrl.ipc.waits import Waits
-from asyncrl.observe.run_dir import KEY, MODEL, MODEL_EMA, RANK_STORE, RANKS, WEIGHT_STORE
+from asyncrl.observe.run_dir import ADAPTER, KEY, MODEL, MODEL_EMA, RANK_STORE, RANKS, WEIGHT_STORE
 from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.adapters import adapted, add_adapters, published
 from asyncrl.training.checkpoint_index import CheckpointError, latest
-from asyncrl.training.checkpoint_io import export, restore, save
+from asyncrl.training.checkpoint_io import export, export_adapters, restore, save
 from asyncrl.training.kl_terms import open_kl_terms
 from asyncrl.training.learner import Learner
-from asyncrl.training.models import load_model, parameters_for_publication
+from asyncrl.training.models import load_model
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
@@ -67,13 +68,13 @@ async def trainer_process(place: ActorContext) -> None:
     torch.manual_seed(config.run.seed)
     checkpoint = latest(place.run) if place.resume else None
     with refused_as_input():
-        model = _model(place, checkpoint or place.initial)
-    plan = Plan.of(parameters_for_publication(model), config.publication.bucket_bytes)
+        model = _model(place, checkpoint)
+    plan = Plan.of(published(model), config.publication.bucket_bytes)
     with _rank(place, model) as rank:
         with refused_as_input():
             learner = _learner(place, model, rank)
-        if checkpoint is not None:
-            restore(checkpoint, learner)
+            if checkpoint is not None:
+                restore(checkpoint, learner)
         if rank.size == 1:
             await _lead(place, learner, plan, RankOrders((), waits, 0.0), waits)
             return
@@ -142,13 +143,17 @@ def _ending_at_once() -> Iterator[None]:
         os._exit(1)
 
 
-def _model(place: ActorContext, path: Path) -> PreTrainedModel:
-    """The model at `path`, in passes that were tried. Raises ModelError for one that cannot be
-    trained."""
-    config = place.config
+def _model(place: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
+    """The model of the checkpoint, or the initial one, in passes that were tried; one with adapters
+    is the initial one, and the checkpoint's adapters come later. Raises ModelError for one that
+    cannot be trained."""
+    config, lora = place.config, place.config.model.lora
+    path = place.initial if checkpoint is None or lora.rank else checkpoint
     model = load_model(path, place.dtype)
     if config.model.output_dtype == "float32":
         float32_output(model)
+    if lora.rank:
+        add_adapters(model, lora)
     torch.nn.Module.to(model, config.train.device)
     logger.info("tried on a few texts: %s", try_passes(model, config.engine.context_tokens))
     return model
@@ -164,7 +169,7 @@ def _learner(place: ActorContext, model: PreTrainedModel, rank: Rank) -> Learner
         config.staleness,
         config.rollout.temperature,
         budget=config.rollout.max_new_tokens,
-        kl_terms=open_kl_terms(config, place.initial, place.dtype),
+        kl_terms=open_kl_terms(config, place.initial, place.dtype, model),
         supervised=open_supervised(config, place.initial),
         rank=rank,
     )
@@ -240,6 +245,8 @@ def _saved(learner: Learner, place: ActorContext, cursor: int) -> Path | Checkpo
         path = save(place.run, learner, cursor, place.initial)
         if learner.version >= place.config.train.steps and model is not None:
             export(place.run / MODEL, model, place.initial)
+            if adapted(model):
+                export_adapters(place.run / ADAPTER, model)
             if average := learner.average:
                 export(place.run / MODEL_EMA, average.policy.model, place.initial)
     except CheckpointError as error:
@@ -270,7 +277,7 @@ class _Transfer:
             message.epoch,
             message.world,
             self.plan,
-            parameters_for_publication(model),
+            published(model),
             self.deadline_s,
             self._average() if message.average else None,
         )
@@ -279,4 +286,4 @@ class _Transfer:
         """The average as it is at the learner's version: both change in the same step."""
         average = self.learner.average
         assert average is not None, "evaluation.weights needs train.ema"
-        yield from parameters_for_publication(average.policy.model)
+        yield from published(average.policy.model)
