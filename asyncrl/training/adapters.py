@@ -163,23 +163,27 @@ def _sum(weight: Tensor, layer: Any) -> Tensor:
 def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
     """Last parts of the names of the layers that have an adapter. Raises ModelError."""
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    linear = {
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not output
-    }
+    names, linear = list[str](), list[str]()
+    for name, module in model.named_modules():
+        names.append(name)
+        if isinstance(module, nn.Linear | Conv1D) and module is not output:
+            linear.append(name)
     there = sorted({name.rpartition(".")[2] for name in linear})
+
+    def others(target: str) -> list[str]:
+        """Names that end so, of what can have no adapter."""
+        return [name for name in names if is_of(target, name) and name not in linear]
+
     for target in named_targets(lora):
-        other = [
-            name for name, _ in model.named_modules() if is_of(target, name) and name not in linear
-        ]
-        if other or not any(is_of(target, name) for name in linear):
+        if (other := others(target)) or not any(is_of(target, name) for name in linear):
             what = f"{other[0]} is none" if other else "there is no such layer"
             raise ModelError(
                 f"model.lora.targets has {target!r}, and adapters are of linear layers before the "
                 f"output layer: {what} in {type(model).__name__}; it has {', '.join(there)}"
             )
-    return [*named_targets(lora)] or there
+    if named := named_targets(lora):
+        return [*named]
+    return linear if any(map(others, there)) else there
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -297,6 +297,14 @@ def test_targets_name_layers() -> None:
     assert every == {*(f"{p}_proj" for p in "qkvo"), "gate_proj", "up_proj", "down_proj"}
 
 
+def test_all_linear_is_no_other_layer_of_the_same_name() -> None:
+    """An output layer may be called as an inner one is."""
+    model = build("llama")
+    model.model.layers[0].mlp.lm_head = torch.nn.Linear(16, 16)
+    add_adapters(model, LORA)
+    assert "model.layers.0.mlp.lm_head" in layers(model) and "lm_head" not in layers(model)
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [
