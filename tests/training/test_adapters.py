@@ -358,3 +358,23 @@ def test_files_of_adapters_are_read_by_name(tmp_path: Path, initial: Path) -> No
     save_file(tensors, path / ADAPTERS)
     with pytest.raises(CheckpointError, match="other layers or another rank"):
         restore(path, loaded(initial))
+
+
+def test_layers_computed_again_give_adapters_the_same_gradients() -> None:
+    found = []
+    for again in (False, True):
+        settings = msgspec.structs.replace(TRAIN, recompute_activations=again)
+        subject = Learner(model_of(), settings, StalenessConfig(), 1.0)
+        train(subject, 2)
+        found.append(dict(adapters(subject.model)))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert any(not torch.equal(found[0][n], t) for n, t in adapters(model_of()))
+
+
+def test_advantages_that_need_gradients_have_those_of_adapters() -> None:
+    settings = msgspec.structs.replace(TRAIN, advantage="min_variance")
+    subject = Learner(model_of(), settings, StalenessConfig(), 1.0)
+    train(subject, 1)
+    assert any(
+        not torch.equal(dict(adapters(subject.model))[n], t) for n, t in adapters(model_of())
+    )
