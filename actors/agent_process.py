@@ -104,7 +104,7 @@ def main(descriptor: int) -> None:
         text = str(error).encode()[:SENTENCE_BYTES]
         control.sendall(LENGTH.pack(len(text)) + text)
         return
-    warm()
+    warm(opening.run)
     gc.freeze()  # the collector would touch, and so copy, the pages that workers share
     forks = PlainForks(close=[control.fileno()])
     control.sendall(LENGTH.pack(0))

@@ -42,8 +42,7 @@ MODULES = (
 )
 """Modules that the roles import when they start."""
 OF_AGENTS = ("actors.agents_actor", "actors.agents_gateway")
-"""Modules that the role `agents` imports besides. They bring the openai client, so a run without
-agents goes without them."""
+"""Modules that the role `agents` imports besides; a run without agents goes without them."""
 MAINS = {"actors": "actors.__main__", "actors.prepare": "actors.prepare"}
 """The module with the `main` of each `python -m`."""
 

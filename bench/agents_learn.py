@@ -4,10 +4,11 @@
                   who listen to what they are told one time in five; to listen always, and to halve,
                   is for it to find
     calculator    sums, differences and products of two numbers below ten. The model is shown calls
-                  of the right tool one time in five, else of any, and to say what the tool said; to
-                  call the right one always is for it to find
+                  of the right tool one time in five, else of `add` whatever is asked, and to say
+                  what the tool said; to call the right one always is for it to find
     retry         rotate_matrix, three tries, against the same task in single turns after as many
-                  steps: `single`
+                  steps, from the same model: `single`. It is shown conversations of players who are
+                  right one time in five, and else swap two numbers
 
 The shown texts teach a form, in seconds, and are the whole warm-up (`guess`, `calculator`); `retry`
 and `single` begin with run.toml's. Each run is a line of JSON: held-out success (greedy: every
@@ -24,27 +25,33 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
+from asyncrl import config as configuration
 from asyncrl.agents.examples import calculator
+from asyncrl.agents.examples import retry as retry_agent
 from asyncrl.agents.examples.guess_the_number import Game
 from asyncrl.observe import summary
-from asyncrl.observe.curve import StepPoint, read
+from asyncrl.observe.curve import EvaluationPoint, StepPoint, read
+from asyncrl.tasks import Task, open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled
-from asyncrl.training.warmup import teach
+from asyncrl.training.models import load_model
+from asyncrl.training.warmup import prepare_model, teach
 
 RUN_TOML = Path(__file__).parent.parent / "run.toml"
 NUMBERS, LISTENS = 16, 5
@@ -68,14 +75,16 @@ FEW = 5
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A run. `success` is held-out and greedy, by version; `rewards` are the mean rewards of the
-    first and of the last steps. `cpu_s` are processor seconds of the run without what was shown
-    before, and `load` the machine's, mean of its last minutes, at the end."""
+    """A run. `success` is held-out and greedy, by version, and `success_s` the seconds of training
+    when it was measured; `rewards` are the mean rewards of the first and of the last steps. `cpu_s`
+    are processor seconds of the run without what was shown before, and `load` the machine's, mean
+    of its last minutes, at the end."""
 
     what: str
     seed: int
     sets: list[str]
     success: dict[int, float]
+    success_s: dict[int, float]
     rewards: tuple[float, float]
     taught_s: float
     training_s: float | None
@@ -134,19 +143,48 @@ def sums(draw: random.Random) -> list[tuple[str, str]]:
 def calls(
     draw: random.Random, tools: str, questions: list[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Whole conversations: a call of the tool that is asked for one time in `LISTENS`, else of any,
-    and an answer that repeats what it said."""
+    """Whole conversations: a call of the tool that is asked for one time in `LISTENS`, else of
+    `add`, and an answer that repeats what it said. So the likeliest call is right for sums alone,
+    and greedy decoding begins as low as sampling does."""
     while True:
         question, _ = draw.choice(questions)
         _, _, a, _, b = question.rstrip("?").split()
         listens = not draw.randrange(LISTENS)
         asked = next(tool for tool, word in WORDS.items() if word in question)
-        tool = asked if listens else draw.choice(list(WORDS))
+        tool = asked if listens else "add"
         said = (
             f'<tool_call>\n{{"name": "{tool}", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
         )
         result = calculator.calculate(tool, json.dumps({"a": int(a), "b": int(b)}))
         yield f"{tools}{question}\n", f"{said}{bundled.END}{result}\n{result}"
+
+
+def tries(draw: random.Random, task: Task) -> Iterator[tuple[str, str]]:
+    """Whole conversations about the task's questions: answers that are right one time in `LISTENS`,
+    at most three, and what is said to the wrong ones."""
+    while True:
+        prompt_index = draw.randrange(task.size("train"))
+        right, said = task.answer("train", prompt_index), ""
+        for left in reversed(range(retry_agent.TRIES)):
+            knows = not draw.randrange(LISTENS)
+            said += right if knows else swapped(draw, right)
+            if knows or not left:
+                break
+            said += f"{bundled.END}{retry_agent.AGAIN}\n"
+        yield task.prompt("train", prompt_index), said
+
+
+def swapped(draw: random.Random, answer: str) -> str:
+    """The answer with two of its numbers swapped, which are not alike."""
+    parts = re.split(r"(\d+)", answer)
+    pairs = [pair for pair in combinations(range(1, len(parts), 2), 2) if differ(parts, pair)]
+    one, other = draw.choice(pairs)
+    parts[one], parts[other] = parts[other], parts[one]
+    return "".join(parts)
+
+
+def differ(parts: list[str], pair: tuple[int, int]) -> bool:
+    return parts[pair[0]] != parts[pair[1]]
 
 
 def tools_text(folder: Path) -> str:
@@ -161,14 +199,19 @@ def tools_text(folder: Path) -> str:
 
 def taught(folder: Path, seed: int, shown: Shown, frame: list[str], steps: int) -> Path:
     """The bundled model, which knows the form of `shown`."""
-    torch.set_num_threads(1)  # several wait for each other where anything else runs
-    torch.manual_seed(seed)
     bundled.write_tokenizer(folder, frame)
     model = bundled.new_model(seed)
     if (ids := bundled.PADDING_ID + 1 + len(frame)) > bundled.VOCABULARY:
         model.resize_token_embeddings(ids, mean_resizing=False)
+    return show(model, folder, seed, shown, steps)
+
+
+def show(model: Any, folder: Path, seed: int, shown: Shown, steps: int) -> Path:
+    """Teach a model the form of `shown`, and save it beside its tokenizer."""
+    torch.set_num_threads(1)  # several wait for each other where anything else runs
+    torch.manual_seed(seed)
     for lesson in teach(model, Tokenizer(folder), shown, steps=steps, enough=2.0):  # type: ignore[arg-type]
-        if lesson.step % 100 == 0:
+        if lesson.step % 50 == 0:
             print(f"  shown {lesson.step}: {lesson}", file=sys.stderr, flush=True)
     model.save_pretrained(str(folder))
     return folder
@@ -193,7 +236,7 @@ def guess(folder: Path, seed: int) -> dict[str, object]:
         "agent.run": "asyncrl.agents.examples.guess_the_number:Game",
         "engine.context_tokens": 96,
         "rollout.max_new_tokens": 20,
-        "train.steps": 60,
+        "train.steps": 50,
         "train.batch_groups": 16,
         "train.lr": 6e-4,
     }
@@ -226,15 +269,24 @@ MATRIX = {
     "train.steps": 30,
     "train.eval_every": 10,
 }
+TRIED = 100
+"""Steps in which conversations are shown to run.toml's warmed-up model."""
 
 
 def single(folder: Path, seed: int) -> dict[str, object]:
-    return MATRIX
+    """What `retry` begins with, and single turns."""
+    task = open_task(configuration.load(RUN_TOML, [], {}).task, seed)
+    lines = tries(random.Random(seed), task)
+    shown = Shown([next(lines) for _ in range(20_000)])
+    warmed = prepare_model(configuration.load(RUN_TOML, [f"run.seed={seed}"], {}))
+    path = shutil.copytree(warmed, folder / "model")
+    show(load_model(warmed), path, seed, shown, TRIED)
+    return {**MATRIX, "model.path": path}
 
 
 def retry(folder: Path, seed: int) -> dict[str, object]:
     own = {"agent.run": "asyncrl.agents.examples.retry:solve", "rollout.max_new_tokens": 60}
-    return {**MATRIX, **own}
+    return {**single(folder, seed), **own}
 
 
 ALL: dict[str, Callable[[Path, int], dict[str, object]]] = {
@@ -243,7 +295,7 @@ ALL: dict[str, Callable[[Path, int], dict[str, object]]] = {
     "retry": retry,
     "single": single,
 }
-COMMON = {"task.name": "jsonl", "engine.slots": 64, "train.batch_groups": 8, "train.eval_every": 20}
+COMMON = {"task.name": "jsonl", "engine.slots": 64, "train.batch_groups": 8, "train.eval_every": 10}
 
 
 def run(what: str, seed: int, sets: list[str]) -> Outcome:
@@ -270,13 +322,14 @@ def run(what: str, seed: int, sets: list[str]) -> Outcome:
             list(read(folder / "run/metrics.jsonl")),
             summary.read(folder / "run/summary.json"),
         )
-    steps = [point for point in points if isinstance(point, StepPoint)]
-    rewards = [point.reward or 0.0 for point in steps]
+    rewards = [point.reward or 0.0 for point in points if isinstance(point, StepPoint)]
+    evaluations = [point for point in points if isinstance(point, EvaluationPoint)]
     return Outcome(
         what,
         seed,
         sets,
-        {point.version: point.accuracy for point in points if not isinstance(point, StepPoint)},
+        {point.version: point.accuracy for point in evaluations},
+        {point.version: round(point.seconds, 1) for point in evaluations},
         (statistics.mean(rewards[:FEW]), statistics.mean(rewards[-FEW:])),
         round(taught_s, 1),
         told.training_seconds,

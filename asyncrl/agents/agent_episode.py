@@ -21,12 +21,12 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-import httpx2
 import msgspec
 
 from asyncrl.agents.agent_rewards import NAME, as_reward
+from asyncrl.agents.gateway_client import GatewayAnswer, GatewayClient
 from asyncrl.escape import escaped
 
 MODEL = "policy"
@@ -66,6 +66,11 @@ class EpisodeFacts(msgspec.Struct, frozen=True):
         before = self.base_url.rpartition("/sessions/")[0]
         return f"{before}/v1/sessions/{self.session}"
 
+    @property
+    def calls_path(self) -> str:
+        """The path of the model's calls: `/sessions/NAME/v1/chat/completions`."""
+        return f"{urlsplit(self.base_url).path}/chat/completions"
+
 
 class EpisodeError(Exception):
     """The gateway did not take what an agent gave it; the text says why."""
@@ -83,15 +88,15 @@ class _Seen:
 
 
 class AgentEpisode(_Seen):
-    """An episode, for an async agent. `http` is a client for the gateway, which its maker closes.
+    """An episode, for an async agent. Its client of the gateway is closed by who made it.
 
     found = await episode.once(f"search {query}", lambda: search(query))
     await episode.reward(0.1)
     """
 
-    def __init__(self, facts: EpisodeFacts, http: httpx2.AsyncClient) -> None:
+    def __init__(self, facts: EpisodeFacts, gateway: GatewayClient) -> None:
         super().__init__(facts)
-        self._http, self._url = http, facts.session_url
+        self._gateway, self._path = gateway, urlsplit(facts.session_url).path
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def once(self, key: str, fn: Callable[[], Any | Awaitable[Any]]) -> Any:
@@ -104,16 +109,16 @@ class AgentEpisode(_Seen):
         """
         if not isinstance(key, str) or not 0 < len(key) <= KEY:
             raise ValueError(f"the key of once() is a text of 1 to {KEY} characters")
-        url = f"{self._url}/notes/{quote(key, safe='')}"
+        path = f"{self._path}/notes/{quote(key, safe='')}"
         async with self._locks.setdefault(key, asyncio.Lock()):  # not computed twice at a time
-            noted = await self._send("GET", url, self.api_key)
-            if noted.status_code != 404:
+            noted = await self._send("GET", path, self.api_key)
+            if noted.status != 404:
                 return _taken(noted, f"the note {key!r}")["value"]
             result = fn()
             if inspect.isawaitable(result):
                 result = await result
             value = _as_json(key, result)
-            sent = await self._send("POST", url, self.api_key, {"value": value})
+            sent = await self._send("POST", path, self.api_key, {"value": value})
             _taken(sent, f"the note {key!r}")
             return value
 
@@ -121,7 +126,7 @@ class AgentEpisode(_Seen):
         """Give the turn of a call a reward; calls count from 0, or from the last one where
         negative. Raises WrongReward, and EpisodeError where there is no such call."""
         asked = {"reward": as_reward(reward), "turn": _numbered(call)}
-        sent = await self._send("POST", f"{self._url}/reward", self.reward_key, asked)
+        sent = await self._send("POST", f"{self._path}/reward", self.reward_key, asked)
         _taken(sent, "the reward")
 
     async def failed(self, tool: str, call: int = -1) -> None:
@@ -132,21 +137,15 @@ class AgentEpisode(_Seen):
         if not isinstance(tool, str) or not 0 < len(tool) <= NAME:
             raise ValueError(f"the tool of failed() is a text of 1 to {NAME} characters")
         asked = {"tool": tool, "turn": _numbered(call)}
-        sent = await self._send("POST", f"{self._url}/failed", self.reward_key, asked)
+        sent = await self._send("POST", f"{self._path}/failed", self.reward_key, asked)
         _taken(sent, "the failed call")
 
     async def _send(
-        self, method: str, url: str, key: str, body: Mapping[str, Any] | None = None
-    ) -> httpx2.Response:
+        self, method: str, path: str, key: str, body: Mapping[str, Any] | None = None
+    ) -> GatewayAnswer:
         try:
-            return await self._http.request(
-                method,
-                url,
-                json=body,
-                headers={"authorization": f"Bearer {key}"},
-                timeout=ANSWER_S,
-            )
-        except httpx2.TransportError as error:
+            return await self._gateway.ask(method, path, key, body, within_s=ANSWER_S)
+        except OSError as error:
             raise EpisodeError(
                 f"the gateway cannot be reached ({type(error).__name__}); the run may be over"
             ) from error
@@ -196,13 +195,9 @@ def _as_json(key: str, result: Any) -> Any:
         ) from error
 
 
-def _taken(response: httpx2.Response, what: str) -> dict[str, Any]:
-    """The body of a good response. Raises EpisodeError with the gateway's sentence."""
-    try:
-        body = response.json()
-        if response.is_success and isinstance(body, dict):
-            return body
-        said = str(body["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        said = f"status {response.status_code}"
+def _taken(answer: GatewayAnswer, what: str) -> Mapping[str, Any]:
+    """The body of a good answer. Raises EpisodeError with the gateway's sentence."""
+    if answer.good:
+        return answer.body
+    said = str(answer.error.get("message", f"status {answer.status}"))
     raise EpisodeError(f"the gateway did not take {what}: {escaped(said, SHOWN)}")

@@ -12,18 +12,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from asyncrl.agents.agent_episode import MODEL, AgentEpisode
+from asyncrl.agents.agent_episode import AgentEpisode, EpisodeFacts
 from asyncrl.agents.agent_rewards import as_reward
-
-if TYPE_CHECKING:
-    import openai
-    from openai.types.chat import ChatCompletionMessageParam
-
-
-ENDS = ("episode_full", "context_length_exceeded")
-"""Codes of the gateway for a call of an episode that is as long as it may be."""
+from asyncrl.agents.gateway_client import GatewayClient
+from asyncrl.agents.model_call import ChatMessage, EpisodeFull, reply_to
 
 
 class Step(NamedTuple):
@@ -49,24 +43,25 @@ class Environment(Protocol):
         ...
 
 
-async def play(
-    environment: Environment, client: openai.AsyncOpenAI, episode: AgentEpisode
-) -> float:
+async def play(environment: Environment, facts: EpisodeFacts) -> float:
     """Play an environment to its end. Each step's reward is its turn's; their sum is the episode's.
-    It ends with the environment, or where the gateway takes no more calls."""
-    import openai
+    It ends with the environment, or where the gateway takes no more calls. Raises EpisodeError."""
+    async with GatewayClient(facts.base_url) as gateway:
+        return await _play(environment, facts, gateway)
 
+
+async def _play(environment: Environment, facts: EpisodeFacts, gateway: GatewayClient) -> float:
+    episode = AgentEpisode(facts, gateway)
     text = await _settled(environment.reset(episode.entry, episode.seed))
-    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": text}]
+    messages: list[ChatMessage] = [{"role": "user", "content": text}]
     total = 0.0
     while True:
         try:
-            answer = await client.chat.completions.create(model=MODEL, messages=messages)
-        except openai.APIStatusError as error:
-            if error.code in ENDS and len(messages) > 1:
+            reply = await reply_to(messages, facts, gateway)
+        except EpisodeFull:
+            if len(messages) > 1:
                 return total
             raise
-        reply = answer.choices[0].message.content or ""
         text, given, done, failed = Step(*await _settled(environment.step(reply)))
         reward = as_reward(given)
         await episode.reward(reward)

@@ -11,32 +11,29 @@ import asyncio
 import inspect
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
 from typing import Any
-
-import httpx2
-import openai
 
 from asyncrl.agents.agent_episode import AgentEpisode, BlockingEpisode, EpisodeFacts
 from asyncrl.agents.agent_program import run_in_sandbox, run_program
 from asyncrl.agents.environments import play
+from asyncrl.agents.gateway_client import GatewayClient
+from asyncrl.agents.model_call import RETRIES
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.plugins import load_named
 
 Agent = Callable[[EpisodeFacts], Awaitable[Any]]
 """Plays an episode, and returns what its user's code returned. It raises what that raises."""
 
-RETRIES = 8
-"""Times that a client asks again by itself where the gateway is busy or closed a connection."""
 FORM = "async def solve(client, episode)"
 
 
 def load_agent(run: str | Sequence[str], paths: Sequence[str] | None = None) -> Agent:
     """The agent that `module:name` names, a function or an environment's class, or that a command
     line is. With `paths` a command is run in the sandbox, where it sees them. Raises ConfigError,
-    which says what is wrong with it."""
+    which says what is wrong with it, and ModuleNotFoundError for a function where the client that
+    it is given is not installed."""
     if not isinstance(run, str):
         return _of_program(list(run), paths)
     found = load_named(run, "agent")
@@ -51,6 +48,8 @@ def load_agent(run: str | Sequence[str], paths: Sequence[str] | None = None) -> 
         raise ConfigError(
             f"the agent {run!r} cannot be called with a client and an episode; define it as {FORM}."
         )
+    import openai  # noqa: F401 before a process with the agent is forked
+
     if inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(found.__call__):
         return partial(play_async, found)
     return partial(_play_sync, found)
@@ -81,10 +80,10 @@ def _of_class(run: str, kind: type) -> Agent:
             "and gets its entry in reset."
         )
 
-    async def solve(client: openai.AsyncOpenAI, episode: AgentEpisode) -> float:
-        return await play(kind(), client, episode)
+    async def agent(facts: EpisodeFacts) -> float:
+        return await play(kind(), facts)
 
-    return partial(play_async, solve)
+    return agent
 
 
 def _takes(function: Callable[..., Any], arguments: int) -> bool:
@@ -105,15 +104,20 @@ def _tls() -> ssl.SSLContext:
 
 
 async def play_async(solve: Callable[..., Awaitable[Any]], facts: EpisodeFacts) -> Any:
-    async with _opened(facts) as episode:
+    import openai
+
+    async with GatewayClient(facts.base_url) as gateway:
         # the gateway bounds a call, and the attempt's clock all else; a proxy is not for loopback
         http = openai.DefaultAsyncHttpxClient(trust_env=False, verify=_tls(), timeout=None)
         async with _client(openai.AsyncOpenAI, facts, http) as client:
-            return await solve(client, episode)
+            return await solve(client, AgentEpisode(facts, gateway))
 
 
 async def _play_sync(solve: Callable[..., Any], facts: EpisodeFacts) -> Any:
-    async with _opened(facts) as episode:
+    import openai
+
+    async with GatewayClient(facts.base_url) as gateway:
+        episode = AgentEpisode(facts, gateway)
         blocking = BlockingEpisode(facts, episode, asyncio.get_running_loop())
         http = openai.DefaultHttpxClient(trust_env=False, verify=_tls(), timeout=None)
         with _client(openai.OpenAI, facts, http) as client:
@@ -128,9 +132,3 @@ def _client(kind: Callable[..., Any], facts: EpisodeFacts, http: Any) -> Any:
         timeout=None,
         max_retries=RETRIES,
     )
-
-
-@asynccontextmanager
-async def _opened(facts: EpisodeFacts) -> AsyncIterator[AgentEpisode]:
-    async with httpx2.AsyncClient(trust_env=False, verify=_tls()) as http:
-        yield AgentEpisode(facts, http)

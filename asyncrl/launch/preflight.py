@@ -196,12 +196,13 @@ def _agent(agent: AgentConfig) -> None:
     try:
         from asyncrl.agents.agent_sandbox import refuse_without_sandbox
         from asyncrl.agents.load_agent import load_agent
+
+        load_agent(agent.run)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"agent.run is set, and agents need {error.name}, which is not installed: install "
             "asyncrl[agents]."
         ) from None
-    load_agent(agent.run)
     if agent.sandbox == "bwrap":
         argv = () if isinstance(agent.run, str) else agent.run
         refuse_without_sandbox(argv, agent.paths)

@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 from fake_gateway import REWARDS, FakeGateway, fake_gateway
@@ -26,6 +25,7 @@ from asyncrl.agents.agent_episode import EpisodeError
 from asyncrl.agents.agent_rewards import LARGEST, WrongReward, as_outcome, as_reward
 from asyncrl.agents.endings import AgentEnd, AgentEnded, AgentFailed, played
 from asyncrl.agents.examples.guess_the_number import Game
+from asyncrl.agents.gateway_client import GatewayClient
 from asyncrl.agents.load_agent import load_agent
 from asyncrl.config.errors import ConfigError
 from asyncrl.tasks.text import Tokenizer
@@ -188,8 +188,9 @@ def test_what_raises_is_one_printable_line(gateway: FakeGateway) -> None:
 
 
 async def _with(gateway: FakeGateway, use: Any, **changes: Any) -> Any:
-    async with httpx2.AsyncClient(trust_env=False) as http:
-        return await use(AgentEpisode(gateway.facts(**changes), http))
+    facts = gateway.facts(**changes)
+    async with GatewayClient(facts.base_url) as client:
+        return await use(AgentEpisode(facts, client))
 
 
 def test_a_result_is_computed_once(gateway: FakeGateway) -> None:
@@ -346,23 +347,34 @@ def test_users_agents_import_no_trio_and_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_is_warm_imports_nothing_more_in_an_episode_and_has_no_thread() -> None:
-    code = """
+@pytest.mark.parametrize(
+    ("run", "imports_openai"),
+    [
+        ("asyncrl.agents.examples.guess_the_number:Game", False),
+        ("asyncrl.agents.examples.retry:solve", True),
+    ],
+)
+def test_what_is_warm_imports_nothing_more_in_an_episode_and_has_no_thread(
+    run: str, imports_openai: bool
+) -> None:
+    code = f"""
 import asyncio, sys, threading
 from asyncrl.agents.endings import AgentEnded, played
 from asyncrl.agents.load_agent import load_agent
 from asyncrl.agents.warm import warm
 from fake_gateway import fake_gateway
-agent = load_agent("asyncrl.agents.examples.guess_the_number:Game")
+agent = load_agent({run!r})
 with fake_gateway() as gateway:
-    before, threads = {*sys.modules}, threading.active_count()
-    warm()
-    warmed = {*sys.modules}
-    assert warmed - before and threading.active_count() == threads
+    before, threads = {{*sys.modules}}, threading.active_count()
+    warm({run!r})
+    warmed = {{*sys.modules}}
+    assert threading.active_count() == threads
+    assert ("openai" in warmed) is {imports_openai} is bool(warmed - before)
     gateway.replies = ["8", "4"]
-    facts = gateway.facts(entry={"prompt": "Guess.", "answer": 4})
-    assert asyncio.run(played(agent, facts)) == AgentEnded(1.0)
-    print(sorted({*sys.modules} - warmed))
+    facts = gateway.facts(entry={{"prompt": "Guess.", "answer": 4}})
+    end = asyncio.run(played(agent, facts))
+    assert isinstance(end, AgentEnded), end
+    print(sorted({{*sys.modules}} - warmed))
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     done = subprocess.run(

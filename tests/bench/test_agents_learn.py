@@ -8,8 +8,10 @@ from pathlib import Path
 
 import agents_learn
 
-from asyncrl.agents.examples import calculator
+from asyncrl import config as configuration
+from asyncrl.agents.examples import calculator, retry
 from asyncrl.agents.examples.guess_the_number import Game
+from asyncrl.tasks import open_task
 from asyncrl.tasks.text import Tokenizer
 from asyncrl.training import bundled
 
@@ -61,3 +63,25 @@ def test_a_shown_call_is_what_is_read_in_one(tmp_path: Path) -> None:
         assert text + answer == first + said
         right += (question.strip(), answer) in shown
     assert 33 < right < 63, "about 47: the right tool one time in five, and a third of the others"
+
+
+def test_a_shown_conversation_of_tries_is_what_is_read_in_one(tmp_path: Path) -> None:
+    bundled.write_tokenizer(tmp_path)
+    tokenizer = Tokenizer(tmp_path, chat=True)
+    task = open_task(configuration.load(agents_learn.RUN_TOML, [], {}).task, 0)
+    conversations = agents_learn.tries(random.Random(0), task)
+    answers = {task.prompt("train", n): task.answer("train", n) for n in range(task.size("train"))}
+    ended = 0
+    for first, said in (next(conversations) for _ in range(100)):
+        replies = said.split(f"{bundled.END}{retry.AGAIN}\n")
+        assert len(replies) <= retry.TRIES and answers[first] not in replies[:-1]
+        assert {len(reply) for reply in replies} == {len(answers[first])}
+        chat = [{"role": "user", "content": first}]
+        for reply in replies[:-1]:
+            chat += [
+                {"role": "assistant", "content": reply},
+                {"role": "user", "content": retry.AGAIN},
+            ]
+        assert tokenizer.render(chat) + replies[-1] == first + said
+        ended += replies[-1] == answers[first]
+    assert 35 < ended < 70, "about half: three tries, each right one time in five"

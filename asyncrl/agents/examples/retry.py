@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageParam
 
 TRIES = 3
+AGAIN = "wrong, try again"
 
 
 async def solve(client: openai.AsyncOpenAI, episode: AgentEpisode) -> None:
@@ -27,5 +28,5 @@ async def solve(client: openai.AsyncOpenAI, episode: AgentEpisode) -> None:
             return
         messages += [
             {"role": "assistant", "content": reply},
-            {"role": "user", "content": "wrong, try again"},
+            {"role": "user", "content": AGAIN},
         ]
