@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from asyncrl.config import Config
 from asyncrl.config.errors import BAD_INPUT, ConfigError
+from asyncrl.config.published import engine_dtype, published_dtype
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.endpoints import connect
 from asyncrl.ipc.keys import read_key
@@ -48,15 +49,29 @@ class ActorContext:
     @property
     def dtype(self) -> torch.dtype:
         """The type that the run's model has."""
-        import torch
+        return _dtype(self.config.model.dtype)
 
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.config.model.dtype]
+    @property
+    def published_dtype(self) -> torch.dtype:
+        """The type of the weights that engines are sent."""
+        return _dtype(published_dtype(self.config))
+
+    @property
+    def engine_dtype(self) -> torch.dtype:
+        """The type of the weights that engines hold."""
+        return _dtype(engine_dtype(self.config))
 
     async def link(self) -> Link:
         """A link to the coordinator, which knows who is at this end."""
         link = await connect(UnixAddress(self.run / COORDINATOR), read_key(self.run / KEY))
         await link.send(self.hello)
         return link
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -43,8 +43,13 @@ from asyncrl.observe.run_dir import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from actors.coordinator.coordinator import Coordinator
     from asyncrl.journal import Journal
+    from weightsync.buckets import Plan
+    from weightsync.collective import Receiver
+    from weightsync.direct_weights import DirectWeights
 
 STATUS_S = 1.0
 
@@ -188,9 +193,10 @@ async def rollout(place: ActorContext) -> None:
     from asyncrl.training.output_layer import float32_output
     from weightsync.buckets import Plan
     from weightsync.collective import Receiver
+    from weightsync.narrowed import narrowed
 
     config, waits = place.config, Waits()
-    model, tokenizer = empty_model(place.initial, place.dtype), Tokenizer(place.initial)
+    model, tokenizer = empty_model(place.initial, place.engine_dtype), Tokenizer(place.initial)
     if config.model.output_dtype == "float32":
         with refused_as_input():
             float32_output(model)
@@ -198,7 +204,8 @@ async def rollout(place: ActorContext) -> None:
     if config.model.lora.rank:
         with refused_as_input():
             base = AdaptedBase(place)
-    plan = Plan.of(published(base.model if base else model), config.publication.bucket_bytes)
+    sent = narrowed(published(base.model if base else model), place.published_dtype)
+    plan = Plan.of(sent, config.publication.bucket_bytes)
     context = EngineContext(config, place.run, place.initial, place.index, model, tokenizer, waits)
     async with (
         engine_kind(config.engine.kind).open(context) as engine,
@@ -213,7 +220,29 @@ async def rollout(place: ActorContext) -> None:
             return await trio.to_thread.run_sync(base.merged, staged) if base else staged
 
         reporter = Reporter(waits, report_s(config))
-        await rollout_actor(link, engine, receive, reporter)
+        direct = _DirectReceive(receiver, plan, config.publication.deadline_s)
+        given = direct if config.publication.path == "direct" else None
+        await rollout_actor(link, engine, receive, reporter, given)
+
+
+class _DirectReceive:
+    """Direct transfers into the weights of one engine, which are always the same tensors."""
+
+    def __init__(self, receiver: Receiver, plan: Plan, deadline_s: float) -> None:
+        self._receiver, self._plan, self._deadline_s = receiver, plan, deadline_s
+        self._weights: DirectWeights | None = None
+
+    async def join(self, message: Prepare) -> None:
+        rendezvous = message.store, message.epoch, message.rank, message.world
+        await self._receiver.join(*rendezvous, self._plan, self._deadline_s)
+
+    async def receive(self, message: Prepare, weights: Mapping[str, Tensor]) -> list[int]:
+        from weightsync.direct_weights import DirectWeights
+
+        if self._weights is None:
+            self._weights = DirectWeights(self._plan, weights)
+        rendezvous = message.store, message.epoch, message.rank, message.world
+        return await self._receiver.receive_direct(*rendezvous, self._weights, self._deadline_s)
 
 
 async def reward(place: ActorContext) -> None:

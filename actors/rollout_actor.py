@@ -6,6 +6,7 @@ Invariant: it streams the tokens that its engine sampled, under the version that
     chunks     engine.run → coordinator            (one frame for all slots)
     weights    Prepare → receive, beside decoding → Prepared
                Commit → engine.load → Committed
+               (or into the engine's own weights: `direct_reception`)
 
 Nothing is kept here: a rollout's tokens are with the coordinator as soon as they are streamed. So
 this process may be killed at any time.
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import trio
 
+from actors.direct_reception import DirectReceive, DirectReception
 from actors.errors import CoordinatorLost
 from actors.reporting import Reporter
-from asyncrl.engines.protocol import AveragingEngine, Chunk, Engine, Request
+from asyncrl.engines.protocol import AveragingEngine, Chunk, DirectEngine, Engine, Request
 from asyncrl.ipc.link import Link
 from asyncrl.ipc.messages import (
     Abort,
@@ -36,6 +38,8 @@ from asyncrl.ipc.messages import (
     Leases,
     Prepare,
     Prepared,
+    Quiesce,
+    Resend,
     Unpin,
 )
 from weightsync.errors import TransferError
@@ -140,10 +144,20 @@ async def _swap(engine: Engine, message: Commit, staged: Received) -> float:
     return kept_s + await engine.load(version, staged.weights)
 
 
-async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: Reporter) -> None:
-    """Serve the coordinator until it drains this actor. Raises the link's error if the link
+async def rollout_actor(
+    link: Link,
+    engine: Engine,
+    receive: Receive,
+    reporter: Reporter,
+    receive_direct: DirectReceive | None = None,
+) -> None:
+    """Serve the coordinator until it drains this actor; with `receive_direct` a publication may go
+    straight into the engine, which is a `DirectEngine` then. Raises the link's error if the link
     breaks, and CoordinatorLost if it ends before."""
-    staging = _Staging(receive)
+    staging, direct = _Staging(receive), None
+    if receive_direct is not None:
+        assert isinstance(engine, DirectEngine), "others are refused before a run"
+        direct = DirectReception(engine, receive_direct, link.send)
 
     async def emit(chunks: Sequence[Chunk]) -> None:
         heads = [
@@ -174,6 +188,16 @@ async def rollout_actor(link: Link, engine: Engine, receive: Receive, reporter: 
                     engine.submit(requests(message, buffers[0]))
                 case Interrupt(rollouts):
                     engine.interrupt(rollouts)
+                case Prepare() if direct is not None and message.direct:
+                    nursery.start_soon(direct.take_part, message, direct.begin(message))
+                case Quiesce(publication) if direct is not None:
+                    direct.quiesce(publication)
+                case Commit() if direct is not None:
+                    nursery.start_soon(direct.commit, message)
+                case Abort(publication) if direct is not None:
+                    direct.abort(publication)
+                case Resend(publication) if direct is not None:
+                    direct.resend(publication)
                 case Prepare():
                     nursery.start_soon(prepare, message, staging.begin(message))
                 case Commit():

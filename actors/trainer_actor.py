@@ -6,6 +6,7 @@ Invariant: commands that compute are carried out one at a time, in the order in 
     ScoreProximal   score tokens under the present weights, and keep the scores → ScoredProximal
     CloseStep       one optimizer step, one version more           → Stepped
     Publish         send the present weights                       → Transferred
+                    (a direct one: join → Joined; send at Transfer)
     Save            write a checkpoint                             → Saved
 
 Weights are sent beside accumulation, never beside an optimizer step. The actor waits only for
@@ -30,9 +31,11 @@ from asyncrl.ipc.messages import (
     Consumed,
     Drain,
     Drained,
+    Joined,
     Message,
     MicroBatch,
     Publish,
+    Resend,
     Save,
     Saved,
     ScoredProximal,
@@ -40,6 +43,7 @@ from asyncrl.ipc.messages import (
     Stepped,
     TokenCount,
     TrainerReady,
+    Transfer,
     Transferred,
 )
 from asyncrl.ipc.waits import Waits
@@ -108,6 +112,10 @@ class TransferProtocol(Protocol):
     @property
     def store(self) -> str: ...
 
+    async def join(self, message: Publish) -> None:
+        """Meet the engines of a direct publication. Raises TransferError."""
+        ...
+
     async def send(self, message: Publish) -> Sent: ...
 
 
@@ -122,6 +130,7 @@ async def trainer_actor(
     before. The wait for a command ends at the latest with the link, which ends with the
     coordinator, whose watchdog ends a run that stands still."""
     weights = trio.Lock()  # held while the weights must not change
+    engines_still = dict[int, trio.Event]()  # by publication
 
     async def publish(
         message: Publish,
@@ -139,11 +148,17 @@ async def trainer_actor(
                 task_status.started(scope)
             version, start = learner.version, trio.current_time()
             try:
+                if message.direct:
+                    still = engines_still[message.publication] = trio.Event()
+                    await transfer.join(message)
+                    await link.send(Joined(message.publication))
+                    await still.wait()
                 sent = await transfer.send(message)
                 checksums, sent_bytes, error = sent.checksums, sent.sent_bytes, ""
             except TransferError as failure:
                 error = str(failure)
             finally:
+                engines_still.pop(message.publication, None)
                 weights.release()
         seconds = trio.current_time() - start
         await link.send(
@@ -162,7 +177,11 @@ async def trainer_actor(
                 match message:
                     case Publish():
                         transfer_scope = await nursery.start(publish, message)
-                    case Abort():
+                    case Transfer(publication) if publication in engines_still:
+                        engines_still[publication].set()
+                    case Transfer():
+                        pass  # given up meanwhile
+                    case Abort() | Resend():
                         transfer_scope.cancel()
                     case _:
                         send.send_nowait((message, buffers))

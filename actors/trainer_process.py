@@ -27,6 +27,7 @@ from actors.rank_orders import RankOrders, obey, open_orders
 from actors.reporting import Reporter
 from actors.scoring_servers import ScoringServers
 from actors.trainer_actor import trainer_actor
+from asyncrl.config.published import rounded
 from asyncrl.config.ranks import ranks_of
 from asyncrl.ipc.address import UnixAddress
 from asyncrl.ipc.keys import read_key
@@ -52,11 +53,15 @@ from asyncrl.training.models import load_model
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
+from asyncrl.training.rounding_gap import rounding_gap
 from asyncrl.training.supervised import open_supervised
 from asyncrl.training.trial import try_passes
 from weightsync.buckets import Plan
 from weightsync.collective import Sender
 from weightsync.epoch_group import SendResult
+from weightsync.errors import TransferError
+from weightsync.handoff import Handoff
+from weightsync.narrowed import narrowed
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +74,8 @@ async def trainer_process(place: ActorContext) -> None:
     checkpoint = latest(place.run) if place.resume else None
     with refused_as_input():
         model = _model(place, checkpoint)
-    plan = Plan.of(published(model), config.publication.bucket_bytes)
+    sent = narrowed(published(model), place.published_dtype)
+    plan = Plan.of(sent, config.publication.bucket_bytes)
     with _rank(place, model) as rank:
         with refused_as_input():
             learner = _learner(place, model, rank)
@@ -113,7 +119,7 @@ async def _lead(
             ) as sender,
             await place.link() as link,
         ):
-            transfer = _Transfer(sender, learner, orders, plan, config.publication.deadline_s)
+            transfer = _Transfer(sender, learner, orders, plan, place)
             await trainer_actor(
                 link, _Threaded(learner, orders, servers, place), transfer, waits, Reporter(waits)
             )
@@ -204,7 +210,11 @@ class _Threaded:
         await trio.to_thread.run_sync(self.learner.score_proximal, message, buffers)
 
     async def step(self) -> dict[str, float]:
-        return await self.orders.give(CloseStep(self.version), (), self.learner.step)
+        metrics = await self.orders.give(CloseStep(self.version), (), self.learner.step)
+        if not rounded(self.place.config):
+            return metrics
+        gap = partial(rounding_gap, self.learner.model, self.place.published_dtype)
+        return metrics | {"published_gap": await trio.to_thread.run_sync(gap)}
 
     async def save(self, cursor: int) -> Path:
         """A checkpoint; after the last step also the model alone, for use elsewhere."""
@@ -263,13 +273,19 @@ class _Transfer:
     learner: Learner
     orders: RankOrders
     plan: Plan
-    deadline_s: float
+    place: ActorContext
 
     @property
     def store(self) -> str:
         return self.sender.store
 
+    async def join(self, message: Publish) -> None:
+        deadline_s = self.place.config.publication.deadline_s
+        await self.sender.join(message.epoch, message.world, self.plan, deadline_s)
+
     async def send(self, message: Publish) -> SendResult:
+        if message.direct and self.learner.rank.size > 1:
+            return await self._send_gathering(message)
         gather = partial(self.learner.rank.gathered, self.learner.model)
         model = await self.orders.give(Gather(), (), gather)
         assert model is not None
@@ -277,13 +293,36 @@ class _Transfer:
             message.epoch,
             message.world,
             self.plan,
-            published(model),
-            self.deadline_s,
+            self._published(model),
+            self.place.config.publication.deadline_s,
             self._average() if message.average else None,
         )
+
+    async def _send_gathering(self, message: Publish) -> SendResult:
+        """Send each tensor when it is gathered: the model is nowhere whole, and nothing is trained
+        meanwhile."""
+        deadline_s, rank = self.place.config.publication.deadline_s, self.learner.rank
+        handoff = Handoff(deadline_s)
+        own = partial(handoff.fill, rank.gathering(self.learner.model))
+        epoch, world = message.epoch, message.world
+        found: SendResult | TransferError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.orders.give, Gather(), (), own)
+            try:
+                found = await self.sender.send(epoch, world, self.plan, handoff, deadline_s)
+            except TransferError as error:  # out of the nursery by itself
+                found = error
+            finally:
+                handoff.leave()
+        if isinstance(found, TransferError):
+            raise found
+        return found
+
+    def _published(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+        return narrowed(published(model), self.place.published_dtype)
 
     def _average(self) -> Iterator[tuple[str, Tensor]]:
         """The average as it is at the learner's version: both change in the same step."""
         average = self.learner.average
         assert average is not None, "evaluation.weights needs train.ema"
-        yield from published(average.policy.model)
+        yield from self._published(average.policy.model)

@@ -29,6 +29,7 @@ import trio
 from torch import Tensor
 
 from weightsync.buckets import Plan, PlanMismatch
+from weightsync.direct_weights import DirectWeights
 from weightsync.epoch_group import EpochGroup, Rendezvous, SendResult, Staged
 from weightsync.errors import TransferError
 from weightsync.group import Job, Worker
@@ -60,6 +61,12 @@ class Sender:
                 yield sender
             finally:
                 await sender._transport.close()
+
+    async def join(self, epoch: int, world: int, plan: Plan, deadline_s: float) -> None:
+        """Meet the engines of the epoch and compare plans, within `deadline_s` seconds, and send
+        nothing yet. Errors as of `send`."""
+        rendezvous = Rendezvous(epoch, 0, world, self.store)
+        await self._transport.run(rendezvous, plan, deadline_s, _nothing)
 
     async def send(
         self,
@@ -144,6 +151,34 @@ class Receiver:
         self._spare = flat
         return staged
 
+    async def join(
+        self, store: str, epoch: int, rank: int, world: int, plan: Plan, deadline_s: float
+    ) -> None:
+        """Meet the trainer and the other engines of the epoch and compare plans, and receive
+        nothing yet. Arguments and errors as of `receive`."""
+        rendezvous = Rendezvous(epoch, rank, world, store)
+        await self._transport.run(rendezvous, plan, deadline_s, _nothing)
+
+    async def receive_direct(
+        self,
+        store: str,
+        epoch: int,
+        rank: int,
+        world: int,
+        weights: DirectWeights,
+        deadline_s: float,
+    ) -> list[int]:
+        """Receive one publication into an engine's own weights, which stands still; the checksums
+        of what stands there afterwards, one a bucket. Errors as of `receive`; the weights are of no
+        version then."""
+        rendezvous = Rendezvous(epoch, rank, world, store)
+        return await self._transport.run(
+            rendezvous,
+            weights.plan,
+            deadline_s,
+            lambda group, job: group.receive_direct(job, weights),
+        )
+
     def _memory(self, plan: Plan) -> Tensor:
         return torch.empty(plan.total_bytes, dtype=torch.uint8, device=self._device)
 
@@ -155,6 +190,10 @@ class Receiver:
                 "only the weights staged last can be kept: another receive has begun since"
             )
         self._kept, self._spare = staged.flat, self._kept
+
+
+def _nothing(group: EpochGroup, job: Job) -> None:
+    """Joining is all."""
 
 
 class _Transport:

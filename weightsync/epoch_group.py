@@ -30,6 +30,7 @@ from torch.distributed import PrefixStore, Store, Work  # type: ignore[attr-defi
 from weightsync.buckets import Plan, PlanMismatch
 from weightsync.checksum import checksum
 from weightsync.deltas import Delta, delta, empty_body, empty_head, whole
+from weightsync.direct_weights import DirectWeights
 from weightsync.errors import TransferError
 from weightsync.group import Collective, Job, connect_group
 from weightsync.stores import open_store, own_address
@@ -226,6 +227,39 @@ class EpochGroup:
             coming = Delta(head, empty_body(head, bucket))
             posted = self._broadcast(job, coming.body, doing) if coming.body.numel() else None
             yield _Arrival(doing, posted, bucket, coming, old)
+
+    def receive_direct(self, job: Job, weights: DirectWeights) -> list[int]:
+        """Receive all buckets into an engine's own weights; a checksum of what stands there then,
+        for each."""
+        count, size = self.plan.bucket_count, min(self.plan.bucket_bytes, self.plan.total_bytes)
+        if not self._buffers:
+            self._buffers = [
+                torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(3)
+            ]
+        checksums: list[int] = []
+        posted: deque[tuple[Work, Tensor, str]] = deque()
+
+        def post(number: int) -> None:
+            bucket, doing = self._buffers[number % 2], f"receiving bucket {number + 1} of {count}"
+            bucket = bucket[: self._size(number)]
+            posted.append((self._broadcast(job, bucket, doing), bucket, doing))
+
+        for number in range(min(2, count)):  # as in `receive`, two are under way
+            post(number)
+        for number in range(count):
+            work, bucket, doing = posted.popleft()
+            self._wait(job, work, doing)
+            weights.write(job, number, bucket)
+            if number + 2 < count:
+                post(number + 2)
+            back = self._buffers[2][: bucket.numel()]
+            weights.read(number, back)
+            checksums.append(checksum(back))
+        return checksums
+
+    def _size(self, number: int) -> int:
+        """Bytes of a bucket, counted from 0; the last may have fewer."""
+        return min(self.plan.bucket_bytes, self.plan.total_bytes - number * self.plan.bucket_bytes)
 
     def close(self) -> None:
         """Let go of everything. In gloo this waits for broadcasts that are still under way, which

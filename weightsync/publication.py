@@ -7,163 +7,92 @@ come back, in their order.
 
     phase      waits for                       goes on when               at its deadline
     --------   -----------------------------   ------------------------   ------------------------
-    PREPARE    begin()                         Publish, Prepare go out:   -
-                                               TRANSFER
-    TRANSFER   Transferred of the trainer      it came: VERIFY            ABORT
+    PREPARE    begin(); and, of a direct       all came: QUIESCE          ABORT
+               one, Joined of everybody
+    QUIESCE    Quiesced of every member        all came: Transfer goes    ABORT
+                                               out, TRANSFER
+    TRANSFER   Transferred of the trainer      it came: VERIFY            ABORT or RESEND
     VERIFY     Prepared of every member        all equal the trainer's:   silent members fenced,
                left                            COMMIT                     COMMIT with the others
     COMMIT     Committed of every member       all came: DONE             silent members fenced,
                left                                                       DONE
-    ABORT      answers still owed (below)      all came: FAILED           whoever is silent fenced,
-                                                                          FAILED
+    ABORT,     answers still owed (below)      all came: FAILED           whoever is silent fenced,
+    RESEND                                                                FAILED
     DONE       nothing: the version is
                current
-    FAILED     nothing: the old version is still served; the shell tries again with a new number
-               and a new epoch
+    FAILED     nothing; the shell tries again with a new number and a new epoch
 
-A member lost in TRANSFER leads to ABORT: a broadcast with a dead member fails for all. A member
-lost in VERIFY does not, nor one that is fenced there (silent, or of a wrong checksum): the trainer
-has sent everything, and each of the others shows by its own checksums that it has everything. They
-go on without it; where nobody is left, ABORT. An error from TRANSFER or VERIFY leads to ABORT. One
-that a member reports is no fault of its own (its peer died, the trainer gave up), so nobody is
-fenced for one; a member that cannot receive for reasons of its own should crash, and is then lost.
-A member lost after the decision is fenced, and the commit stands.
+A staged publication goes from PREPARE to TRANSFER at once: its members receive while they decode,
+and have another place for what they receive. A direct one has no such place. It joins everybody
+and compares plans first (PREPARE), has every engine stand still (QUIESCE), and only then is
+anything sent, into the weights that engines decode with. Up to there a failure leads to ABORT, and
+the old version is still served. From the first byte on there is no way back, and a failure leads to
+RESEND: whoever has not been fenced stands still, with weights of no version (`Failed.torn`), until
+a later publication has brought all of them. Nothing decodes with what has not committed either way.
 
-What makes ABORT finite: every Prepare is answered by exactly one Prepared, and every Publish by
-exactly one Transferred. A member or trainer still at work when an Abort comes stops, and gives that
-one answer with an error; one that has answered just forgets. Late answers of other publications are
-known by their number, and ignored. There is no QUIESCE yet: it is for engines that cannot stage.
+A member lost in TRANSFER leads to ABORT or RESEND: a broadcast with a dead member fails for all. A
+member lost in VERIFY does not, nor one that is fenced there (silent, or of a wrong checksum): the
+trainer has sent everything, and each of the others shows by its own checksums that it has
+everything. They go on without it; where nobody is left, ABORT or RESEND. So does an error before
+the decision. One that a member reports is no fault of its own (its peer died, the trainer gave up),
+so nobody is fenced for one; a member that cannot receive for reasons of its own should crash, and
+is then lost. A member lost after the decision is fenced, and the commit stands.
+
+What makes ABORT and RESEND finite: every Prepare is answered by exactly one Prepared, and every
+Publish by exactly one Transferred. A member or trainer still at work when one comes stops, and
+gives that one answer with an error; one that has answered just forgets. Late answers of other
+publications are known by their number, and ignored.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from asyncrl.ipc.messages import Abort, Commit, Committed, Prepare, Prepared, Publish, Transferred
-
-# -------------------------------------------------------------------------------------- membership
-
-
-class Membership(msgspec.Struct, frozen=True):
-    """The processes of a collective: the trainer with rank 0, then `members` (indices of rollout
-    actors) in their fixed order.
-
-    Every change makes a new epoch, because a process group cannot change; an epoch's number is
-    never used twice.
-    """
-
-    epoch: int = 0
-    members: tuple[int, ...] = ()
-
-    @property
-    def world(self) -> int:
-        """Processes in the group, the trainer included."""
-        return len(self.members) + 1
-
-    def rank(self, member: int) -> int:
-        """The member's rank, from 1. Raises ValueError when it is no member."""
-        return self.members.index(member) + 1
-
-    def joined(self, member: int) -> Membership:
-        """With one more member. Raises ValueError when it is one already: a restarted member must
-        leave before it joins again."""
-        if member in self.members:
-            raise ValueError(
-                f"engine {member} is in epoch {self.epoch} already; it must leave before it "
-                "joins again"
-            )
-        return Membership(self.epoch + 1, (*self.members, member))
-
-    def left(self, member: int) -> Membership:
-        """Without this member; the same membership when it was none."""
-        if member not in self.members:
-            return self
-        return Membership(self.epoch + 1, tuple(m for m in self.members if m != member))
-
-    def only(self, members: Iterable[int]) -> Membership:
-        """These of its members, in its order, in a new epoch.
-
-        Example: of epoch 7 with members 0, 1, 2 and 3, `only([3, 1])` is epoch 8 with members 1
-        and 3.
-        """
-        some = frozenset(members)
-        return Membership(self.epoch + 1, tuple(m for m in self.members if m in some))
-
-    def renewed(self) -> Membership:
-        """The same members in a new epoch: after a failed publication, whose group may be
-        broken."""
-        return Membership(self.epoch + 1, self.members)
-
-
-# ----------------------------------------------------------------------------------------- actions
-
-
-class Action(msgspec.Struct, frozen=True):
-    """An order to the shell."""
-
-
-class ToTrainer(Action, frozen=True):
-    """Send this to the trainer."""
-
-    message: Publish | Abort
-
-
-class ToMember(Action, frozen=True):
-    """Send this to a rollout actor."""
-
-    member: int
-    message: Prepare | Commit | Abort
-
-
-class Decided(Action, frozen=True):
-    """The commit is decided and stands from here on: journal it before carrying out what
-    follows."""
-
-    version: int
-
-
-class Fence(Action, frozen=True):
-    """This member is out: no more routing, its process ended and replaced. Comes at most once for
-    each member."""
-
-    member: int
-    reason: str
-
-
-class FenceTrainer(Action, frozen=True):
-    """The trainer does not answer, which ends the run."""
-
-    reason: str
-
-
-class Done(Action, frozen=True):
-    """Every member still in decodes with `version`. Nothing follows."""
-
-    version: int
-
-
-class Failed(Action, frozen=True):
-    """Nothing was committed, and everybody has let go. Nothing follows."""
-
-    reason: str
+from asyncrl.ipc.messages import (
+    Abort,
+    Commit,
+    Committed,
+    Joined,
+    Prepare,
+    Prepared,
+    Publish,
+    Quiesce,
+    Quiesced,
+    Resend,
+    Transfer,
+    Transferred,
+)
+from weightsync.membership import Membership
+from weightsync.publication_actions import (
+    Action,
+    Decided,
+    Done,
+    Failed,
+    Fence,
+    FenceTrainer,
+    ToMember,
+    ToTrainer,
+)
 
 
 class PublicationPhase(enum.Enum):
     """Stages of a publication."""
 
     PREPARE = "prepare"
+    QUIESCE = "quiesce"
     TRANSFER = "transfer"
     VERIFY = "verify"
     COMMIT = "commit"
     ABORT = "abort"
+    RESEND = "resend"
     DONE = "done"
     FAILED = "failed"
 
 
-_BEFORE_DECISION = (PublicationPhase.TRANSFER, PublicationPhase.VERIFY)
+_UNSENT = (PublicationPhase.PREPARE, PublicationPhase.QUIESCE)
+_BEFORE_DECISION = (*_UNSENT, PublicationPhase.TRANSFER, PublicationPhase.VERIFY)
+_GIVEN_UP = (PublicationPhase.ABORT, PublicationPhase.RESEND)
 
 
 # ------------------------------------------------------------------------------------- publication
@@ -171,12 +100,12 @@ _BEFORE_DECISION = (PublicationPhase.TRANSFER, PublicationPhase.VERIFY)
 
 class Publication:
     """Getting `version` into every member of `membership`, whose trainer has its store at the
-    address `store`.
+    address `store`; with `direct` into the weights that it decodes with.
 
     `number` is the publication's own, never used twice. Each phase has `deadline_s` seconds. With
     `pin` members keep the version, with `average` its average in its place: that is sent and
-    verified in the same transaction. Raises ValueError when there is no member, or for an average
-    that is not pinned.
+    verified in the same transaction. Raises ValueError when there is no member, and for an average
+    that is not pinned or is to go direct.
     """
 
     def __init__(
@@ -189,6 +118,7 @@ class Publication:
         deadline_s: float,
         pin: bool = False,
         average: bool = False,
+        direct: bool = False,
     ) -> None:
         if not membership.members:
             raise ValueError(
@@ -196,6 +126,8 @@ class Publication:
             )
         if average and not pin:
             raise ValueError(f"the average of version {version} would be sent, and nobody keeps it")
+        if average and direct:
+            raise ValueError(f"the average of version {version} has no place in engines' weights")
         self.number = number
         self.version = version
         self.membership = membership
@@ -207,6 +139,7 @@ class Publication:
         self._deadline_s = deadline_s
         self._pin = pin
         self._average = average
+        self._direct = direct
         self._reason = ""
         # Both in rank order. An answer costs the same with any number of members: each is looked at
         # when it comes.
@@ -214,6 +147,10 @@ class Publication:
         # the live that owe a Prepared; in COMMIT, a Committed
         self._owing = dict.fromkeys(membership.members)
         self._early: dict[int, Prepared] = {}  # what came before the trainer's answer
+        # of a direct one, that have not joined, or do not stand still
+        self._trainer_joined = not direct
+        self._behind = dict.fromkeys(membership.members)
+        self._sending = False  # from here on members' weights may be written
         self._sent: Transferred | None = None
 
     @property
@@ -229,9 +166,8 @@ class Publication:
     @property
     def waiting_for(self) -> str:
         """The processes that the publication waits for now, in words; empty when none."""
-        trainer = self._sent is None and self.phase in (
-            PublicationPhase.TRANSFER,
-            PublicationPhase.ABORT,
+        trainer = (self._began and not self._trainer_joined) or (
+            self._sent is None and self.phase in (PublicationPhase.TRANSFER, *_GIVEN_UP)
         )
         return ", ".join(
             (["the trainer"] if trainer else []) + [f"engine {m}" for m in self._silent()]
@@ -241,28 +177,63 @@ class Publication:
 
     def begin(self, now: float) -> list[Action]:
         """Start it. Raises ValueError when it was started before."""
-        if self.phase is not PublicationPhase.PREPARE:
+        if self._began:
             raise ValueError(f"publication {self.number} was started before")
-        self._enter(PublicationPhase.TRANSFER, now)
+        first = PublicationPhase.PREPARE if self._direct else PublicationPhase.TRANSFER
+        self._enter(first, now)
         epoch, world = self.membership.epoch, self.membership.world
         return [
-            ToTrainer(Publish(self.number, epoch, world, self._average)),
+            ToTrainer(Publish(self.number, epoch, world, self._average, self._direct)),
             *(
                 ToMember(
                     m,
                     Prepare(
-                        self.number, self.version, epoch, rank, world, self._store, self._average
+                        self.number,
+                        self.version,
+                        epoch,
+                        rank,
+                        world,
+                        self._store,
+                        self._average,
+                        self._direct,
                     ),
                 )
                 for rank, m in enumerate(self.membership.members, start=1)
             ),
         ]
 
+    def joined(self, member: int | None, message: Joined, now: float) -> list[Action]:
+        """A member, or with None the trainer, is in the group of a direct publication."""
+        if message.publication != self.number or self.phase is not PublicationPhase.PREPARE:
+            return []
+        if member is None:
+            self._trainer_joined = True
+        else:
+            self._behind.pop(member, None)
+        if self._behind or not self._trainer_joined:
+            return []
+        self._enter(PublicationPhase.QUIESCE, now)
+        self._behind = dict(self._live)
+        return [ToMember(m, Quiesce(self.number)) for m in self._live]
+
+    def quiesced(self, member: int, message: Quiesced, now: float) -> list[Action]:
+        """A member's engine stands still."""
+        if message.publication != self.number or self.phase is not PublicationPhase.QUIESCE:
+            return []
+        self._behind.pop(member, None)
+        if self._behind:
+            return []
+        self._sending = True
+        self._enter(PublicationPhase.TRANSFER, now)
+        return [ToTrainer(Transfer(self.number))]
+
     def transferred(self, message: Transferred, now: float) -> list[Action]:
         """The trainer's answer."""
         if message.publication != self.number or self._sent is not None:
             return []
-        self._sent = message
+        self._sent, self._trainer_joined = message, True
+        if self.phase in _UNSENT:
+            return self._abort(f"the trainer: {message.error or 'it sent before it was told'}", now)
         if self.phase is PublicationPhase.TRANSFER:
             if message.error:
                 return self._abort(f"the trainer: {message.error}", now)
@@ -283,8 +254,11 @@ class Publication:
         ):
             return []
         del self._owing[member]
-        if message.error and self.phase in _BEFORE_DECISION:
-            return self._abort(f"engine {member}: {message.error}", now)
+        error = message.error or (
+            "it received before anything was sent" if self.phase in _UNSENT else ""
+        )
+        if error and self.phase in _BEFORE_DECISION:
+            return self._abort(f"engine {member}: {error}", now)
         if self.phase is PublicationPhase.TRANSFER:
             self._early[member] = message
         return (
@@ -313,9 +287,9 @@ class Publication:
 
     def lost(self, member: int, reason: str, now: float) -> list[Action]:
         """A member's process ended, or its link broke, or somebody else fenced it."""
-        if member not in self._live or self.finished or self.phase is PublicationPhase.PREPARE:
+        if member not in self._live or self.finished or not self._began:
             return []
-        if self.phase is PublicationPhase.TRANSFER:
+        if self.phase in (*_UNSENT, PublicationPhase.TRANSFER):
             fence = self._fence(member, reason)
             return [fence, *self._abort(f"engine {member}: {reason}", now)]
         return self._without([member], reason, now)
@@ -325,13 +299,12 @@ class Publication:
         if self.deadline is None or now < self.deadline:
             return []
         missing = f"no answer within {self._deadline_s:g} s of {self.phase.value}"
-        if self.phase is PublicationPhase.TRANSFER:
-            return self._abort(f"the trainer: {missing}", now)
+        if self.phase in (*_UNSENT, PublicationPhase.TRANSFER):
+            return self._abort(f"{self.waiting_for}: {missing}", now)
         silent = self._silent()
-        if self.phase is PublicationPhase.ABORT and self._sent is None:
+        if self.phase in _GIVEN_UP and self._sent is None:
             fences = [self._fence(m, missing) for m in silent]
-            self._finish(PublicationPhase.FAILED)
-            return [*fences, FenceTrainer(missing), Failed(self._reason)]
+            return [*fences, FenceTrainer(missing), self._failed()]
         return self._without(silent, missing, now)
 
     def put_off(self, seconds: float) -> None:
@@ -343,12 +316,9 @@ class Publication:
 
     def _silent(self) -> list[int]:
         """The members that owe an answer in this phase."""
-        return (
-            list(self._owing)
-            if self.phase
-            in (PublicationPhase.VERIFY, PublicationPhase.COMMIT, PublicationPhase.ABORT)
-            else []
-        )
+        if self.phase in _UNSENT:
+            return list(self._behind) if self._began else []
+        return [] if self.phase is PublicationPhase.TRANSFER else list(self._owing)
 
     def _go_on(self, now: float) -> list[Action]:
         if self._owing:
@@ -358,10 +328,14 @@ class Publication:
         if self.phase is PublicationPhase.COMMIT:
             self._finish(PublicationPhase.DONE)
             return [Done(self.version)]
-        if self.phase is PublicationPhase.ABORT and self._sent is not None:
-            self._finish(PublicationPhase.FAILED)
-            return [Failed(self._reason)]
+        if self.phase in _GIVEN_UP and self._sent is not None:
+            return [self._failed()]
         return []
+
+    def _failed(self) -> Failed:
+        torn = self.live if self.phase is PublicationPhase.RESEND else ()
+        self._finish(PublicationPhase.FAILED)
+        return Failed(self._reason, torn)
 
     def _verify(self, answers: Mapping[int, Prepared], now: float) -> list[Action]:
         assert self._sent is not None
@@ -389,15 +363,23 @@ class Publication:
         ]
 
     def _abort(self, reason: str, now: float) -> list[Action]:
-        self._reason = reason
-        self._enter(PublicationPhase.ABORT, now)
-        trainer: list[Action] = [] if self._sent is not None else [ToTrainer(Abort(self.number))]
-        return [*trainer, *(ToMember(m, Abort(self.number)) for m in self._live), *self._go_on(now)]
+        """Give up: for good where nothing was sent into engines' weights, else until it is sent
+        again."""
+        self._reason, self._trainer_joined = reason, True
+        self._enter(PublicationPhase.RESEND if self._sending else PublicationPhase.ABORT, now)
+        order = Resend(self.number) if self._sending else Abort(self.number)
+        trainer: list[Action] = [] if self._sent is not None else [ToTrainer(order)]
+        return [*trainer, *(ToMember(m, order) for m in self._live), *self._go_on(now)]
 
     def _fence(self, member: int, reason: str) -> Fence:
         del self._live[member]
         self._owing.pop(member, None)
+        self._behind.pop(member, None)
         return Fence(member, reason)
+
+    @property
+    def _began(self) -> bool:
+        return self.phase is not PublicationPhase.PREPARE or self.deadline is not None
 
     def _enter(self, phase: PublicationPhase, now: float) -> None:
         self.phase = phase

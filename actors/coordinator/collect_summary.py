@@ -32,6 +32,7 @@ def collect_summary(parts: Components, ok: bool, reason: str) -> summary.Summary
         bias=parts.store.experience.audit.report(),
         idle=summary.Idle(statistics.idle("trainer"), statistics.idle("rollout")),
         publication=parts.publishing.total,
+        published_gap=parts.curve.step_metrics.get("published_gap"),
         restarts=dict(statistics.restarts),
         removed=dict(parts.lifecycle.removed),
         slowest_verifier=summary.SlowestVerifier(prompt_index, slowest)

@@ -31,10 +31,12 @@ from asyncrl.ipc.messages import (
     GiveFailure,
     GiveReward,
     Hello,
+    Joined,
     Message,
     Note,
     Played,
     Prepared,
+    Quiesced,
     Replace,
     Report,
     Role,
@@ -53,7 +55,16 @@ HELLO_S = 10.0
 ACTORS: tuple[Role, ...] = ("rollout", "reward", "agents", "trainer")
 
 ACCEPTED: dict[Role, dict[type[Message], int]] = {
-    "rollout": {EngineReady: 0, Chunks: 2, Prepared: 0, Committed: 0, Report: 0, Drained: 0},
+    "rollout": {
+        EngineReady: 0,
+        Chunks: 2,
+        Joined: 0,
+        Quiesced: 0,
+        Prepared: 0,
+        Committed: 0,
+        Report: 0,
+        Drained: 0,
+    },
     "reward": {ScoreResult: 0, Report: 0, Drained: 0},
     "agents": {
         Ask: 1,
@@ -71,6 +82,7 @@ ACCEPTED: dict[Role, dict[type[Message], int]] = {
         Stepped: 0,
         Saved: 0,
         ScoredProximal: 0,
+        Joined: 0,
         Transferred: 0,
         Report: 0,
         Drained: 0,
@@ -183,6 +195,11 @@ class Connections:
                 parts.scoring.on_score_result(peer, message)
             case Consumed() | ScoredProximal() | Stepped() | Saved() if parts.stepping is not None:
                 self._from_trainer(parts.stepping, message)
+            case Joined():
+                member = None if peer.role == "trainer" else peer.index
+                parts.publishing.on_joined(member, message)
+            case Quiesced():
+                parts.publishing.on_quiesced(peer.index, message)
             case Transferred():
                 parts.publishing.on_transferred(message)
             case Prepared():

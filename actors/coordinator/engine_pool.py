@@ -123,13 +123,18 @@ class EnginePool:
                 engine.kept.add(version)
             self._enter(engine)
 
+    def tear(self, name: str) -> None:
+        """The named engine stands still, with weights of no version."""
+        if (engine := self._engines.get(name)) is not None:
+            self._leave(engine)
+            self._count(engine, -1)
+            engine.version, engine.committing = None, False
+            self._count(engine, 1)
+            self._enter(engine)
+
     def unpin(self, version: int) -> list[EngineHandle]:
         """No engine keeps `version` any more. Returns those that did."""
-        keeping = [
-            engine
-            for engines in self._serving.get(("evaluation", version), {}).values()
-            for engine in engines.values()
-        ]
+        keeping = [engine for engine in self if version in engine.kept]  # also of no version now
         for engine in keeping:
             self._leave(engine)
             engine.kept.remove(version)

@@ -16,7 +16,8 @@ it: one that came late is caught up alone, and the others decode on. With `finis
 version is pinned until nobody needs it. Where averages are evaluated (`evaluation.weights`), a
 publication for evaluation carries two sets of weights, the version's own and its average: engines
 decode with the first and keep the second, under the version's number, for the evaluation alone.
-A publication that fails is tried again in a new epoch.
+A publication that fails is tried again in a new epoch. One that failed when a direct transfer had
+begun leaves engines that stand still, with weights of no version: they are as those without any.
 FAILURES in a row end the run, but for those in which an engine was lost: that engine has a restart
 budget of its own, and the next publication goes on without it.
 """
@@ -33,19 +34,26 @@ from actors.coordinator.event_store import EventStore
 from actors.coordinator.peers import Peer
 from asyncrl.config import Config
 from asyncrl.experience.events import Published
-from asyncrl.ipc.messages import Commit, Committed, Prepared, Transferred
+from asyncrl.ipc.messages import (
+    Commit,
+    Committed,
+    Joined,
+    Prepared,
+    Quiesced,
+    Transferred,
+)
 from asyncrl.observe.run_status import PublicationStatus
 from asyncrl.observe.summary import Publications
 from asyncrl.processes.standstill import shifted
-from weightsync.publication import (
+from weightsync.membership import Membership
+from weightsync.publication import Publication
+from weightsync.publication_actions import (
     Action,
     Decided,
     Done,
     Failed,
     Fence,
     FenceTrainer,
-    Membership,
-    Publication,
     ToMember,
     ToTrainer,
 )
@@ -83,6 +91,7 @@ class Publishing:
         self._deadline_s = config.publication.deadline_s
         self._own = config.staleness.finish_on == "own"
         self._average = config.evaluation.weights == "ema"
+        self._direct = config.publication.path == "direct"
         self._membership = Membership()
         self._trainer: tuple[Peer, str] | None = None
         self._current: Publication | None = None
@@ -165,6 +174,7 @@ class Publishing:
             deadline_s=self._deadline_s,
             pin=pin or self._own,
             average=pin and self._average,
+            direct=self._direct,
         )
         self._carry_out(self._current.begin(self._began))
 
@@ -194,6 +204,15 @@ class Publishing:
         if self._current is not None and (deadline := self._current.deadline) is not None:
             entered = deadline - self._deadline_s
             self._current.put_off(shifted(entered, stood, now) - entered)
+
+    def on_joined(self, member: int | None, message: Joined) -> None:
+        """An engine, or with None the trainer, is in the group."""
+        if self._current is not None:
+            self._carry_out(self._current.joined(member, message, trio.current_time()))
+
+    def on_quiesced(self, member: int, message: Quiesced) -> None:
+        if self._current is not None:
+            self._carry_out(self._current.quiesced(member, message, trio.current_time()))
 
     def on_transferred(self, message: Transferred) -> None:
         if self._current is not None:
@@ -235,8 +254,10 @@ class Publishing:
                     self._current, self._failures, self.served = None, 0, version
                     self._count(trio.current_time() - self._began, self._pauses)
                     self._done(version, self._pin)
-                case Failed(reason):
+                case Failed(reason, torn):
                     assert self._current is not None
+                    for member in torn:
+                        self._engines.tear(f"rollout-{member}")
                     lost = len(self._current.live) < len(self._current.membership.members)
                     self._current, self._failures = None, self._failures + (not lost)
                     self.failed = [*self.failed, reason][-RECENT:]

@@ -16,6 +16,7 @@ import trio
 from asyncrl.config import Config, ConfigError
 from asyncrl.config.engines import Capabilities
 from asyncrl.config.gpus import gpus_of
+from asyncrl.config.published import engine_dtype
 from asyncrl.config.schema import SglangConfig
 from asyncrl.engines.options import EngineOptions
 from asyncrl.engines.protocol import Engine
@@ -108,7 +109,7 @@ async def _check_server(url: str, key: str, config: Config) -> None:
             await check_compatibility(
                 client,
                 architecture=architecture,
-                dtype=config.model.dtype,
+                dtype=engine_dtype(config),
                 context_tokens=engine.context_tokens,
                 slots=engine.slots,
             )
@@ -158,7 +159,7 @@ async def _clients(stack: AsyncExitStack, context: EngineContext) -> list[Client
         await check_compatibility(
             client,
             architecture=type(context.model).__name__,
-            dtype=config.model.dtype,
+            dtype=engine_dtype(config),
             context_tokens=config.engine.context_tokens,
             slots=config.engine.slots,
         )
@@ -200,7 +201,7 @@ async def _launched(context: EngineContext) -> AsyncIterator[Server]:
     launch = Launch(
         python=sglang.launch,
         model=str(context.initial),
-        dtype=config.model.dtype,
+        dtype=engine_dtype(config),
         device=sglang.device,
         slots=config.engine.slots,
         context_tokens=config.engine.context_tokens,
@@ -261,6 +262,6 @@ async def _weight_loader(context: EngineContext, client: Client) -> AsyncIterato
             context.model,
             canary.text(tokenizer.vocabulary, tokenizer.stop_ids),
             mode=sglang.interrupt,
-            tolerance=sglang.canary or canary.TOLERANCE[config.model.dtype],
+            tolerance=sglang.canary or canary.TOLERANCE[engine_dtype(config)],
             deadline_s=publication.deadline_s,
         )

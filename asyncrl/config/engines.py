@@ -25,6 +25,14 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     of the weights beside the version that it is of. Without it `evaluation.weights = "ema"` is
     refused."""
 
+    takes_directly: bool = False
+    """True if it is a `DirectEngine` (`asyncrl.engines.protocol`), whose own weights a publication
+    may write while it stands still. Without it `publication.path = "direct"` is refused."""
+
+    widens: bool = False
+    """True if it holds weights in `model.dtype`, whatever type they are sent in
+    (`publication.dtype`). Without it they stay of the type that they are sent in."""
+
     tables: frozenset[str] = frozenset()
     """Tables of run.toml that are its own, such as `engine.sglang`. What is set in the table of an
     engine that is not chosen does nothing, which is said."""

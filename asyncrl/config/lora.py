@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl.config.published import rounded
 from asyncrl.config.ranks import ranks_of
 from asyncrl.config.schema import Config, LoraConfig
 
@@ -48,4 +49,14 @@ def lora_contradictions(config: Config) -> Contradictions:
             ("model.lora.rank", "train.ranks"),
             "several ranks divide weights that learn, and have no adapters yet: set rank to 0, or "
             "lower ranks to 1",
+        )
+    if config.publication.path == "direct":
+        yield (
+            ("model.lora.rank", "publication.path"),
+            "whole weights are made of adapters beside the engine's own: set path to staged",
+        )
+    if rounded(config):
+        yield (
+            ("model.lora.rank", "publication.dtype"),
+            "adapters are sent as they are, and their base is the model's own: set dtype to model",
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from asyncrl.config.gpus import gpus_of
 from asyncrl.config.losses import advantage_of, updates
+from asyncrl.config.published import rounded
 from asyncrl.config.schema import Config, TrainConfig
 
 Contradictions = Iterator[tuple[tuple[str, ...], str]]
@@ -58,6 +59,12 @@ def rank_contradictions(config: Config) -> Contradictions:
             ("train.ranks", "train.advantage"),
             f"{train.advantage} needs the gradient of each rollout, of which a rank has its share: "
             f"choose another advantage, or {ONE}",
+        )
+    if rounded(config):
+        yield (
+            ("train.ranks", "publication.dtype"),
+            "the gap that rounded weights make is measured with a whole model, of which a rank has "
+            f"its share: set dtype to model, or {ONE}",
         )
     for section in ("reference", "teacher", "supervised"):
         if getattr(config, section).coefficient:

@@ -96,8 +96,32 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
             "this engine holds one version, so no rollout can end under an older one: set "
             "finish_on to mixed, or kind to embedded",
         )
+    if c.publication.path == "direct":
+        yield from _direct(config)
     if "engine.sglang" in declared.tables:
         yield from _sglang(config)
+
+
+def _direct(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Rules of publications straight into engines' weights."""
+    if not capabilities(config.engine.kind).takes_directly:
+        yield (
+            ("publication.path", "engine.kind"),
+            "nothing can be sent straight into this engine's weights yet: set path to staged, or "
+            "kind to embedded",
+        )
+    if config.publication.full_every > 1:
+        yield (
+            ("publication.path", "publication.full_every"),
+            "what changed is found by a copy of what was sent before, which a direct publication "
+            "does without: set path to staged, or full_every to 1",
+        )
+    if config.evaluation.weights == "ema":
+        yield (
+            ("publication.path", "evaluation.weights"),
+            "an average has no place in the weights that engines decode with: set path to staged, "
+            "or weights to current",
+        )
 
 
 def _agents(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -174,3 +174,39 @@ class AveragingEngine(Engine, Protocol):
         the seconds decoding stood still. What the engine decodes other requests with stays as it
         is."""
         ...
+
+
+@runtime_checkable
+class DirectEngine(Engine, Protocol):
+    """An engine whose own weights a publication may write (`Capabilities.takes_directly`).
+
+    It stands still from `quiesce` to `adopt`, or to `resume` if nothing was written:
+
+    >>> import trio
+    >>> from asyncrl.engines.options import EngineOptions
+    >>> from asyncrl.engines.scripted import Script, ScriptedEngine
+    >>> script = Script(np.array([7, 0], np.int32), np.full(2, -0.7, np.float32), 0.0)
+    >>> sizes = EngineOptions(slots=2, context_tokens=16, chunk_tokens=2)
+    >>> engine: DirectEngine = ScriptedEngine(lambda _: script, sizes, vocab_size=10)
+    >>> async def publish() -> int | None:
+    ...     await engine.quiesce()
+    ...     await engine.adopt(4)
+    ...     return engine.version
+    >>> trio.run(publish)
+    4
+    """
+
+    async def quiesce(self) -> Mapping[str, torch.Tensor]:
+        """Sample nothing more from the next token on, and return the engine's own weights by
+        parameter name, tied ones once, which may be written from then on. One that stands still
+        already just returns them."""
+        ...
+
+    async def adopt(self, version: int, *, pin: bool = False) -> float:
+        """Go on with what was written, as `version`; `pin` as of `load`. Returns the seconds that
+        decoding stood still."""
+        ...
+
+    def resume(self) -> None:
+        """Go on as before: nothing was written. Nothing happens in one that decodes."""
+        ...

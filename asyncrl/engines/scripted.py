@@ -126,7 +126,7 @@ class _Slot:
 
 
 class ScriptedEngine:
-    """An `AveragingEngine` (see `protocol`) that plays `script`.
+    """An `AveragingEngine` and `DirectEngine` (see `protocol`) that plays `script`.
 
     `options.context_tokens` and `vocab_size` bound what `submit` accepts. `idle` hears of waits
     named `weights` and `requests`, when they end. A request for a version that is not kept ends at
@@ -151,6 +151,7 @@ class ScriptedEngine:
         self._decoding: list[_Slot] = []
         self._ready: list[Chunk] = []
         self._news = trio.Event()
+        self._stood: float | None = None
 
     @property
     def slots(self) -> int:
@@ -176,11 +177,52 @@ class ScriptedEngine:
         self, version: int, weights: Mapping[str, torch.Tensor] | None, *, pin: bool = False
     ) -> float:
         await trio.lowlevel.checkpoint()
-        now = trio.current_time()
+        self._take_sampled()
+        self._serve(version, pin)
+        return 0.0
+
+    async def quiesce(self) -> Mapping[str, torch.Tensor]:
+        await trio.lowlevel.checkpoint()
+        if self._stood is None:
+            self._take_sampled()
+            self._stood = trio.current_time()
+            self._news.set()
+        return {}
+
+    @property
+    def still(self) -> bool:
+        """True from `quiesce` on, until it goes on."""
+        return self._stood is not None
+
+    async def adopt(self, version: int, *, pin: bool = False) -> float:
+        await trio.lowlevel.checkpoint()
+        assert self._stood is not None, "an engine that decodes has no weights to adopt"
+        stood = trio.current_time() - self._stood
+        self._serve(version, pin)
+        self.resume()
+        return stood
+
+    def resume(self) -> None:
+        if self._stood is not None:
+            stood = trio.current_time() - self._stood
+            for slot in self._decoding:
+                slot.since, slot.due = slot.since + stood, slot.due + stood
+            self._stood = None
+            self._news.set()
+
+    def _take_sampled(self) -> None:
+        """Take what was sampled by now with current weights, under their version."""
+        now = self._now()
         for slot in self._decoding:
             until = slot.decoded(now)
             if slot.request.version is None and until > slot.done:
                 self._ready.append(slot.take(until, self._sampled_by(slot.request), ""))
+
+    def _now(self) -> float:
+        """The time by which everything is decoded."""
+        return trio.current_time() if self._stood is None else self._stood
+
+    def _serve(self, version: int, pin: bool) -> None:
         self._version = version
         if not self._keeps_versions:
             self._kept.clear()
@@ -188,7 +230,6 @@ class ScriptedEngine:
         if pin:
             self._kept.add(version)
         self._news.set()
-        return 0.0
 
     async def keep(self, version: int, weights: Mapping[str, torch.Tensor] | None) -> float:
         await trio.lowlevel.checkpoint()
@@ -206,7 +247,8 @@ class ScriptedEngine:
             self._refill()
             self._news = trio.Event()
             if not self._ready:
-                await self._wait(min([slot.due for slot in self._decoding], default=None))
+                decoding = self._decoding if self._stood is None else []
+                await self._wait(min([slot.due for slot in decoding], default=None))
             self._collect()
             chunks, self._ready = self._ready, []
             if chunks:
@@ -219,7 +261,7 @@ class ScriptedEngine:
 
     def _end(self, chosen: Callable[[Request], bool]) -> None:
         """Interrupt the chosen requests, with the tokens they have by now."""
-        now = trio.current_time()
+        now = self._now()
         for slot in [slot for slot in self._decoding if chosen(slot.request)]:
             self._decoding.remove(slot)
             self._ready.append(
@@ -252,7 +294,12 @@ class ScriptedEngine:
             self._waiting.remove(request)
             self._ready.append(self._unstarted(request))
         options = self._options
-        while self._version is not None and self._waiting and len(self._decoding) < options.slots:
+        while (
+            self._version is not None
+            and self._stood is None
+            and self._waiting
+            and len(self._decoding) < options.slots
+        ):
             request = self._waiting.popleft()
             self._decoding.append(_Slot(request, self._script(request), options.chunk_tokens, now))
 
@@ -265,7 +312,7 @@ class ScriptedEngine:
 
     def _collect(self) -> None:
         """Chunks that are complete by now, and the end of what has ended."""
-        now = trio.current_time()
+        now = self._now()
         for slot in [slot for slot in self._decoding if slot.due <= now]:
             until = min(slot.tokens, slot.done + self._options.chunk_tokens)
             ended = until == slot.tokens

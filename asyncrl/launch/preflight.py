@@ -83,7 +83,7 @@ RESUMABLE = frozenset(
         "engine.slots",
     )
     or key in ("engine.chunk_tokens", "engine.compile", "task.sandbox", "task.verdict_s")
-) - {"run.seed"}
+) - {"run.seed", "publication.dtype"}
 """Settings that may differ when a run is resumed: they change how the run goes on, and not what its
 journal and weights mean."""
 

@@ -125,7 +125,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a run. `reason` is one sentence. `training_seconds` count from the first admission
     to the last step. `evaluated` are the figures of the last evaluation's sampled answers, by name
     (`pass@4`). `alarms` are by cause, `restarts` by role. `removed` are rollout actors that
-    were not started again, and why. `bias` measures how far the trained rollouts are from the
+    were not started again, and why. `published_gap` is what rounded weights change of
+    log-probabilities after the last step (nats a token; None where engines are sent the trainer's
+    own: `publication.dtype`). `bias` measures how far the trained rollouts are from the
     generated ones (`asyncrl.experience.audit`)."""
 
     ok: bool
@@ -143,6 +145,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     bias: dict[str, float] = {}
     idle: Idle = Idle()
     publication: Publications = Publications()
+    published_gap: float | None = None
     restarts: dict[str, int] = {}
     removed: dict[str, str] = {}
     slowest_verifier: SlowestVerifier | None = None

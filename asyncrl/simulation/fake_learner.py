@@ -48,7 +48,7 @@ class Broadcast:
     """The weights that the trainer sent in one publication."""
 
     def __init__(self) -> None:
-        self.sent = trio.Event()
+        self.opened, self.sending, self.sent = trio.Event(), trio.Event(), trio.Event()
         self.number = 0
         self.average: int | None = None
 
@@ -205,8 +205,14 @@ class FakeLearner:
     async def save(self, cursor: int) -> Any:
         return await self.save_checkpoint(self, cursor)
 
+    async def join(self, message: Publish) -> None:
+        """Meet the engines of a direct publication."""
+        await trio.sleep(self.send_s / 2)
+        self._broadcasts.setdefault(message.publication, Broadcast()).opened.set()
+
     async def send(self, message: Publish) -> FakeWeights:
         broadcast = self._broadcasts.setdefault(message.publication, Broadcast())
+        broadcast.sending.set()
         try:
             await trio.sleep(self.send_s)
         finally:

@@ -191,6 +191,8 @@ class FakeWorld(World):
             keeps_versions=capabilities(self.config.engine.kind).keeps_versions,
         )
         engine.loaded = partial(self.observer.on_load, self.start_of(process))
+        engine.written = partial(self.observer.on_written, self.start_of(process))
+        engine.resumed = partial(self.observer.on_resumed, self.start_of(process))
         engine.averaged = partial(self.observer.on_average, self.start_of(process))
         return engine
 

@@ -54,6 +54,8 @@ class FakeTask:
         return [1 + ord(letter) % (policy.VOCABULARY - 1) for letter in text]
 
 
+TORN = 0xDEAD
+"""Weights of which half are of another version."""
 REQUESTS = 4096
 """Requests that an engine remembers: more than it ever has at a time."""
 
@@ -90,6 +92,10 @@ class FakeEngine:
         self.garbage_left = 0
         self.forget = False  # what aborted rollouts had since their last chunk
         self.makes_garbage: Callable[[], bool] = lambda: True
+        self._live = 0  # what stands in its memory
+        self._torn = False
+        self.written: Callable[[bool], None] = lambda still: None
+        self.resumed: Callable[[bool], None] = lambda whole: None
         self.loaded: Callable[[int, int, bool], None] = lambda version, weights, pin: None
         self.averaged: Callable[[int, int], None] = lambda version, weights: None
 
@@ -147,6 +153,27 @@ class FakeEngine:
         self._averages[version] = number
         self.averaged(version, number)
         return seconds
+
+    async def quiesce(self) -> Mapping[str, torch.Tensor]:
+        await self._inner.quiesce()
+        weights: Any = {NUMBER: self._write}
+        return weights  # type: ignore[no-any-return]
+
+    def _write(self, number: int) -> None:
+        """Have other numbers in the memory that it decodes with."""
+        self._live, self._torn = number, True
+        self.written(self._inner.still)
+
+    async def adopt(self, version: int, *, pin: bool = False) -> float:
+        seconds = await self._inner.adopt(version, pin=pin)
+        self._numbers[version], self._torn = self._live, False
+        self.loaded(version, self._live, pin or version in self._averages)
+        return seconds
+
+    def resume(self) -> None:
+        if self._inner.still:
+            self.resumed(not self._torn)
+        self._inner.resume()
 
     def unpin(self, version: int) -> None:
         self._inner.unpin(version)
@@ -245,6 +272,33 @@ class FakeReceiver:
             return await self._receive(message)
         finally:
             self._let_go(message.publication)
+
+    async def join(self, message: Prepare) -> None:
+        """Meet the trainer in a direct publication."""
+        broadcast = self._broadcasts.setdefault(message.publication, Broadcast())
+        try:
+            with trio.move_on_after(self._deadline_s):
+                await broadcast.opened.wait()
+                return
+        finally:
+            self._let_go(message.publication)
+        raise TransferError(f"no trainer within {self._deadline_s:g} s")
+
+    async def receive(self, message: Prepare, weights: Mapping[str, torch.Tensor]) -> list[int]:
+        """Write what the broadcast holds where the engine has its weights: half of it before
+        anything goes wrong."""
+        broadcast = self._broadcasts[message.publication]
+        write: Any = weights[NUMBER]
+        try:
+            with trio.move_on_after(self._deadline_s):
+                await broadcast.sending.wait()
+                write(TORN)
+                received = await self._receive(message)
+                write(received.weights[NUMBER])
+                return received.checksums
+        finally:
+            self._let_go(message.publication)
+        raise TransferError(f"nothing within {self._deadline_s:g} s")
 
     async def _receive(self, message: Prepare) -> FakeWeights:
         broadcast = self._broadcasts.setdefault(message.publication, Broadcast())

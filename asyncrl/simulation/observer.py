@@ -123,6 +123,12 @@ class WorldObserver:
         """An engine keeps these weights as the average of this version, beside those that it
         decodes with."""
 
+    def on_written(self, start: str, still: bool) -> None:
+        """A publication writes into an engine's own weights, which stands still, or does not."""
+
+    def on_resumed(self, start: str, whole: bool) -> None:
+        """An engine that stood still goes on as before, with weights that are whole, or not."""
+
     def on_let_go(self, start: str, publication: int) -> None:
         """An actor's part in the transfer of a publication is over, for whatever reason."""
 

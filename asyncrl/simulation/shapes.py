@@ -31,6 +31,7 @@ def configured(seed: int) -> Config:
     """A small run, of settings that the seed draws, without a theme."""
     settings = _settings(seed)
     _evaluate_averages(settings, seed)
+    _publish_directly(settings, seed)
     return msgspec.convert(settings, Config)
 
 
@@ -370,12 +371,21 @@ def _evaluate_averages(settings: Settings, seed: int) -> None:
         settings["evaluation"] = settings.get("evaluation", {}) | {"weights": "ema"}
 
 
+def _publish_directly(settings: Settings, seed: int) -> None:
+    """Have a fifth of the runs that may do so publish straight into engines' weights."""
+    averages = settings.get("evaluation", {}).get("weights") == "ema"
+    may = settings["engine"]["kind"] == "scripted" and not averages
+    if may and random.Random(f"direct/{seed}").random() < 0.2:
+        settings["publication"]["path"] = "direct"
+
+
 def drawn(seed: int) -> Shape:
     """The shape of a seed's run."""
     draft = _Draft(_settings(seed), speeds(seed))
     if seed % 2:
         THEMES[seed // 2 % len(THEMES)](draft, random.Random(f"theme/{seed}"))
     _evaluate_averages(draft.settings, seed)
+    _publish_directly(draft.settings, seed)
     config = msgspec.convert(draft.settings, Config)
     # at lag 0 the weights are compared with those of a plain loop, which knows of no errors
     exact = config.staleness.max_lag == config.staleness.depth == 0
@@ -417,6 +427,7 @@ def drawn_agents(seed: int) -> Shape:
         pace * draw.choice((0.2, 1.0, 1.0, 8.0)) * (1.0 if seed % 3 else late)
     )
     _evaluate_averages(settings, seed)
+    _publish_directly(settings, seed)
     config = msgspec.convert(settings, Config)
     steady, errors = draw.random() < 0.6, draw.random() < 0.25
     rewards = draft.rewards._replace(errors=errors)

@@ -304,7 +304,8 @@ class World(ABC):
         engine, receiver = self.make_engine(process), self.make_receiver(process)
         reporter = Reporter(process.waits, report_s(self.config))
         async with link:
-            await rollout_actor(link, engine, receiver, reporter)
+            direct: Any = receiver if self.config.publication.path == "direct" else None
+            await rollout_actor(link, engine, receiver, reporter, direct)
 
     async def _reward(self, process: SimProcess) -> None:
         link = await self._dial(process)

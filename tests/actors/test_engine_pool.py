@@ -40,7 +40,7 @@ class Naive:
         serving = (
             self.version.keys() - self.committing
             if version is None
-            else {name for name, kept in self.kept.items() if version in kept}
+            else {n for n, kept in self.kept.items() if version in kept and n in self.version}
         )
         return {
             name: self.slots[name]
@@ -61,6 +61,7 @@ operations = st.one_of(
     st.tuples(st.just("remove"), names),
     st.tuples(st.just("serve"), names, versions, st.booleans()),
     st.tuples(st.just("commit"), names),
+    st.tuples(st.just("tear"), names),
     st.tuples(st.just("unpin"), versions),
     st.tuples(st.just("hold"), splits, versions, rollouts),
     st.tuples(st.just("hold"), splits, st.just(1), rollouts),
@@ -89,6 +90,10 @@ def test_engines_are_found_by_their_services_and_their_room(operations: list[tup
             case "commit", name:
                 engines.commit(name)
                 naive.committing |= {name} & naive.slots.keys()
+            case "tear", name:
+                engines.tear(name)
+                naive.version.pop(name, None)
+                naive.committing.discard(name)
             case "serve", name, version, pin:
                 engines.serve(name, version, pin=pin)
                 naive.committing.discard(name)
@@ -125,9 +130,9 @@ def test_engines_are_found_by_their_services_and_their_room(operations: list[tup
             assert {engine.name for engine in engines.behind(version)} == {
                 name for name in naive.slots if naive.version.get(name) != version
             }
-        assert engines.kept == set().union(*naive.kept.values()) and engines.current == set(
-            naive.version.values()
-        )
+        kept = [of for name, of in naive.kept.items() if name in naive.version]
+        assert engines.kept == set().union(*kept)
+        assert engines.current == set(naive.version.values())
         for split, version in product(SPLITS, (None, *range(3))):
             rooms = naive.rooms(split, version)
             assert engines.serves(split, version) == bool(rooms)

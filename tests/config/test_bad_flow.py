@@ -230,6 +230,11 @@ def test_the_defaults_and_the_main_job_need_no_advice() -> None:
             "does nothing: rollout.filter is none",
         ),
         (
+            ["model.dtype=bfloat16", "publication.dtype=bfloat16"],
+            "publication.dtype",
+            "does nothing: the weights are bfloat16 anyhow",
+        ),
+        (
             ['engine.sglang.urls=["http://a:1"]'],
             "engine.sglang.urls",
             "does nothing: engine.kind is not sglang",

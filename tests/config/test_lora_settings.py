@@ -32,6 +32,8 @@ def refusal(*sets: str) -> str:
         (["model.lora.rank=2", "model.lora.targets=[]"], "no layer has an adapter by that"),
         (["model.lora.rank=2", "model.lora.targets=['']"], "no layer has an adapter by that"),
         (["model.lora.rank=2", "model.lora.targets=['all-linear', 'q']"], "not beside others"),
+        (["model.lora.rank=2", "publication.path=direct"], "set path to staged"),
+        (["model.lora.rank=2", "publication.dtype=bfloat16"], "set dtype to model"),
         (["model.lora.rank=2", "train.ranks=2"], "several ranks divide weights that learn"),
     ],
 )

@@ -41,6 +41,7 @@ def test_ranks_on_gpus_are_those_that_nobody_else_needs() -> None:
         ("train.advantage", {"train": {"advantage": "min_variance"}}),
         ("staleness.correction", {"staleness": {"correction": (M2po(),)}}),
         ("teacher.coefficient", {"teacher": {"coefficient": 0.1}}),
+        ("publication.dtype", {"publication": {"dtype": "bfloat16"}}),
     ],
 )
 def test_several_ranks_refuse_what_they_cannot_do(key: str, sections: dict[str, Any]) -> None:

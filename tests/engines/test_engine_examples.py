@@ -31,5 +31,6 @@ def test_every_class_of_the_protocol_has_an_example() -> None:
         "Chunk",
         "Engine",
         "AveragingEngine",
+        "DirectEngine",
     }
     assert all(">>> " in (found.__doc__ or "") for found in classes)

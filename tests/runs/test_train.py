@@ -324,3 +324,38 @@ def test_bad_input_starts_nothing(model: Path, tmp_path: Path) -> None:
             and len(done.stderr.strip().splitlines()) == 1
         ), done.stderr
         assert not run.exists()
+
+
+def test_a_run_whose_engines_are_sent_bfloat16_says_what_rounding_changes(
+    model: Path, tmp_path: Path
+) -> None:
+    sent = {}
+    for dtype in ("model", "bfloat16"):
+        run = tmp_path / dtype
+        done = train(command(model, run, train__steps=3, publication__dtype=dtype))
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = check(run)
+        sent[dtype] = found.publication.sent_bytes / found.publication.count
+        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        gaps = [each["metrics"].get("published_gap") for each in steps if each["kind"] == "step"]
+        if dtype == "model":
+            assert gaps == [None] * 3 and found.published_gap is None
+        else:
+            assert all(0 < gap < 0.1 for gap in gaps) and found.published_gap == gaps[-1]
+    assert 0.5 <= sent["bfloat16"] / sent["model"] < 0.55  # tensors are laid out by 64 bytes
+
+
+def test_a_run_that_publishes_straight_into_engines_outlives_a_killed_one(
+    model: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    argv = command(model, run, train__steps=12, rollout__actors=2, publication__path="direct")
+    with started(argv) as process:
+        wait_for("step", lambda: steps_done(run) >= 3)
+        kill(processes(run)["rollout-1"])
+        code, out, err = end(process)
+    assert code == 0, out + err
+    found = check(run)
+    assert found.ok and found.steps == 12 and found.restarts == {"rollout": 1}
+    assert found.publication.count >= 12 and found.publication.pause_seconds > 0
+    assert processes(run) == {}

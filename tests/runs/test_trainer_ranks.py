@@ -94,3 +94,23 @@ def test_a_rank_that_stands_still_ends_the_run_and_one_rank_goes_on(
     done = train(resume(run))
     assert done.returncode == 0, done.stderr
     finished(run)
+
+
+def test_shards_that_are_gathered_as_they_are_sent_make_the_same_run(
+    model: Path, tmp_path: Path
+) -> None:
+    """At lag 0 the weights are a function of the seed: whichever way engines get them, and though
+    one of the two is killed."""
+    staged, direct = tmp_path / "staged", tmp_path / "direct"
+    settings = SETTINGS | {"train__steps": 4}
+    done = train(command(model, staged, **settings))
+    assert done.returncode == 0, done.stderr
+    with started(command(model, direct, **settings, publication__path="direct")) as process:
+        wait_for("a step", lambda: steps_done(direct) >= 1)
+        kill(processes(direct)["rollout-1"])
+        code, out, said = end(process)
+    assert code == 0, out + said
+    assert summary.read(direct / SUMMARY).balances()
+    expected, found = weights(staged), weights(direct)
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)

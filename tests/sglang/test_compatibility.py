@@ -55,7 +55,7 @@ def test_a_server_that_fits_is_taken() -> None:
             MODEL,
             QWEN,
             "bfloat16",
-            "computes in float32, and model.dtype is bfloat16: start it with --dtype bfloat16",
+            "computes in float32, and this run's servers in bfloat16: start it with --dtype bf",
         ),
         (ModelInfo("/m", "1", is_generation=False), QWEN, "float32", "does not generate text"),
     ],

@@ -12,6 +12,7 @@ import trio
 
 from weightsync.buckets import Plan
 from weightsync.collective import Receiver
+from weightsync.direct_weights import DirectWeights
 from weightsync.errors import TransferError
 
 
@@ -22,20 +23,21 @@ async def main() -> None:
         while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             order = json.loads(line)
             plan = msgspec.convert(order["plan"], Plan)
+            place = order["store"], order["epoch"], order["rank"], order["world"]
             try:
-                staged = await receiver.receive(
-                    order["store"],
-                    order["epoch"],
-                    order["rank"],
-                    order["world"],
-                    plan,
-                    order["s"],
-                )
+                if order["direct"]:
+                    weights = plan.unpack(torch.zeros(plan.total_bytes, dtype=torch.uint8))
+                    own = DirectWeights(plan, weights)
+                    await receiver.join(*place, plan, order["s"])
+                    checksums = await receiver.receive_direct(*place, own, order["s"])
+                else:
+                    staged = await receiver.receive(*place, plan, order["s"])
+                    weights, checksums = staged.weights, staged.checksums
             except TransferError as error:
                 print(json.dumps({"error": str(error)}), flush=True)
             else:
-                sums = {name: float(w.double().sum()) for name, w in staged.weights.items()}
-                print(json.dumps({"checksums": staged.checksums, "sums": sums}), flush=True)
+                sums = {name: float(w.double().sum()) for name, w in weights.items()}
+                print(json.dumps({"checksums": checksums, "sums": sums}), flush=True)
 
 
 if __name__ == "__main__":

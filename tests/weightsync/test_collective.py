@@ -415,7 +415,14 @@ class Engine:
         )
 
     def order(
-        self, store: str, epoch: int, rank: int, world: int, plan: Plan, seconds: float
+        self,
+        store: str,
+        epoch: int,
+        rank: int,
+        world: int,
+        plan: Plan,
+        seconds: float,
+        direct: bool = False,
     ) -> None:
         assert self.process.stdin is not None
         line = {
@@ -425,6 +432,7 @@ class Engine:
             "world": world,
             "plan": msgspec.to_builtins(plan),
             "s": seconds,
+            "direct": direct,
         }
         self.process.stdin.write(json.dumps(line) + "\n")
         self.process.stdin.flush()
@@ -446,7 +454,8 @@ class Engine:
 
 @pytest.mark.explore
 @pytest.mark.processes
-async def test_engines_that_die_and_hang_in_mid_transfer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+async def test_engines_that_die_and_hang_in_mid_transfer(tmp_path: Path, direct: bool) -> None:
     """The transfer fails for the sender, soon where an engine died and at the deadline where it
     hangs; the next epoch goes without it."""
     big = {
@@ -475,7 +484,9 @@ async def test_engines_that_die_and_hang_in_mid_transfer(tmp_path: Path) -> None
                 victim, *others = engines[epoch - 1 :]
                 world = 2 + len(others)
                 for rank, engine in enumerate([victim, *others], 1):
-                    engine.order(sender.store, epoch, rank, world, plan, deadline_s)
+                    engine.order(sender.store, epoch, rank, world, plan, deadline_s, direct)
+                if direct:
+                    await sender.join(epoch, world, plan, deadline_s)
                 start = trio.current_time()
                 with pytest.raises(TransferError, match=r"sending bucket \d+ of 32"):
                     await sender.send(epoch, world, plan, gather(victim, how), deadline_s)
@@ -483,8 +494,15 @@ async def test_engines_that_die_and_hang_in_mid_transfer(tmp_path: Path) -> None
                 for engine in others:
                     assert "receiving bucket" in str((await engine.answer())["error"])
 
-            engines[2].order(sender.store, 3, 1, 2, plan, AMPLE)
-            sent = await sender.send(3, 2, plan, big.items(), AMPLE)
+            if direct:  # one that is stopped before it has joined
+                engines[2].process.send_signal(signal.SIGSTOP)
+                engines[2].order(sender.store, 3, 1, 2, plan, 3.0, direct)
+                with pytest.raises(TransferError, match="waiting for the engine of rank 1 to join"):
+                    await sender.join(3, 2, plan, 3.0)
+                engines[2].process.send_signal(signal.SIGCONT)
+                assert "error" in await engines[2].answer()
+            engines[2].order(sender.store, 4, 1, 2, plan, AMPLE, direct)
+            sent = await sender.send(4, 2, plan, big.items(), AMPLE)
             answer = await engines[2].answer()
             assert answer["checksums"] == sent.checksums
             assert answer["sums"] == {name: float(w.double().sum()) for name, w in big.items()}

@@ -12,17 +12,29 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncrl.ipc.messages import Abort, Commit, Committed, Prepare, Prepared, Publish, Transferred
-from weightsync.publication import (
+from asyncrl.ipc.messages import (
+    Abort,
+    Commit,
+    Committed,
+    Joined,
+    Prepare,
+    Prepared,
+    Publish,
+    Quiesce,
+    Quiesced,
+    Resend,
+    Transfer,
+    Transferred,
+)
+from weightsync.membership import Membership
+from weightsync.publication import Publication, PublicationPhase
+from weightsync.publication_actions import (
     Action,
     Decided,
     Done,
     Failed,
     Fence,
     FenceTrainer,
-    Membership,
-    Publication,
-    PublicationPhase,
     ToMember,
     ToTrainer,
 )
@@ -31,7 +43,7 @@ NUMBER, VERSION, DEADLINE = 7, 3, 10.0
 GOOD, BAD = [1, 2**64 - 1], [1, 2]
 
 
-def new(members: tuple[int, ...] = (4, 5), pin: bool = False) -> Publication:
+def new(members: tuple[int, ...] = (4, 5), pin: bool = False, direct: bool = False) -> Publication:
     return Publication(
         NUMBER,
         VERSION,
@@ -39,7 +51,20 @@ def new(members: tuple[int, ...] = (4, 5), pin: bool = False) -> Publication:
         store="tcp:127.0.0.1:999",
         deadline_s=DEADLINE,
         pin=pin,
+        direct=direct,
     )
+
+
+def standing(members: tuple[int, ...] = (4, 5)) -> Publication:
+    """A direct publication in TRANSFER: everybody has joined and stands still, at time 2."""
+    p = new(members, direct=True)
+    p.begin(0.0)
+    for who in (None, *members):
+        p.joined(who, Joined(NUMBER), 1.0)
+    for member in members:
+        p.quiesced(member, Quiesced(NUMBER), 2.0)
+    assert p.phase is PublicationPhase.TRANSFER
+    return p
 
 
 def transferred(
@@ -268,6 +293,128 @@ def test_a_trainer_that_sent_another_version_is_not_committed() -> None:
     )
 
 
+# ------------------------------------------------------------------------- straight into the engine
+
+
+def test_the_whole_way_straight_into_engines() -> None:
+    """Nothing is sent before all have joined and stand still."""
+    p, store = new(pin=True, direct=True), "tcp:127.0.0.1:999"
+    assert p.begin(0.0) == [
+        ToTrainer(Publish(NUMBER, 2, 3, direct=True)),
+        ToMember(4, Prepare(NUMBER, VERSION, 2, 1, 3, store, direct=True)),
+        ToMember(5, Prepare(NUMBER, VERSION, 2, 2, 3, store, direct=True)),
+    ]
+    with pytest.raises(ValueError, match="was started before"):
+        p.begin(0.0)
+    assert p.waiting_for == "the trainer, engine 4, engine 5"
+    assert p.joined(5, Joined(NUMBER), 1.0) == [] == p.joined(5, Joined(NUMBER), 1.0)
+    assert p.joined(None, Joined(NUMBER), 1.0) == []
+    assert (p.phase, p.deadline, p.waiting_for) == (PublicationPhase.PREPARE, 10.0, "engine 4")
+    assert p.joined(4, Joined(NUMBER - 1), 1.0) == []
+    assert p.joined(4, Joined(NUMBER), 2.0) == [
+        ToMember(4, Quiesce(NUMBER)),
+        ToMember(5, Quiesce(NUMBER)),
+    ]
+    assert (p.phase, p.deadline) == (PublicationPhase.QUIESCE, 12.0)
+    assert p.quiesced(4, Quiesced(NUMBER), 3.0) == []
+    assert p.waiting_for == "engine 5"
+    assert p.quiesced(5, Quiesced(NUMBER), 3.0) == [ToTrainer(Transfer(NUMBER))]
+    assert p.prepared(5, prepared(), 4.0) == []
+    assert p.transferred(transferred(), 4.0) == []
+    commits = [ToMember(m, Commit(NUMBER, VERSION, True)) for m in (4, 5)]
+    assert p.prepared(4, prepared(), 5.0) == [Decided(VERSION), *commits]
+    assert p.committed(4, committed(), 6.0) == []
+    assert p.committed(5, committed(), 6.0) == [Done(VERSION)]
+
+
+@pytest.mark.parametrize("phase", ["prepare", "quiesce"])
+@pytest.mark.parametrize("cause", ["lost", "late", "member", "trainer"])
+def test_before_anything_is_sent_a_failure_leaves_all_as_they_were(phase: str, cause: str) -> None:
+    p = new(direct=True)
+    p.begin(0.0)
+    if phase == "quiesce":
+        for who in (None, 4, 5):
+            p.joined(who, Joined(NUMBER), 0.0)
+    assert p.phase.value == phase
+    match cause:
+        case "lost":
+            actions = p.lost(5, "killed", 1.0)
+        case "late":
+            actions = p.late(10.0)
+        case "member":
+            actions = p.prepared(4, prepared([], "tensor 3 is of another shape"), 1.0)
+        case _:
+            actions = p.transferred(transferred([], "no store"), 1.0)
+    aborts = [a.message for a in actions if isinstance(a, ToMember | ToTrainer)]
+    assert aborts and set(aborts) == {Abort(NUMBER)} and p.phase is PublicationPhase.ABORT
+    p.transferred(transferred([], "aborted"), 2.0)
+    for member in p.live:
+        actions = p.prepared(member, prepared([], "aborted"), 2.0) or actions
+    assert p.phase is PublicationPhase.FAILED
+    assert isinstance(actions[-1], Failed) and actions[-1].torn == ()
+
+
+@pytest.mark.parametrize("phase", ["transfer", "verify"])
+@pytest.mark.parametrize("cause", ["late", "member", "trainer"])
+def test_once_it_is_sent_there_is_no_way_back(phase: str, cause: str) -> None:
+    """Engines stand still with weights of no version, and are sent all of them again."""
+    p = standing()
+    if phase == "verify":
+        p.transferred(transferred(), 2.0)
+    match cause:
+        case "late":
+            actions = p.late(12.0)
+        case "member":
+            actions = p.prepared(4, prepared([], "connection closed"), 3.0)
+        case _:
+            actions = p.transferred(transferred([], "connection closed"), 3.0)
+    if (phase, cause) == ("verify", "late"):  # those that are silent then are fenced
+        assert actions[-1] == Failed("engine 4, engine 5: no answer within 10 s of verify", ())
+        return
+    if (phase, cause) == ("verify", "trainer"):
+        assert actions == []  # it has answered
+        return
+    orders = [a.message for a in actions if isinstance(a, ToMember | ToTrainer)]
+    assert orders and set(orders) == {Resend(NUMBER)} and p.phase is PublicationPhase.RESEND
+    p.transferred(transferred([], "aborted"), 4.0)
+    for member in (4, 5):
+        actions = p.prepared(member, prepared([], "aborted"), 4.0) or actions
+    failed = actions[-1]
+    assert isinstance(failed, Failed) and failed.torn == (4, 5)
+
+
+def test_an_engine_lost_while_it_is_written_leaves_the_others_to_be_sent_again() -> None:
+    p = standing()
+    orders = [ToTrainer(Resend(NUMBER)), ToMember(4, Resend(NUMBER))]
+    assert p.lost(5, "killed", 3.0) == [Fence(5, "killed"), *orders]
+    p.transferred(transferred([], "aborted"), 4.0)
+    assert p.late(13.0) == [
+        Fence(4, "no answer within 10 s of resend"),
+        Failed("engine 5: killed", ()),
+    ]
+
+
+def test_a_wrong_checksum_of_what_stands_in_an_engine_fences_it_alone() -> None:
+    p = standing()
+    p.prepared(5, prepared(BAD), 3.0)
+    assert p.transferred(transferred(), 3.0) == [Fence(5, "its checksums are not the trainer's")]
+    assert p.prepared(4, prepared(), 3.0)[0] == Decided(VERSION)
+
+
+def test_an_average_does_not_go_straight_into_an_engine() -> None:
+    with pytest.raises(ValueError, match="has no place in engines' weights"):
+        Publication(
+            NUMBER,
+            VERSION,
+            Membership(2, (4,)),
+            store="tcp:h:1",
+            deadline_s=1.0,
+            pin=True,
+            average=True,
+            direct=True,
+        )
+
+
 # --------------------------------------------------------------------------- any order of anything
 
 
@@ -282,6 +429,8 @@ class Witness:
     seen: Counter[str] = dataclasses.field(default_factory=Counter)
     fenced: set[int] = dataclasses.field(default_factory=set)
     commits: set[int] = dataclasses.field(default_factory=set)
+    joined: set[int | None] = dataclasses.field(default_factory=set)
+    still: set[int] = dataclasses.field(default_factory=set)
     over: bool = False
 
     def heard(self, actions: list[Action]) -> None:
@@ -301,31 +450,46 @@ class Witness:
                         and member not in self.commits
                     )
                     self.commits.add(member)
-                case ToMember(member, Abort()):
+                case ToMember(_, Quiesce()):
+                    assert self.joined == {None, *self.members}
+                case ToTrainer(Transfer()):
+                    assert self.still == set(self.members) and not self.fenced
+                    self.seen["sent"] += 1
+                case ToMember(member, Abort() | Resend() as order):
                     self.seen["aborts"] += 1
                     assert self.seen["decided"] == 0 and member not in self.fenced
-                case ToTrainer(Abort()):
+                    assert isinstance(order, Resend) == bool(self.seen["sent"])
+                case ToTrainer(Abort() | Resend() as order):
                     self.seen["aborts"] += 1
                     assert self.seen["decided"] == 0 and self.sent is None
+                    assert isinstance(order, Resend) == bool(self.seen["sent"])
                 case Fence(member, _):
                     assert member not in self.fenced, "fenced twice"
                     self.fenced.add(member)
                 case Done():
                     assert self.seen["decided"] == 1
                     self.over = True
-                case Failed():
+                case Failed(_, torn):
                     assert self.seen["decided"] == 0
+                    left = set(self.members) - self.fenced
+                    assert set(torn) == (left if self.seen["sent"] else set())
                     self.over = True
         assert self.seen["decided"] <= 1
 
 
 class AnyOrder(RuleBasedStateMachine):
-    @initialize(count=st.integers(1, 4))
-    def start(self, count: int) -> None:
+    @initialize(count=st.integers(1, 4), direct=st.booleans(), begun=st.booleans())
+    def start(self, count: int, direct: bool, begun: bool) -> None:
+        """With `begun` a direct one has come to where it is sent, which few orders reach."""
         self.now = 0.0
-        self.p = new(tuple(range(count)))
+        self.p = new(tuple(range(count)), direct=direct)
         self.checker = Witness(self.p.membership.members)
         self.checker.heard(self.p.begin(self.now))
+        if direct and begun:
+            for who in (None, *range(count)):
+                self.somebody_joins(-1 if who is None else who, NUMBER)
+            for who in range(count):
+                self.member_stands_still(who, NUMBER)
 
     member = st.integers(0, 4)
     number = st.sampled_from([NUMBER] * 8 + [NUMBER - 1])
@@ -352,6 +516,19 @@ class AnyOrder(RuleBasedStateMachine):
     def member_commits(self, member: int, number: int, version: int) -> None:
         self.checker.heard(self.p.committed(member, committed(number, version), self.now))
 
+    @rule(who=st.integers(-1, 4), number=number)
+    def somebody_joins(self, who: int, number: int) -> None:
+        if number == NUMBER and who in (-1, *self.checker.members):
+            self.checker.joined.add(None if who < 0 else who)
+        self.checker.heard(self.p.joined(None if who < 0 else who, Joined(number), self.now))
+
+    @rule(member=member, number=number)
+    def member_stands_still(self, member: int, number: int) -> None:
+        told = self.p.phase is PublicationPhase.QUIESCE
+        if number == NUMBER and member in self.checker.members and told:
+            self.checker.still.add(member)
+        self.checker.heard(self.p.quiesced(member, Quiesced(number), self.now))
+
     @rule(member=member)
     def member_is_lost(self, member: int) -> None:
         self.checker.heard(self.p.lost(member, "lost", self.now))
@@ -371,7 +548,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "p"):
             return
-        for _ in range(3):  # TRANSFER or VERIFY or COMMIT, and ABORT: no more deadlines than that
+        for _ in range(3):  # one of five phases, and ABORT or RESEND: no more deadlines than that
             if self.p.deadline is not None:
                 self.now = max(self.now, self.p.deadline)
                 self.checker.heard(self.p.late(self.now))

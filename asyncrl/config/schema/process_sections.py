@@ -12,6 +12,15 @@ from asyncrl.config.schema.section import Section
 class PublicationConfig(Section, frozen=True):
     """Publication of weights to engines."""
 
+    path: Annotated[
+        Literal["staged", "direct"],
+        Meta(
+            description=(
+                "way of weights: staged beside the engine's own while it decodes, or direct into "
+                "them while it stands still, without a second copy"
+            )
+        ),
+    ] = "staged"
     bucket_bytes: Annotated[int, Meta(ge=1024, description="bytes broadcast at a time")] = (
         32 * 2**20
     )
@@ -25,6 +34,15 @@ class PublicationConfig(Section, frozen=True):
             ),
         ),
     ] = 1
+    dtype: Annotated[
+        Literal["model", "bfloat16"],
+        Meta(
+            description=(
+                "type of the weights that engines are sent; bfloat16 for a float32 model: half the "
+                "bytes, rounded"
+            )
+        ),
+    ] = "model"
     deadline_s: Annotated[
         float,
         Meta(gt=0, description="seconds for each phase; an engine that misses one is replaced"),

@@ -105,6 +105,18 @@ class Batcher:
         if pin:
             self.keep(version, weights)
 
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The current lane's own weights, tied ones once."""
+        return {name: p.detach() for name, p in self._current.model.named_parameters()}
+
+    def adopt(self, version: int, *, pin: bool) -> None:
+        """Go on with what was written into `weights`, as after a `load` of it."""
+        with computing():
+            self._current.adopt(version, recompute=self._recompute)
+        if pin:
+            self.keep(version, self.weights)
+
     def keep(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Serve requests of `version` with `weights`, which were checked, in a lane of their
         own."""

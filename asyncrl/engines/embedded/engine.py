@@ -17,8 +17,8 @@ from asyncrl.engines.request_checks import refuse_misfit
 
 
 class EmbeddedEngine:
-    """An `AveragingEngine` (see `protocol`) for any transformers causal language model with full
-    attention.
+    """An `AveragingEngine` and `DirectEngine` (see `protocol`) for any transformers causal
+    language model with full attention.
 
     The engine owns `model` from here on, and samples nothing before the first `load`. Memory:
     `slots * context_tokens` keys and values a layer, and the weights; as much again for each
@@ -38,7 +38,8 @@ class EmbeddedEngine:
     ) -> None:
         self._batcher = Batcher(model, options)
         self._options, self._idle = options, idle
-        self._model_lock = trio.Lock()
+        self._model_turn = trio.Semaphore(1)  # no lock: who stands still is nobody's task
+        self._stood: float | None = None
         self._news = trio.Event()
 
     @property
@@ -85,6 +86,26 @@ class EmbeddedEngine:
         given = self._given(version, weights)
         return await self._paused(partial(self._batcher.keep, version, given))
 
+    async def quiesce(self) -> Mapping[str, torch.Tensor]:
+        if self._stood is None:
+            with self._batcher.paused():
+                await self._model_turn.acquire()
+            self._stood = trio.current_time()
+        return self._batcher.weights
+
+    async def adopt(self, version: int, *, pin: bool = False) -> float:
+        assert self._stood is not None, "an engine that decodes has no weights to adopt"
+        await trio.to_thread.run_sync(partial(self._batcher.adopt, version, pin=pin))
+        stood = trio.current_time() - self._stood
+        self.resume()
+        return stood
+
+    def resume(self) -> None:
+        if self._stood is not None:
+            self._stood = None
+            self._model_turn.release()
+            self._news.set()
+
     def unpin(self, version: int) -> None:
         self._batcher.unpin(version)
         self._news.set()
@@ -94,7 +115,7 @@ class EmbeddedEngine:
             self._news = trio.Event()
             if not self._batcher.has_work:
                 await self._wait()
-            async with self._model_lock:
+            async with self._model_turn:
                 chunks = await trio.to_thread.run_sync(
                     self._batcher.advance, self._options.chunk_tokens
                 )
@@ -115,7 +136,7 @@ class EmbeddedEngine:
     async def _paused(self, work: Callable[[], None]) -> float:
         """Carry out `work` between two decode steps, in a thread. Returns the seconds it took."""
         with self._batcher.paused():
-            async with self._model_lock:
+            async with self._model_turn:
                 begun = trio.current_time()
                 await trio.to_thread.run_sync(work)
                 pause = trio.current_time() - begun

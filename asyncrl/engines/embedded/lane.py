@@ -63,6 +63,10 @@ class Lane:
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             if name in weights:
                 parameter.copy_(weights[name])
+        self.adopt(version, recompute=recompute)
+
+    def adopt(self, version: int, *, recompute: bool) -> None:
+        """Go on with the weights that are in place by now, as `load` does."""
         self.programs.repack()
         self.version = version
         self._slots.outdate(recomputed=recompute)

@@ -49,8 +49,8 @@ def refuse_other_model(
         )
     if server.dtype not in ("", "auto", "half", dtype):
         raise ValueError(
-            f"it computes in {server.dtype}, and model.dtype is {dtype}: start it with --dtype "
-            f"{dtype}"
+            f"it computes in {server.dtype}, and this run's servers in {dtype}: start it with "
+            f"--dtype {dtype}"
         )
 
 

@@ -7,17 +7,20 @@ from asyncrl.ipc.messages.parts import Message
 
 class Publish(Message, frozen=True):
     """Coordinator to trainer: send the current weights to the `world - 1` engines of `epoch`, and
-    with `average` then the average of the weights (`train.ema`) as it is at that version."""
+    with `average` then the average of the weights (`train.ema`) as it is at that version. With
+    `direct` join them, say so, and send when `Transfer` comes."""
 
     publication: int
     epoch: int
     world: int
     average: bool = False
+    direct: bool = False
 
 
 class Prepare(Message, frozen=True):
     """Coordinator to rollout actor: receive `version` into a staging place, while decoding goes
-    on, and with `average` its average after it."""
+    on, and with `average` its average after it. With `direct` join the others and say so; stand
+    still when `Quiesce` comes, and receive into the engine's own weights."""
 
     publication: int
     version: int
@@ -26,6 +29,40 @@ class Prepare(Message, frozen=True):
     world: int
     store: str
     average: bool = False
+    direct: bool = False
+
+
+class Joined(Message, frozen=True):
+    """Trainer or rollout actor to coordinator, of a direct publication: it is in the group, whose
+    members all have the same plan. Nothing has changed yet."""
+
+    publication: int
+
+
+class Quiesce(Message, frozen=True):
+    """Coordinator to rollout actor: decode no more, from the next token on; your engine's weights
+    are about to be written."""
+
+    publication: int
+
+
+class Quiesced(Message, frozen=True):
+    """Rollout actor to coordinator: its engine stands still."""
+
+    publication: int
+
+
+class Transfer(Message, frozen=True):
+    """Coordinator to trainer: every engine stands still; send."""
+
+    publication: int
+
+
+class Resend(Message, frozen=True):
+    """Coordinator to rollout actor or trainer: this sending is over, and the weights will be sent
+    again. What was written is of no version: the engine stands still until they have come."""
+
+    publication: int
 
 
 class Transferred(Message, frozen=True):

@@ -451,6 +451,12 @@ class Checker(CheckedRun):
     def on_judging(self, start: str, answers: int) -> None:
         self.verdicts.judging(start, answers)
 
+    def on_written(self, start: str, still: bool) -> None:
+        self.hold("publication", still, "the weights of {} are written while it decodes", start)
+
+    def on_resumed(self, start: str, whole: bool) -> None:
+        self.hold("publication", whole, "{} goes on with weights of no version", start)
+
     def on_let_go(self, start: str, publication: int) -> None:
         self.publications.let_go(start, publication)
 

@@ -1,6 +1,7 @@
 """Publications as their messages tell of them. Invariant: each publication has a reason, an epoch
 whose transfer failed is never used again, an epoch is of one membership, who has a version is not
-sent it again, and who is told to abort lets go at once.
+sent it again, who is told to abort lets go at once, and nobody is once weights that are decoded
+with are being written, before which all stand still.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from asyncrl.ipc.messages import (
     Message,
     Prepare,
     Publish,
+    Quiesce,
+    Quiesced,
+    Resend,
     Stepped,
+    Transfer,
     Transferred,
     Unpin,
 )
@@ -46,6 +51,10 @@ class PublicationWitness:
         self._ranks: dict[int, set[int]] = {}
         self._members: dict[tuple[int, int], str] = {}  # the start that has a rank in an epoch
         self._worlds: dict[int, int] = {}  # by epoch
+        # direct ones: who was told to stand still, who does, and those that were sent
+        self._told_still: dict[int, set[str]] = {}
+        self._still: dict[int, set[str]] = {}
+        self._sending: set[int] = set()
         self._broken: set[int] = set()  # publications that failed
         self._reasons = 1
         self._aborted: dict[tuple[str, int], float] = {}  # when a start heard of it
@@ -83,8 +92,29 @@ class PublicationWitness:
                     start,
                     member,
                 )
+            case Transfer(number):
+                self._sending.add(number)
+                self._run.hold(
+                    "publication",
+                    self._still.get(number, set()) == self._told_still.get(number, set()),
+                    "publication {} is sent while {} decode",
+                    number,
+                    self._told_still.get(number, set()) - self._still.get(number, set()),
+                )
+            case Quiesce(number):
+                self._told_still.setdefault(number, set()).add(start)
+            case Resend(number):
+                self._failed(number)
+                self.served(start).current = None
             case Abort(number):
                 self._failed(number)
+                self._run.hold(
+                    "publication",
+                    number not in self._sending,
+                    "{} is told to abort publication {}, whose first byte was sent",
+                    start,
+                    number,
+                )
             case Commit():
                 served = self.served(start)
                 self._run.hold(
@@ -102,6 +132,13 @@ class PublicationWitness:
                 for lease in leases:
                     self._run.hold(
                         "publication",
+                        lease.version is not None or served.current is not None,
+                        "{} is to sample rollout {} with weights of no version",
+                        start,
+                        lease.rollout,
+                    )
+                    self._run.hold(
+                        "publication",
                         lease.version is None or lease.version in served.kept,
                         "{} is to sample rollout {} under version {}, and keeps {}",
                         start,
@@ -117,6 +154,8 @@ class PublicationWitness:
                 self._served.pop(start, None)
             case Stepped() | EngineReady():
                 self._reasons += 1
+            case Quiesced(number):
+                self._still.setdefault(number, set()).add(start)
             case Transferred() if message.error:
                 self._failed(message.publication)
             case Committed():
@@ -131,7 +170,7 @@ class PublicationWitness:
     def heard(self, start: str, message: Message) -> None:
         """An actor has received this."""
         match message:
-            case Abort(number):
+            case Abort(number) | Resend(number):
                 self._aborted[start, number] = self._run.clock()
             case Commit() if message.pin:
                 self.served(start).pinned.add(message.version)

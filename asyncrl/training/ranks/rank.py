@@ -7,7 +7,7 @@ what was found out about all of them, and steps with what all of them gave.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -55,6 +55,11 @@ class Rank(Protocol):
         """The type that the model computes in, and that is published: its shards may be float32."""
         ...
 
+    def gathering(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter of the whole model as it computes, by name, gathered when it is its turn:
+        for rank 0, while the others are in `gathered`. All of them have to be taken."""
+        ...
+
     def gathered(self, model: PreTrainedModel) -> PreTrainedModel | None:
         """The whole model as it computes, for rank 0, which writes and sends it; None for others.
         Nothing need be able to be computed with it."""
@@ -92,6 +97,10 @@ class Alone:
     def computes(self, model: PreTrainedModel) -> torch.dtype:
         """Its own type."""
         return model.dtype
+
+    def gathering(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+        """Its parameters, detached."""
+        return ((name, parameter.detach()) for name, parameter in model.named_parameters())
 
     def gathered(self, model: PreTrainedModel) -> PreTrainedModel:
         """The model itself."""

@@ -84,17 +84,21 @@ class RankGroup:
         """The type that the model computes in, and that is published: its shards are float32."""
         return self._dtype
 
+    def gathering(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter of the whole model as it computes, by name and in host memory, gathered
+        when it is its turn; of ranks but 0 they are of no use."""
+        for name, parameter in model.named_parameters():
+            found = self.whole(parameter)
+            yield name, found if self.index else found.to("cpu", self._dtype)
+
     def gathered(self, model: PreTrainedModel) -> PreTrainedModel | None:
         """The whole model as it computes, in host memory, for rank 0; None for others. It is
         gathered one tensor after another, and has no buffers."""
-        weights = dict[str, Tensor]()
-        for name, parameter in model.named_parameters():
-            found = self.whole(parameter)
-            if self.index == 0:
-                weights[name] = found.to("cpu", self._dtype)
         if self.index:
+            for _ in self.gathering(model):
+                pass
             return None
-        return model_with(weights, model.config, self._dtype)
+        return model_with(dict(self.gathering(model)), model.config, self._dtype)
 
     @property
     def _group(self) -> dist.ProcessGroup:
