@@ -76,12 +76,13 @@ def _dtype(name: str) -> torch.dtype:
 
 @contextmanager
 def refused_as_input() -> Iterator[None]:
-    """Have a model or a server that cannot be used end this process as bad input does, by its
-    sentence."""
+    """Have a model, a checkpoint or a server that cannot be used end this process as bad input
+    does, by its sentence."""
+    from asyncrl.training.checkpoint_index import CheckpointError
     from asyncrl.training.models import ModelError
 
     try:
         yield
-    except (ConfigError, ModelError) as error:
+    except (CheckpointError, ConfigError, ModelError) as error:
         print(error, file=sys.stderr)
         raise SystemExit(BAD_INPUT) from error

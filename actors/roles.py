@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from weightsync.buckets import Plan
     from weightsync.collective import Receiver
     from weightsync.direct_weights import DirectWeights
-    from weightsync.epoch_group import Staged
 
 STATUS_S = 1.0
 
@@ -185,10 +184,12 @@ def _keep(path: Path, found: run_status.RunStatus) -> None:
 
 async def rollout(place: ActorContext) -> None:
     """A rollout actor's process: an engine, and a receiver of weights."""
-    from actors.rollout_actor import rollout_actor
+    from actors.adapted_base import AdaptedBase
+    from actors.rollout_actor import Received, rollout_actor
     from asyncrl.engines.spec import EngineContext, engine_kind
     from asyncrl.tasks.text import Tokenizer
-    from asyncrl.training.models import empty_model, parameters_for_publication
+    from asyncrl.training.adapters import published
+    from asyncrl.training.models import empty_model
     from asyncrl.training.output_layer import float32_output
     from weightsync.buckets import Plan
     from weightsync.collective import Receiver
@@ -199,8 +200,12 @@ async def rollout(place: ActorContext) -> None:
     if config.model.output_dtype == "float32":
         with refused_as_input():
             float32_output(model)
-    published = narrowed(parameters_for_publication(model), place.published_dtype)
-    plan = Plan.of(published, config.publication.bucket_bytes)
+    base = None
+    if config.model.lora.rank:
+        with refused_as_input():
+            base = AdaptedBase(place)
+    sent = narrowed(published(base.model if base else model), place.published_dtype)
+    plan = Plan.of(sent, config.publication.bucket_bytes)
     context = EngineContext(config, place.run, place.initial, place.index, model, tokenizer, waits)
     async with (
         engine_kind(config.engine.kind).open(context) as engine,
@@ -208,10 +213,11 @@ async def rollout(place: ActorContext) -> None:
         await place.link() as link,
     ):
 
-        async def receive(message: Prepare) -> Staged:
+        async def receive(message: Prepare) -> Received:
             rendezvous = message.store, message.epoch, message.rank, message.world
             deadline_s, average = config.publication.deadline_s, message.average
-            return await receiver.receive(*rendezvous, plan, deadline_s, average=average)
+            staged = await receiver.receive(*rendezvous, plan, deadline_s, average=average)
+            return await trio.to_thread.run_sync(base.merged, staged) if base else staged
 
         reporter = Reporter(waits, report_s(config))
         direct = _DirectReceive(receiver, plan, config.publication.deadline_s)

@@ -42,13 +42,14 @@ from asyncrl.ipc.messages import (
     TokenCount,
 )
 from asyncrl.ipc.waits import Waits
-from asyncrl.observe.run_dir import KEY, MODEL, MODEL_EMA, RANK_STORE, RANKS, WEIGHT_STORE
+from asyncrl.observe.run_dir import ADAPTER, KEY, MODEL, MODEL_EMA, RANK_STORE, RANKS, WEIGHT_STORE
 from asyncrl.tasks.text import Tokenizer
+from asyncrl.training.adapters import adapted, add_adapters, published
 from asyncrl.training.checkpoint_index import CheckpointError, latest
-from asyncrl.training.checkpoint_io import export, restore, save
+from asyncrl.training.checkpoint_io import export, export_adapters, restore, save
 from asyncrl.training.kl_terms import open_kl_terms
 from asyncrl.training.learner import Learner
-from asyncrl.training.models import load_model, parameters_for_publication
+from asyncrl.training.models import load_model
 from asyncrl.training.output_layer import float32_output
 from asyncrl.training.ranks.rank import ALONE, Rank
 from asyncrl.training.ranks.rank_group import open_ranks, shard
@@ -72,14 +73,14 @@ async def trainer_process(place: ActorContext) -> None:
     torch.manual_seed(config.run.seed)
     checkpoint = latest(place.run) if place.resume else None
     with refused_as_input():
-        model = _model(place, checkpoint or place.initial)
-    published = narrowed(parameters_for_publication(model), place.published_dtype)
-    plan = Plan.of(published, config.publication.bucket_bytes)
+        model = _model(place, checkpoint)
+    sent = narrowed(published(model), place.published_dtype)
+    plan = Plan.of(sent, config.publication.bucket_bytes)
     with _rank(place, model) as rank:
         with refused_as_input():
             learner = _learner(place, model, rank)
-        if checkpoint is not None:
-            restore(checkpoint, learner)
+            if checkpoint is not None:
+                restore(checkpoint, learner)
         if rank.size == 1:
             await _lead(place, learner, plan, RankOrders((), waits, 0.0), waits)
             return
@@ -148,13 +149,17 @@ def _ending_at_once() -> Iterator[None]:
         os._exit(1)
 
 
-def _model(place: ActorContext, path: Path) -> PreTrainedModel:
-    """The model at `path`, in passes that were tried. Raises ModelError for one that cannot be
-    trained."""
-    config = place.config
+def _model(place: ActorContext, checkpoint: Path | None) -> PreTrainedModel:
+    """The model of the checkpoint, or the initial one, in passes that were tried; one with adapters
+    is the initial one, and the checkpoint's adapters come later. Raises ModelError for one that
+    cannot be trained."""
+    config, lora = place.config, place.config.model.lora
+    path = place.initial if checkpoint is None or lora.rank else checkpoint
     model = load_model(path, place.dtype)
     if config.model.output_dtype == "float32":
         float32_output(model)
+    if lora.rank:
+        add_adapters(model, lora)
     torch.nn.Module.to(model, config.train.device)
     logger.info("tried on a few texts: %s", try_passes(model, config.engine.context_tokens))
     return model
@@ -170,7 +175,7 @@ def _learner(place: ActorContext, model: PreTrainedModel, rank: Rank) -> Learner
         config.staleness,
         config.rollout.temperature,
         budget=config.rollout.max_new_tokens,
-        kl_terms=open_kl_terms(config, place.initial, place.dtype),
+        kl_terms=open_kl_terms(config, place.initial, place.dtype, model),
         supervised=open_supervised(config, place.initial),
         rank=rank,
     )
@@ -250,6 +255,8 @@ def _saved(learner: Learner, place: ActorContext, cursor: int) -> Path | Checkpo
         path = save(place.run, learner, cursor, place.initial)
         if learner.version >= place.config.train.steps and model is not None:
             export(place.run / MODEL, model, place.initial)
+            if adapted(model):
+                export_adapters(place.run / ADAPTER, model)
             if average := learner.average:
                 export(place.run / MODEL_EMA, average.policy.model, place.initial)
     except CheckpointError as error:
@@ -312,7 +319,7 @@ class _Transfer:
         return found
 
     def _published(self, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-        return narrowed(parameters_for_publication(model), self.place.published_dtype)
+        return narrowed(published(model), self.place.published_dtype)
 
     def _average(self) -> Iterator[tuple[str, Tensor]]:
         """The average as it is at the learner's version: both change in the same step."""

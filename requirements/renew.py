@@ -80,6 +80,7 @@ def main() -> None:
         *PROJECT["project"]["dependencies"],
         *EXTRAS["gym"],
         *EXTRAS["agents"],
+        *EXTRAS["lora"],
         *PROJECT["build-system"]["requires"],
     ]
     everywhere = ["--universal", "--no-build", *upgrade]
@@ -90,7 +91,7 @@ def main() -> None:
     cpu = {"torch": Pin(f"{version}+cpu", TORCH_CPU[version])}
     write(
         "run",
-        "Runs and builds asyncrl: its dependencies, the extras `gym` and `agents`, setuptools.",
+        "Runs and builds asyncrl: its dependencies, the extras gym, agents and lora, setuptools.",
         run,
     )
     write("torch", "torch for CUDA on Linux, with what that needs; for processors on macOS.", torch)

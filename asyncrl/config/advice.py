@@ -68,6 +68,8 @@ def _idle(config: Config) -> Iterator[Advice]:
         "rollout.group_size_max": rollout.sizing != "difficulty"
         and "rollout.sizing is not difficulty",
         "model.output_dtype": config.model.dtype == "float32" and "the weights are float32",
+        "model.lora.alpha": not config.model.lora.rank and "model.lora.rank is 0",
+        "model.lora.targets": not config.model.lora.rank and "model.lora.rank is 0",
         "publication.dtype": config.model.dtype == "bfloat16" and "the weights are bfloat16 anyhow",
         "rollout.accept_floor": rollout.filter == "none" and "rollout.filter is none",
         "engine.sglang.launch": not servers and "engine.kind is not sglang",

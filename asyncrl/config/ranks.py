@@ -20,11 +20,11 @@ def ranks_of(train: TrainConfig) -> int:
 
 def settled_ranks(config: Config, gpus: int) -> int:
     """The number of ranks of a machine with so many GPUs, where `train.ranks` leaves it open: all
-    that nobody else needs, and one on a CPU.
+    that nobody else needs; one on a CPU, and of a model with adapters (`model.lora`).
 
     Example: eight GPUs, and two servers of two each: four ranks.
     """
-    if config.train.ranks or config.train.device == "cpu":
+    if config.train.ranks or config.train.device == "cpu" or config.model.lora.rank:
         return ranks_of(config.train)
     return max(1, gpus - gpus_of(config).needed + 1)
 

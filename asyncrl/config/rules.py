@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from asyncrl.config.engines import capabilities
 from asyncrl.config.flow import flow_contradictions
+from asyncrl.config.lora import lora_contradictions
 from asyncrl.config.losses import drops_equal, loss_contradictions
 from asyncrl.config.mix import each, held_out_size, members, mix_contradictions
 from asyncrl.config.other_policies import policy_contradictions
@@ -85,6 +86,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from flow_contradictions(config)
     yield from loss_contradictions(config)
     yield from rank_contradictions(config)
+    yield from lora_contradictions(config)
     yield from policy_contradictions(config)
     yield from _task(config)
     declared = capabilities(c.engine.kind)

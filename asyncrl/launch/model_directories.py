@@ -9,9 +9,15 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from asyncrl.config import Config, ConfigError
+from asyncrl.config.fields import nearest
+from asyncrl.config.lora import ALL_LINEAR, is_of, named_targets
+from asyncrl.escape import escaped
 from asyncrl.tasks import Task, TaskError
 from asyncrl.tasks.supervised_examples import read_examples, tokenized
 from asyncrl.tasks.text import Tokenizer
@@ -42,6 +48,44 @@ def check_directory(key: str, path: Path, *, weights: bool = True) -> None:
             raise wrong(f"there is no {name} in it") from None
         except (ValueError, RecursionError):
             raise wrong(f"{name} in it is not JSON") from None
+
+
+def check_adapters(config: Config) -> None:
+    """Check that adapters can be had: what makes them is installed, and each target is the last
+    part of the name of a weight. Raises ConfigError."""
+    lora = config.model.lora
+    if find_spec("peft") is None:
+        raise ConfigError(
+            f"model.lora.rank is {lora.rank}, and adapters need peft, which is not installed: "
+            "install asyncrl[lora], or set rank to 0."
+        )
+    if not config.model.path:
+        return
+    layers = {
+        name.removesuffix(".weight") for name in _weights(Path(config.model.path)) if "." in name
+    }
+    for target in named_targets(lora):
+        if not any(is_of(target, layer) for layer in layers):
+            near = nearest(target, {layer.rpartition(".")[2] for layer in layers} or {ALL_LINEAR})
+            raise ConfigError(
+                f"model.lora.targets has {target!r}, and no layer of {config.model.path} has a "
+                f"name that ends so; the nearest is {near}."
+            )
+
+
+def _weights(path: Path) -> set[str]:
+    """The names of the weights of a model directory. Raises ConfigError."""
+    found = set[str]()
+    for file in path.glob("*.safetensors"):
+        try:
+            with safe_open(file, framework="numpy") as stored:
+                found.update(stored.keys())
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(
+                f"model.path is {str(path)!r}, and {file.name} in it cannot be read "
+                f"({escaped(str(error), 100)}); give a local Hugging Face model directory."
+            ) from None
+    return found
 
 
 def check_policies(config: Config, task: Task) -> None:

@@ -34,7 +34,12 @@ from asyncrl.experience.call import ImpossibleEvent
 from asyncrl.experience.experience import Experience
 from asyncrl.experience.recovery import recovered
 from asyncrl.journal import JournalError, SqliteHistory
-from asyncrl.launch.model_directories import check_directory, check_examples, check_policies
+from asyncrl.launch.model_directories import (
+    check_adapters,
+    check_directory,
+    check_examples,
+    check_policies,
+)
 from asyncrl.launch.private import private_files, refuse_foreign
 from asyncrl.observe import curve
 from asyncrl.observe.run_dir import JOURNAL, LOCK, METRICS, RUN_TOML
@@ -168,6 +173,8 @@ def check(config: Config, resume: Path | None, available: int) -> None:
     engine_kind(config.engine.kind).check(config)
     if config.model.path:
         check_directory("model.path", Path(config.model.path))
+    if config.model.lora.rank:
+        check_adapters(config)
     CURRICULA.find(config.task.curriculum)
     try:
         task = open_task(config.task, config.run.seed)

@@ -7,6 +7,7 @@ import ctypes
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -41,14 +42,23 @@ def memory_rows(config: Config) -> list[Row]:
             f"the trainer needs {size(parts.total)} ({_said(parts)}), and {where} has "
             f"{size(limit)} for it: {_remedy(found)}."
         )
-    row = Row(
-        "trainer memory",
-        size(parts.total),
-        _said(parts) + (f"; {where} has {size(limit)}" * (limit > 0)),
-    )
+    said = _said(parts) + (f"; {where} has {size(limit)}" * (limit > 0))
+    rows = [Row("trainer memory", size(parts.total), said), *_learning(config, parts)]
     if limit and parts.total > limit:
-        return [row, Row("note", "trainer memory", f"more than {where} has: {_remedy(found)}")]
-    return [row]
+        rows.append(Row("note", "trainer memory", f"more than {where} has: {_remedy(found)}"))
+    return rows
+
+
+def _learning(config: Config, parts: MemoryParts) -> Iterator[Row]:
+    """A row about the weights that learn, where not all do."""
+    if rank := config.model.lora.rank:
+        learn = parts.gradients // 4  # which are float32
+        base = parts.weights // (4 if config.model.dtype == "float32" else 2) - learn
+        yield Row(
+            "weights that learn",
+            f"{learn:,}",
+            f"adapters of rank {rank}: {100 * learn / base:.2g} % of the model's own number",
+        )
 
 
 def predicted(config: Config, limit: int) -> PredictedMemory | str:

@@ -32,11 +32,13 @@ class Digest(msgspec.Struct, frozen=True):
 
 class Scalars(msgspec.Struct, frozen=True):
     """`version` of the weights, `cursor`, the number of the last journalled event they belong to,
-    and every other file by its name."""
+    and every other file by its name. `base`: the digest of the model that the weights are adapters
+    of; empty where they are whole."""
 
     version: int
     cursor: int
     files: dict[str, Digest] = {}
+    base: str = ""
 
 
 class Checkpoint(msgspec.Struct, frozen=True):

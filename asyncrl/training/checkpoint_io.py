@@ -21,10 +21,19 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.training.adapters import (
+    ADAPTERS,
+    adapted,
+    adapters,
+    base_digest,
+    merged_model,
+    set_adapters,
+    write_adapters,
+)
 from asyncrl.training.checkpoint_index import (
     SCALARS,
     CheckpointError,
@@ -71,10 +80,15 @@ def save(
         return path
 
     def write(folder: Path) -> None:
-        _write_model(folder, model, Path(tokenizer))
+        base = base_digest(model) if adapted(model) else ""
+        if base:
+            write_adapters(folder, model)
+        else:
+            _write_model(folder, model, Path(tokenizer))
         save_file(state, folder / TENSORS)
         files = {file.name: digested(file) for file in sorted(folder.iterdir())}
-        (folder / SCALARS).write_bytes(msgspec.json.encode(Scalars(learner.version, cursor, files)))
+        found = Scalars(learner.version, cursor, files, base)
+        (folder / SCALARS).write_bytes(msgspec.json.encode(found))
 
     _publish(path, write)
     for old in complete(run_dir)[:-keep]:
@@ -86,18 +100,28 @@ def save(
 
 
 def export(path: str | Path, model: PreTrainedModel, tokenizer: str | Path) -> Path:
-    """Write the model alone, as a Hugging Face model directory at `path`, in place of what is
-    there. Raises CheckpointError."""
+    """Write the model alone, with its adapters in its weights, as a Hugging Face model directory at
+    `path`, in place of what is there. Raises CheckpointError."""
+    path, whole = Path(path), merged_model(model)
+    _publish(path, lambda folder: _write_model(folder, whole, Path(tokenizer)))
+    return path
+
+
+def export_adapters(path: str | Path, model: PreTrainedModel) -> Path:
+    """Write a model's adapters alone, as peft does, in place of what is at `path`. Raises
+    CheckpointError."""
     path = Path(path)
-    _publish(path, lambda folder: _write_model(folder, model, Path(tokenizer)))
+    _publish(path, lambda folder: write_adapters(folder, model))
     return path
 
 
 def restore(path: str | Path, learner: Learner) -> Scalars:
     """Give a learner, whose model was loaded from the checkpoint at `path`, its version and its
-    optimizer's state, and torch its generator's. Raises CheckpointError where the state is broken
-    or of another model; the learner is then as it was."""
+    optimizer's state, and torch its generator's; where its model has adapters, these too. Raises
+    CheckpointError where the state is broken, or of another model or base; the learner is then as
+    it was."""
     found = scalars(path)
+    stored_adapters = _adapters(Path(path), found, learner.model)
     file = Path(path) / TENSORS
     try:
         with safe_open(file, framework="pt") as stored:
@@ -155,6 +179,8 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
         raise CheckpointError(
             f"training cannot go on from {path}, because in its {TENSORS} {error}"
         ) from error
+    if stored_adapters:
+        set_adapters(learner.model, stored_adapters)
     for name, tensor in copies.items():
         tensor.copy_(learner.rank.sharded(stored_masters[name], like=tensor))
     learner.optimizer.state.clear()
@@ -163,6 +189,31 @@ def restore(path: str | Path, learner: Learner) -> Scalars:
     learner.version = found.version
     torch.set_rng_state(generator)
     return found
+
+
+def _adapters(path: Path, found: Scalars, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The adapters of a checkpoint, none for a model without. Raises CheckpointError where they do
+    not fit the model or its base."""
+    if found.base != (base_digest(model) if adapted(model) else ""):
+        raise CheckpointError(
+            f"training cannot go on from {path}, because its adapters belong to another model than "
+            "the run now starts from: put back the weights that model.path had"
+        )
+    if not found.base:
+        return {}
+    try:
+        tensors = load_file(path / ADAPTERS)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"training cannot go on from {path}, because {ADAPTERS} cannot be read: {error}"
+        ) from error
+    own = {name: tensor.shape for name, tensor in adapters(model)}
+    if {name: tensor.shape for name, tensor in tensors.items()} != own:
+        raise CheckpointError(
+            f"training cannot go on from {path}, because its {ADAPTERS} has adapters of other "
+            "layers or another rank"
+        )
+    return tensors
 
 
 def _state(learner: Learner) -> dict[str, Tensor]:

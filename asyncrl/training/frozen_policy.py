@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from asyncrl.training.adapters import learning
 from asyncrl.training.forward import log_probabilities
 from asyncrl.training.linear import accelerate
 from asyncrl.training.packing import PackedBatch
@@ -30,9 +31,14 @@ class FrozenPolicy:
 
     @staticmethod
     def like(model: PreTrainedModel) -> FrozenPolicy:
-        """A copy of a model as it is now."""
+        """A copy of a model as it is now. The base of adapters is never changed, and both have
+        it."""
+        changing = {id(p) for _, p in learning(model)}
         copies = {
-            id(p): nn.Parameter(p.detach().clone(), requires_grad=False) for p in model.parameters()
+            id(p): nn.Parameter(
+                p.detach().clone() if id(p) in changing else p.detach(), requires_grad=False
+            )
+            for p in model.parameters()
         }
         return FrozenPolicy(copy.deepcopy(model, copies))
 
@@ -46,12 +52,12 @@ class FrozenPolicy:
     def become(self, weights: Mapping[str, Tensor]) -> None:
         """Take these weights, each rounded to the model's type. Raises ValueError, and changes
         nothing, where they are of another model."""
-        own = dict(self.model.named_parameters())
+        own = dict(learning(self.model))
         if {n: p.shape for n, p in own.items()} != {n: w.shape for n, w in weights.items()}:
             raise ValueError("the weights of a policy that is kept are of another model")
         for name, parameter in own.items():
             parameter.copy_(weights[name])
 
     def weights(self) -> dict[str, Tensor]:
-        """Its weights by name, detached; tied ones once."""
-        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        """Its weights by name, detached, tied ones once; of adapters these alone."""
+        return {name: parameter.detach() for name, parameter in learning(self.model)}

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.config.schema import Credit
 from asyncrl.ipc.messages import MicroBatch
+from asyncrl.training.adapters import learning
 from asyncrl.training.batch import Batch
 from asyncrl.training.forward import log_probabilities, log_probability, measured
 from asyncrl.training.packing import part_of
@@ -78,7 +79,7 @@ class ModelGradients:
         batch = self._batch
         weight = torch.ones(self._samples, dtype=torch.float64)
         norm_squared = torch.zeros(self._samples, dtype=torch.float64)
-        parameters = list(self._model.parameters())
+        parameters = [parameter for _, parameter in learning(self._model)]
         for packed in batch.packed:
             sample_index = batch.sample_index[packed.tokens]
             arrived = batch.mask[packed.tokens]

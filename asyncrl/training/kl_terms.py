@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from asyncrl.config.schema import Config
 from asyncrl.ipc.messages import MicroBatch
+from asyncrl.training.adapters import adapted, learning
 from asyncrl.training.batch import Batch
 from asyncrl.training.frozen_policy import FrozenPolicy
 from asyncrl.training.models import load_model
@@ -137,7 +138,7 @@ class KlTerms:
             if term.policy is not None and term.reset_every and version % term.reset_every == 0
         ]
         for policy in due:
-            policy.become(dict(model.named_parameters()))
+            policy.become(dict(learning(model)))
         return bool(due)
 
     def tensors(self, version: int) -> dict[str, Tensor]:
@@ -167,11 +168,18 @@ class KlTerms:
         return [term for term in self._terms if term.policy and 0 < term.reset_every <= version]
 
 
-def open_kl_terms(config: Config, initial: Path, dtype: torch.dtype) -> KlTerms:
+def open_kl_terms(
+    config: Config, initial: Path, dtype: torch.dtype, learns: PreTrainedModel
+) -> KlTerms:
     """The terms that a run's settings ask for, with the models of its policies on the trainer's
-    device; `initial` is the model directory that the run starts from. Raises ModelError."""
+    device; `initial` is the model directory that the run starts from, and `learns` the model that
+    learns, as it starts. Of adapters a reference without a path has copies alone, and the base is
+    that model's. Raises ModelError."""
 
     def opened(path: str | Path) -> FrozenPolicy:
+        if not path and adapted(learns):
+            return FrozenPolicy.like(learns)
+        path = path or initial
         model = load_model(path, dtype)
         if config.model.output_dtype == "float32":
             float32_output(model)
@@ -187,7 +195,7 @@ def open_kl_terms(config: Config, initial: Path, dtype: torch.dtype) -> KlTerms:
                 reference.coefficient,
                 reference.kl_in,
                 reference.estimator,
-                None if reference.server else opened(reference.path or initial),
+                None if reference.server else opened(reference.path),
                 reference.reset_every,
             )
         )

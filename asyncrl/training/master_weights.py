@@ -14,12 +14,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from asyncrl.training.adapters import learning
+
 
 class MasterWeights:
-    """Weights that the optimizer changes. For a float32 parameter that is the parameter itself; for
-    one of a smaller type a float32 copy with a gradient of its own, to which the parameter's
-    gradient is added as soon as it is complete. `computes` is the type that the model computes in
-    where that is not its parameters' own, as that of several ranks may be.
+    """Weights that the optimizer changes, those of parameters that learn. For a float32 parameter
+    that is the parameter itself; for one of a smaller type a float32 copy with a gradient of its
+    own, to which the parameter's gradient is added as soon as it is complete. `computes` is the
+    type that the model computes in where that is not its parameters' own, as that of several ranks
+    may be.
 
     A step of 2^-9 is lost in bfloat16 at 1, and is not in the master:
 
@@ -37,7 +40,7 @@ class MasterWeights:
     def __init__(self, model: nn.Module, computes: torch.dtype | None = None) -> None:
         self._computes = computes
         self._pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = []
-        for name, parameter in model.named_parameters():
+        for name, parameter in learning(model):
             master = parameter
             if torch.finfo(parameter.dtype).bits < torch.finfo(torch.float32).bits:
                 master = nn.Parameter(parameter.detach().float())

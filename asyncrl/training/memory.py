@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from asyncrl.config import Config
+from asyncrl.training.adapters import adapted, add_adapters, learning
 from asyncrl.training.forward import (
     log_probability,
     make_logits_in_chunks,
@@ -99,6 +100,8 @@ def predict(config: Config, ranks: int = 1) -> MemoryParts:
     dtype = getattr(torch, config.model.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = empty_model(config.model.path, dtype)
+    if config.model.lora.rank:
+        add_adapters(model, config.model.lora)
     if config.model.output_dtype == "float32":
         float32_output(model)
     if config.train.recompute_activations:
@@ -107,7 +110,7 @@ def predict(config: Config, ranks: int = 1) -> MemoryParts:
         make_logits_in_chunks(model)
     batches = worst_batches(config, _vocabulary(model), shared=may_share(model))
     most = peak_of(model, batches, config)
-    policies = _policies(config, most.weights)
+    policies = _policies(config, model)
     if ranks == 1:
         return msgspec.structs.replace(most, policies=policies)
     return MemoryParts(
@@ -187,20 +190,27 @@ def peak_of(model: PreTrainedModel, batches: Sequence[PackedBatch], config: Conf
     )
 
 
-def _policies(config: Config, weights: int) -> int:
-    """Bytes of the policies beside the one that learns, whose own weights have so many."""
-    of_parameter = getattr(torch, config.model.dtype).itemsize
-    averaged = weights if of_parameter == 4 else weights + weights // of_parameter * 4
+def _policies(config: Config, model: PreTrainedModel) -> int:
+    """Bytes of the policies beside the one that learns, `model`."""
+    weights = sum(parameter.nbytes for _, parameter in learning(model))
+    averaged = sum(
+        parameter.nbytes + (0 if parameter.dtype == torch.float32 else 4 * parameter.numel())
+        for _, parameter in learning(model)
+    )
     # `boundary` keeps more only where engines lag behind by more
     versions = {"boundary": 1, "snapshot": config.staleness.max_lag}
     found = versions.get(config.staleness.proximal, 0) * weights
     found += averaged if config.train.ema else 0
     for policy in (config.reference, config.teacher):
-        if policy.coefficient and not policy.server:
+        if not policy.coefficient or policy.server:
+            continue
+        if not policy.path and adapted(model):
+            found += weights
+            continue
+        with FakeTensorMode():
             path = policy.path or config.model.path
-            with FakeTensorMode():
-                other = empty_model(path, getattr(torch, config.model.dtype))
-            found += sum(tensor.nbytes for tensor in other.parameters())
+            other = empty_model(path, getattr(torch, config.model.dtype))
+        found += sum(tensor.nbytes for tensor in other.parameters())
     return found
 
 

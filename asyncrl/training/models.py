@@ -7,8 +7,9 @@ directory itself are read.
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,20 @@ def parameters_for_publication(model: PreTrainedModel) -> Iterator[tuple[str, Te
     under their first name."""
     for name, parameter in model.named_parameters():
         yield name, parameter.detach()
+
+
+def model_with(
+    weights: Mapping[str, Tensor], config: PretrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """A model of these weights, which it does not copy; it has no buffers, so that it can be
+    written and not computed with."""
+    with torch.device("meta"):
+        model: PreTrainedModel = _AUTO.from_config(
+            copy.deepcopy(config), dtype=dtype, trust_remote_code=False
+        )
+    model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    return model
 
 
 def _evaluating(model: Any) -> PreTrainedModel:

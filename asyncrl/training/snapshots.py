@@ -4,7 +4,7 @@ that learns nor its gradients.
 A model of its own scores: it has the learner's architecture and no memory of its own for weights,
 and is pointed at the snapshot that is asked for. So the learner's weights may be read meanwhile (a
 publication does), and a gradient that is being accumulated stays as it is. Each snapshot takes the
-memory of the weights once.
+memory of the weights that learn once; the base of adapters is the learner's own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from asyncrl.training.adapters import learning
 from asyncrl.training.forward import log_probabilities
 from asyncrl.training.packing import PackedBatch
 
@@ -41,7 +42,7 @@ class Snapshots:
         """Copy the weights of `version`, the learner's own, and release the versions that are too
         old with it."""
         if self.most:
-            self._held[version] = {name: p.detach().clone() for name, p in model.named_parameters()}
+            self._held[version] = {name: p.detach().clone() for name, p in learning(model)}
         self.release(version - self.most)
 
     def release(self, version: int) -> None:
@@ -52,7 +53,7 @@ class Snapshots:
         """Log-probability of each response token under `version`, float32 [tokens],
         without gradient. Raises KeyError for a version that is not held."""
         weights = self._held[version]
-        for name, parameter in self._scorer.named_parameters():
+        for name, parameter in learning(self._scorer):
             parameter.data = weights[name]
         with torch.no_grad():
             return log_probabilities(self._scorer, packed, temperature)
@@ -68,7 +69,7 @@ class Snapshots:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Hold what `tensors` gave, of the newest `most` versions of them. Raises ValueError where
         it is of another model."""
-        expected = dict(self._scorer.named_parameters())
+        expected = dict(learning(self._scorer))
         found: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             version, _, name = key.partition("/")

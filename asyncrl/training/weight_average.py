@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from asyncrl.training.adapters import learning
 from asyncrl.training.frozen_policy import FrozenPolicy
 from asyncrl.training.master_weights import MasterWeights
 
@@ -27,7 +28,7 @@ class WeightAverage:
     def __init__(self, model: PreTrainedModel, weights: MasterWeights, decay: float) -> None:
         self.policy = FrozenPolicy.like(model)
         self._masters, self._decay = dict(weights.named()), decay
-        own = dict(self.policy.model.named_parameters())
+        own = dict(learning(self.policy.model))
         self._average: dict[str, Tensor] = {  # float32 weights are the policy's own
             name: own[name].detach()
             if own[name].dtype == torch.float32
@@ -65,6 +66,6 @@ class WeightAverage:
         self._round()
 
     def _round(self) -> None:
-        for name, parameter in self.policy.model.named_parameters():
+        for name, parameter in learning(self.policy.model):
             if parameter.dtype != torch.float32:
                 parameter.copy_(self._average[name])

@@ -7,10 +7,12 @@ import json
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from asyncrl.config import Config, ConfigError, load
-from asyncrl.launch import preflight
+from asyncrl.launch import model_directories, preflight
 from asyncrl.tasks import open_task
 from asyncrl.training import bundled
 
@@ -88,3 +90,30 @@ def test_behind_a_server_the_tokenizer_is_enough(tmp_path: Path, frame: list[str
     sets = ["teacher.coefficient=1", f"teacher.path={path}", "teacher.server=http://127.0.0.1:1"]
     preflight.check(config(*sets), None, 2)
     assert "api_key_file" in refusal(*sets, "teacher.api_key_file=none")
+
+
+def test_adapters_need_peft_and_layers(
+    tmp_path: Path, frame: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = directory(tmp_path / "m", frame)
+    names = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight")
+    save_file({name: np.zeros((2, 2), np.float32) for name in names}, path / "model.safetensors")
+    sets = (f"model.path={path}", "model.lora.rank=2")
+    preflight.check(config(*sets), None, 2)
+    preflight.check(config(*sets, "model.lora.targets=['q_proj','mlp.up_proj']"), None, 2)
+    assert (
+        f"model.lora.targets has 'qproj', and no layer of {path} has a name that ends so; the "
+        "nearest is q_proj."
+    ) in refusal(*sets, "model.lora.targets=['up_proj','qproj']")
+    monkeypatch.setattr(model_directories, "find_spec", lambda name: None)
+    assert (
+        "model.lora.rank is 2, and adapters need peft, which is not installed: install "
+        "asyncrl[lora], or set rank to 0."
+    ) in refusal(*sets)
+    preflight.check(config(sets[0]), None, 2)
+
+
+def test_weights_that_cannot_be_read_are_a_sentence(tmp_path: Path, frame: list[str]) -> None:
+    path = directory(tmp_path / "m", frame)  # its weights are an empty file
+    said = refusal(f"model.path={path}", "model.lora.rank=2", "model.lora.targets=q_proj")
+    assert "model.safetensors in it cannot be read" in said

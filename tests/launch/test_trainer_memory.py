@@ -83,6 +83,15 @@ def test_nothing_is_refused_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -
     assert memory_rows(load(None, [], {})) == []
 
 
+def test_weights_that_learn_are_a_row_where_not_all_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = MemoryParts(2 * (10**9 + 10**7), 4 * 10**7, 4 * 10**7, 8 * 10**7, 0, GIB, GIB, 0)
+    monkeypatch.setattr(trainer_memory, "predicted", lambda *_: PredictedMemory(parts))
+    sets = ["model.path=/m", "model.dtype=bfloat16", "model.lora.rank=8"]
+    _, row = memory_rows(load(None, sets, {}))
+    said = "adapters of rank 8: 1 % of the model's own number"
+    assert row == ("weights that learn", "10,000,000", said)
+
+
 def test_another_process_predicts(tmp_path: Path) -> None:
     Qwen3Config(
         vocab_size=300,

@@ -11,6 +11,7 @@ import torch
 from transformers import Gemma2Config, PretrainedConfig, Qwen3Config
 
 from asyncrl.config import Config, load
+from asyncrl.training.adapters import add_adapters
 from asyncrl.training.fitting import changes, fitting
 from asyncrl.training.forward import make_logits_in_chunks, may_share
 from asyncrl.training.memory import LiveBytes, peak_of, predict, worst_batches
@@ -47,6 +48,8 @@ def measured(config: Config) -> MemoryParts:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.02)
+    if config.model.lora.rank:
+        add_adapters(model, config.model.lora)
     if config.train.recompute_activations:
         recompute(model)
     make_logits_in_chunks(model)
@@ -104,6 +107,30 @@ def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
     outside = parameters - SIZES["num_hidden_layers"] * layer
     assert outside > layer
     assert of_four.activations == alone.activations + 2 * (outside + 2 * layer) + 4 * outside
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_alone_have_gradients_and_moments(tmp_path: Path, dtype: str) -> None:
+    """And what is kept beside them is theirs."""
+    config = config_of(tmp_path, f"model.dtype={dtype}", "model.lora.rank=4")
+    found = predict(config)
+    assert found == measured(config)
+    size = 4 if dtype == "float32" else 2
+    parameters = sum(p.numel() for p in empty_model(tmp_path).parameters())
+    learn = 4 * sum(
+        sum(layer.weight.shape)
+        for name, layer in empty_model(tmp_path).named_modules()
+        if isinstance(layer, torch.nn.Linear) and name != "lm_head"
+    )
+    master = 0 if dtype == "float32" else 4
+    assert 0 <= found.weights - size * (parameters + learn) < 100
+    assert (found.masters, found.gradients) == (master * learn, 4 * learn)
+    assert 8 * learn <= found.optimizer < 8 * learn + 1000
+    whole = predict(config_of(tmp_path, f"model.dtype={dtype}"))
+    assert found.step < whole.step / 5
+    more = "train.ema=0.9", "reference.coefficient=0.1", "staleness.proximal=boundary"
+    config = config_of(tmp_path, f"model.dtype={dtype}", "model.lora.rank=4", *more)
+    assert predict(config).policies == (3 * size + master) * learn
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from asyncrl.config.schema.section import (
     Whole,
 )
 from asyncrl.config.schema.staleness_section import StalenessConfig
-from asyncrl.config.schema.task_sections import ModelConfig, TaskConfig
+from asyncrl.config.schema.task_sections import LoraConfig, ModelConfig, TaskConfig
 from asyncrl.config.schema.training_sections import (
     Credit,
     ReferenceConfig,
@@ -51,6 +51,7 @@ __all__ = [
     "EngineConfig",
     "EvaluationConfig",
     "JournalConfig",
+    "LoraConfig",
     "MachineConfig",
     "MetricsConfig",
     "ModelConfig",

@@ -100,6 +100,26 @@ class TaskConfig(Section, frozen=True):
     ] = {}
 
 
+class LoraConfig(Section, frozen=True):
+    """Adapters that learn in place of the model's weights (docs/lora.md)."""
+
+    rank: Annotated[
+        int, Meta(ge=0, description="of each adapter; 0: there are none, and all weights learn")
+    ] = 0
+    alpha: Annotated[
+        float, Meta(gt=0, description="an adapter's product is added alpha / rank times")
+    ] = 32.0
+    targets: Annotated[
+        str | tuple[str, ...],
+        Meta(
+            description=(
+                "linear layers that have one: all-linear, every one but the output layer, or a "
+                'list of last parts of their names, as ["q_proj", "v_proj"]'
+            )
+        ),
+    ] = "all-linear"
+
+
 class ModelConfig(Section, frozen=True):
     """The model that learns."""
 
@@ -131,3 +151,4 @@ class ModelConfig(Section, frozen=True):
             )
         ),
     ] = "weights"
+    lora: LoraConfig = LoraConfig()

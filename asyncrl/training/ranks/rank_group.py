@@ -10,7 +10,6 @@ what the model computes with, are then what `MasterWeights` are for one rank.
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,14 +24,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from asyncrl.training.forward import log_probabilities, shares
+from asyncrl.training.models import model_with
 from asyncrl.training.packing import PackedBatch, cost, pack
 from asyncrl.training.ranks.rounds import rounds
 from asyncrl.training.sums import Sums
-
-_AUTO: Any = AutoModelForCausalLM  # its methods carry no types
 
 
 class RankGroup:
@@ -100,14 +98,7 @@ class RankGroup:
             for _ in self.gathering(model):
                 pass
             return None
-        weights = dict(self.gathering(model))
-        with torch.device("meta"):
-            gathered: PreTrainedModel = _AUTO.from_config(
-                copy.deepcopy(model.config), dtype=self._dtype, trust_remote_code=False
-            )
-        gathered.load_state_dict(weights, strict=False, assign=True)
-        gathered.tie_weights()
-        return gathered
+        return model_with(dict(self.gathering(model)), model.config, self._dtype)
 
     @property
     def _group(self) -> dist.ProcessGroup:

@@ -1,0 +1,208 @@
+"""Adapters (LoRA, arXiv 2106.09685), which learn in place of a model's weights. Invariant: the
+base, which is all of the model but its adapters, is never changed.
+
+Beside the weight W of a layer stand two small matrices of its type, A [rank, in] and B [out, rank];
+the layer computes W x + alpha / rank · B A x. B begins as zero, so the model begins as its base.
+The layers are peft's, and so are the names that adapters are published and saved under. Whoever has
+the base makes of it and the adapters the weights that a model without adapters would have
+(`merged`). Which base it is says its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from asyncrl.config.lora import is_of, named_targets
+from asyncrl.config.schema import LoraConfig
+from asyncrl.training.models import ModelError, model_with, parameters_for_publication
+
+ADAPTERS = "adapter_model.safetensors"
+_NAME = "default"
+"""The name that peft has for a model's only adapters."""
+_PREFIX = "base_model.model."
+"""The beginning of each name in peft's files."""
+_CONFIG = "asyncrl_lora"
+"""Attribute of a model that has adapters: what peft knows of them."""
+_BASE = "asyncrl_base"
+"""Attribute of a model that has adapters: the digest of its base, once somebody asked."""
+
+
+def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
+    """Give the layers that the settings name an adapter each, and have nothing else learn. Raises
+    ModelError where a target is no linear layer."""
+    import peft  # takes seconds, and few runs need it
+
+    targets = _targets(model, lora)
+    config: Any = peft.LoraConfig  # which says that alpha is whole, and does not mind
+    made = config(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=str(Path(model.name_or_path or "").resolve()),
+        r=lora.rank,
+        lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
+        target_modules=targets,
+        fan_in_fan_out=any(
+            isinstance(layer, Conv1D)
+            for name, layer in model.named_modules()
+            if any(is_of(target, name) for target in targets)
+        ),
+    )
+    # without memory, which they are given here, of the base's kind: a fake one has fake ones
+    peft.inject_adapter_in_model(made, model, _NAME, low_cpu_mem_usage=True)
+    for _, layer in _layers(model):
+        like = layer.base_layer.weight
+        for matrix in (layer.lora_A[_NAME], layer.lora_B[_NAME]):
+            matrix.weight = nn.Parameter(like.new_empty(matrix.weight.shape))
+        layer.reset_lora_parameters(_NAME, True)
+    nn.Module.train(model, False)
+    setattr(model, _CONFIG, made)
+
+
+def adapted(model: nn.Module) -> bool:
+    """True if a model has adapters."""
+    return hasattr(model, _CONFIG)
+
+
+def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that learn, by name: all, or those of adapters."""
+    names = {id(p) for _, p in _matrices(model)} if adapted(model) else None
+    for name, parameter in model.named_parameters():
+        if names is None or id(parameter) in names:
+            yield name, parameter
+
+
+def adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name in peft's files, detached tensor) of each matrix, in the model's order."""
+    for name, parameter in _matrices(model):
+        yield name, parameter.detach()
+
+
+def published(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """(name, detached tensor) of what a publication sends: the weights, or adapters alone. These
+    come after an empty tensor whose name is the digest of their base, so that a receiver with
+    another base refuses the plan."""
+    if not adapted(model):
+        yield from parameters_for_publication(model)
+        return
+    yield f"base {base_digest(model)}", torch.empty(0, dtype=torch.uint8)
+    yield from adapters(model)
+
+
+def merged(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """(name, detached tensor) of each weight that the model has with its adapters in it, as
+    `parameters_for_publication` gives those of one without. The sum is made in float32 and rounded
+    once to the weight's own type; weights without an adapter are the base's own."""
+    sums = {id(layer.base_layer.weight): layer for _, layer in _layers(model)}
+    for name, parameter in _base(model):
+        layer = sums.get(id(parameter))
+        if layer is None:
+            yield name, parameter.detach()
+        else:
+            yield name, _sum(parameter, layer)
+
+
+def merged_model(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without adapters that has the same weights, in host memory; the model itself where
+    it has none. Nothing need be able to be computed with it."""
+    if not adapted(model):
+        return model
+    weights = {name: tensor.cpu() for name, tensor in merged(model)}
+    return model_with(weights, model.config, model.dtype)
+
+
+def base_digest(model: nn.Module) -> str:
+    """Equal for equal bases only, of one type: 128 bits of BLAKE2b over the names and bytes of all
+    weights, in hex. It is computed once for each model, at about 1 GB/s."""
+    found: str | None = getattr(model, _BASE, None)
+    if found is None:
+        digest = hashlib.blake2b(digest_size=16)
+        for name, parameter in _base(model):
+            digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode())
+            flat = parameter.detach().cpu().contiguous().view(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+        found = digest.hexdigest()
+        setattr(model, _BASE, found)
+    return found
+
+
+@torch.no_grad()
+def set_adapters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Have the adapters that `adapters` gave; other tensors are left out. Raises ValueError, and
+    changes nothing, where one is missing or of another shape."""
+    own = dict(_matrices(model))
+    for name, parameter in own.items():
+        if name not in tensors or tensors[name].shape != parameter.shape:
+            raise ValueError(f"the adapters are of another model ({name})")
+    for name, parameter in own.items():
+        parameter.copy_(tensors[name])
+
+
+def write_adapters(folder: Path, model: PreTrainedModel) -> None:
+    """Write the adapters as peft does: `adapter_config.json` and `adapter_model.safetensors`."""
+    getattr(model, _CONFIG).save_pretrained(folder)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in adapters(model)}
+    save_file(tensors, folder / ADAPTERS, metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def _sum(weight: Tensor, layer: Any) -> Tensor:
+    """The weight of a layer and the product of its adapter, in the weight's type."""
+    a, b = (matrix[_NAME].weight.float() for matrix in (layer.lora_A, layer.lora_B))
+    product: Tensor = b @ a * layer.scaling[_NAME]
+    return (weight.float() + (product.T if layer.fan_in_fan_out else product)).to(weight.dtype)
+
+
+def _targets(model: PreTrainedModel, lora: LoraConfig) -> list[str]:
+    """Last parts of the names of the layers that have an adapter. Raises ModelError."""
+    output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    names, linear = list[str](), list[str]()
+    for name, module in model.named_modules():
+        names.append(name)
+        if isinstance(module, nn.Linear | Conv1D) and module is not output:
+            linear.append(name)
+    there = sorted({name.rpartition(".")[2] for name in linear})
+
+    def others(target: str) -> list[str]:
+        """Names that end so, of what can have no adapter."""
+        return [name for name in names if is_of(target, name) and name not in linear]
+
+    for target in named_targets(lora):
+        if (other := others(target)) or not any(is_of(target, name) for name in linear):
+            what = f"{other[0]} is none" if other else "there is no such layer"
+            raise ModelError(
+                f"model.lora.targets has {target!r}, and adapters are of linear layers before the "
+                f"output layer: {what} in {type(model).__name__}; it has {', '.join(there)}"
+            )
+    if named := named_targets(lora):
+        return [*named]
+    return linear if any(map(others, there)) else there
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Name and peft's layer of each layer with an adapter, in the model's order."""
+    for name, module in model.named_modules():
+        if hasattr(module, "base_layer") and hasattr(module, "lora_A"):
+            yield name, module
+
+
+def _matrices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Name in peft's files and parameter of each A and B, in the model's order."""
+    for name, layer in _layers(model):
+        for matrix in ("lora_A", "lora_B"):
+            yield f"{_PREFIX}{name}.{matrix}.weight", getattr(layer, matrix)[_NAME].weight
+
+
+def _base(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that a model has without adapters, by the names that they have there."""
+    matrices = {id(parameter) for _, parameter in _matrices(model)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in matrices:
+            yield name.replace(".base_layer.", "."), parameter

@@ -1,0 +1,63 @@
+"""Settings of adapters: what contradicts itself is refused in a sentence, and what does nothing is
+said."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrl.config import Config, ConfigError, load
+from asyncrl.config.advice import advice
+from asyncrl.config.lora import is_of, named_targets
+from asyncrl.config.ranks import settled_ranks
+
+
+def config(*sets: str) -> Config:
+    return load(None, sets, {})
+
+
+def refusal(*sets: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config(*sets)
+    text = str(caught.value)
+    assert text.endswith(".") and text.isprintable()
+    return text
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["model.lora.rank=-1"], "model.lora.rank is -1, and must be a whole number at least 0"),
+        (["model.lora.rank=2", "model.lora.alpha=0"], "and must be a number above 0"),
+        (["model.lora.dropout=0.1"], "there is no setting model.lora.dropout"),
+        (["model.lora.rank=2", "model.lora.targets=[]"], "no layer has an adapter by that"),
+        (["model.lora.rank=2", "model.lora.targets=['']"], "no layer has an adapter by that"),
+        (["model.lora.rank=2", "model.lora.targets=['all-linear', 'q']"], "not beside others"),
+        (["model.lora.rank=2", "publication.path=direct"], "set path to staged"),
+        (["model.lora.rank=2", "publication.dtype=bfloat16"], "set dtype to model"),
+        (["model.lora.rank=2", "train.ranks=2"], "several ranks divide weights that learn"),
+    ],
+)
+def test_contradictions_are_refused(sets: list[str], said: str) -> None:
+    assert said in refusal(*sets)
+
+
+def test_targets_are_all_one_or_several_and_last_parts_of_names() -> None:
+    def targets(text: str) -> tuple[str, ...]:
+        return named_targets(config("model.lora.rank=2", f"model.lora.targets={text}").model.lora)
+
+    assert targets("all-linear") == ()
+    assert targets("q_proj") == ("q_proj",)
+    assert targets("['q_proj', 'attn.v_proj']") == ("q_proj", "attn.v_proj")
+    assert is_of("attn.v_proj", "layers.0.attn.v_proj") and is_of("lm", "lm")
+    assert not is_of("proj", "layers.0.attn.v_proj") and not is_of("attn", "layers.0.attn.v_proj")
+
+
+def test_without_a_rank_the_others_do_nothing_and_it_is_said() -> None:
+    said = {each.key for each in advice(config("model.lora.alpha=8", "model.lora.targets=q_proj"))}
+    assert said == {"model.lora.alpha", "model.lora.targets"}
+    assert not list(advice(config("model.lora.rank=2", "model.lora.alpha=8")))
+
+
+def test_on_gpus_there_is_one_rank() -> None:
+    assert settled_ranks(config("train.device=cuda", "model.lora.rank=2"), 4) == 1
+    assert settled_ranks(config("train.device=cuda"), 4) == 4

@@ -1,0 +1,156 @@
+"""Real runs with adapters (`model.lora`): they learn, engines are sent them alone, a killed run
+goes on from its adapters, and another base is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from train_support import (
+    command,
+    everything,
+    resume,
+    started,
+    steps_done,
+    tiny_model,
+    train,
+    wait_for,
+)
+
+from asyncrl.config.schema import LoraConfig
+from asyncrl.observe import summary
+from asyncrl.observe.curve import StepPoint, read
+from asyncrl.observe.run_dir import ADAPTER, METRICS, MODEL, MODEL_EMA, SUMMARY
+from asyncrl.training.adapters import ADAPTERS, adapters, add_adapters, merged, set_adapters
+from asyncrl.training.checkpoint_index import complete
+from asyncrl.training.models import load_model
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+STEPS, RANK = 12, 4
+WEIGHTS = "model.safetensors"
+VERIFIER = """
+def judge(answer, line):
+    return sum(c in "abcdefghijklm" for c in answer) / max(1, len(answer))
+"""
+"""A reward that a random model has some of, and can have all of."""
+
+
+def argv(model: Path, run: Path, **more: Any) -> list[str]:
+    file = run.parent / "prompts.jsonl"
+    lines = [{"prompt": f"{n} + 1 =", "answer": ""} for n in range(48)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run.parent / "letters.py").write_text(VERIFIER)
+    settings: dict[str, Any] = {
+        "task__name": "jsonl",
+        "task__path": str(file),
+        "task__verifier": "letters:judge",
+        "task__eval_size": 0,
+        "model__lora__rank": RANK,
+        "train__steps": STEPS,
+        "train__batch_groups": 4,
+        "train__checkpoint_every": 3,
+        "train__lr": 2e-2,
+        "train__lr_warmup_steps": 0,
+        "rollout__group_size": 8,
+        "engine__compile": False,
+        "engine__slots": 32,
+        "staleness__max_lag": 0,
+        "staleness__depth": 0,
+        "machine__cores": 2,
+    }
+    return command(model, run, **settings | more)
+
+
+def model_of(path: Path) -> Path:
+    """A model with random weights whose output can be certain, though it never changes: its words
+    are three times as long as those of a new one."""
+    weights = load_file(tiny_model(path) / WEIGHTS)
+    longer = {
+        name: tensor * (3 if "embed_tokens" in name else 1) for name, tensor in weights.items()
+    }
+    save_file(longer, path / WEIGHTS, metadata={"format": "pt"})
+    return path
+
+
+def rewards(run: Path) -> list[float]:
+    return [point.reward for point in read(run / METRICS) if isinstance(point, StepPoint)]
+
+
+def weights_bytes(model: Path) -> int:
+    return sum(parameter.nbytes for parameter in load_model(model).parameters())
+
+
+def test_it_learns_goes_on_after_a_kill_and_refuses_another_base(tmp_path: Path) -> None:
+    model, unharmed, run = model_of(tmp_path / "m"), tmp_path / "unharmed", tmp_path / "run"
+    before = (model / WEIGHTS).read_bytes()
+    done = train(argv(model, unharmed), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "weights that learn" in done.stdout
+    found = rewards(unharmed)
+    assert max(found[:2]) < 0.3 and min(found[-2:]) > 0.7, found
+    assert (model / WEIGHTS).read_bytes() == before
+
+    told = summary.read(unharmed / SUMMARY)
+    assert told.balances() and told.steps == STEPS
+    learned = load_file(unharmed / ADAPTER / ADAPTERS)
+    sizes = sum(tensor.nbytes for tensor in learned.values())
+    each = told.publication.sent_bytes / told.publication.count
+    assert sizes <= each < 1.2 * sizes < 0.2 * weights_bytes(model)
+    expected = load_model(model)
+    add_adapters(expected, LoraConfig(rank=RANK))
+    set_adapters(expected, learned)
+    whole = dict(load_model(unharmed / MODEL).named_parameters())
+    assert all(torch.equal(whole[name], weight) for name, weight in merged(expected))
+
+    with started(argv(model, run), PYTHONPATH=str(tmp_path)) as process:
+        wait_for("six steps", lambda: steps_done(run) >= 6 and complete(run))
+        everything(process, run)
+    weights = load_file(model / WEIGHTS)
+    other = {name: tensor * 1.01 for name, tensor in weights.items()}
+    save_file(other, model / WEIGHTS, metadata={"format": "pt"})
+    refused = train(resume(run), PYTHONPATH=str(tmp_path))
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    assert "its adapters belong to another model than the run now starts" in refused.stderr
+
+    (model / WEIGHTS).write_bytes(before)
+    done = train(resume(run), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = summary.read(run / SUMMARY)
+    assert told.balances() and told.steps == STEPS
+    assert {name for name, _ in adapters(expected)} == load_file(run / ADAPTER / ADAPTERS).keys()
+    # tokens that were being sampled at the kill have other last bits: no weight is compared
+    assert rewards(run) == pytest.approx(found, abs=0.2)
+
+
+@pytest.mark.explore
+def test_other_policies_are_adapters_too(tmp_path: Path) -> None:
+    """A reference that is reset, an average that is evaluated, earlier versions, in bfloat16."""
+    model, run = model_of(tmp_path / "m"), tmp_path / "run"
+    more: dict[str, Any] = {
+        "model__dtype": "bfloat16",
+        "train__steps": 4,
+        "train__eval_every": 2,
+        "train__ema": 0.5,
+        "task__eval_size": 8,
+        "evaluation__weights": "ema",
+        "reference__coefficient": 0.1,
+        "reference__reset_every": 3,
+        "staleness__max_lag": 1,
+        "staleness__depth": 1,
+        "staleness__proximal": "boundary",
+    }
+    done = train(argv(model, run, **more), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [point.metrics for point in read(run / METRICS) if isinstance(point, StepPoint)]
+    apart = [abs(metrics["reference_kl"]) for metrics in found]
+    assert apart[0] == 0 and apart[1] > 0 and apart[3] < apart[2]
+    one, average = load_file(run / MODEL / WEIGHTS), load_file(run / MODEL_EMA / WEIGHTS)
+    assert one.keys() == average.keys() == load_file(model / WEIGHTS).keys()
+    assert any(not torch.equal(one[name], average[name]) for name in one)
+    state = load_file(complete(run)[-1].path / "trainer.safetensors")
+    assert all(".lora_" in name for name in state if name.endswith(".weight"))
