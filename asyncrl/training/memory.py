@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from asyncrl.config import Config
+from asyncrl.config.ranks import ranks_of
 from asyncrl.training.forward import (
     log_probability,
     make_logits_in_chunks,
@@ -92,10 +93,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live[part] -= size
 
 
-def predict(config: Config, ranks: int = 1) -> MemoryParts:
+def predict(config: Config) -> MemoryParts:
     """Most bytes of a rank of the trainer of `config`, whose model is at `model.path`. Of several
-    `ranks` each has its part of float32 weights, gradients and moments, and in a pass the weights
-    that it gathers; that is an estimate. Raises ModelError, and whatever the model raises."""
+    ranks each has its part of float32 weights, gradients and moments, and in a pass the weights
+    that it gathers; that is an estimate (`bench/sharded_memory.py` compares it). Raises ModelError,
+    and whatever the model raises."""
+    ranks = ranks_of(config.train)
     dtype = getattr(torch, config.model.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = empty_model(config.model.path, dtype)

@@ -286,7 +286,8 @@ async def test_at_lag_0_a_run_is_its_own_engine_and_learner_in_turns_to_the_last
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_at_lag_0_real_processes_do_what_a_plain_loop_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.explore)])
+def test_at_lag_0_real_processes_do_what_a_plain_loop_does(ranks: int, tmp_path: Path) -> None:
     model, file, path = tiny_model(tmp_path / "model"), tmp_path / "prompts.jsonl", tmp_path / "run"
     lines = [{"prompt": f"say {n} of it", "answer": ""} for n in range(20)]
     file.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
@@ -295,6 +296,7 @@ def test_at_lag_0_real_processes_do_what_a_plain_loop_does(tmp_path: Path) -> No
         "task__path": str(file),
         "task__verifier": "verdicts:verdict",
         "task__eval_size": 4,
+        "train__ranks": ranks,
         "train__steps": 5,
         "train__lr": 3e-3,
         "train__lr_warmup_steps": 2,

@@ -95,8 +95,10 @@ def test_logits_that_something_is_done_to_are_whole(tmp_path: Path) -> None:
 
 
 def test_ranks_share_what_is_there_all_the_time(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "model.dtype=bfloat16")
-    alone, of_four = predict(config), predict(config, ranks=4)
+    alone, of_four = (
+        predict(config_of(tmp_path, "model.dtype=bfloat16", f"train.ranks={ranks}"))
+        for ranks in (1, 4)
+    )
     parameters = sum(p.numel() for p in empty_model(tmp_path).parameters())
     assert of_four.state == pytest.approx((4 + 4 + 8) * parameters / 4, abs=200)
     assert of_four.step == pytest.approx(alone.step / 4, abs=1)

@@ -127,14 +127,16 @@ class RankGroup:
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankGroup:
     """Leave each rank its shards of a model that all ranks have whole, alike and on the device of
     the mesh; gives this rank. Layers are what transformers never splits; the rest is gathered as
-    one."""
+    one. Never more than one of these is whole in float32."""
     group, policy = RankGroup(mesh, model.dtype), MixedPrecisionPolicy()
-    if torch.finfo(model.dtype).bits < torch.finfo(torch.float32).bits:
+    smaller = torch.finfo(model.dtype).bits < torch.finfo(torch.float32).bits
+    if smaller:
         policy = MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32)
-        for parameter in model.parameters():
-            parameter.data = parameter.data.float()
     layers = set(model._no_split_modules or ())
     for module in [*(m for m in model.modules() if type(m).__name__ in layers), model]:
+        for parameter in module.parameters():
+            if smaller and not isinstance(parameter, DTensor):  # those are shards already
+                parameter.data = parameter.data.float()
         found: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
         assert isinstance(found, FSDPModule)
         found.set_gradient_divide_factor(1.0)

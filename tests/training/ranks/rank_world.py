@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from actors.preloaded import MODULES
 from asyncrl.training import packing
 from asyncrl.training.ranks.rank_group import open_ranks
 
@@ -21,8 +22,10 @@ PATIENCE_S = 60.0
 SMALL_PACKS = 24.0
 """Tokens of a packed batch, so that a few rollouts are several."""
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([__name__])
+FORKS = multiprocessing.get_context("forkserver")
+"""Makes processes in the time of a fork."""
+# the server has not the path of tests
+FORKS.set_forkserver_preload([*MODULES, "transformers.models.qwen3.modeling_qwen3"])
 
 
 def on_ranks(store: Path, size: int, work: Callable[[DeviceMesh], T]) -> list[T]:
@@ -30,8 +33,8 @@ def on_ranks(store: Path, size: int, work: Callable[[DeviceMesh], T]) -> list[T]
     what each found, in their order."""
     ends, processes = [], []
     for index in range(size):
-        mine, theirs = _CONTEXT.Pipe()
-        process = _CONTEXT.Process(target=_rank, args=(theirs, str(store), index, size, work))
+        mine, theirs = FORKS.Pipe()
+        process = FORKS.Process(target=_rank, args=(theirs, str(store), index, size, work))
         process.start()
         theirs.close()
         ends.append(mine)

@@ -77,7 +77,7 @@ def steps(mesh: DeviceMesh) -> list[Found]:
     return [step(case, mesh) for case in CASES]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[1, 2, pytest.param(3, marks=pytest.mark.explore), 4])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list:
     return on_ranks(tmp_path_factory.mktemp("ranks") / "store", request.param, steps)
 

@@ -46,14 +46,14 @@ def two_steps(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_three_ranks_then_two_then_one_are_one(
+def test_four_ranks_then_two_then_one_are_one(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "PACKED_TOKENS", SMALL_PACKS)
     run, tokenizer = tmp_path / "run", tmp_path / "initial"
     tokenizer.mkdir()
     given = (run, tokenizer, dtype)
-    on_ranks(tmp_path / "a", 3, partial(_two_steps, given=given, start=None))
+    on_ranks(tmp_path / "a", 4, partial(_two_steps, given=given, start=None))
     first, second = run / "checkpoints/step-000002", run / "checkpoints/step-000004"
     on_ranks(tmp_path / "b", 2, partial(_two_steps, given=given, start=first))
     found = two_steps(None, *given, second)
